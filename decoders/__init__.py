@@ -1,0 +1,56 @@
+"""Tokens in, tokens out, fast: decoding methods over one packed engine. Useful without the search layer.
+
+Names are imported when first used, so that reading a request costs no import of torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tot.decoders.budget import Budget, Meter
+    from tot.decoders.decoder import METHODS, Decoder, LocalDecoder, load_decoder
+    from tot.decoders.engine.engine import Engine
+    from tot.decoders.engine.loading import list_models, load_model
+    from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
+    from tot.decoders.request import Completion, Message, Request, Sampling, Usage
+
+_HOME = {
+    "budget": ("Budget", "Meter"),
+    "decoder": ("METHODS", "Decoder", "LocalDecoder", "load_decoder"),
+    "engine.engine": ("Engine",),
+    "engine.loading": ("list_models", "load_model"),
+    "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
+    "request": ("Completion", "Message", "Request", "Sampling", "Usage"),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+__all__ = [
+    "METHODS",
+    "Budget",
+    "Completion",
+    "Decoder",
+    "Engine",
+    "LocalDecoder",
+    "Message",
+    "Meter",
+    "ModelError",
+    "OptionError",
+    "Request",
+    "RequestError",
+    "Sampling",
+    "TaskError",
+    "TotError",
+    "Usage",
+    "list_models",
+    "load_decoder",
+    "load_model",
+]
+
+
+def __getattr__(name: str) -> Any:
+    module = _MODULE_OF.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{module}"), name)

@@ -1,0 +1,139 @@
+"""The reference policy: one token a step for every sample, all samples and requests packed into one forward.
+
+What it returns is what every lossless method must return. It also does the two things that all methods share: it
+scores choices, and it goes on with the answer once a rationale has ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tot.decoders.engine.engine import Job
+from tot.decoders.engine.kv_tree import Branch, KVTree
+from tot.decoders.engine.output import Output
+from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.request import ChoiceLogprob
+
+_RETOKENISED = 16
+"""Room for a token that a stop string cut in two: its first half is encoded again."""
+
+
+class ChoiceScorer:
+    """Scores continuations of one branch, all of them in one forward: equal beginnings are computed once."""
+
+    def __init__(self, tree: KVTree, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]) -> None:
+        self._tree = tree
+        self._choices = choices
+        self._feeds: list[Feed] = []
+        for choice in choices:
+            fork = tree.fork(branch)
+            tree.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
+            self._feeds.append(Feed(fork, len(branch), len(fork), list(choice)))
+
+    def feeds(self) -> list[Feed]:
+        return self._feeds
+
+    def scores(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...]:
+        return tuple(ChoiceLogprob(sum(token.logprob for token in row), len(row)) for row in reads)
+
+    def release(self) -> None:
+        for feed in self._feeds:
+            self._tree.release(feed.branch)
+
+
+class _Strand:
+    """One sample: its branch, and the tokens that were drawn or given but not yet fed."""
+
+    def __init__(self, output: Output, branch: Branch, pending: list[int]) -> None:
+        self.output = output
+        self.branch = branch
+        self.pending = pending
+        self.scorer: ChoiceScorer | None = None
+
+
+class Autoregressive:
+    """Decodes, or scores the request's choices; with an answer trigger, first the rationale and then either."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._strands: list[_Strand] | None = None
+        self._choices = job.codec.encode_choices(job.request)
+        self._trigger = job.codec.encode(job.request.answer_trigger or "")
+        self._in_answer: set[int] = set()
+
+    def growth(self) -> int:
+        answer = len(self._trigger) + _RETOKENISED if self._trigger else 0
+        if self._choices:
+            answer += sum(map(len, self._choices))
+        elif self._trigger:
+            answer += self._job.request.answer_tokens
+        if self._choices and not self._trigger:
+            return 1 + answer
+        waiting = sum(output.index not in self._in_answer for output in self._job.running)
+        return (
+            1
+            + sum(output.room for output in self._job.running)
+            + answer * waiting
+            + (sum(map(len, self._choices)) * len(self._in_answer))
+        )
+
+    def propose(self) -> list[Feed]:
+        tree = self._job.tree
+        if self._strands is None:
+            last = self._job.prompt[-1:]
+            self._strands = [_Strand(output, tree.fork(self._job.branch), last) for output in self._job.outputs]
+            if self._choices and not self._trigger:
+                for strand in self._strands:
+                    strand.scorer = ChoiceScorer(tree, strand.branch, strand.pending, self._choices)
+        feeds = []
+        for strand in self._running():
+            if strand.scorer is not None:
+                feeds += strand.scorer.feeds()
+                continue
+            start = len(strand.branch)
+            tree.extend(strand.branch, strand.pending)
+            feeds.append(Feed(strand.branch, start, len(strand.branch), [strand.output.draw()]))
+        return feeds
+
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        rows = iter(reads)
+        for strand in self._running():
+            output = strand.output
+            if strand.scorer is not None:
+                output.choice_logprobs = strand.scorer.scores([next(rows) for _ in self._choices])
+                output.end("stop")
+                strand.scorer.release()
+                continue
+            (sampled,) = next(rows)
+            strand.pending = [sampled.token]
+            if not output.add(sampled):
+                continue
+            if self._trigger and output.index not in self._in_answer:
+                self._go_on_to_answer(strand)
+            else:
+                self._job.tree.release(strand.branch)
+
+    def _go_on_to_answer(self, strand: _Strand) -> None:
+        """Drop what the rationale's end cut off, append the trigger, and decode or score what follows."""
+        job, output = self._job, strand.output
+        trigger = job.request.answer_trigger
+        assert trigger is not None
+        drawn = list(output.tokens)
+        kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
+        ids = drawn[:kept] + job.codec.encode(rest)
+        fed = min(len(strand.branch) - len(job.prompt), kept)
+        job.tree.rollback(strand.branch, len(job.prompt) + fed)
+        strand.pending = ids[fed:]
+        self._in_answer.add(output.index)
+        if self._choices:
+            strand.scorer = ChoiceScorer(job.tree, strand.branch, strand.pending, self._choices)
+
+    def _running(self) -> list[_Strand]:
+        return [strand for strand in self._strands or () if strand.output.finish_reason is None]
+
+    def release(self) -> None:
+        for strand in self._strands or ():
+            if strand.scorer is not None:
+                strand.scorer.release()
+            self._job.tree.release(strand.branch)

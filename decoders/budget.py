@@ -1,0 +1,66 @@
+"""Limits on what a search may spend, and the meter that counts it where it happens."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tot.decoders.request import Usage
+
+
+class Budget(BaseModel):
+    """The most a search may spend; None is no limit. Seconds run from the start of the search."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    tokens: Annotated[int, Field(ge=0)] | None = None
+    forwards: Annotated[int, Field(ge=0)] | None = None
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    nodes: Annotated[int, Field(ge=0)] | None = None
+
+
+class Meter:
+    """Counts one search's spending as it happens; shared by all of its requests, safe across threads.
+
+    A decoder counts tokens and forwards; the search counts nodes.
+    """
+
+    def __init__(self, budget: Budget | None = None) -> None:
+        self.budget = budget or Budget()
+        self.started = time.monotonic()
+        self.new_tokens = 0
+        self.forwards = 0
+        self.nodes = 0
+        self.usage = Usage()
+        """Sum over the completions received so far."""
+        self._lock = threading.Lock()
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.started
+
+    def count(self, new_tokens: int = 0, forwards: int = 0, nodes: int = 0) -> None:
+        with self._lock:
+            self.new_tokens += new_tokens
+            self.forwards += forwards
+            self.nodes += nodes
+
+    def overspent(self) -> str | None:
+        """The first limit on decoding that was reached, such as "tokens (512 of 500)", or None."""
+        limits = self.budget
+        return (
+            _reached("tokens", self.new_tokens, limits.tokens)
+            or _reached("forwards", self.forwards, limits.forwards)
+            or _reached("seconds", self.seconds, limits.seconds)
+        )
+
+    def exhausted(self) -> str | None:
+        """The same, or the limit on the tree's nodes: decoding may end what it began, but nothing new may grow."""
+        return self.overspent() or _reached("nodes", self.nodes, self.budget.nodes)
+
+
+def _reached(name: str, spent: float, limit: float | None) -> str | None:
+    return f"{name} ({spent:.4g} of {limit:.4g})" if limit is not None and spent >= limit else None

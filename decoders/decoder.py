@@ -1,0 +1,107 @@
+"""Decoders by name: `load_decoder("ar", model=...)` gives an object that turns requests into completions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from tot.decoders.autoregressive import Autoregressive
+from tot.decoders.budget import Meter
+from tot.decoders.engine.engine import Engine, Handle, PolicyFactory
+from tot.decoders.engine.loading import load_model
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.request import Completion, Request
+
+
+class Decoder(Protocol):
+    """Requests in, completions out: flat and request-major, n completions a request."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
+
+
+class NoOptions(BaseModel):
+    """For a method that has nothing to set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Method(NamedTuple):
+    policy: Callable[..., Any]
+    options: type[BaseModel]
+
+
+METHODS: dict[str, Method] = {
+    "ar": Method(Autoregressive, NoOptions),
+}
+"""The decoding methods by name: the policy each request gets, and its options."""
+
+
+class LocalDecoder:
+    """One decoding method on one engine. Closing it closes the engine, unless the engine was given."""
+
+    def __init__(self, engine: Engine, policy: PolicyFactory, owns_engine: bool) -> None:
+        self.engine = engine
+        self._policy = policy
+        self._owns_engine = owns_engine
+
+    @property
+    def model(self) -> Any:
+        return self.engine.loaded.model
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.loaded.tokenizer
+
+    def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
+        """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""
+        return self.engine.submit_all(requests, [self._policy] * len(requests), meter, stream)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """Decode all requests, packed. Raises RequestError or ModelError for the first that fails."""
+        return [completion for handle in self.submit(requests) for completion in handle.result()]
+
+    def close(self) -> None:
+        if self._owns_engine:
+            self.engine.close()
+
+    def __enter__(self) -> LocalDecoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def load_decoder(
+    name: str = "ar",
+    model: str | Path | Any = "smollm2-135m",
+    *,
+    tokenizer: Any = None,
+    engine: Engine | None = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    kv_budget: int | str | None = None,
+    **options: Any,
+) -> LocalDecoder:
+    """A decoder by name, on a model of its own or on a shared `engine` (which then has its own model and budget).
+
+    `model` is a name, a hub id, a folder, a GGUF file, or a model object (with `tokenizer`); `kv_budget` is in tokens
+    or bytes ("1.5GiB"). Raises OptionError for an unknown method or option, ModelError for a model that can't be had.
+    """
+    method = METHODS.get(name)
+    if method is None:
+        raise OptionError(unknown("decoder", name, METHODS))
+    try:
+        chosen = method.options(**options)
+    except ValidationError as error:
+        first = error.errors()[0]
+        known = ", ".join(method.options.model_fields) or "none"
+        raise OptionError(f"decoder {name}, option {first['loc'][0]}: {first['msg']} (its options: {known})") from None
+    policy = partial(method.policy, options=chosen) if method.options.model_fields else method.policy
+    if engine is not None:
+        return LocalDecoder(engine, policy, owns_engine=False)
+    loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
+    return LocalDecoder(Engine(loaded, kv_budget), policy, owns_engine=True)

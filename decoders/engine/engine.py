@@ -1,0 +1,407 @@
+"""Engine: one model, one KVTree, and the only step loop.
+
+Each step admits what fits, asks every running policy what to run, computes all of it in one packed forward (prompts in
+chunks beside running branches), reads the logits, and lets the policies commit. It knows no decoding method: a policy
+is an object with `propose` and `commit`, one for each running request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import atexit
+import logging
+import queue
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from tot.decoders.budget import Meter
+from tot.decoders.engine.kv_tree import Branch, KVTree
+from tot.decoders.engine.loading import LoadedModel
+from tot.decoders.engine.output import Output
+from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.sampling import Sampled, read
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.errors import ModelError, RequestError, TotError
+from tot.decoders.request import Completion, Request, Usage
+
+log = logging.getLogger(__name__)
+
+
+class Policy(Protocol):
+    """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
+
+    def propose(self) -> list[Feed]:
+        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed."""
+
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        """What to make of it: a list of reads for every feed proposed. Ends the job's outputs when they are done."""
+
+    def growth(self) -> int:
+        """The most slots this may yet take beyond the prompt's."""
+
+    def release(self) -> None:
+        """Give all branches back."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way through the engine."""
+
+    request: Request
+    prompt: list[int]
+    outputs: list[Output]
+    tree: KVTree
+    codec: TextCodec
+    meter: Meter
+    handle: Handle
+    branch: Branch = field(init=False)
+    """Holds the prompt without its last token, which the policy feeds (its logits are the first to be read)."""
+    policy: Policy = field(init=False)
+    computed: int = 0
+    """Prompt tokens that were computed for this job."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def running(self) -> list[Output]:
+        return [output for output in self.outputs if output.finish_reason is None]
+
+    def completions(self) -> list[Completion]:
+        seconds = time.monotonic() - self.started
+        done = []
+        for i, output in enumerate(self.outputs):
+            prompt = len(self.prompt) if i == 0 else 0
+            usage = Usage(
+                prompt_tokens=prompt,
+                reused_prompt_tokens=prompt - self.computed if i == 0 else 0,
+                new_tokens=len(output.tokens),
+                forwards=output.forwards,
+                drafted=output.drafted,
+                accepted=output.accepted,
+                seconds=seconds,
+            )
+            reason = output.finish_reason or "cancelled"
+            parts = output.close()
+            text = "".join(part.text for part in parts)
+            done.append(
+                Completion(text, tuple(output.tokens), output.logprob, reason, usage, output.choice_logprobs, parts)
+            )
+        return done
+
+
+PolicyFactory = Callable[[Job], Policy]
+
+
+class Handle:
+    """A submitted request: await it or call `result()`, iterate for pieces of text, or cancel it."""
+
+    def __init__(self, wake: Callable[[], None], stream: bool) -> None:
+        self.future: Future[list[Completion]] = Future()
+        self.cancelled = False
+        self._wake = wake
+        self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
+        self._told: dict[int, int] = {}
+
+    def result(self, timeout: float | None = None) -> list[Completion]:
+        """Wait for the n completions. Raises what went wrong, or TimeoutError."""
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """Stop at the next step and give the slots back; what was decoded so far is the result."""
+        self.cancelled = True
+        self._wake()
+
+    def __await__(self) -> Generator[Any, None, list[Completion]]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> list[Completion]:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self.future))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """(sample, text) pieces as they settle, for requests submitted with `stream=True`."""
+        pieces = self._stream()
+        while (piece := pieces.get()) is not None:
+            yield piece
+        self.result()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        pieces = self._stream()
+        while (piece := await asyncio.to_thread(pieces.get)) is not None:
+            yield piece
+        await self
+
+    def _stream(self) -> queue.SimpleQueue[tuple[int, str] | None]:
+        if self._pieces is None:
+            raise RequestError("this request was not submitted for streaming: submit(..., stream=True)")
+        return self._pieces
+
+    def tell(self, outputs: Sequence[Output]) -> None:
+        """Pass new text on (engine only)."""
+        if self._pieces is None:
+            return
+        for output in outputs:
+            settled, told = output.settled(), self._told.get(output.index, 0)
+            if len(settled) > told:
+                self._pieces.put((output.index, settled[told:]))
+                self._told[output.index] = len(settled)
+
+    def finish(self, result: list[Completion] | BaseException) -> None:
+        """Settle the future and end the stream (engine only)."""
+        if self.future.set_running_or_notify_cancel():
+            if isinstance(result, BaseException):
+                self.future.set_exception(result)
+            else:
+                self.future.set_result(result)
+        if self._pieces is not None:
+            self._pieces.put(None)
+
+
+class Engine:
+    """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step."""
+
+    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None = None, chunk: int = 512) -> None:
+        self.loaded = loaded
+        self.runner = Runner(loaded.model, kv_budget)
+        self.tree = self.runner.tree
+        self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None))
+        self.chunk = chunk
+        self.forwards = 0
+        self._inbox: list[Job] = []
+        self._waiting: deque[Job] = deque()
+        self._running: list[Job] = []
+        self._condition = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+        atexit.register(_close_at_exit, weakref.ref(self))
+
+    # -- for callers --------------------------------------------------------------------------------------------
+
+    def submit(
+        self, request: Request, policy: PolicyFactory, meter: Meter | None = None, stream: bool = False
+    ) -> Handle:
+        """Queue one request. Raises RequestError at once for what can never run."""
+        return self.submit_all([request], [policy], meter, stream)[0]
+
+    def submit_all(
+        self,
+        requests: Sequence[Request],
+        policies: Sequence[PolicyFactory],
+        meter: Meter | None = None,
+        stream: bool = False,
+    ) -> list[Handle]:
+        """Queue requests that are to start in the same step. None is queued if one is refused."""
+        jobs = [
+            self._job(request, policy, meter or Meter(), stream)
+            for request, policy in zip(requests, policies, strict=True)
+        ]
+        with self._condition:
+            if self._closed:
+                raise RequestError("this engine is closed: make a new one")
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._loop, name="tot-engine", daemon=True)
+                self._thread.start()
+            self._inbox += jobs
+            self._condition.notify()
+        return [job.handle for job in jobs]
+
+    def close(self) -> None:
+        """Stop the loop; requests in flight end as cancelled. The model gets its own attention back."""
+        with self._condition:
+            if self._closed:
+                return
+            self._closed = True
+            self._condition.notify()
+        if self._thread is not None:
+            self._thread.join()
+        self.runner.close()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _job(self, request: Request, policy: PolicyFactory, meter: Meter, stream: bool) -> Job:
+        prompt = self.codec.encode_prompt(request.prompt)
+        context, capacity = self.runner.context, self.tree.capacity
+        if not prompt:
+            raise RequestError("the prompt has no tokens: give some text")
+        room = context - len(prompt) - self.codec.after_rationale(request)
+        if room < 1:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and the model's context holds {context}, "
+                f"{context + 1 - room} being the least this request needs: shorten the prompt"
+            )
+        limit = min(request.sampling.max_tokens, room)
+        outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
+        job = Job(request, prompt, outputs, self.tree, self.codec, meter, Handle(self._wake, stream))
+        job.policy = policy(job)
+        needed = len(prompt) - 1 + job.policy.growth()
+        if needed > capacity:
+            raise RequestError(
+                f"this request may need {needed} tokens of keys and values ({len(prompt)} of prompt, the rest for "
+                f"n={request.sampling.n} samples) and the budget holds {capacity}: raise kv_budget, or lower n, "
+                "max_tokens or the prompt's length"
+            )
+        return job
+
+    def _wake(self) -> None:
+        with self._condition:
+            self._condition.notify()
+
+    # -- the loop -----------------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _loop(self) -> None:
+        while True:
+            with self._condition:
+                while not (self._inbox or self._waiting or self._running or self._closed):
+                    self._condition.wait()
+                self._waiting += self._inbox
+                self._inbox = []
+                closed = self._closed
+            for job in [*self._running, *self._waiting]:
+                if closed or job.handle.cancelled:
+                    self._finish(job, "cancelled")
+                elif job.meter.overspent():
+                    self._finish(job, "budget")
+            if closed:
+                return
+            self._admit()
+            if self._running:
+                self._step()
+
+    def _admit(self) -> None:
+        """First come, first served: let requests in while the most they may all need fits."""
+        promised = sum(job.policy.growth() for job in self._running)
+        while self._waiting:
+            job = self._waiting[0]
+            head = job.prompt[:-1]
+            growth = job.policy.growth()
+            if self.tree.live + self.tree.new_slots(head) + promised + growth > self.tree.capacity:
+                return
+            job.branch = self.tree.open(head)
+            promised += growth
+            self._running.append(self._waiting.popleft())
+
+    def _step(self) -> None:
+        feeds: list[Feed] = []
+        owners: list[Job] = []
+        proposals: list[tuple[Job, int, int]] = []
+        failed: dict[Job, BaseException] = {}
+        scheduled: set[int] = set()
+        room = self.chunk
+        for job in self._running:
+            slots, end = job.branch.slots, len(job.branch)
+            at = self.tree.computed_length(job.branch)
+            while at < end and slots[at] in scheduled:
+                at += 1
+            if at < end and room:
+                stop = min(end, at + room)
+                feeds.append(Feed(job.branch, at, stop))
+                owners.append(job)
+                scheduled.update(slots[at:stop])
+                room -= stop - at
+                at = stop
+            if at == end:
+                try:
+                    proposed = job.policy.propose()
+                except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
+                    failed[job] = error
+                    continue
+                proposals.append((job, len(feeds), len(proposed)))
+                feeds += proposed
+                owners += [job] * len(proposed)
+        if feeds:
+            self._forward(feeds, owners, proposals, failed)
+        for job, reason in failed.items():
+            self._fail(job, reason)
+
+    def _forward(
+        self,
+        feeds: list[Feed],
+        owners: list[Job],
+        proposals: list[tuple[Job, int, int]],
+        failed: dict[Job, BaseException],
+    ) -> None:
+        """Run the feeds, read the logits, let the policies commit and count what was spent."""
+        try:
+            forward = self.runner.forward(feeds)
+            wanted = [
+                (row, want)
+                for feed, rows in zip(feeds, forward.rows, strict=True)
+                for row, want in zip(rows, feed.reads, strict=True)
+            ]
+            rows = [row for row, _ in wanted]
+            logits = forward.logits if rows == list(range(len(forward.logits))) else forward.logits[rows]
+            sampled = iter(read(logits, [want for _, want in wanted]) if wanted else ())
+        except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
+            log.exception("a forward pass failed")
+            failed.update(dict.fromkeys(owners, error))
+            return
+        reads = [[next(sampled) for _ in feed.reads] for feed in feeds]
+        self.forwards += 1
+        for feed, own, job in zip(feeds, forward.own_from, owners, strict=True):
+            job.computed += max(0, min(feed.stop, len(job.prompt)) - own)
+        for meter in {id(job.meter): job.meter for job in owners}.values():
+            meter.count(forwards=1)
+        for job, first, count in proposals:
+            before = sum(len(output.tokens) for output in job.outputs)
+            for output in job.running:
+                output.forwards += 1
+            try:
+                _check_finite(reads[first : first + count])
+                job.policy.commit(reads[first : first + count])
+            except Exception as error:  # noqa: BLE001
+                failed[job] = error
+                continue
+            job.meter.count(new_tokens=sum(len(output.tokens) for output in job.outputs) - before)
+            job.handle.tell(job.outputs)
+            if not job.running:
+                self._finish(job, None)
+
+    def _finish(self, job: Job, reason: Any) -> None:
+        for output in job.running:
+            output.end(reason)
+        job.handle.tell(job.outputs)
+        self._remove(job)
+        job.handle.finish(job.completions())
+
+    def _fail(self, job: Job, error: BaseException) -> None:
+        self._remove(job)
+        if not isinstance(error, TotError):
+            error = ModelError(f"decoding failed: {type(error).__name__}: {error}")
+        job.handle.finish(error)
+
+    def _remove(self, job: Job) -> None:
+        if job in self._waiting:
+            self._waiting.remove(job)
+            return
+        self._running.remove(job)
+        job.policy.release()
+        self.tree.release(job.branch)
+
+
+def _check_finite(reads: list[list[Sampled]]) -> None:
+    if any(sampled.logprob != sampled.logprob for row in reads for sampled in row):
+        raise ModelError(
+            "the model's logits are not finite (NaN or infinity): its weights may be damaged, or the dtype too narrow; "
+            "try dtype=fp32"
+        )
+
+
+def _close_at_exit(engine: weakref.ref[Engine]) -> None:
+    alive = engine()
+    if alive is not None:
+        alive.close()

@@ -1,0 +1,218 @@
+"""KVTree: which slot of the key-value store holds which token of which text.
+
+A trie over token ids whose every node is one slot. A branch is a path from the root; forking shares the path, equal
+texts share slots, and what no branch needs stays until its slot is wanted (least recently used leaves go first).
+It does the bookkeeping only: the tensors belong to the Runner.
+"""
+
+from __future__ import annotations
+
+import heapq
+from array import array
+from collections.abc import Iterable, Sequence
+
+SCRATCH = 0
+"""Slot 0 belongs to no token: rows whose keys and values nobody will read write there."""
+_ROOT = -1
+
+
+class KVTreeFullError(Exception):
+    """No slot is free and none can be evicted. Admission control keeps this from happening."""
+
+
+class Branch:
+    """A path of slots from the root, one a token; position i of the text is `slots[i]`."""
+
+    __slots__ = ("slots",)
+
+    def __init__(self, slots: array[int]) -> None:
+        self.slots = slots
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    @property
+    def tip(self) -> int:
+        return self.slots[-1] if self.slots else _ROOT
+
+
+class KVTree:
+    """A trie of `capacity` token slots.
+
+    A node is *live* while a branch runs through it, *computed* once its keys and values are in the store. Nodes that
+    are neither live nor computed are freed at once; computed ones stay as a cache until evicted.
+    """
+
+    def __init__(self, capacity: int) -> None:
+        self.capacity = capacity
+        self.live = 0
+        """Slots that some branch runs through."""
+        self.peak_live = 0
+        self._token = [0] * (capacity + 1)
+        self._parent = [_ROOT] * (capacity + 1)
+        self._users = [0] * (capacity + 1)
+        """Branches that end at a node, plus its live children."""
+        self._children = [0] * (capacity + 1)
+        self._computed = bytearray(capacity + 1)
+        self._last_used = [0] * (capacity + 1)
+        self._child_of: dict[tuple[int, int], int] = {}
+        self._free = list(range(capacity, SCRATCH, -1))
+        self._evictable: list[tuple[int, int]] = []
+        self._clock = 0
+
+    # -- what is there ------------------------------------------------------------------------------------------
+
+    @property
+    def stored(self) -> int:
+        """Slots in use, live or cached."""
+        return self.capacity - len(self._free)
+
+    def is_computed(self, slot: int) -> bool:
+        return bool(self._computed[slot])
+
+    def token(self, slot: int) -> int:
+        return self._token[slot]
+
+    def tokens(self, branch: Branch) -> list[int]:
+        return [self._token[slot] for slot in branch.slots]
+
+    def computed_length(self, branch: Branch, start: int = 0) -> int:
+        """The first position from `start` on that is not computed."""
+        while start < len(branch) and self._computed[branch.slots[start]]:
+            start += 1
+        return start
+
+    def new_slots(self, tokens: Iterable[int]) -> int:
+        """How many more slots would be live if a branch of these tokens were opened."""
+        parent, reused, length = _ROOT, 0, 0
+        for length, token in enumerate(tokens, 1):  # noqa: B007 - the length is wanted after the loop
+            parent = self._child_of.get((parent, token), _ROOT - 1)
+            reused += parent >= 0 and self._users[parent] > 0
+        return length - reused
+
+    # -- branches -----------------------------------------------------------------------------------------------
+
+    def open(self, tokens: Sequence[int] = ()) -> Branch:
+        """A branch that holds `tokens`, on top of whatever of them the tree has already."""
+        branch = Branch(array("i"))
+        self.extend(branch, tokens)
+        return branch
+
+    def fork(self, branch: Branch, length: int | None = None) -> Branch:
+        """A second branch over the first `length` positions (all of them by default)."""
+        twin = Branch(branch.slots[:length])
+        if twin.slots:
+            self._acquire(twin.tip)
+        return twin
+
+    def extend(self, branch: Branch, tokens: Iterable[int]) -> None:
+        """Append tokens. Raises KVTreeFullError (the branch keeps what fitted)."""
+        for token in tokens:
+            tip = branch.tip
+            child = self._child_of.get((tip, token))
+            if child is None:
+                child = self._allocate(tip, token)
+            self._acquire(child)
+            branch.slots.append(child)
+            if tip != _ROOT:
+                self._release(tip, keep=True)
+
+    def rollback(self, branch: Branch, length: int) -> None:
+        """Shorten to `length` positions. What no other branch runs through is freed at once, not cached."""
+        self._shorten(branch, length, keep=False)
+
+    def commit(self, branch: Branch, draft: Branch, length: int) -> None:
+        """`branch` becomes the first `length` positions of `draft`, of which it is a prefix; the draft is dropped."""
+        if length < len(branch) or draft.slots[: len(branch)] != branch.slots:
+            raise ValueError("a branch can only be moved on along a draft that extends it")
+        tip = branch.tip
+        if length > len(branch):
+            self._acquire(draft.slots[length - 1])
+            branch.slots = draft.slots[:length]
+            if tip != _ROOT:
+                self._release(tip, keep=True)
+        self.rollback(draft, 0)
+
+    def release(self, branch: Branch) -> None:
+        """End a branch. What it computed stays as a cache until its slots are wanted."""
+        self._shorten(branch, 0, keep=True)
+
+    def mark_computed(self, slots: Iterable[int]) -> None:
+        for slot in slots:
+            self._computed[slot] = 1
+
+    # -- slots --------------------------------------------------------------------------------------------------
+
+    def _shorten(self, branch: Branch, length: int, keep: bool) -> None:
+        if length >= len(branch):
+            return
+        tip = branch.tip
+        branch.slots = branch.slots[:length]
+        if branch.slots:
+            self._acquire(branch.tip)
+        self._release(tip, keep)
+
+    def _allocate(self, parent: int, token: int) -> int:
+        if not self._free:
+            self._evict()
+        slot = self._free.pop()
+        self._token[slot], self._parent[slot] = token, parent
+        self._child_of[parent, token] = slot
+        if parent != _ROOT:
+            self._children[parent] += 1
+        return slot
+
+    def _acquire(self, slot: int) -> None:
+        while slot != _ROOT:
+            self._users[slot] += 1
+            if self._users[slot] > 1:
+                return
+            self.live += 1
+            self.peak_live = max(self.peak_live, self.live)
+            slot = self._parent[slot]
+
+    def _release(self, slot: int, keep: bool) -> None:
+        self._clock += 1
+        while slot != _ROOT:
+            self._users[slot] -= 1
+            if self._users[slot]:
+                return
+            self.live -= 1
+            self._last_used[slot] = self._clock
+            parent = self._parent[slot]
+            if not self._children[slot]:
+                if keep and self._computed[slot]:
+                    self._offer(slot)
+                else:
+                    self._remove(slot)
+            slot = parent
+
+    def _remove(self, slot: int) -> None:
+        """Free a leaf's slot. A parent left without children or branches may go next."""
+        parent = self._parent[slot]
+        del self._child_of[parent, self._token[slot]]
+        self._computed[slot] = 0
+        self._free.append(slot)
+        if parent != _ROOT:
+            self._children[parent] -= 1
+            if not self._children[parent] and not self._users[parent]:
+                self._offer(parent)
+
+    def _offer(self, slot: int) -> None:
+        """Let a leaf that nobody uses be evicted; entries that have gone stale since are swept now and then."""
+        heapq.heappush(self._evictable, (self._last_used[slot], slot))
+        if len(self._evictable) > 2 * self.capacity:
+            self._evictable = [entry for entry in set(self._evictable) if self._is_evictable(*entry)]
+            heapq.heapify(self._evictable)
+
+    def _is_evictable(self, used: int, slot: int) -> bool:
+        idle = self._computed[slot] and not self._users[slot] and not self._children[slot]
+        return bool(idle) and used == self._last_used[slot]
+
+    def _evict(self) -> None:
+        while self._evictable:
+            used, slot = heapq.heappop(self._evictable)
+            if self._is_evictable(used, slot):
+                self._remove(slot)
+                return
+        raise KVTreeFullError(f"all {self.capacity} key-value slots are in use")

@@ -1,0 +1,117 @@
+"""Output: the growing text of one sample, and when it ends (end-of-text token, stop string, length).
+
+Every policy hands its tokens to one of these, so what ends a text is decided in one place. A stop string may span
+tokens and begin in the middle of one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tokenizers.decoders import DecodeStream
+
+from tot.decoders.engine.sampling import Draw, Sampled
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.request import ChoiceLogprob, FinishReason, Part, Sampling
+
+
+class Output:
+    """Tokens of sample `index`, at most `limit` of them in this part."""
+
+    def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int) -> None:
+        self.index = index
+        self.tokens: list[int] = []
+        self.logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+        self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
+        self.parts: list[Part] = []
+        self.forwards = self.drafted = self.accepted = 0
+        self._codec = codec
+        self._sampling = sampling
+        self._open_part(limit)
+
+    def _open_part(self, limit: int) -> None:
+        self._limit = limit
+        self._first = len(self.tokens)
+        self._stream: Any = DecodeStream(skip_special_tokens=True)
+        self._text = ""
+        self._whole: list[tuple[int, int]] = [(self._first, 0)]
+        """(tokens, characters) at which the text so far was made of whole tokens."""
+
+    @property
+    def text(self) -> str:
+        return "".join(part.text for part in self.parts) + self._text
+
+    @property
+    def room(self) -> int:
+        """How many more tokens this part may have."""
+        return 0 if self.finish_reason else self._limit - (len(self.tokens) - self._first)
+
+    def draw(self, ahead: int = 0) -> Draw:
+        """How to draw the next token, or the one `ahead` positions after it."""
+        s = self._sampling
+        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.seed, self.index, len(self.tokens) + ahead)
+
+    def add(self, sampled: Sampled) -> bool:
+        """Append a token. Returns True where it ended the text; nothing may be added after that."""
+        token = sampled.token
+        self.tokens.append(token)
+        self.logprob += sampled.logprob
+        if token in self._codec.end_ids and not self._sampling.ignore_eos:
+            return self._end("eos")
+        piece = self._stream.step(self._codec.backend, token)
+        if piece is not None:
+            searched = len(self._text)
+            self._text += piece
+            self._whole.append((len(self.tokens), len(self._text)))
+            hits = [self._text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._sampling.stop]
+            hits = [hit for hit in hits if hit >= 0]
+            if hits:
+                self._text = self._text[: min(hits)]
+                return self._end("stop")
+        if not self.room:
+            return self._end("length")
+        return False
+
+    def end(self, reason: FinishReason) -> None:
+        """End from outside: cancelled, or out of budget."""
+        if self.finish_reason is None:
+            self._end(reason)
+
+    def _end(self, reason: FinishReason) -> bool:
+        self.finish_reason = reason
+        if reason != "stop":  # bytes of a character that never came whole are shown as the tokenizer shows them
+            self._text = self._codec.decode(self.tokens[self._first :])
+        return True
+
+    def begin_answer(self, trigger: str, limit: int) -> tuple[int, str]:
+        """Close the rationale, append the trigger and let the text go on.
+
+        Returns how many of the tokens stand for text that was kept, and what text is to be encoded after them: a stop
+        string may have cut a token in two.
+        """
+        kept, characters = max(entry for entry in self._whole if entry[1] <= len(self._text))
+        rest = self._text[characters:] + trigger
+        self.parts += [Part("exact", self._text), Part("trigger", trigger)]
+        self.finish_reason = None
+        self._open_part(limit)
+        return kept, rest
+
+    def close(self) -> tuple[Part, ...]:
+        """The text in parts."""
+        return (*self.parts, Part("exact", self._text))
+
+    def settled(self) -> str:
+        """The text without an end that may yet turn out to be the beginning of a stop string."""
+        if self.finish_reason is not None:
+            return self.text
+        text = self.text
+        held = 0
+        for stop in self._sampling.stop:
+            held = max(
+                held,
+                next(
+                    (k for k in range(min(len(stop) - 1, len(self._text)), 0, -1) if self._text.endswith(stop[:k])), 0
+                ),
+            )
+        return text[: len(text) - held]

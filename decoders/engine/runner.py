@@ -1,0 +1,179 @@
+"""Runner: one model over one KVTree, and the packed forward that computes any set of branches at once.
+
+Linear layers see all new tokens as one row of a batch; attention follows the plan of `attention.py`. A token that two
+branches share is computed once. It knows nothing of requests or decoding methods.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+from torch import Tensor
+from transformers import AttentionInterface
+
+from tot.decoders.engine.attention import ATTENTION, Plan, Run, bucket, make_blocks, packed_attention
+from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
+from tot.decoders.engine.sampling import Read
+from tot.decoders.errors import OptionError
+
+_DEFAULT_BUDGET = 2 * 2**30
+_UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
+
+
+@dataclass(slots=True)
+class Feed:
+    """Positions `start` up to `stop` of a branch, to be computed where they are not; the last of them are read."""
+
+    branch: Branch
+    start: int
+    stop: int
+    reads: Sequence[Read] = field(default=())
+    """What is wanted of the logits at the last `len(reads)` positions."""
+
+
+@dataclass(slots=True)
+class Forward:
+    """What one forward gave."""
+
+    logits: Tensor
+    """(rows read, vocab), float32."""
+    rows: list[list[int]]
+    """A list a feed: the row of `logits` of each of its reads."""
+    own_from: list[int]
+    """A position a feed: from here on it ran rows of its own; before, another feed or the tree had them."""
+
+
+class Runner:
+    """Holds the model and the keys and values, allocated once: (kv_heads, slots, head_dim) a layer."""
+
+    def __init__(self, model: Any, kv_budget: int | str | None = None) -> None:
+        config = model.config
+        self.model = model
+        self.device: torch.device = model.device
+        self.dtype: torch.dtype = model.dtype
+        self.context = int(config.max_position_embeddings)
+        heads = config.num_attention_heads
+        kv_heads = getattr(config, "num_key_value_heads", None) or heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+        self._heads_per_kv = heads // kv_heads
+        self.slot_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.dtype.itemsize
+        """Bytes of keys and values a token."""
+        self.tree = KVTree(self._capacity(kv_budget))
+        shape = (kv_heads, self.tree.capacity + 1, head_dim)  # one slot more: SCRATCH
+        layers = range(config.num_hidden_layers)
+        self._keys = tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in layers)
+        self._values = tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in layers)
+        for store in (*self._keys, *self._values):
+            store[:, SCRATCH] = 0
+        self._native_attention = config._attn_implementation
+        AttentionInterface.register(ATTENTION, packed_attention)
+        model.set_attn_implementation(ATTENTION)
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        self.model.set_attn_implementation(self._native_attention)
+
+    def _capacity(self, budget: int | str | None) -> int:
+        """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default 2 GiB or what is there."""
+        if budget is None:
+            free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else _available_memory()
+            capacity = int(min(_DEFAULT_BUDGET, free / 4) // self.slot_bytes)
+        elif isinstance(budget, str) and not budget.strip().isdigit():
+            match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
+            try:
+                size = float(match[1]) * _UNITS[match[2].lower()] if match else 0.0
+            except ValueError:
+                size = 0.0
+            if not size:
+                raise OptionError(f'kv_budget is {budget!r}: give tokens, such as 20000, or a size, such as "1.5GiB"')
+            capacity = int(size // self.slot_bytes)
+        else:
+            capacity = int(budget)
+        if capacity < 1:
+            raise OptionError(
+                f"a kv_budget of {budget!r} holds {max(capacity, 0)} tokens ({self.slot_bytes} bytes each): give more"
+            )
+        return capacity
+
+    def forward(self, feeds: Sequence[Feed]) -> Forward:
+        """Compute what the feeds lack, in one packed forward, and read their logits.
+
+        Whatever precedes a feed's `start` must be computed already or be part of an earlier feed of this call.
+        """
+        runs: list[Run] = []
+        writes: list[list[int]] = []
+        placed: dict[int, tuple[int, int]] = {}
+        own_from = []
+        for feed in feeds:
+            slots, first_read = feed.branch.slots, feed.stop - len(feed.reads)
+            own = feed.start
+            while own < feed.stop and (
+                slots[own] in placed or (own < first_read and self.tree.is_computed(slots[own]))
+            ):
+                own += 1
+            own_from.append(own)
+            if own == feed.stop:
+                continue
+            new = slots[own : feed.stop]
+            # A token computed before is run again only for its logits: it reads its slot and writes to none.
+            writes.append([SCRATCH if s in placed or self.tree.is_computed(s) else s for s in new])
+            placed.update((slot, (len(runs), i)) for i, slot in enumerate(new))
+            runs.append(Run(np.array(slots[: feed.stop], dtype=np.int32), own))
+
+        logits, first_row = self._run(runs, writes, feeds, placed)
+        for write in writes:
+            self.tree.mark_computed(slot for slot in write if slot != SCRATCH)
+        rows = []
+        for feed in feeds:
+            read = feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]
+            rows.append([first_row[placed[slot]] for slot in read])
+        return Forward(logits, rows, own_from)
+
+    def _run(
+        self, runs: list[Run], writes: list[list[int]], feeds: Sequence[Feed], placed: dict[int, tuple[int, int]]
+    ) -> tuple[Tensor, dict[tuple[int, int], int]]:
+        """The model's part: (rows read, vocab) logits, and which of their rows a (run, offset) has."""
+        runs, writes = list(runs), list(writes)
+        real = len(runs)
+        if all(run.rows == 1 for run in runs):  # decoding: round the rows up, so that shapes repeat
+            last = runs[-1]
+            spare = Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)
+            runs += [spare] * (bucket(real) - real)
+            writes += [[SCRATCH]] * (len(runs) - real)
+        order, blocks = make_blocks(runs, self._heads_per_kv, self.dtype, self.device)
+        start_of: dict[int, int] = {}
+        total = 0
+        for run in order:
+            start_of[run] = total
+            total += runs[run].rows
+        token = self.tree.token
+        tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
+        positions = np.concatenate([np.arange(runs[run].start, len(runs[run].path)) for run in order])
+        write = [slot for run in order for slot in writes[run]]
+        plan = Plan(self._keys, self._values, torch.tensor(write, device=self.device), blocks)
+
+        wanted: dict[tuple[int, int], int] = {}
+        for feed in feeds:
+            for slot in feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]:
+                wanted.setdefault(placed[slot], len(wanted))
+        keep = torch.tensor([start_of[run] + offset for run, offset in wanted], dtype=torch.int64, device=self.device)
+        logits = self.call(
+            torch.tensor([tokens], device=self.device), torch.from_numpy(positions)[None].to(self.device), keep, plan
+        )
+        return logits, wanted
+
+    def call(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
+        """The model itself: tensors in, float32 logits of the rows in `keep` out; no graph break under torch.compile."""
+        result = self.model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
+        logits: Tensor = result.logits[0].float()
+        return logits
+
+
+def _available_memory() -> int:
+    return int(psutil.virtual_memory().available)

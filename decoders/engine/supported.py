@@ -1,0 +1,76 @@
+"""Which models the engine can run: told from a config alone, before weights are downloaded, converted or read.
+
+The engine replaces a model's attention by its own, so a family counts once its logits have been compared; windows, soft
+caps and layers that are not full attention are refused by name. Knows nothing of where models come from.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from tot.decoders.errors import ModelError
+
+# `config.model_type` of the families whose attention the runner's own has been tested to replace.
+TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3")
+
+
+def check_supported(config: Any) -> None:
+    """Raise ModelError if the engine can't run a model with this config, naming what stands in the way."""
+    family = getattr(config, "model_type", None)
+    other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    unusual = None
+    if family not in TESTED_FAMILIES:
+        unusual = f"models of the family {family!r}"
+    elif other_layers:
+        unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"
+    elif (window := _window(config)) is not None:
+        unusual = f"sliding-window attention ({family}, {window} tokens)"
+    elif getattr(config, "attn_logit_softcapping", None) is not None:
+        unusual = f"soft-capped attention ({family})"
+    elif getattr(config, "use_bidirectional_attention", None):
+        unusual = f"bidirectional attention ({family})"
+    if unusual:
+        raise ModelError(
+            f"{unusual} can't be run here yet: use a model with plain causal attention "
+            f"of a tested family ({', '.join(TESTED_FAMILIES)})"
+        )
+
+
+def _window(config: Any) -> Any:
+    """The sliding window that some layer uses, or None. Layers with types use one only where their type says so."""
+    if getattr(config, "layer_types", None) or not getattr(config, "use_sliding_window", True):
+        return None
+    return getattr(config, "sliding_window", None)
+
+
+def read_config(folder: Path) -> SimpleNamespace:
+    """A folder's config.json as it stands, without transformers. Raises ModelError if there is none."""
+    try:
+        return SimpleNamespace(**json.loads((folder / "config.json").read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise ModelError(f"{folder} holds no model ({error}): a folder needs a readable config.json") from error
+
+
+def missing_weights(folder: Path) -> str:
+    """What a folder lacks of its weights and what to do, in one line; "" if every safetensors file is there."""
+    index = folder / "model.safetensors.index.json"
+    shards = {"model.safetensors"}
+    if index.exists():
+        try:
+            shards = set(json.loads(index.read_text())["weight_map"].values())
+        except (OSError, ValueError, LookupError, TypeError, AttributeError):
+            return f"{index.name} can't be read: download it again"
+    missing = sorted(shard for shard in shards if not (folder / shard).exists())
+    if not missing:
+        return ""
+    if any(folder.glob("*.bin")):
+        return (
+            "its weights are .bin files, and weights are loaded from safetensors or GGUF only: convert them once, "
+            "where you trust the file, by AutoModelForCausalLM.from_pretrained(folder).save_pretrained(folder)"
+        )
+    if files := sorted(folder.glob("*.gguf")):
+        return f"it has no {missing[0]}: give the path of the GGUF file instead, {files[0]}"
+    return f"it has no {missing[0]}: weights are loaded from safetensors or GGUF only"

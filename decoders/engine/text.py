@@ -1,0 +1,125 @@
+"""Text to token ids and back: prompts, chat templates, continuations, and which tokens end a text.
+
+Text is data. A control token written out in it ("<|im_end|>" in a user's question) is encoded as the characters it
+consists of; only the chat template's own control tokens are control tokens.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from tot.decoders.errors import ModelError, RequestError
+from tot.decoders.request import Message, Request
+
+
+class TextCodec:
+    """Encodes prompts and decodes outputs for one tokenizer; safe to share between threads."""
+
+    def __init__(self, tokenizer: Any, generation_config: Any = None) -> None:
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        if backend is None:
+            raise ModelError(
+                f"{type(tokenizer).__name__} has no fast backend: save the tokenizer with a tokenizer.json beside it"
+            )
+        self.tokenizer = tokenizer
+        self.backend = backend
+        listed = getattr(generation_config, "eos_token_id", None)
+        ends = [listed] if isinstance(listed, int) else list(listed or ())
+        if tokenizer.eos_token_id is not None:
+            ends.append(tokenizer.eos_token_id)
+        self.end_ids = frozenset(ends)
+        """Tokens that end a text."""
+        written = sorted((added.content for added in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        any_control = "|".join(map(re.escape, written)) or r"(?!)"
+        self._spelled_out = re.compile(any_control)
+        self._begins_control = re.compile(f"(?={any_control})")  # finds overlapping ones too
+
+    def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
+        """Token ids of a prompt. Raises RequestError for ids outside the vocabulary, or if the template refuses."""
+        if isinstance(prompt, str):
+            return [*self._opening(), *self.encode(prompt, continues=False)]
+        messages = [part for part in prompt if isinstance(part, Message)]
+        if messages:
+            return self._encode_chat(messages)
+        ids = [part for part in prompt if isinstance(part, int)]
+        outside = [i for i in ids if not 0 <= i < len(self.tokenizer)]
+        if outside:
+            raise RequestError(f"token id {outside[0]} is outside the vocabulary of {len(self.tokenizer)}")
+        return ids
+
+    def encode(self, text: str, continues: bool = True) -> list[int]:
+        """Token ids of plain text, by default as a continuation; no control tokens, whatever it says."""
+        cuts = [0, *(match.start() + 1 for match in self._begins_control.finditer(text)), len(text)]
+        pieces = [text[a:b] for a, b in pairwise(cuts)]
+        ids = self._continuation(pieces[0]) if continues else self._ids(pieces[0])
+        for piece in pieces[1:]:
+            ids += self._continuation(piece)
+        return ids
+
+    def encode_choices(self, request: Request) -> list[list[int]]:
+        """The continuations a request wants scored, closed by the end-of-turn token if it says so."""
+        end = self.tokenizer.eos_token_id
+        if request.close_choices and end is None:
+            raise RequestError("close_choices needs an end-of-text token, and this tokenizer has none")
+        return [self.encode(choice) + ([end] if request.close_choices else []) for choice in request.choices]
+
+    def after_rationale(self, request: Request) -> int:
+        """The most tokens that come after the text decoded first: trigger, answer or choices."""
+        choices = max(map(len, self.encode_choices(request)), default=0)
+        if request.answer_trigger is None:
+            return choices
+        return len(self.encode(request.answer_trigger)) + (choices or request.answer_tokens)
+
+    def decode(self, ids: Iterable[int]) -> str:
+        text: str = self.backend.decode(list(ids), skip_special_tokens=True)
+        return text
+
+    def _ids(self, text: str) -> list[int]:
+        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        return ids
+
+    def _continuation(self, text: str) -> list[int]:
+        """Ids of text that follows other text: tokenizers that begin every text with a space must not do so here."""
+        anchor = self._ids("\n")
+        anchored = self._ids("\n" + text)
+        return anchored[len(anchor) :] if anchored[: len(anchor)] == anchor else self._ids(text)
+
+    def _opening(self) -> list[int]:
+        """What the tokenizer puts before any text (a begin-of-text token, or nothing)."""
+        with_specials: list[int] = self.backend.encode("x", add_special_tokens=True).ids
+        plain = self._ids("x")
+        length = len(with_specials) - len(plain)
+        for at in range(length + 1):
+            if with_specials[at : at + len(plain)] == plain:
+                return with_specials[:at]
+        return []
+
+    def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
+        """The chat template, filled in with stand-ins for every control token that a message spells out."""
+        if self.tokenizer.chat_template is None:  # a base model: the messages are one text
+            return self.encode_prompt("\n\n".join(message.content for message in messages))
+        mark = secrets.token_hex(8)
+        spelled: list[str] = []
+
+        def stand_in(match: re.Match[str]) -> str:
+            spelled.append(match[0])
+            return f"{mark}{len(spelled) - 1}x"
+
+        filled = [{"role": m.role, "content": self._spelled_out.sub(stand_in, m.content)} for m in messages]
+        goes_on = messages[-1].role == "assistant"
+        if goes_on and not messages[-1].content.strip():
+            raise RequestError("the assistant's prefix is empty: leave the message out")
+        try:
+            text = self.tokenizer.apply_chat_template(
+                filled, tokenize=False, add_generation_prompt=not goes_on, continue_final_message=goes_on
+            )
+        except Exception as error:  # templates raise whatever they like
+            raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+        ids: list[int] = []
+        for i, piece in enumerate(re.split(f"{mark}(\\d+)x", text)):
+            ids += self.encode(spelled[int(piece)]) if i % 2 else self._continuation(piece) if i else self._ids(piece)
+        return ids

@@ -1,0 +1,141 @@
+"""The whole vocabulary between a search and a decoder: Request and Sampling go in, Completion and Usage come out.
+
+All are immutable values. Nothing here knows a model, a tokenizer or a decoding method.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+Purpose = Literal["generate", "evaluate", "answer"]
+FinishReason = Literal["stop", "eos", "length", "budget", "cancelled"]
+
+
+class _Value(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Message(_Value):
+    """One chat message. An assistant message at the end is a prefix that the model goes on writing."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Sampling(_Value):
+    """How tokens are drawn: temperature first, then `top_k`, `top_p` and `min_p` on what it leaves.
+
+    Token t of sample j is `argmax(filtered logits / temperature + G)`, G being Gumbel noise that depends on
+    (seed, j, t, token id) alone: the same request gets the same tokens whatever it was packed with.
+    """
+
+    max_tokens: Annotated[int, Field(ge=1)] = 128
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    top_k: Annotated[int, Field(ge=0)] = 0
+    """Keep the k most likely tokens; 0 keeps all."""
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    """Keep the smallest set of tokens that holds this share of the probability."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    """Drop tokens less likely than this share of the most likely one."""
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Strings that end the text; they are not part of it."""
+    seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
+    n: Annotated[int, Field(ge=1)] = 1
+    """Samples drawn from one prompt, which they share."""
+    ignore_eos: bool = False
+
+
+class Request(_Value):
+    """What a decoder is asked for.
+
+    `prompt` is text (control tokens in it are plain text), chat messages, or token ids (taken as they are).
+    """
+
+    prompt: Annotated[str | tuple[Message, ...] | tuple[int, ...], Field(union_mode="left_to_right")]
+    sampling: Sampling = Sampling()
+    purpose: Purpose = "generate"
+    choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Score these continuations of the prompt (or of the trigger) instead of decoding."""
+    close_choices: bool = False
+    """Score the end-of-turn token after each choice too, so that "1" is not just the beginning of "10"."""
+    answer_trigger: str | None = None
+    """Decode a rationale, then append this text, then decode the answer (or score the choices)."""
+    answer_tokens: Annotated[int, Field(ge=1)] = 32
+    """Most tokens of the answer after the trigger."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Request:
+        if not self.prompt:
+            raise ValueError("the prompt is empty: give text, chat messages or token ids")
+        if self.choices and self.answer_trigger is None and self.sampling.n != 1:
+            raise ValueError(f"choices are scored once, so n must be 1, not {self.sampling.n}")
+        if self.close_choices and not self.choices:
+            raise ValueError("close_choices needs choices")
+        if self.answer_trigger == "":
+            raise ValueError("the answer trigger is empty: leave it out, or give its text")
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What was spent. Of the n samples of a request the first carries the prompt, so that sums come out right.
+
+    `seconds` is the time from submission to the end, so sums of it are request-seconds, not elapsed time.
+    """
+
+    prompt_tokens: int = 0
+    reused_prompt_tokens: int = 0
+    """Prompt tokens whose keys and values were there already."""
+    new_tokens: int = 0
+    forwards: int = 0
+    """Forward passes that this took part in, each shared with whatever else was packed into it."""
+    drafted: int = 0
+    accepted: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
+
+
+@dataclass(frozen=True, slots=True)
+class ChoiceLogprob:
+    """Log-probability (nats) of one choice as a continuation."""
+
+    total: float
+    tokens: int
+
+    @property
+    def mean(self) -> float:
+        """Log-probability a token, for choices of different lengths."""
+        return self.total / self.tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A stretch of a completion's text and where it came from."""
+
+    kind: Literal["exact", "trigger"]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One sample of one request."""
+
+    text: str
+    tokens: tuple[int, ...]
+    """The tokens drawn, an end-of-text token among them; not the trigger's."""
+    logprob: float
+    """Sum of the model's log-probabilities (nats; before temperature and filters) of `tokens`."""
+    finish_reason: FinishReason
+    usage: Usage
+    choice_logprobs: tuple[ChoiceLogprob, ...] = ()
+    parts: tuple[Part, ...] = ()
+
+    @property
+    def answer(self) -> str:
+        """The text after the answer trigger; the whole text where there was none."""
+        return self.parts[-1].text if len(self.parts) > 1 else self.text

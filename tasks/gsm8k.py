@@ -1,0 +1,40 @@
+"""GSM8K: grade-school word problems, solved by sub-questions and sub-answers (SEED, Appendix C)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from tot import State, Task
+from tot.tasks.numbers import flexible_answer, parse_value, same_number, strict_answer
+
+
+class GSM8K(Task):
+    """Input: a word problem. Output: a number, as text.
+
+    A thought is a sub-question and its sub-answer; its value, from 1 to 10, is how much it helps. T = 4: three levels
+    of thoughts, then the answer. Score: 1 where the numbers are equal, else 0.
+    """
+
+    name = "gsm8k"
+    thought = ("sub_question", "sub_answer")
+    depth = 4
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "sub_question": {"max_tokens": 64, "stop": ("\n",)},
+        "sub_answer": {"max_tokens": 96, "stop": ("\n",)},
+        "answer": {"max_tokens": 64, "stop": ("\n",)},
+    }
+
+    def variables(self, state: State) -> dict[str, Any]:
+        return {**super().variables(state), "demonstrations": self.data("demonstrations")}
+
+    def parse_value(self, text: str) -> float | None:
+        return parse_value(text, *self.scale)
+
+    def parse_answer(self, text: str) -> str | None:
+        return strict_answer(text) or flexible_answer(text)
+
+    def score(self, answer: str | None, reference: str) -> float:
+        """`reference` is a number, or a GSM8K solution that ends in `#### N`."""
+        expected = strict_answer(reference) or flexible_answer(reference)
+        return float(answer is not None and expected is not None and same_number(answer, expected))

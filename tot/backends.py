@@ -1,0 +1,44 @@
+"""Backend: carries a search's requests to the decoder their purpose is routed to, and brings back completions.
+
+It adds no batching of its own: a local decoder's engine packs whatever all running searches have in flight.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from tot.decoders.budget import Meter
+from tot.decoders.decoder import Decoder, LocalDecoder
+from tot.decoders.request import Completion, Purpose, Request
+
+
+class Backend:
+    """Routes by purpose. Any object with `generate(requests)` will do; local decoders can also stop in mid-text."""
+
+    def __init__(self, decoders: Mapping[Purpose, Decoder]) -> None:
+        self._decoders = decoders
+
+    async def complete(self, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
+        """The n completions of each request, all of one purpose, counted on `meter`."""
+        decoder = self._decoders[requests[0].purpose]
+        if isinstance(decoder, LocalDecoder):
+            done = await _decode(decoder, requests, meter)
+        else:
+            flat = iter(await asyncio.to_thread(decoder.generate, list(requests)))
+            done = [[next(flat) for _ in range(request.sampling.n)] for request in requests]
+            meter.count(new_tokens=sum(one.usage.new_tokens for completions in done for one in completions))
+        for completions in done:
+            for completion in completions:
+                meter.usage += completion.usage
+        return done
+
+
+async def _decode(decoder: LocalDecoder, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
+    handles = decoder.submit(requests, meter)
+    try:
+        return [await handle for handle in handles]
+    finally:  # one failed, or the search was cancelled: the others' slots are wanted elsewhere
+        for handle in handles:
+            if not handle.future.done():
+                handle.cancel()

@@ -1,0 +1,38 @@
+"""Thought and State: immutable values that tasks, generators and evaluators pass around."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Thought(BaseModel):
+    """One step of reasoning. `parts` holds what each of the task's thought templates gave, by template name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    parts: dict[str, str]
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.parts.values())
+
+
+class State(BaseModel):
+    """A question and the path of thoughts taken so far; `world` is the task's own state, if it has one."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    question: str
+    thoughts: tuple[Thought, ...] = ()
+    world: Any = None
+
+    @property
+    def text(self) -> str:
+        """The thoughts' texts, one after another."""
+        return "\n".join(thought.text for thought in self.thoughts)
+
+    def then(self, thought: Thought) -> State:
+        """The state after one more thought."""
+        return self.model_copy(update={"thoughts": (*self.thoughts, thought)})

@@ -1,0 +1,99 @@
+"""Prompt templates: Jinja in a sandbox, looked up for a task, rendered to chat messages.
+
+Questions and model output are data here: they are put in as text, and are never templates themselves.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from tot.decoders.errors import TaskError
+from tot.decoders.request import Message
+
+if TYPE_CHECKING:
+    from tot.task import Task
+
+_ROLES = ("system", "user", "assistant")
+
+
+class Templates:
+    """A task's templates: inline ones first, then files beside the task, then those of the package."""
+
+    def __init__(self, task: Task) -> None:
+        self._task = type(task).__name__
+        loaders: list[jinja2.BaseLoader] = [jinja2.DictLoader(dict(task.templates))]
+        self._data: dict[str, Any] = {}
+        self._folders = [str(files("tot.prompts") / task.name)]
+        try:
+            beside = Path(inspect.getfile(type(task))).parent
+        except (OSError, TypeError):  # a class typed into a notebook or a prompt has no file
+            pass
+        else:
+            self._folders = [str(beside / task.name), str(beside), *self._folders]
+        loaders.append(jinja2.FileSystemLoader(self._folders))
+        self._environment = ImmutableSandboxedEnvironment(
+            loader=jinja2.ChoiceLoader(loaders),
+            undefined=jinja2.StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+
+    def render(self, name: str, **variables: Any) -> tuple[Message, ...]:
+        """The messages of template `name`. Raises TaskError naming template, line and what is wrong with it."""
+        try:
+            try:
+                template = self._environment.get_template(name)
+            except jinja2.TemplateNotFound as missing:
+                if missing.name != name:
+                    raise
+                template = self._environment.get_template(f"{name}.jinja")
+            texts = self._texts(template, variables)
+        except jinja2.TemplateNotFound as error:
+            raise TaskError(
+                f"task {self._task} has no template {error.name!r}: define it in `templates`, "
+                f"or as a file in one of {', '.join(self._folders)}"
+            ) from None
+        except jinja2.TemplateSyntaxError as error:
+            raise TaskError(f"template {error.name}, line {error.lineno}: {error.message}") from None
+        except jinja2.TemplateError as error:  # undefined names, security errors
+            raise TaskError(f"template {name}, line {_line(error, name)}: {error.message}") from None
+        messages = tuple(Message(role=role, content=text) for role, text in texts if text)
+        if not messages:
+            raise TaskError(f"template {name} of task {self._task} came out empty: give it some text")
+        return messages
+
+    def data(self, name: str) -> Any:
+        """The JSON file `name`, looked up where templates are, read once."""
+        if name not in self._data:
+            source = f"{name}.json"
+            try:
+                text = self._environment.loader.get_source(self._environment, source)[0]  # type: ignore[union-attr]
+                self._data[name] = json.loads(text)
+            except jinja2.TemplateNotFound:
+                raise TaskError(f"task {self._task} has no {source} in {', '.join(self._folders)}") from None
+            except ValueError as error:
+                raise TaskError(f"{source} of task {self._task} is not JSON: {error}") from None
+        return self._data[name]
+
+    def _texts(self, template: jinja2.Template, variables: dict[str, Any]) -> list[tuple[str, str]]:
+        if not set(_ROLES) & set(template.blocks):
+            return [("user", template.render(**variables).strip())]
+        # A template that extends another has the other's blocks only once it is rendered: collect them by rendering.
+        context = template.new_context(variables)
+        list(template.root_render_func(context))
+        blocks = {role: context.blocks[role][0] for role in _ROLES if role in context.blocks}
+        return [(role, "".join(block(context)).strip()) for role, block in blocks.items()]
+
+
+def _line(error: BaseException, name: str) -> int | str:
+    """The template's line an error came from, which jinja2 puts into the traceback."""
+    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
+    lines = [f.lineno for f in frames if Path(f.filename).stem == name or f.filename == "<template>"]
+    return lines[-1] if lines else "?"
