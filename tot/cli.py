@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from enum import StrEnum
@@ -16,6 +17,10 @@ from rich.live import Live
 from rich.text import Text
 
 from tot.decoders.errors import OptionError, TotError, unknown
+
+# OpenMP's threads spin while they wait for each other; with another busy process beside them a step then takes 10 times
+# as long. Sleeping costs nothing measurable. Read when torch is loaded, so set before.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 app = typer.Typer(
     name="tot",
@@ -56,7 +61,7 @@ def solve_command(
     depth: Annotated[int | None, typer.Option(help="Depth of the tree (T); the task's own by default.")] = None,
     evaluator: Annotated[str, typer.Option(help="How states are valued: likelihood or value.")] = "likelihood",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most new tokens of any text.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the thoughts.")] = 1.0,
+    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the thoughts; the papers use 1.")] = 0.7,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop after so many new tokens.")] = None,
     budget_forwards: Annotated[int | None, typer.Option(min=0, help="Stop after so many forward passes.")] = None,
@@ -82,16 +87,18 @@ def solve_command(
         raise OptionError(unknown("evaluator", evaluator, ("likelihood", "value")))
     if out is not None and not out.resolve().parent.is_dir():
         raise OptionError(f"--out {out}: the folder {out.resolve().parent} does not exist: make it first")
+    if out is not None and out.is_dir():
+        raise OptionError(f"--out {out} is a folder: give a file in it")
     chosen_task = load_task(task)
     options = BFS(thoughts=thoughts, breadth=breadth, depth=depth)
     budget = Budget(tokens=budget_tokens, forwards=budget_forwards, seconds=budget_seconds, nodes=budget_nodes)
     if question is None:
         question = chosen_task.example()
     elif question == "-":
-        question = sys.stdin.read()
+        question = read_question()
     chosen_task.start(question)
 
-    from tot.report.terminal import tree_view, usage_line
+    from tot.report.terminal import plain, tree_view, usage_line
     from tot.search.problem import Problem
     from tot.solver import EVALUATORS, conclude, solve
     from tot.thoughts import Sample
@@ -126,19 +133,20 @@ def solve_command(
     if as_json:
         sys.stdout.write(json.dumps(solution.summary()) + "\n")
     else:
-        console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)  # a pipe gets whole lines
         console.print(tree_view(solution.tree))
         console.print()
         if solution.stopped:
             console.print(Text(f"Stopped early ({solution.stopped}); this is the best so far."))
-        console.print(Text(f"Answer: {solution.answer if solution.answer is not None else 'none found'}", style="bold"))
+        answer = solution.answer if solution.answer is not None else "none found"
+        console.print(Text(f"Answer: {plain(answer)}", style="bold"))
         console.print(Text(usage_line(solution), style="dim"))
     if solution.stopped == "interrupted":
         raise typer.Exit(130)
 
 
 class Progress:
-    """A live line on standard error while a search runs: levels, thoughts, tokens a second, elapsed. Silent in a pipe."""
+    """A live line on standard error while a search runs: level, thoughts, tokens, elapsed. Silent in a pipe."""
 
     def __init__(self, problems: list[Any], started: float, quiet: bool) -> None:
         console = Console(stderr=True)
@@ -170,6 +178,14 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
+
+
+def read_question() -> str:
+    """All of standard input."""
+    try:
+        return sys.stdin.read()
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input is not {error.encoding} text ({error.reason}): convert it first") from None
 
 
 def parse_decoder(text: str) -> Any:
@@ -214,6 +230,10 @@ def main(arguments: list[str] | None = None) -> int:
     except (TotError, ValidationError) as error:
         return _say(_first_line(error))
     except typer.TyperException as error:
+        message = error.format_message()
+        if message.startswith("Usage:"):  # `tot` and `tot bench` alone: their help
+            sys.stderr.write(f"{message}\n")
+            return 2
         return _say(_usage_message(error))
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
@@ -243,7 +263,7 @@ def _usage_message(error: Any) -> str:
     names = list(getattr(command, "commands", {})) or [
         option for p in command.params for option in p.opts if option[0] == "-"
     ]
-    return f"{message.split(' (')[0]}: choose one of {', '.join(names)}"
+    return f"{message.split(' (')[0].rstrip('.')}: choose one of {', '.join(names)}"
 
 
 if __name__ == "__main__":

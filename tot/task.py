@@ -62,15 +62,23 @@ class Task:
         """The root state. Raises TaskError for a question that can't be one."""
         if not question.strip():
             raise TaskError("the question is empty: give some text")
+        if any("\ud800" <= character <= "\udfff" for character in question):
+            raise TaskError("the question is not Unicode text: give it in UTF-8")
         return State(question=question.strip())
 
     def variables(self, state: State) -> dict[str, Any]:
         """What templates see of a state."""
         return {"question": state.question, "thoughts": [thought.parts for thought in state.thoughts]}
 
-    def prompt(self, template: str, state: State, **extra: Any) -> tuple[Message, ...]:
-        """The messages of one call about `state`."""
-        return self._templates.render(template, **{**self.variables(state), **extra})
+    def prompt(self, template: str, state: State, /, **extra: Any) -> tuple[Message, ...]:
+        """The messages of one call about `state`. Raises TaskError where `extra` would hide one of its variables."""
+        variables = self.variables(state)
+        if hidden := sorted(variables.keys() & extra.keys()):
+            raise TaskError(
+                f"task {type(self).__name__} has a thought template named {hidden[0]!r}, which would hide "
+                "the variable of that name: rename it"
+            )
+        return self._templates.render(template, **variables, **extra)
 
     def data(self, name: str) -> Any:
         """The JSON file `name` that lies with the task's templates. Raises TaskError if there is none."""

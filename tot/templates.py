@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import traceback
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ class Templates:
             lstrip_blocks=True,
         )
 
-    def render(self, name: str, **variables: Any) -> tuple[Message, ...]:
+    def render(self, name: str, /, **variables: Any) -> tuple[Message, ...]:
         """The messages of template `name`. Raises TaskError naming template, line and what is wrong with it."""
         try:
             try:
@@ -56,14 +57,15 @@ class Templates:
                 template = self._environment.get_template(f"{name}.jinja")
             texts = self._texts(template, variables)
         except jinja2.TemplateNotFound as error:
+            missing_name = name if error.name == f"{name}.jinja" else error.name
             raise TaskError(
-                f"task {self._task} has no template {error.name!r}: define it in `templates`, "
+                f"task {self._task} has no template {missing_name!r}: define it in `templates`, "
                 f"or as a file in one of {', '.join(self._folders)}"
             ) from None
         except jinja2.TemplateSyntaxError as error:
             raise TaskError(f"template {error.name}, line {error.lineno}: {error.message}") from None
-        except jinja2.TemplateError as error:  # undefined names, security errors
-            raise TaskError(f"template {name}, line {_line(error, name)}: {error.message}") from None
+        except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise TaskError(f"{_place(error, name)}: {error}") from None  # undefined or unsafe names, and 1 / 0
         messages = tuple(Message(role=role, content=text) for role, text in texts if text)
         if not messages:
             raise TaskError(f"template {name} of task {self._task} came out empty: give it some text")
@@ -83,17 +85,19 @@ class Templates:
         return self._data[name]
 
     def _texts(self, template: jinja2.Template, variables: dict[str, Any]) -> list[tuple[str, str]]:
-        if not set(_ROLES) & set(template.blocks):
-            return [("user", template.render(**variables).strip())]
-        # A template that extends another has the other's blocks only once it is rendered: collect them by rendering.
         context = template.new_context(variables)
-        list(template.root_render_func(context))
+        text = "".join(template.root_render_func(context))
+        # A template that extends another has the other's blocks only once it is rendered.
         blocks = {role: context.blocks[role][0] for role in _ROLES if role in context.blocks}
+        if not blocks:
+            return [("user", text.strip())]
         return [(role, "".join(block(context)).strip()) for role, block in blocks.items()]
 
 
-def _line(error: BaseException, name: str) -> int | str:
-    """The template's line an error came from, which jinja2 puts into the traceback."""
-    frames = inspect.getinnerframes(error.__traceback__) if error.__traceback__ else []
-    lines = [f.lineno for f in frames if Path(f.filename).stem == name or f.filename == "<template>"]
-    return lines[-1] if lines else "?"
+def _place(error: BaseException, name: str) -> str:
+    """The template and line an error came from: the code that jinja2 makes of a template knows where it is from."""
+    for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
+        template = frame.f_globals.get("__jinja_template__")
+        if isinstance(template, jinja2.Template):
+            return f"template {template.name}, line {template.get_corresponding_lineno(line)}"
+    return f"template {name}"

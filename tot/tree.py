@@ -125,6 +125,8 @@ class ThoughtTree:
         try:
             tree = cls(State.model_validate(data["root"]))
             nodes = [Node.model_validate(entry) for entry in data["nodes"]]
+            if nodes[0].id != 0 or nodes[0].parent is not None or nodes[0].thought is not None:
+                raise ValueError("the first node is not a root")
             tree.graph.nodes[0]["node"] = nodes[0]
             for node in nodes[1:]:
                 if node.parent is None or node.thought is None or node.id != len(tree):
@@ -143,7 +145,7 @@ class ThoughtTree:
         """Read a saved tree, or the tree in a saved run."""
         try:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise TaskError(f"{path} can't be read as JSON: {error}") from None
         return cls.from_json(data.get("tree", data) if isinstance(data, dict) else data)
 
@@ -154,6 +156,7 @@ def write_json(path: Path, data: Any) -> None:
     try:
         temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         temporary.replace(path)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         temporary.unlink(missing_ok=True)
-        raise TaskError(f"{path} can't be written: {error.strerror or error}; give another --out") from None
+        reason = getattr(error, "strerror", None) or error
+        raise TaskError(f"{path} can't be written: {reason}; give another --out") from None

@@ -1,16 +1,12 @@
 """One GGUF file -> a folder in transformers format: config, generation config, tokenizer, bfloat16 safetensors.
 
-Reads the file itself (a header of 100,000 strings in 0.1 s) and dequantises with the `gguf` package. Whatever the
-folder could not say (an unknown pre-tokenizer, scaled RoPE, tensors left over or missing) is refused, never dropped.
-Knows nothing of caches.
+Reads and dequantises with the `gguf` package. Whatever the folder could not say (an unknown pre-tokenizer, scaled
+RoPE, tensors left over or missing) is refused, never dropped. Knows nothing of caches.
 """
 
 from __future__ import annotations
 
-import mmap
-import struct
 from dataclasses import dataclass
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import ModelError
@@ -23,9 +19,6 @@ if TYPE_CHECKING:
 # GGUF's `general.architecture` -> the class transformers has for it. Mistral files say "llama", and run as it.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 
-# Scalar kinds of a metadata value (ggml's gguf.md): number of the kind -> its struct format.
-_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token
 
 # `tokenizer.ggml.pre` names the rule that splits text before merging; the file does not spell the rule out.
@@ -38,31 +31,25 @@ _SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _L
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """Where one tensor lies in the file. `shape` is torch's order, `kind` a `gguf.GGMLQuantizationType` number."""
-
-    shape: tuple[int, ...]
-    kind: int
-    start: int
-    size: int
-
-
-@dataclass(frozen=True)
 class GGUFFile:
-    """A GGUF file's metadata and table of tensors; no tensor is read until asked for."""
+    """A GGUF file's metadata and its tensors (`gguf.ReaderTensor`), which are mapped, not read, until asked for."""
 
     path: Path
     metadata: dict[str, Any]
-    tensors: dict[str, Tensor]
+    tensors: dict[str, Any]
 
     def setting(self, key: str, default: Any = None) -> Any:
         """The metadata value `<architecture>.<key>`."""
         return self.metadata.get(f"{self.metadata.get('general.architecture')}.{key}", default)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """A tensor's shape in torch's order."""
+        return tuple(reversed(self.tensors[name].shape.tolist()))
+
     @property
     def converted_bytes(self) -> int:
         """Bytes the converted folder takes: two a weight, and what a large tokenizer needs."""
-        return 2 * sum(prod(tensor.shape) for tensor in self.tensors.values()) + 32 * 2**20
+        return 2 * sum(int(tensor.n_elements) for tensor in self.tensors.values()) + 32 * 2**20
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -73,74 +60,15 @@ def read_gguf(path: Path) -> GGUFFile:
     import gguf
 
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as blob:
-            reader = _Reader(blob)
-            metadata, entries = reader.read()
-            alignment = metadata.get("general.alignment", 32)
-            data = (reader.position + alignment - 1) // alignment * alignment
-            tensors = {}
-            for name, (shape, kind, offset) in entries.items():
-                block, block_bytes = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType(kind)]
-                tensors[name] = Tensor(shape, kind, data + offset, prod(shape) // block * block_bytes)
-            end = max((tensor.start + tensor.size for tensor in tensors.values()), default=0)
-            if end > len(blob):
-                raise ValueError(f"it ends at {len(blob):,} of {end:,} bytes")
+        reader = gguf.GGUFReader(path)
+        metadata = {key: field.contents() for key, field in reader.fields.items()}
+        tensors = {str(tensor.name): tensor for tensor in reader.tensors}
     except FileNotFoundError:
         raise ModelError(f"there is no file {path}") from None
-    # struct.error, UnicodeDecodeError, an unknown quantisation, an empty file: the bytes are not a whole GGUF file.
-    except (ValueError, KeyError, TypeError, ArithmeticError, MemoryError, struct.error) as error:
+    # Whatever the reader stumbles over, an unknown quantisation or an empty file: it is not a whole GGUF file.
+    except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"{path} is not a readable GGUF file ({_one_line(error)}): download it again") from error
     return GGUFFile(path, metadata, tensors)
-
-
-class _Reader:
-    """A position in the bytes of a GGUF file (https://github.com/ggml-org/ggml/blob/master/docs/gguf.md)."""
-
-    def __init__(self, blob: mmap.mmap) -> None:
-        self.blob = blob
-        self.position = 0
-
-    def read(self) -> tuple[dict[str, Any], dict[str, tuple[tuple[int, ...], int, int]]]:
-        """(metadata, tensor name -> (shape, kind, offset)); leaves the position at the end of the header."""
-        if self.blob[:4] != b"GGUF":
-            raise ValueError("it does not begin with GGUF")
-        self.position = 4
-        version, tensor_count, metadata_count = self.scalars("IQQ")
-        if version not in (2, 3):
-            raise ValueError(f"version {version} is not known, 2 and 3 are")
-        metadata = {}
-        for _ in range(metadata_count):
-            key = self.string()
-            metadata[key] = self.value(*self.scalars("I"))
-        tensors = {}
-        for _ in range(tensor_count):
-            name = self.string()
-            shape = self.scalars(f"{self.scalars('I')[0]}Q")
-            tensors[name] = (shape[::-1], *self.scalars("IQ"))
-        return metadata, tensors
-
-    def scalars(self, kinds: str) -> tuple[Any, ...]:
-        values = struct.unpack_from("<" + kinds, self.blob, self.position)
-        self.position += struct.calcsize("<" + kinds)
-        return values
-
-    def string(self) -> str:
-        (length,) = struct.unpack_from("<Q", self.blob, self.position)
-        start = self.position + 8
-        self.position = start + length
-        if self.position > len(self.blob):
-            raise ValueError(f"it ends at {len(self.blob):,} bytes, inside its header")
-        return self.blob[start : self.position].decode()
-
-    def value(self, kind: int) -> Any:
-        if kind == _STRING:
-            return self.string()
-        if kind == _ARRAY:
-            element, count = self.scalars("IQ")
-            if element in _SCALARS:
-                return list(self.scalars(f"{count}{_SCALARS[element]}"))
-            return [self.value(element) for _ in range(count)]
-        return self.scalars(_SCALARS[kind])[0]
 
 
 def build_config(file: GGUFFile) -> Any:
@@ -164,7 +92,7 @@ def build_config(file: GGUFFile) -> Any:
     return AutoConfig.for_model(
         architecture,
         architectures=[ARCHITECTURES[architecture]],
-        vocab_size=file.tensors["token_embd.weight"].shape[0],
+        vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=hidden,
         intermediate_size=file.setting("feed_forward_length"),
         num_hidden_layers=file.setting("block_count"),
@@ -196,8 +124,12 @@ def build_tokenizer(file: GGUFFile) -> Any:
     for ours, theirs in (("bos", "bos"), ("eos", "eos"), ("unk", "unknown"), ("pad", "padding")):
         if (index := metadata.get(f"{theirs}_token_id")) is not None:
             special[f"{ours}_token"] = metadata["tokens"][index]
+    rule = metadata.get("pre")
+    # Where the file says nothing, llama.cpp puts BOS before sentencepiece and Llama 3 text, and only there.
+    add_bos = metadata.get("add_bos_token", metadata["model"] == "llama" or rule == "llama-bpe")
     options = {
         **special,
+        "add_bos_token": bool(add_bos) and "bos_token" in special,
         "chat_template": metadata.get("tokenizer.chat_template"),
         "model_max_length": file.setting("context_length"),
         "clean_up_tokenization_spaces": False,
@@ -208,7 +140,6 @@ def build_tokenizer(file: GGUFFile) -> Any:
         for leak in ("is_local", "local_files_only", "name_or_path"):
             tokenizer.init_kwargs.pop(leak, None)
         return tokenizer
-    rule = metadata.get("pre")
     if metadata["model"] != "gpt2" or rule not in _SPLITS:
         raise _refusal(file, f"its tokenizer ({metadata['model']}, {rule}) is not among those tested")
 
@@ -228,9 +159,7 @@ def build_tokenizer(file: GGUFFile) -> Any:
     for kind, token in zip(metadata.get("token_type", ()), metadata["tokens"], strict=False):
         if kind in (_CONTROL, _USER_DEFINED):
             backend.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL)])
-    # llama.cpp puts BOS before Llama 3's text unless the file says not to.
-    add_bos = bool(metadata.get("add_bos_token", rule == "llama-bpe")) and "bos_token" in special
-    return PreTrainedTokenizerFast(tokenizer_object=backend, add_bos_token=add_bos, **options)
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
 def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
@@ -256,18 +185,16 @@ def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
     if missing or left_over:
         raise _refusal(file, f"it has no {missing[0]}" if missing else f"nothing here uses its {left_over[0]}")
 
-    blob = np.memmap(file.path, mode="r", dtype=np.uint8)
     weights = {}
     for name, source in sources.items():
-        tensor = file.tensors[source]
-        if tensor.shape != wanted[name]:
-            raise _refusal(file, f"{source} has shape {tensor.shape}, not {wanted[name]}")
-        raw = blob[tensor.start : tensor.start + tensor.size].reshape(*tensor.shape[:-1], -1)
-        values = torch.from_numpy(np.array(gguf.dequantize(raw, gguf.GGMLQuantizationType(tensor.kind))))
+        tensor, shape = file.tensors[source], file.shape(source)
+        if shape != wanted[name]:
+            raise _refusal(file, f"{source} has shape {shape}, not {wanted[name]}")
+        values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
         if config.model_type == "llama" and (".attn_q." in source or ".attn_k." in source):
             # llama.cpp turns neighbouring pairs, transformers the two halves of a head: put the rows back.
             heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
-            values = values.reshape(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+            values = values.reshape(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
         weights[name] = values.to(torch.bfloat16)
     return weights
 

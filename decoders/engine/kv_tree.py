@@ -93,9 +93,13 @@ class KVTree:
     # -- branches -----------------------------------------------------------------------------------------------
 
     def open(self, tokens: Sequence[int] = ()) -> Branch:
-        """A branch that holds `tokens`, on top of whatever of them the tree has already."""
+        """A branch that holds `tokens`, on top of whatever of them the tree has already. Raises KVTreeFullError."""
         branch = Branch(array("i"))
-        self.extend(branch, tokens)
+        try:
+            self.extend(branch, tokens)
+        except KVTreeFullError:
+            self.release(branch)
+            raise
         return branch
 
     def fork(self, branch: Branch, length: int | None = None) -> Branch:

@@ -17,6 +17,7 @@ from tot.decoders.errors import ModelError
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository holds beside weights
 OTHER_FORMATS = ["*/*", "consolidated*"]  # the same weights again, for other programs
+HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 
@@ -79,11 +80,11 @@ def find_model(name: str | Path) -> Path:
 
 
 def _from_hub(hub_id: str, advice: str) -> Path:
-    """The folder of a hub repository in the hub cache.
+    """The folder of a hub repository in the hub cache, downloaded if it isn't whole there.
 
-    `snapshot_download` tries a dead network once, where transformers' `from_pretrained` takes 23 s a file.
+    Not through transformers' `from_pretrained`, which tries a dead network for 23 s a file.
     """
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of whichever HTTP client it uses
 
     try:
@@ -94,6 +95,7 @@ def _from_hub(hub_id: str, advice: str) -> Path:
     except (OSError, ValueError):
         pass  # not in the hub cache, or not whole
     try:
+        HfApi().model_info(hub_id, timeout=HUB_TIMEOUT)  # snapshot_download's own first question has no time limit
         folder = Path(snapshot_download(hub_id, allow_patterns=SMALL_FILES, ignore_patterns=OTHER_FORMATS))
         check_supported(read_config(folder))  # before gigabytes of a model that can't be run
         patterns = [*SMALL_FILES, "*.safetensors"]

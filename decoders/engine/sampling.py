@@ -103,8 +103,9 @@ def _gumbel_max(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     scores = scaled[rows, candidates].double() + gumbel(keys[rows], candidates)
     best = torch.full_like(reached, -torch.inf).scatter_reduce(0, rows, scores, "amax")
     wins = scores == best[rows]
-    # Nothing wins in a row of NaN: its token stays the argmax, and its log-probability says NaN.
-    return top_token.scatter(0, rows[wins].flip(0), candidates[wins].flip(0))
+    none = logits.shape[1]
+    winner = torch.full_like(top_token, none).scatter_reduce(0, rows[wins], candidates[wins], "amin")
+    return torch.where(winner < none, winner, top_token)  # in a row of NaN nothing wins; its log-probability says so
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:

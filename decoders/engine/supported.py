@@ -43,6 +43,9 @@ def _window(config: Any) -> Any:
     """The sliding window that some layer uses, or None. Layers with types use one only where their type says so."""
     if getattr(config, "layer_types", None) or not getattr(config, "use_sliding_window", True):
         return None
+    first = getattr(config, "max_window_layers", None)  # Qwen: the first layer with a window
+    if first is not None and first >= config.num_hidden_layers:
+        return None
     return getattr(config, "sliding_window", None)
 
 

@@ -33,7 +33,9 @@ class TextCodec:
             ends.append(tokenizer.eos_token_id)
         self.end_ids = frozenset(ends)
         """Tokens that end a text."""
-        written = sorted((added.content for added in tokenizer.added_tokens_decoder.values()), key=len, reverse=True)
+        added = (token.content for token in tokenizer.added_tokens_decoder.values())
+        # Longest first. Gemma, Phi and GPT-NeoX add runs of blanks too: those are text.
+        written = sorted((content for content in added if content.strip()), key=len, reverse=True)
         any_control = "|".join(map(re.escape, written)) or r"(?!)"
         self._spelled_out = re.compile(any_control)
         self._begins_control = re.compile(f"(?={any_control})")  # finds overlapping ones too

@@ -36,7 +36,8 @@ from tot.decoders.engine.loading import TESTED_FAMILIES, check_supported, list_m
 from tot.decoders.engine.model_names import KNOWN_MODELS
 from tot.decoders.errors import ModelError, OptionError
 
-CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|tool|>"]
+USER_DEFINED = ["<think>"]
 MERGES = ["Ġ Ġ", "h e", "l l", "he ll", "hell o", "Ġ w", "Ċ Ċ", "Ġ hello"]
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]
@@ -56,7 +57,7 @@ class Tiny(NamedTuple):
 
 def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
     """A random model of a family, and the GGUF file llama.cpp's converter would write of it."""
-    tokens = [*CONTROL, *bytes_to_unicode(), *(merge.replace(" ", "") for merge in MERGES)]
+    tokens = [*CONTROL, *USER_DEFINED, *bytes_to_unicode(), *(merge.replace(" ", "") for merge in MERGES)]
     options: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
     config = AutoConfig.for_model(
         family,
@@ -87,7 +88,7 @@ def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(changed.pop("pre", "smollm"))
     writer.add_token_list(tokens)
-    writer.add_token_types([3] * len(CONTROL) + [1] * (len(tokens) - len(CONTROL)))
+    writer.add_token_types([3] * len(CONTROL) + [4] + [1] * (len(tokens) - len(CONTROL) - 1))
     writer.add_token_merges(MERGES)
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(2)
@@ -135,8 +136,12 @@ def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that conversions of this test have written to."""
     done: list[Path] = []
-    real = gguf_convert.convert
-    monkeypatch.setattr(gguf_cache, "convert", lambda file, place: (done.append(place), real(file, place)))
+
+    def counted(file: gguf_convert.GGUFFile, place: Path) -> None:
+        done.append(place)
+        gguf_convert.convert(file, place)
+
+    monkeypatch.setattr(gguf_cache, "convert", counted)
     return done
 
 
@@ -173,9 +178,14 @@ def test_tied_embeddings_stay_tied_and_are_stored_once(tiny: Tiny, tmp_path: Pat
     assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
 
 
-def test_the_cached_tokenizer_is_the_files_own(tiny: Tiny, tmp_path: Path) -> None:
-    direct = build_tokenizer(read_gguf(tiny.path))
-    cached = load_model(tiny.path, cache_dir=tmp_path).tokenizer
+@pytest.mark.parametrize(
+    ("family", "pre"),
+    [("llama", "smollm"), ("llama", "gpt-2"), ("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2")],
+)
+def test_the_cached_tokenizer_is_the_files_own(family: str, pre: str, tmp_path: Path) -> None:
+    made = write_gguf(tmp_path / "tiny.gguf", family, **{"pre": pre, "tokenizer.ggml.add_bos_token": 0})
+    direct = build_tokenizer(read_gguf(made.path))
+    cached = load_model(made.path, cache_dir=tmp_path).tokenizer
     for text in TEXTS:
         assert cached.encode(text) == direct.encode(text)
         assert cached.decode(cached.encode(text)) == text
@@ -185,7 +195,9 @@ def test_the_cached_tokenizer_is_the_files_own(tiny: Tiny, tmp_path: Path) -> No
     assert cached.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == (
         "<|im_start|>user\nhello<|im_end|>\n"
     )
-    assert cached.decode(cached.encode("<|im_start|>hello<|im_end|>"), skip_special_tokens=True) == "hello"
+    ids = cached.encode("<think>hello<|tool|>")
+    assert (ids[0], ids[-1]) == (4, 3)  # added tokens are never cut; only control tokens are hidden
+    assert cached.decode(ids, skip_special_tokens=True) == "<think>hello"
 
 
 def test_smollm_splits_digits_before_anything_else(tiny: Tiny) -> None:
@@ -264,7 +276,7 @@ def test_a_truncated_gguf_says_to_download_it_again(tiny: Tiny, tmp_path: Path, 
 
 def test_a_file_that_is_not_gguf_says_so(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>not found</html>" * 10)
-    with pytest.raises(ModelError, match="does not begin with GGUF"):
+    with pytest.raises(ModelError, match="not a readable GGUF file.*download it again"):
         load_model(tmp_path / "page.gguf", cache_dir=tmp_path)
 
 
@@ -351,6 +363,14 @@ def test_a_damaged_conversion_is_made_anew(damage: Any, tiny: Tiny, tmp_path: Pa
     assert loaded.tokenizer.encode("hello") != []
     assert len(conversions) == 2
     assert cached_model(tiny.path, tmp_path / "models").build != made.build
+
+
+@pytest.mark.parametrize("damage", [cut_weights, lose_manifest, break_manifest, lose_config])
+def test_a_folder_that_does_not_fit_its_manifest_is_never_opened(damage: Any, tiny: Tiny, tmp_path: Path) -> None:
+    made = cached_model(tiny.path, tmp_path)
+    assert read_manifest(made.folder) == made
+    damage(made.folder)
+    assert read_manifest(made.folder) is None
 
 
 def test_a_conversion_that_stays_unreadable_is_an_error(
@@ -471,11 +491,12 @@ def test_a_cache_folder_that_cannot_be_written_names_tot_cache(tiny: Tiny, tmp_p
     one_line(error)
 
 
-@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root writes everywhere")
 def test_a_read_only_cache_is_read_but_not_written(tiny: Tiny, tmp_path: Path) -> None:
     load_model(tiny.path, cache_dir=tmp_path)
     other = write_gguf(tmp_path / "other.gguf", "qwen3")
     (tmp_path / "models").chmod(0o500)
+    if os.access(tmp_path / "models", os.W_OK):
+        pytest.skip("this user writes everywhere")
     try:
         assert load_model(tiny.path, cache_dir=tmp_path).name == str(tiny.path)
         with pytest.raises(ModelError, match="can't be written"):
@@ -600,6 +621,15 @@ def test_tested_families_with_plain_attention_pass(family: str, options: dict[st
     check_supported(SimpleNamespace(**config.to_dict()))  # and as config.json spells it
 
 
+def test_windows_are_judged_from_config_json_as_from_transformers() -> None:
+    """Published Qwen2 configurations name a window that no layer uses, without `layer_types`."""
+    plain = {"model_type": "qwen2", "sliding_window": 32768, "num_hidden_layers": 28, "max_window_layers": 21}
+    check_supported(SimpleNamespace(**plain, use_sliding_window=False))
+    check_supported(SimpleNamespace(**{**plain, "max_window_layers": 28}, use_sliding_window=True))
+    with pytest.raises(ModelError, match="sliding-window"):
+        check_supported(SimpleNamespace(**plain, use_sliding_window=True))
+
+
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
     AutoConfig.for_model("gpt2").save_pretrained(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"not weights")
@@ -610,7 +640,7 @@ def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path: 
 def test_an_unsupported_model_object_is_refused() -> None:
     config = Qwen2Config(use_sliding_window=True, max_window_layers=0, num_hidden_layers=1)
     with pytest.raises(ModelError, match="sliding_attention"):
-        load_model(SimpleNamespace(config=config), tokenizer="mine")  # type: ignore[arg-type]
+        load_model(SimpleNamespace(config=config), tokenizer="mine")
 
 
 # --- dtype and device ----------------------------------------------------------------------------------------------

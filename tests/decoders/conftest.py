@@ -1,0 +1,80 @@
+"""Tiny models with random weights and a tiny tokenizer, made on the spot: nothing is downloaded, all is float32 on the CPU.
+
+Import mode is importlib, so what tests share are fixtures: mostly factories, since an Engine changes its model.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tot.decoders import Engine, LocalDecoder, load_decoder, load_model
+
+CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+MERGES = ["t h", "th e", "i n", "e r", "a n", "Ġ t", "Ġ the", "Ġ a", "o n", "r e", "an d", "Ġ 1", "1 0", "Ċ Ċ", "in g",
+          "a b", "ab c", "o u", "Ġ s", "e n"]
+FAMILIES = {
+    "llama": {},
+    "qwen2": {},
+    "qwen3": {"head_dim": 16},
+    "mistral": {"head_dim": 16, "sliding_window": None},
+    "gemma": {"head_dim": 16},
+    "phi3": {"pad_token_id": 0},
+}
+VOCAB = 300
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """Byte-level BPE of a few merges, three control tokens and a ChatML template."""
+    merges = [tuple(merge.split(" ")) for merge in MERGES]
+    spelled = [*CONTROL, *sorted(pre_tokenizers.ByteLevel.alphabet()), *("".join(merge) for merge in merges)]
+    backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(spelled)}, merges=merges))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        eos_token="<|im_end|>",
+        additional_special_tokens=["<|endoftext|>", "<|im_start|>"],
+        chat_template=CHATML,
+    )
+
+
+def _make_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
+    config = AutoConfig.for_model(
+        family,
+        **{
+            "vocab_size": VOCAB,
+            "hidden_size": 48,
+            "intermediate_size": 64,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 1024,
+            "initializer_range": 0.3,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "attn_implementation": "sdpa",
+            **FAMILIES[family],
+            **changes,
+        },
+    )
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)

@@ -1,0 +1,290 @@
+"""Seeded sampling: the right distribution, as a pure function of the logits, the seed, the sample and the position."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from scipy import stats
+from torch import Tensor
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from tot.decoders.engine import sampling
+from tot.decoders.engine.sampling import GUMBEL_MAX, Draw, Sampled, filtered, gumbel, noise_key, read
+
+FAST = settings(deadline=None, derandomize=True, database=None)
+VOCAB = 40
+WORD = 2**32
+
+
+def draw(
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: int = 0,
+    sample: int = 0,
+    position: int = 0,
+) -> Draw:
+    return Draw(temperature, top_k, top_p, min_p, seed, sample, position)
+
+
+def random_logits(rows: int, seed: int = 0, spread: float = 2.0, vocab: int = VOCAB) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def warped(logits: Tensor, how: Draw) -> Tensor:
+    """What transformers makes of the logits."""
+    steps = LogitsProcessorList([TemperatureLogitsWarper(how.temperature)])
+    if how.top_k:
+        steps.append(TopKLogitsWarper(how.top_k))
+    if how.top_p < 1:
+        steps.append(TopPLogitsWarper(how.top_p))
+    if how.min_p:
+        steps.append(MinPLogitsWarper(how.min_p))
+    result: Tensor = steps(None, logits)
+    return result
+
+
+def brute_force(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+    """Gumbel-max over the whole vocabulary."""
+    every = torch.arange(logits.shape[1])
+    tokens = []
+    for row, how in zip(logits, draws, strict=True):
+        scaled = warped(row[None], how)[0] if how.temperature else row
+        noise = gumbel(torch.tensor(noise_key(how)), every) if how.temperature else 0
+        tokens.append(int((scaled.double() + noise).argmax()))
+    return tokens
+
+
+def tokens(sampled: Sequence[Sampled]) -> list[int]:
+    return [one.token for one in sampled]
+
+
+def mix(word: int) -> int:
+    """Murmur3's finaliser in Python's own integers."""
+    word ^= word >> 16
+    word = word * 0x85EBCA6B % WORD
+    word ^= word >> 13
+    word = word * 0xC2B2AE35 % WORD
+    return word ^ word >> 16
+
+
+def unmix(word: int) -> int:
+    word ^= word >> 16
+    word = word * pow(0xC2B2AE35, -1, WORD) % WORD
+    word ^= word >> 13 ^ word >> 26
+    word = word * pow(0x85EBCA6B, -1, WORD) % WORD
+    return word ^ word >> 16
+
+
+draws = st.builds(
+    draw,
+    temperature=st.sampled_from([0.0, 0.01, 0.3, 0.7, 1.0, 1.5, 20.0]),
+    top_k=st.sampled_from([0, 1, 5, VOCAB, 10 * VOCAB]),
+    top_p=st.sampled_from([0.01, 0.5, 0.9, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.5, 1.0]),
+    seed=st.integers(0, 2**64 - 1),
+    sample=st.integers(0, 100),
+    position=st.integers(0, 5000),
+)
+
+
+@settings(FAST, max_examples=150)
+@given(st.lists(draws, min_size=1, max_size=6), st.integers(0, 1000), st.sampled_from([0.1, 2.0, 30.0]))
+@example([draw(sample=i) for i in range(200)], 0, 1.0)
+def test_draws_what_a_gumbel_argmax_over_the_whole_vocabulary_draws(hows: list[Draw], seed: int, spread: float) -> None:
+    logits = random_logits(len(hows), seed, spread)
+    assert tokens(read(logits, hows)) == brute_force(logits, hows)
+
+
+@settings(FAST, max_examples=100)
+@given(st.lists(draws | st.integers(0, VOCAB - 1), min_size=1, max_size=8), st.randoms(use_true_random=False))
+def test_a_token_does_not_depend_on_what_it_is_batched_with(wanted: list[sampling.Read], random: object) -> None:
+    logits = random_logits(len(wanted), len(wanted))
+    alone = [read(logits[i : i + 1], [want])[0] for i, want in enumerate(wanted)]
+    order = list(range(len(wanted)))
+    random.shuffle(order)  # type: ignore[attr-defined]
+    packed = read(logits[order], [wanted[i] for i in order])
+    assert tokens(packed) == [alone[i].token for i in order]
+    assert [one.logprob for one in packed] == pytest.approx([alone[i].logprob for i in order], abs=1e-5)
+
+
+def test_seed_sample_and_position_each_change_the_draw() -> None:
+    logits = torch.zeros(1, 1000)
+    base = draw(seed=1, sample=2, position=3)
+    changed = [base, base._replace(seed=2), base._replace(sample=1), base._replace(position=2),
+               base._replace(seed=2, sample=1), base._replace(seed=3, position=1), base._replace(sample=3, position=2)]
+    drawn = [read(logits, [how])[0].token for how in changed]
+    assert len(set(drawn)) == len(changed)
+    assert len({noise_key(how) for how in changed}) == len(changed)
+
+
+def frequencies(logits: Tensor, hows: Sequence[Draw]) -> np.ndarray:
+    drawn = tokens(read(logits.expand(len(hows), -1), hows))
+    return np.bincount(drawn, minlength=logits.shape[1])
+
+
+def p_value(counts: np.ndarray, probabilities: Tensor) -> float:
+    """Chi-square; tokens expected fewer than five times are one bin, and one that can't be drawn must not be."""
+    p = probabilities.double().numpy()
+    if counts[p == 0].any():
+        return 0.0
+    expected = p / p.sum() * counts.sum()
+    common = expected >= 5
+    observed = np.append(counts[common], counts[~common].sum())
+    expected = np.append(expected[common], expected[~common].sum())
+    kept = expected > 0
+    return float(stats.chisquare(observed[kept], expected[kept]).pvalue)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        draw(),
+        draw(temperature=0.7),
+        draw(top_k=5),
+        draw(top_p=0.8),
+        draw(min_p=0.1),
+        draw(temperature=1.3, top_k=12, top_p=0.9, min_p=0.03),
+    ],
+    ids=["T=1", "T=0.7", "top_k", "top_p", "min_p", "all"],
+)
+def test_tokens_come_as_often_as_softmax_says(how: Draw) -> None:
+    logits = random_logits(1, seed=3)
+    counts = frequencies(logits, [how._replace(sample=i) for i in range(20_000)])
+    assert p_value(counts, warped(logits, how).softmax(-1)[0]) > 1e-3
+    other = how._replace(temperature=how.temperature * 1.1, top_k=0, top_p=1.0, min_p=0.0)
+    assert p_value(counts, warped(logits, other).softmax(-1)[0]) < 1e-3  # ten per cent of temperature would show
+
+
+@pytest.mark.parametrize("axis", ["seed", "sample", "position"])
+def test_every_axis_of_the_noise_gives_the_same_distribution(axis: str) -> None:
+    logits = random_logits(1, seed=4)
+    counts = frequencies(logits, [draw()._replace(**{axis: 7 * i}) for i in range(20_000)])
+    assert p_value(counts, logits.softmax(-1)[0]) > 1e-3
+
+
+@settings(FAST, max_examples=100)
+@given(
+    st.integers(0, 10_000),
+    st.sampled_from([0.2, 0.7, 1.0, 3.0]),
+    st.integers(0, VOCAB + 5),
+    st.floats(0.01, 1),
+    st.floats(0, 1),
+)
+def test_filters_keep_what_transformers_keeps(seed: int, temperature: float, k: int, p: float, floor: float) -> None:
+    how = draw(temperature, top_k=k, top_p=p, min_p=floor)
+    logits = random_logits(4, seed)
+    assert torch.equal(filtered(logits / temperature, [how] * 4), warped(logits, how))
+
+
+def test_filters_leave_rows_alone_that_did_not_ask() -> None:
+    logits = random_logits(3)
+    kept = filtered(logits, [draw(), draw(top_k=2), draw()])
+    assert torch.equal(kept[[0, 2]], logits[[0, 2]])
+    assert torch.isfinite(kept[1]).sum() == 2
+    assert torch.isfinite(logits).all()
+
+
+def uniforms(hows: Sequence[Draw], ids: Tensor) -> Tensor:
+    """(draws, ids) the uniforms behind the noise."""
+    keys = torch.tensor([noise_key(how) for how in hows])
+    return torch.exp(-torch.exp(-gumbel(keys[:, None], ids[None])))
+
+
+@pytest.mark.parametrize("axis", ["token", "position", "sample", "seed"])
+def test_noise_is_uniform_and_neighbours_are_uncorrelated(axis: str) -> None:
+    few, many = 4, 25_000
+    if axis == "token":
+        grid = uniforms([draw(seed=s) for s in range(few)], torch.arange(many))
+    else:
+        grid = uniforms([draw()._replace(**{axis: i}) for i in range(many)], torch.arange(few)).T
+    for row in grid.numpy():
+        assert stats.kstest(row, "uniform").pvalue > 1e-3
+        assert stats.chisquare(np.bincount((row * 256).astype(int), minlength=256)).pvalue > 1e-3
+    limit = 4.5 / math.sqrt(many)
+    for lag in (1, 2, 3, 16, 256):
+        assert np.abs([np.corrcoef(row[lag:], row[:-lag])[0, 1] for row in grid.numpy()]).max() < limit
+    assert np.abs(np.corrcoef(grid.numpy()) - np.eye(few)).max() < limit
+
+
+def test_noise_is_the_hash_that_python_integers_give() -> None:
+    keys = [noise_key(draw(seed=s)) for s in (0, 1, 2**64 - 1)] + [-1, 0, 2**63 - 1, -(2**63)]
+    ids = [0, 1, 255, 151_935, 2**31, WORD - 1]
+    expected = []
+    for key in keys:
+        low, high = key % WORD, (key % 2**64) >> 32
+        words = [mix((mix(token ^ low) + high) % WORD) for token in ids]
+        expected.append([-math.log(-math.log(((word >> 8) + 0.5) / 2**24)) for word in words])
+    noise = gumbel(torch.tensor(keys)[:, None], torch.tensor(ids)[None])
+    torch.testing.assert_close(noise, torch.tensor(expected, dtype=torch.float64))
+
+
+def test_noise_is_bounded_where_its_hash_is_extreme() -> None:
+    largest, least = (unmix(unmix(word)) for word in (WORD - 1, 0))
+    noise = gumbel(torch.tensor(0), torch.tensor([largest, least]))
+    assert noise.tolist() == pytest.approx([GUMBEL_MAX, -math.log(-math.log(0.5 / 2**24))], abs=1e-6)
+    assert GUMBEL_MAX == pytest.approx(17.33, abs=0.01)
+    assert noise[1] == pytest.approx(-2.85, abs=0.01)
+
+
+@pytest.mark.parametrize("margin", [1e-4, -1e-4])
+def test_the_unlikeliest_token_that_can_win_still_does(monkeypatch: pytest.MonkeyPatch, margin: float) -> None:
+    key = unmix(unmix(WORD - 1)) ^ 1  # gives token 1 the largest noise there is
+    monkeypatch.setattr(sampling, "noise_key", lambda _: key)
+    noise = gumbel(torch.tensor(key), torch.arange(2))
+    gap = float(noise[1] - noise[0]) - margin
+    assert gap > 10
+    assert read(torch.tensor([[gap, 0.0]]), [draw()])[0].token == (1 if margin > 0 else 0)
+
+
+def test_logprob_is_log_softmax_of_the_untouched_logits() -> None:
+    logits = random_logits(5)
+    wanted: list[sampling.Read] = [draw(0.0), draw(0.5, top_k=2), 7, draw(2.0, min_p=0.2), 0]
+    got = read(logits, wanted)
+    assert [got[2].token, got[4].token] == [7, 0]
+    expected = logits.log_softmax(-1)[range(5), tokens(got)]
+    assert [one.logprob for one in got] == pytest.approx(expected.tolist(), abs=1e-6)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_row_that_is_not_finite_says_so_and_spoils_no_other(bad: float) -> None:
+    logits = random_logits(6)
+    wanted: list[sampling.Read] = [draw(), draw(0.0), 3, draw(), draw(0.0), 3]
+    clean = read(logits, wanted)
+    logits[:3, 5] = bad
+    got = read(logits, wanted)
+    assert all(math.isnan(one.logprob) for one in got[:3])
+    assert got[3:] == clean[3:]
+
+
+def test_tokens_of_minus_infinity_are_never_drawn() -> None:
+    logits = torch.full((300, 8), -torch.inf)
+    logits[:, 2] = logits[:, 6] = 0.0
+    got = read(logits, [draw(sample=i) for i in range(300)])
+    assert set(tokens(got)) == {2, 6}
+    assert [one.logprob for one in got] == pytest.approx([-math.log(2)] * 300)
+
+
+def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
+    assert tokens(read(logits, [draw(0.0)] * 2)) == [1, 0]
+    monkeypatch.setattr(sampling, "gumbel", lambda _, tokens: torch.zeros(tokens.shape, dtype=torch.float64))
+    assert tokens(read(logits, [draw()] * 2)) == [1, 0]
+
+
+def test_a_low_temperature_draws_the_likeliest_token() -> None:
+    logits = random_logits(50)
+    assert tokens(read(logits, [draw(1e-4, sample=i) for i in range(50)])) == logits.argmax(-1).tolist()

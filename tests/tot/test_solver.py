@@ -1,0 +1,302 @@
+"""solve() and asolve(): scripts, event loops, many searches on one decoder, interrupts, and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tot import BFS, Budget, Sample, Solution, Value, asolve, load_decoder, solve
+from tot.decoders import ModelError, OptionError, RequestError, TaskError
+
+SMALL = BFS(thoughts=2, breadth=2, depth=3)
+QUESTIONS = ["one", "two", "what is two and three?", "a", "the same", "the same"]
+ONE_LEVEL = {"grow": ["a", "b"], "value a": "3", "value b": "7", "answer b": "the end"}
+
+
+def shape(solution: Solution) -> list[tuple[str, int | None]]:
+    """Every thought, in order, and its parent."""
+    return [(node.thought.text if node.thought else "", node.parent) for node in solution.tree]
+
+
+def values(solution: Solution) -> list[float]:
+    return [node.value for node in solution.tree if node.value is not None]
+
+
+# -- results ----------------------------------------------------------------------------------------------------
+
+
+def test_solve_returns_what_the_search_came_to(letters: Any, scripted: Any) -> None:
+    decoder = scripted(ONE_LEVEL)
+    solution = solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Value())
+    assert (solution.answer, solution.value, solution.solved, solution.stopped) == ("the end", 7, False, None)
+    assert (solution.calls, solution.parse_failures, len(solution.tree)) == (5, 0, 3)
+    assert solution.usage.new_tokens == 25
+    assert 0 < solution.usage.seconds < 60
+
+
+def test_a_solution_as_json_holds_its_summary_and_its_tree(letters: Any, scripted: Any) -> None:
+    solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
+    run = solution.to_json()
+    assert list(solution.summary()) == ["answer", "solved", "value", "usage"]
+    assert solution.summary().items() <= run.items()
+    assert (run["format"], run["version"], run["calls"], run["parse_failures"]) == ("tot.run", 1, 5, 0)
+    assert run["tree"] == solution.tree.to_json()
+    usage = ["prompt_tokens", "reused_prompt_tokens", "new_tokens", "forwards", "drafted", "accepted", "seconds"]
+    assert list(run["usage"]) == usage
+
+
+def test_solved_means_that_the_task_itself_verified_the_answer(letters: Any, scripted: Any) -> None:
+    strict = type(
+        "Strict", (letters,), {"verify": lambda self, question, answer: (question, answer) == ("q", "the end")}
+    )
+    search = BFS(thoughts=2, depth=2)
+    assert solve(strict, "q", decoder=scripted(ONE_LEVEL), search=search, evaluator=Value()).solved
+    wrong = scripted(ONE_LEVEL | {"answer b": "an end"})
+    assert not solve(strict, "q", decoder=wrong, search=search, evaluator=Value()).solved
+
+
+def test_an_answer_is_read_with_the_prefix_it_was_asked_to_continue(letters: Any, scripted: Any) -> None:
+    prefixed = "{% block user %}answer{% endblock %}{% block assistant %}The answer is{% endblock %}"
+    task = type("Prefixed", (letters,), {"templates": letters.templates | {"answer": prefixed}})
+    decoder = scripted(ONE_LEVEL | {"The answer is": "5."})
+    assert solve(task, "q", decoder=decoder, search=BFS(depth=1), evaluator=Value()).answer == "The answer is 5."
+
+
+def test_an_answer_that_cannot_be_read_is_looked_for_in_the_best_state(letters: Any, scripted: Any) -> None:
+    def parse_answer(self: Any, text: str) -> str | None:
+        return text if text == "b" else None
+
+    task = type("OnlyB", (letters,), {"parse_answer": parse_answer})
+    solution = solve(task, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
+    assert solution.answer == "b"
+
+
+# -- event loops and concurrency --------------------------------------------------------------------------------
+
+
+def test_solve_works_inside_a_running_event_loop(letters: Any, scripted: Any) -> None:
+    async def cell() -> tuple[Solution, bool]:
+        loop = asyncio.get_running_loop()
+        solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
+        return solution, asyncio.get_running_loop() is loop
+
+    solution, undisturbed = asyncio.run(cell())
+    assert solution.answer == "the end"
+    assert undisturbed
+
+
+def test_errors_reach_the_caller_inside_a_running_event_loop(letters: Any, scripted: Any) -> None:
+    async def cell() -> Solution:
+        return solve(letters, " ", decoder=scripted({}))
+
+    with pytest.raises(TaskError, match="the question is empty"):
+        asyncio.run(cell())
+
+
+def test_searches_at_once_on_one_decoder_find_what_they_find_one_by_one(letters: Any, tiny: Any) -> None:
+    task = type("Asked", (letters,), {"templates": {k: "{{ question }} " + v for k, v in letters.templates.items()}})
+    options: dict[str, Any] = {"search": SMALL, "max_tokens": 6, "seed": 5}
+    with tiny() as decoder:
+        alone = [solve(task, question, decoder=decoder, **options) for question in QUESTIONS]
+        alone_forwards = decoder.engine.forwards
+
+    async def all_at_once(decoder: Any) -> list[Solution]:
+        return await asyncio.gather(*(asolve(task, question, decoder=decoder, **options) for question in QUESTIONS))
+
+    with tiny() as decoder:
+        together = asyncio.run(all_at_once(decoder))
+        assert decoder.engine.forwards < alone_forwards / 2  # they did share forwards
+        assert decoder.engine.tree.live == 0
+    for one, other in zip(alone, together, strict=True):
+        assert shape(one) == shape(other)
+        assert one.answer == other.answer
+        assert values(one) == pytest.approx(values(other), rel=1e-4)
+        assert one.usage.new_tokens == other.usage.new_tokens
+    assert len({str(shape(solution)) for solution in alone}) == len(set(QUESTIONS))
+    assert shape(alone[-1]) == shape(alone[-2])  # the same question: the same seeds
+
+
+def test_the_same_run_seed_gives_the_same_tree_and_another_one_another(letters: Any, tiny: Any) -> None:
+    with tiny() as decoder:
+        first, again, other = (
+            solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6, seed=seed) for seed in (1, 1, 2)
+        )
+    assert shape(first) == shape(again)
+    assert shape(first) != shape(other)
+
+
+def test_a_cancelled_search_gives_its_slots_back(letters: Any, tiny: Any) -> None:
+    async def run(decoder: Any) -> None:
+        search = asyncio.create_task(asolve(letters, "q", decoder=decoder, search=BFS(thoughts=4, depth=9)))
+        while decoder.engine.tree.live == 0:
+            await asyncio.sleep(0.001)
+        search.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await search
+
+    with tiny() as decoder:
+        asyncio.run(run(decoder))
+        after = solve(letters, "q", decoder=decoder, search=BFS(thoughts=1, depth=2), max_tokens=2)
+        assert decoder.engine.tree.live == 0
+    assert len(after.tree) == 2
+
+
+def test_temperature_zero_makes_all_siblings_the_same(letters: Any, tiny: Any) -> None:
+    with tiny() as decoder:
+        greedy = solve(letters, "q", decoder=decoder, search=SMALL, generator=Sample(temperature=0.0), max_tokens=6)
+    level = [node.thought for node in greedy.tree if node.depth == 1]
+    assert len(level) == 2
+    assert level[0] == level[1]
+
+
+# -- models, budgets and what is counted ------------------------------------------------------------------------
+
+
+def test_prompt_tokens_forwards_and_reuse_are_counted(letters: Any, tiny: Any) -> None:
+    with tiny() as decoder:
+        solution = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
+        usage = solution.usage
+        assert usage.forwards == decoder.engine.forwards
+        assert usage.new_tokens >= sum(node.new_tokens for node in solution.tree) > 0
+        assert 0 < usage.reused_prompt_tokens < usage.prompt_tokens
+        assert (usage.drafted, usage.accepted) == (0, 0)
+
+
+@pytest.mark.parametrize("limit", ["forwards", "tokens"])
+def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, tiny: Any, limit: str) -> None:
+    with tiny() as decoder:
+        budget = Budget(**{limit: 12})
+        solution = solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, depth=9), max_tokens=6, budget=budget)
+        assert decoder.engine.tree.live == 0
+    assert solution.stopped is not None
+    spent = {"forwards": solution.usage.forwards, "tokens": solution.usage.new_tokens}[limit]
+    assert solution.stopped == f"budget: {limit} ({spent} of 12)"
+    assert 12 <= spent < 12 + 2 * 2  # at most one step of all branches over
+    assert max(node.depth for node in solution.tree) < 8
+
+
+def test_purposes_may_name_their_decoders_on_one_engine(letters: Any, tiny: Any) -> None:
+    with tiny() as decoder:
+        whole = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
+    fresh = tiny()
+    split = solve(
+        letters,
+        "q",
+        model=fresh.model,
+        tokenizer=fresh.tokenizer,
+        decoder={"generate": "ar", "answer": "ar"},
+        search=SMALL,
+        max_tokens=6,
+    )
+    assert shape(split) == shape(whole)
+
+
+# -- interrupts -------------------------------------------------------------------------------------------------
+
+INTERRUPTED = """
+import asyncio, os, signal, sys, time
+from tot import BFS, Task, Value, solve
+from tot.decoders import Completion, Usage
+
+class Letters(Task):
+    templates = {"thought": "grow {{ thoughts | length }}", "value": "value", "answer": "answer"}
+
+class Interrupting:
+    "Sends this process a Ctrl-C while it decodes the second level."
+    def generate(self, requests):
+        if requests[0].prompt[-1].content == "grow 1":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return [Completion("5", (), 0.0, "eos", Usage(new_tokens=1)) for r in requests for _ in range(r.sampling.n)]
+
+def run():
+    solution = solve(Letters, "q", decoder=Interrupting(), search=BFS(thoughts=2, depth=9), evaluator=Value())
+    print(solution.stopped, solution.answer, solution.value, len(solution.tree))
+
+async def cell():
+    run()
+
+run()
+asyncio.new_event_loop().run_until_complete(cell())  # as a notebook's kernel does: no signal handler of asyncio's own
+try:
+    while True:
+        time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+except KeyboardInterrupt:
+    print("and Ctrl-C is Ctrl-C again")
+"""
+
+
+def test_ctrl_c_ends_the_search_with_the_best_so_far_in_a_script_and_in_a_notebook(python: Any) -> None:
+    process = python("-c", INTERRUPTED)
+    out, err = process.communicate(timeout=60)
+    assert err == ""
+    assert out.splitlines() == ["interrupted 5 5.0 3", "interrupted 5 5.0 3", "and Ctrl-C is Ctrl-C again"]
+    assert process.returncode == 0
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", ["", "  \n"])
+def test_an_empty_question_is_refused_before_a_model_is_loaded(letters: Any, question: str) -> None:
+    with pytest.raises(TaskError, match="the question is empty: give some text"):
+        solve(letters, question, model="no such model")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"task": "gsm9k"}, r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of gsm8k"),
+        ({"decoder": "beam"}, r"unknown decoder 'beam'.*: choose one of .*\bar\b"),
+        ({"decoder": {"judge": "ar"}}, "unknown purpose 'judge': choose one of answer, evaluate, generate"),
+        ({"decoder": {"generate": "beam"}}, r"unknown decoder 'beam'.*: choose one of .*\bar\b"),
+        ({"decoder": "ar", "warmth": 3}, r"decoder ar, option warmth: .* \(its options: none\)"),
+        ({"dtype": "int3"}, r"dtype 'int3' is not known: choose auto, bf16, .*fp32"),
+        ({"device": "tpu"}, "device 'tpu' is not known: choose auto, cpu, "),
+    ],
+)
+def test_an_unknown_name_is_refused_with_the_choices(letters: Any, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        solve(**{"task": letters, "question": "q"} | options)
+
+
+def test_an_unknown_model_is_refused_with_the_known_ones(letters: Any) -> None:
+    with pytest.raises(ModelError, match=r"there is no model 'smollm2': did you mean smollm2-135m\?"):
+        solve(letters, "q", model="smollm2")
+
+
+def test_a_model_object_needs_its_tokenizer(letters: Any, tiny: Any) -> None:
+    with pytest.raises(OptionError, match="without a tokenizer: pass tokenizer= as well"):
+        solve(letters, "q", model=tiny().model)
+
+
+def test_a_decoder_object_takes_no_model_options(letters: Any, scripted: Any) -> None:
+    with pytest.raises(OptionError, match="dtype, kv_budget: a decoder object has its model already"):
+        solve(letters, "q", decoder=scripted({}), dtype="fp32", kv_budget=100)
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(letters: Any, tiny: Any) -> None:
+    asked = type("Asked", (letters,), {"templates": letters.templates | {"thought": "{{ question }}"}})
+    with tiny() as decoder, pytest.raises(RequestError, match=r"the model's context holds 512, .*: shorten the prompt"):
+        solve(asked, "long " * 200, decoder=decoder)
+
+
+def test_a_store_too_small_for_one_request_is_refused_with_the_numbers(letters: Any, tiny: Any) -> None:
+    with tiny(kv_budget=20) as decoder, pytest.raises(RequestError, match="the budget holds 20: raise kv_budget"):
+        solve(letters, "q", decoder=decoder)
+
+
+def test_a_closed_decoder_says_so(letters: Any, tiny: Any) -> None:
+    decoder = tiny()
+    decoder.close()
+    with pytest.raises(RequestError, match="this engine is closed: make a new one"):
+        solve(letters, "q", decoder=decoder)
+
+
+def test_load_decoder_is_the_same_from_both_packages() -> None:
+    from tot.decoders import load_decoder as from_decoders
+
+    assert load_decoder is from_decoders

@@ -1,0 +1,265 @@
+"""Templates: where they are found, what they become, what they can't do, and what is said of a broken one."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import State, Task, Thought
+from tot.decoders import Message, TaskError
+from tot.tasks.gsm8k import GSM8K
+
+
+def task_with(**templates: str) -> Task:
+    return type("Made", (Task,), {"templates": templates})()
+
+
+def ask(
+    task: Task, template: str = "thought", question: str = "q", *thoughts: str, **extra: Any
+) -> list[tuple[str, str]]:
+    state = State(question=question, thoughts=tuple(Thought(parts={"thought": thought}) for thought in thoughts))
+    return [(message.role, message.content) for message in task.prompt(template, state, **extra)]
+
+
+# -- what templates become --------------------------------------------------------------------------------------
+
+
+def test_a_template_without_blocks_is_one_user_message(letters: Any) -> None:
+    task = task_with(thought="  Riddle: {{ question }}\n{% for t in thoughts %}\n- {{ t.thought }}\n{% endfor %}\n")
+    assert ask(task, "thought", "q?", "one", "two") == [("user", "Riddle: q?\n- one\n- two")]
+
+
+def test_blocks_become_messages_in_the_order_of_a_chat_and_the_last_is_a_prefix() -> None:
+    task = task_with(
+        thought="{% block assistant %}A{{ question }} {% endblock %}ignored"
+        "{% block user %}\nU{{ question }}\n{% endblock %}{% block system %}S{% endblock %}"
+    )
+    assert ask(task) == [("system", "S"), ("user", "Uq"), ("assistant", "Aq")]
+
+
+def test_a_block_that_comes_out_empty_is_no_message() -> None:
+    task = task_with(
+        thought="{% block user %}U{% endblock %}"
+        "{% block assistant %}{% for t in thoughts %}{{ t.thought }} {% endfor %}{% endblock %}"
+    )
+    assert ask(task) == [("user", "U")]
+    assert ask(task, "thought", "q", "x") == [("user", "U"), ("assistant", "x")]
+
+
+def test_templates_include_and_extend_each_other() -> None:
+    task = task_with(
+        head="Head of {{ question }}.",
+        base="{% block system %}S{% endblock %}{% block user %}{% endblock %}",
+        thought="{% extends 'base' %}{% block user %}{% include 'head' %} Go{% endblock %}",
+        value="{% extends 'base' %}{% block user %}{{ super() }}V{% endblock %}",
+    )
+    assert ask(task) == [("system", "S"), ("user", "Head of q. Go")]
+    assert ask(task, "value") == [("system", "S"), ("user", "V")]
+
+
+def test_what_a_thoughts_earlier_templates_gave_are_variables() -> None:
+    assert ask(task_with(thought="{{ idea }} of {{ question }}"), idea="x") == [("user", "x of q")]
+
+
+def test_a_thought_template_may_not_hide_a_variable() -> None:
+    with pytest.raises(TaskError, match=r"Made has a thought template named 'thoughts'.*rename it"):
+        task_with(thought="x").prompt("thought", State(question="q"), idea="x", thoughts="y")
+    assert ask(task_with(thought="{{ name }} {{ state }}"), name="n", state="s") == [("user", "n s")]
+
+
+# -- where they are found ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def module(tmp_path: Path) -> Iterator[Any]:
+    """A user's module with a task of its own, imported from a file."""
+    (tmp_path / "riddles.py").write_text("from tot import Task\n\n\nclass HardRiddle(Task):\n    pass\n")
+    spec = importlib.util.spec_from_file_location("riddles_of_a_test", tmp_path / "riddles.py")
+    assert spec is not None
+    assert spec.loader is not None
+    made = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = made
+    spec.loader.exec_module(made)
+    yield made
+    del sys.modules[spec.name]
+
+
+def test_a_task_is_named_in_snake_case_after_its_class(module: Any) -> None:
+    assert module.HardRiddle.name == "hard_riddle"
+    assert type("Own", (Task,), {"name": "other"}).name == "other"
+    assert type("Below", (GSM8K,), {}).name == "below"
+
+
+def test_templates_are_files_beside_the_task_in_its_own_folder_first(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "hard_riddle").mkdir()
+    (tmp_path / "thought.jinja").write_text("beside")
+    (tmp_path / "value.jinja").write_text("value beside")
+    (tmp_path / "hard_riddle" / "thought.jinja").write_text("in the folder, {% include 'tail.jinja' %}")
+    (tmp_path / "tail.jinja").write_text("tail: {{ question }}")
+    assert ask(module.HardRiddle()) == [("user", "in the folder, tail: q")]
+    assert ask(module.HardRiddle(), "value") == [("user", "value beside")]
+
+
+def test_inline_templates_go_before_files_and_may_include_them(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "thought.jinja").write_text("a file")
+    (tmp_path / "value.jinja").write_text("{% include 'thought' %}!")
+    inline = {"thought": "inline, {% include 'thought.jinja' %}"}
+    task = type("Inline", (module.HardRiddle,), {"templates": inline, "__module__": module.__name__})()
+    assert ask(task) == [("user", "inline, a file")]
+    assert ask(task, "value") == [("user", "inline, a file!")]
+
+
+def test_the_packages_own_templates_are_found_by_the_tasks_name(module: Any, tmp_path: Path) -> None:
+    named = type("Named", (Task,), {"name": "gsm8k", "__module__": module.__name__})
+    assert "Question: q" in ask(named(), "head", demonstrations=[])[0][1]
+    (tmp_path / "head.jinja").write_text("mine")
+    assert ask(named(), "head") == [("user", "mine")]
+
+
+def test_a_class_without_a_file_has_its_inline_templates(module: Any) -> None:
+    space: dict[str, Any] = {"__name__": "typed_into_a_notebook", "Task": Task}
+    exec("class Typed(Task):\n    templates = {'thought': 'T {{ question }}'}", space)
+    assert ask(space["Typed"]()) == [("user", "T q")]
+
+
+def test_a_missing_template_is_named_with_the_places_where_it_was_looked_for(module: Any, tmp_path: Path) -> None:
+    with pytest.raises(TaskError) as error:
+        ask(module.HardRiddle())
+    said = str(error.value)
+    assert said.startswith(
+        "task HardRiddle has no template 'thought': define it in `templates`, or as a file in one of"
+    )
+    assert f"{tmp_path / 'hard_riddle'}, {tmp_path}, " in said
+    assert said.endswith("hard_riddle")  # the package's folder
+
+
+def test_a_missing_include_is_named_not_the_template_that_includes_it() -> None:
+    with pytest.raises(TaskError, match=r"task Made has no template 'gone\.jinja'"):
+        ask(task_with(thought="{% include 'gone.jinja' %}"))
+
+
+def test_data_lies_with_the_templates_as_json(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "questions.json").write_text('[{"question": "What é?"}]', encoding="utf-8")
+    task = module.HardRiddle()
+    assert task.example() == "What é?"
+    (tmp_path / "broken.json").write_text("[1,")
+    with pytest.raises(TaskError, match=r"broken\.json of task HardRiddle is not JSON"):
+        task.data("broken")
+    with pytest.raises(TaskError, match=rf"task HardRiddle has no absent\.json in .*{tmp_path.name}"):
+        task.data("absent")
+
+
+# -- what is said of a broken one -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("template", "said"),
+    [
+        ("one\ntwo\n{{ missing }}", "template thought, line 3: 'missing' is undefined"),
+        ("{{ question.nothing }}", "template thought, line 1: 'str object' has no attribute 'nothing'"),
+        ("\n{{ thoughts[-1].thought }}", "template thought, line 2: list object has no element -1"),
+        ("{% block user %}\n\n{{ missing }}\n{% endblock %}", "template thought, line 3: 'missing' is undefined"),
+        (
+            "{% block user %}u{% endblock %}\n{% block assistant %}{{ missing }}{% endblock %}",
+            "template thought, line 2: 'missing'",
+        ),
+        ("{% include 'inner' %}", "template inner, line 2: 'deep' is undefined"),
+        ("{% block user %}{% include 'inner' %}{% endblock %}", "template inner, line 2: 'deep' is undefined"),
+        ("a\n{{ 1 / 0 }}", "template thought, line 2: division by zero"),
+        ("a\n{{ question + 1 }}", "template thought, line 2: can only concatenate str"),
+        ("{{ question.upper(1) }}", "template thought, line 1: str.upper"),
+        ("a\nb\n{% if %}", "template thought, line 3: Expected an expression"),
+        ("a\n{% for x in y %}", "template thought, line 2: Unexpected end of template"),
+        ("a\n{{ question | shout }}", "template thought, line 2: No filter named 'shout'"),
+        ("{% include 'unclosed' %}", "template unclosed, line 2: "),
+    ],
+)
+def test_a_broken_template_is_named_with_its_line_and_what_is_wrong(template: str, said: str) -> None:
+    task = task_with(thought=template, inner="\n{{ deep }}", unclosed="\n{{ question")
+    with pytest.raises(TaskError) as error:
+        ask(task)
+    assert str(error.value).startswith(said)
+    assert "\n" not in str(error.value)
+
+
+def test_a_broken_file_is_named_with_its_line(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "thought.jinja").write_text("{% block user %}\nfine\n{{ missing }}\n{% endblock %}")
+    (tmp_path / "value.jinja").write_text("fine\n{% block %}")
+    with pytest.raises(TaskError, match=r"^template thought\.jinja, line 3: 'missing' is undefined$"):
+        ask(module.HardRiddle())
+    with pytest.raises(TaskError, match=r"^template value\.jinja, line 2: "):
+        ask(module.HardRiddle(), "value")
+
+
+@pytest.mark.parametrize(
+    "template", ["", " \n", "{% if thoughts %}x{% endif %}", "{% block user %} {% endblock %}", "{# x #}"]
+)
+def test_a_prompt_of_nothing_is_refused(template: str) -> None:
+    with pytest.raises(TaskError, match="template thought of task Made came out empty: give it some text"):
+        ask(task_with(thought=template))
+
+
+# -- what they can't do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ ''.__class__.__mro__ }}",
+        "{{ question.__class__ }}",
+        "{{ question.__init__.__globals__ }}",
+        "{{ ''['__class__'] }}",
+        "{{ '{0.__class__}'.format(question) }}",
+        "{{ thoughts.append(1) }}",
+        "{{ range(999999999) | list }}",
+    ],
+)
+def test_a_template_reaches_nothing_but_what_it_is_given(template: str) -> None:
+    with pytest.raises(TaskError, match=r"^template thought, line 1: .*(unsafe|not safely|Range too big|restricted)"):
+        ask(task_with(thought=template))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ 7*7 }}",
+        "{% if %}",
+        "{# gone #}",
+        "{{ question }}",
+        "{{ ''.__class__ }}",
+        "{%- block user -%}",
+        "<b>&amp;</b>",
+        "# x",
+    ],
+)
+def test_jinja_in_a_question_or_a_thought_is_text(text: str) -> None:
+    task = task_with(thought="Q: {{ question }}|{{ thoughts[-1].thought }}|{{ idea }}")
+    assert ask(task, "thought", text, text, idea=text) == [("user", f"Q: {text}|{text}|{text}")]
+
+
+@given(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("{}%#\n\"'<&"), min_size=1))
+def test_any_question_is_shown_as_it_is(question: str) -> None:
+    task = task_with(thought="[{{ question }}]")
+    assert task.prompt("thought", State(question=question)) == (Message(role="user", content=f"[{question}]"),)
+
+
+@pytest.mark.parametrize("question", ["", " ", "\n\t ", "\u2003"])
+def test_an_empty_question_is_refused(question: str) -> None:
+    with pytest.raises(TaskError, match="the question is empty: give some text"):
+        task_with().start(question)
+
+
+def test_a_question_that_is_no_text_is_refused() -> None:
+    with pytest.raises(TaskError, match="not Unicode text"):
+        task_with().start("caf\udce9")
+
+
+def test_space_around_a_question_is_dropped() -> None:
+    assert task_with().start("  how\nmany? \n").question == "how\nmany?"

@@ -1,0 +1,270 @@
+"""ThoughtTree: what it holds, and that its JSON holds all of it; files that are none are refused by name."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import Node, State, Thought, ThoughtTree
+from tot.decoders import TaskError
+from tot.tree import write_json
+
+texts = st.text(
+    st.characters(exclude_categories=("Cs",)) | st.sampled_from('\0\x1b\x85\u2028\u202e\ufeff\ufffe🙂é{}"\\')
+)
+numbers = st.floats(allow_nan=False)
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> ThoughtTree:
+    """Up to nine nodes anywhere, with any texts, values and counts."""
+    tree = ThoughtTree(State(question=draw(texts)))
+    for size in range(1, draw(st.integers(1, 9))):
+        parts = draw(st.dictionaries(texts, texts, max_size=3))
+        tree.add(
+            tree[draw(st.integers(0, size - 1))],
+            Thought(parts=parts),
+            value=draw(st.none() | numbers),
+            terminal=draw(st.booleans()),
+            new_tokens=draw(st.integers(0, 10**12)),
+            seconds=draw(st.floats(0, 1e9)),
+            parse_failures=draw(st.integers(0, 9)),
+        )
+    if draw(st.booleans()):
+        tree.choose(tree[draw(st.integers(0, len(tree) - 1))])
+    return tree
+
+
+def same(a: ThoughtTree, b: ThoughtTree) -> bool:
+    return (
+        list(a) == list(b)
+        and [a.state(node) for node in a] == [b.state(node) for node in b]
+        and [[child.id for child in a.children(node)] for node in a] == [[c.id for c in b.children(node)] for node in b]
+    )
+
+
+@pytest.fixture
+def tree() -> ThoughtTree:
+    """root -> a, b; b -> c, d; d -> e."""
+    tree = ThoughtTree(State(question="q"))
+    named: dict[str, Node] = {"": tree.root}
+    for parent, name in (("", "a"), ("", "b"), ("b", "c"), ("b", "d"), ("d", "e")):
+        named[name] = tree.add(named[parent], Thought(parts={"thought": name}), value=float(ord(name)))
+    return tree
+
+
+# -- the tree ---------------------------------------------------------------------------------------------------
+
+
+def test_a_node_knows_its_parent_depth_and_place_among_its_siblings(tree: ThoughtTree) -> None:
+    assert [(node.id, node.parent, node.depth, node.index) for node in tree] == [
+        (0, None, 0, 0),
+        (1, 0, 1, 0),
+        (2, 0, 1, 1),
+        (3, 2, 2, 0),
+        (4, 2, 2, 1),
+        (5, 4, 3, 0),
+    ]
+
+
+def test_paths_places_children_and_leaves(tree: ThoughtTree) -> None:
+    assert [node.id for node in tree.path(tree[5])] == [0, 2, 4, 5]
+    assert [node.id for node in tree.path(tree.root)] == [0]
+    assert [tree.place(node) for node in tree] == ["0", "0.0", "0.1", "0.1.0", "0.1.1", "0.1.1.0"]
+    assert [node.id for node in tree.children(tree[2])] == [3, 4]
+    assert [node.id for node in tree.leaves()] == [1, 3, 5]
+    assert len(tree) == 6
+
+
+def test_a_state_holds_the_thoughts_on_its_path(tree: ThoughtTree) -> None:
+    assert tree.state(tree[5]).text == "b\nd\ne"
+    assert tree.state(tree[5]).question == "q"
+    assert tree.state(tree.root).thoughts == ()
+    two = State(question="q").then(Thought(parts={"ask": "x", "tell": "y"})).then(Thought(parts={"ask": "z"}))
+    assert two.text == "x\ny\nz"
+
+
+def test_a_thought_may_lead_to_a_state_of_the_tasks_own() -> None:
+    tree = ThoughtTree(State(question="q", world=[3, 1]))
+    moved = State(question="q", thoughts=(Thought(parts={"thought": "swap"}),), world=[1, 3])
+    assert tree.state(tree.add(tree.root, moved.thoughts[0], moved)).world == [1, 3]
+    assert tree.state(tree.add(tree.root, moved.thoughts[0])).world == [3, 1]
+
+
+def test_one_path_is_chosen_at_a_time(tree: ThoughtTree) -> None:
+    tree.choose(tree[5])
+    assert [node.chosen for node in tree] == [True, False, True, False, True, True]
+    tree.choose(tree[1])
+    assert [node.chosen for node in tree] == [True, True, False, False, False, False]
+
+
+# -- files ------------------------------------------------------------------------------------------------------
+
+
+@given(trees())
+def test_json_gives_back_the_same_tree(grown: ThoughtTree) -> None:
+    read = ThoughtTree.from_json(json.loads(json.dumps(grown.to_json())))
+    assert same(read, grown)
+    assert read.to_json() == grown.to_json()
+
+
+@given(grown=trees())
+def test_a_file_gives_back_the_same_tree(tmp_path_factory: Any, grown: ThoughtTree) -> None:
+    path = tmp_path_factory.getbasetemp() / "any.json"
+    grown.save(path)
+    assert same(ThoughtTree.load(path), grown)
+
+
+def test_a_read_tree_can_be_grown_further(tree: ThoughtTree) -> None:
+    read = ThoughtTree.from_json(tree.to_json())
+    for one in (tree, read):
+        one.add(one[1], Thought(parts={"thought": "f"}))
+    assert same(read, tree)
+    assert read.place(read[6]) == "0.0.0"
+
+
+def test_a_tree_is_read_out_of_a_saved_run(tree: ThoughtTree, tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"format": "tot.run", "version": 1, "tree": tree.to_json()})
+    assert same(ThoughtTree.load(tmp_path / "run.json"), tree)
+
+
+def test_a_file_is_written_at_once_or_not_at_all(
+    tree: ThoughtTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "tree.json"
+    tree.save(path)
+    before = path.read_bytes()
+
+    def full(self: Path, text: str, **_: Any) -> int:
+        with self.open("w") as file:
+            file.write(text[:10])
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "write_text", full)
+        with pytest.raises(
+            TaskError, match=r"tree\.json can't be written: No space left on device; give another --out"
+        ):
+            tree.save(path)
+    assert path.read_bytes() == before
+    assert os.listdir(tmp_path) == ["tree.json"]  # noqa: PTH208 - nothing is left lying about
+
+
+def test_a_file_is_replaced_by_a_finished_one(
+    tree: ThoughtTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, seen = tmp_path / "tree.json", []
+    path.write_text("old")
+    replace = Path.replace
+
+    def look(self: Path, target: Path) -> Path:
+        seen.append((path.read_text(), ThoughtTree.load(self).place(tree[5])))
+        return replace(self, target)
+
+    monkeypatch.setattr(Path, "replace", look)
+    tree.save(path)
+    assert seen == [("old", "0.1.1.0")]
+    assert same(ThoughtTree.load(path), tree)
+
+
+@pytest.mark.parametrize("where", ["absent/tree.json", "."])
+def test_a_place_that_cannot_be_written_is_named(tree: ThoughtTree, tmp_path: Path, where: str) -> None:
+    with pytest.raises(TaskError, match=r"can't be written: .*; give another --out"):
+        tree.save(tmp_path / where)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_text_that_is_no_unicode_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"can't be written: .*surrogates"):
+        write_json(tmp_path / "run.json", {"answer": "\udcff"})
+    assert list(tmp_path.iterdir()) == []
+
+
+def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:
+    """The tree's JSON with some fields of one node changed, or left out where they are None."""
+    data = tree.to_json()
+    data["nodes"][node] = {k: v for k, v in (data["nodes"][node] | fields).items() if v is not None}
+    return data
+
+
+@pytest.mark.parametrize(
+    ("node", "fields"),
+    [
+        (0, {"id": 1}),
+        (0, {"parent": 0}),
+        (0, {"parent": 3}),
+        (0, {"thought": {"parts": {}}}),
+        (1, {"id": 7}),
+        (1, {"id": 0}),
+        (1, {"parent": None}),
+        (1, {"parent": 1}),
+        (1, {"parent": 5}),
+        (1, {"parent": -1}),
+        (1, {"parent": "x"}),
+        (1, {"thought": None}),
+        (1, {"thought": {"parts": {"thought": 5}}}),
+        (1, {"thought": {"text": "x"}}),
+        (1, {"value": "high"}),
+        (1, {"colour": "red"}),
+    ],
+)
+def test_a_damaged_node_is_refused(tree: ThoughtTree, node: int, fields: dict[str, Any]) -> None:
+    assert same(ThoughtTree.from_json(changed(tree, node)), tree)
+    with pytest.raises(TaskError, match=r"^the tree is damaged: "):
+        ThoughtTree.from_json(changed(tree, node, **fields))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"nodes": []},
+        {"nodes": None},
+        {"nodes": 3},
+        {"nodes": [1]},
+        {"root": None},
+        {"root": {"question": 1}},
+        {"root": {}},
+    ],
+)
+def test_a_damaged_tree_is_refused(tree: ThoughtTree, data: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match=r"^the tree is damaged: "):
+        ThoughtTree.from_json(tree.to_json() | data)
+
+
+@pytest.mark.parametrize("missing", ["nodes", "root"])
+def test_a_tree_without_its_parts_is_refused(tree: ThoughtTree, missing: str) -> None:
+    with pytest.raises(TaskError, match=f"^the tree is damaged: '{missing}'"):
+        ThoughtTree.from_json({key: value for key, value in tree.to_json().items() if key != missing})
+
+
+@pytest.mark.parametrize(
+    "data", [{}, [], "tree", 3, None, {"format": "networkx"}, {"tree": 3}, {"format": ["tot.tree"]}]
+)
+def test_what_is_no_tree_is_refused_with_how_to_make_one(tmp_path: Path, data: Any) -> None:
+    (tmp_path / "x.json").write_text(json.dumps(data))
+    with pytest.raises(TaskError, match=r"^this is not a tree of thoughts: save one with `tree\.save"):
+        ThoughtTree.load(tmp_path / "x.json")
+
+
+@pytest.mark.parametrize("version", [0, 2, "1", None])
+def test_another_version_is_refused_by_name(tree: ThoughtTree, version: Any) -> None:
+    with pytest.raises(TaskError, match=f"^trees of version {version!r} are unknown here: this program reads 1$"):
+        ThoughtTree.from_json(tree.to_json() | {"version": version})
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b'{"format": "tot.tree"', b"\xff\xfe", b"[" * 100_000])
+def test_what_is_no_json_is_refused_by_its_files_name(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "broken.json").write_bytes(content)
+    with pytest.raises(TaskError, match=r"broken\.json can't be read as JSON: "):
+        ThoughtTree.load(tmp_path / "broken.json")
+
+
+def test_an_absent_file_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"absent\.json can't be read as JSON: .*No such file"):
+        ThoughtTree.load(tmp_path / "absent.json")

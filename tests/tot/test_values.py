@@ -1,0 +1,164 @@
+"""State evaluators: Likelihood's expected number from known log-probabilities, and Value's mean of what it can read."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import BFS, Likelihood, Solution, Task, Value, solve
+from tot.decoders import Request
+from tot.decoders.request import ChoiceLogprob
+from tot.values import expected
+
+NEVER = -math.inf
+ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)
+
+
+def evaluate(task: Any, decoder: Any, evaluator: Any, **options: Any) -> Solution:
+    """A tree of one thought, "a", and the decoder's replies to "value a"."""
+    return solve(task, "q", decoder=decoder, search=ONE_THOUGHT, evaluator=evaluator, **options)
+
+
+def evaluations(decoder: Any) -> list[Request]:
+    return [request for request in decoder.requests if request.purpose == "evaluate"]
+
+
+# -- Likelihood -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "value"),
+    [
+        ({7: 1.0}, 7.0),
+        ({3: 0.25, 7: 0.75}, 6.0),
+        ({3: 0.025, 7: 0.075}, 6.0),  # what the numbers have in common is no matter: 90 % may go elsewhere
+        ({1: 0.5, 10: 0.5}, 5.5),
+        (dict.fromkeys(range(1, 11), 0.1), 5.5),
+        ({3: math.exp(-700), 7: 3 * math.exp(-700)}, 6.0),
+        ({}, 5.5),
+    ],
+)
+def test_the_value_is_the_expected_number_under_the_model(
+    letters: Any, scripted: Any, probabilities: dict[int, float], value: float
+) -> None:
+    logprobs = [math.log(probabilities[number]) if number in probabilities else NEVER for number in range(1, 11)]
+    scores = tuple(ChoiceLogprob(total, 2 if number == 10 else 1) for number, total in enumerate(logprobs, 1))
+    reply = scripted.completion("", "stop", 0, choice_logprobs=scores)
+    solution = evaluate(letters, scripted({"grow": "a", "value a": reply}), Likelihood())
+    assert solution.tree[1].value == pytest.approx(value)
+    assert solution.parse_failures == 0
+
+
+def test_a_number_of_two_tokens_counts_by_its_whole_probability_not_the_mean_of_its_tokens(
+    letters: Any, scripted: Any
+) -> None:
+    scores = [ChoiceLogprob(NEVER, 1)] * 10
+    scores[0], scores[9] = ChoiceLogprob(math.log(0.8), 1), ChoiceLogprob(math.log(0.2), 2)
+    reply = scripted.completion("", "stop", 0, choice_logprobs=tuple(scores))
+    solution = evaluate(letters, scripted({"grow": "a", "value a": reply}), Likelihood())
+    assert solution.tree[1].value == pytest.approx(0.8 * 1 + 0.2 * 10)
+
+
+def test_likelihoods_below_the_smallest_float_still_weigh(letters: Any) -> None:
+    assert expected([1, 2, 3], [-1000.0, -1000.0 + math.log(3), NEVER]) == pytest.approx(1.75)
+    assert expected([1, 2, 3], [NEVER] * 3) == 2
+
+
+@given(st.lists(st.floats(-1e4, 0) | st.just(NEVER), min_size=10, max_size=10), st.floats(-1e3, 1e3))
+def test_an_expected_value_is_on_the_scale_and_blind_to_a_common_factor(logprobs: list[float], shift: float) -> None:
+    value = expected(range(1, 11), logprobs)
+    assert 1 <= value <= 10
+    assert expected(range(1, 11), [logprob + shift for logprob in logprobs]) == pytest.approx(value, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "last"),
+    [
+        ("value {{ thought }}", "1", "10"),
+        ("{% block user %}value{% endblock %}{% block assistant %}It is{% endblock %}", " 1", " 10"),
+    ],
+)
+def test_every_number_of_the_scale_is_scored_with_the_end_of_turn_after_it(
+    letters: Any, scripted: Any, template: str, first: str, last: str
+) -> None:
+    task = type("Rated", (letters,), {"templates": letters.templates | {"value": template}})
+    reply = scripted.completion("", "stop", 0, choice_logprobs=(ChoiceLogprob(-1.0, 1),) * 10)
+    decoder = scripted({"grow": "a", "value a": reply, "It is": reply})
+    evaluate(task, decoder, Likelihood())
+    (request,) = evaluations(decoder)
+    assert (request.choices[0], request.choices[-1], len(request.choices)) == (first, last, 10)
+    assert [int(choice) for choice in request.choices] == list(range(1, 11))
+    assert request.close_choices
+    assert request.answer_trigger is None
+    assert request.sampling.n == 1
+
+
+def test_the_scale_is_the_tasks_own(letters: Any, scripted: Any) -> None:
+    task = type("Graded", (letters,), {"scale": (0, 3)})
+    scores = tuple(ChoiceLogprob(math.log(p), 1) for p in (0.1, 0.2, 0.3, 0.4))
+    decoder = scripted({"grow": "a", "value a": scripted.completion("", "stop", 0, choice_logprobs=scores)})
+    solution = evaluate(task, decoder, Likelihood())
+    assert evaluations(decoder)[0].choices == ("0", "1", "2", "3")
+    assert solution.tree[1].value == pytest.approx(0.2 + 0.6 + 1.2)
+
+
+def test_an_evaluation_that_a_budget_cut_off_has_no_value(letters: Any, scripted: Any) -> None:
+    cut = scripted.completion("", "budget", 0, choice_logprobs=(ChoiceLogprob(-1.0, 1),) * 10)
+    assert evaluate(letters, scripted({"grow": "a", "value a": cut}), Likelihood()).tree[1].value is None
+
+
+# -- Value ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("replies", "value", "failures"),
+    [
+        (["4", "8"], 6.0, 0),
+        (["I say 7.", "10"], 8.5, 0),
+        (["4", "no"], 2.5, 1),  # the default is 1
+        (["no", "none"], 1.0, 2),
+        (["0", "11, no: 9"], 5.0, 1),
+        (["7.5 out of 10", "2"], 4.75, 0),
+    ],
+)
+def test_the_value_is_the_mean_of_the_samples(
+    letters: Any, scripted: Any, replies: list[str], value: float, failures: int
+) -> None:
+    solution = evaluate(letters, scripted({"grow": "a", "value a": replies}), Value(samples=2, temperature=0.7))
+    assert solution.tree[1].value == pytest.approx(value)
+    assert solution.parse_failures == solution.tree[1].parse_failures == failures
+
+
+def test_all_samples_of_a_state_are_one_request_of_few_tokens(letters: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": "a", "value a": ["4", "8", "5"]})
+    solution = evaluate(letters, decoder, Value(samples=3, temperature=0.7))
+    (request,) = evaluations(decoder)
+    assert (request.sampling.n, request.sampling.temperature, request.sampling.max_tokens) == (3, 0.7, 16)
+    assert request.choices == ()
+    assert solution.tree[1].new_tokens == 5 + 3 * 5  # the thought, and three replies
+
+
+def test_a_sample_that_a_budget_cut_off_leaves_no_value(letters: Any, scripted: Any) -> None:
+    replies = ["4", scripted.completion("1", "budget")]
+    solution = evaluate(letters, scripted({"grow": "a", "value a": replies}), Value(samples=2))
+    assert solution.tree[1].value is None
+    assert solution.parse_failures == 0
+
+
+def test_a_value_template_sees_the_last_thoughts_parts_as_variables(scripted: Any) -> None:
+    class Pair(Task):
+        thought = ("ask", "tell")
+        templates = {  # noqa: RUF012 - as users write it
+            "ask": "ask",
+            "tell": "tell",
+            "value": "value {{ ask }}-{{ tell }} {{ thoughts[-1].ask }} of {{ question }}",
+            "answer": "answer",
+        }
+
+    decoder = scripted({"ask": "why", "tell": "so"})
+    evaluate(Pair, decoder, Value())
+    assert [request.prompt[-1].content for request in evaluations(decoder)] == ["value why-so why of q"]

@@ -1,0 +1,32 @@
+"""What a benchmark ran on, and how its numbers are shown: both sides, the ratio of medians, the spread."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+import transformers
+
+
+def describe(device: torch.device, dtype: torch.dtype) -> str:
+    """One line: processor or GPU, threads, versions, number format."""
+    if device.type == "cuda":
+        place = torch.cuda.get_device_name(device)
+    else:
+        place = f"{_processor()}, {torch.get_num_threads()} threads"
+    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}, {str(dtype).split('.')[-1]}"
+
+
+def _processor() -> str:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def spread(values: Sequence[float], digits: int = 1) -> str:
+    """Median with the range seen, such as "226.1 (221.0 to 230.4)"."""
+    middle = f"{statistics.median(values):.{digits}f}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):.{digits}f} to {max(values):.{digits}f})"
