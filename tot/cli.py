@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import re
 import sys
 import time
 from enum import StrEnum
@@ -225,6 +227,9 @@ def bench_packed_command(
 def main(arguments: list[str] | None = None) -> int:
     """Entry point: errors that the user can put right are one line on standard error and exit status 2."""
     command = typer.main.get_command(app)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal that has no star is no reason to lose the answer
     try:
         return int(command.main(args=arguments, prog_name="tot", standalone_mode=False) or 0)
     except (TotError, ValidationError) as error:
@@ -263,7 +268,8 @@ def _usage_message(error: Any) -> str:
     names = list(getattr(command, "commands", {})) or [
         option for p in command.params for option in p.opts if option[0] == "-"
     ]
-    return f"{message.split(' (')[0].rstrip('.')}: choose one of {', '.join(names)}"
+    complaint = re.split(r"\.? Did you mean| \(|\.$", message)[0]
+    return f"{complaint}: choose one of {', '.join(names)}"
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_Array = np.ndarray[Any, Any]
+
 ATTENTION = "tot_packed"
 """The name under which transformers finds `packed_attention`."""
 
@@ -45,8 +47,8 @@ class Block(NamedTuple):
     """(entries * rows,) row numbers; None for all rows in order."""
     slots: Tensor
     """(entries * keys,) slot numbers."""
-    bias: Tensor | None
-    """(entries, 1, heads a KV head * rows, keys), added to the scores."""
+    bias: Tensor
+    """(entries, 1, heads a KV head * rows, or 1, keys), added to the scores: none, or a very negative number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,16 +126,15 @@ def make_blocks(
     total = int(first_row[-1])
     minus = torch.finfo(dtype).min
 
-    def block(entries: int, rows: np.ndarray[Any, Any], slots: np.ndarray[Any, Any], seen: Any) -> Block:
-        bias = None
-        if seen is not None and not seen.all():
-            bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), minus)
-            bias = (
-                bias.repeat(1, heads_per_kv, 1)[:, None].to(device) if seen.shape[1] > 1 else bias[:, None].to(device)
-            )
+    def block(entries: int, rows: _Array, slots: _Array, seen: _Array) -> Block:
+        # A bias also where all is seen: a block with none would be another graph to torch.compile.
+        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), minus)
+        if seen.shape[1] > 1:
+            bias = bias.repeat(1, heads_per_kv, 1)
         everything = len(rows) == total and bool((rows == np.arange(total)).all())
         row_ids = None if everything else torch.from_numpy(rows.astype(np.int64)).to(device)
-        return Block(entries, row_ids, torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device), bias)
+        slot_ids = torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device)
+        return Block(entries, row_ids, slot_ids, bias[:, None].to(device))
 
     blocks = []
     for share in shares:

@@ -169,7 +169,7 @@ class Runner:
         return logits, wanted
 
     def call(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
-        """The model itself: tensors in, float32 logits of the rows in `keep` out; no graph break under torch.compile."""
+        """The model itself: tensors in, float32 logits of the rows in `keep` out; compiles without graph break."""
         result = self.model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
         logits: Tensor = result.logits[0].float()
         return logits

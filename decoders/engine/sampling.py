@@ -1,7 +1,7 @@
 """Seeded sampling: a token is a pure function of its logits and of (seed, sample, position), never of the batch.
 
 Gumbel-max: the token drawn is argmax(filtered logits / T + G). G is hashed from (seed, sample, position, token id) to
-a 24-bit uniform, so it is bounded, and only tokens close enough to the best can win: noise is made for those alone.
+a 24-bit uniform. Integers are hashed for the whole vocabulary; logarithms are taken for the few tokens that can win.
 """
 
 from __future__ import annotations
@@ -10,15 +10,13 @@ import hashlib
 import math
 import struct
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 _BITS = 24
-GUMBEL_MAX = -math.log(-math.log1p(-(0.5 / 2**_BITS)))
-"""No noise is larger: about 17.3."""
-_WORD = 0xFFFFFFFF
 
 
 class Draw(NamedTuple):
@@ -51,20 +49,39 @@ def noise_key(draw: Draw) -> int:
 
 
 def _mix(words: Tensor) -> Tensor:
-    """Murmur3's finaliser: a bijection of 32-bit words, kept in int64 (products wrap; the low words are right)."""
-    words = words ^ (words >> 16)
-    words = (words * 0x85EBCA6B) & _WORD
-    words = words ^ (words >> 13)
-    words = (words * 0xC2B2AE35) & _WORD
-    return words ^ (words >> 16)
+    """Murmur3's finaliser, a bijection of 32-bit words (int32: products wrap, masks make shifts logical)."""
+    words = words ^ ((words >> 16) & 0xFFFF)
+    words *= -0x7A143595  # 0x85EBCA6B
+    words ^= (words >> 13) & 0x7FFFF
+    words *= -0x3D4D51CB  # 0xC2B2AE35
+    words ^= (words >> 16) & 0xFFFF
+    return words
+
+
+@lru_cache(maxsize=4)
+def _vocabulary(size: int, device: torch.device) -> Tensor:
+    """The hash of every token id, the part of the noise that all rows share."""
+    return _mix(torch.arange(size, dtype=torch.int32, device=device))
+
+
+def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
+    """24 uniform bits for (key, hashed token id), int32; shapes broadcast."""
+    low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
+    words = _mix(hashes ^ low)
+    words ^= high
+    words *= -0x61C88647  # 0x9E3779B9
+    words ^= (words >> 15) & 0x1FFFF
+    return words & (2**_BITS - 1)
+
+
+def _noise(gaps: Tensor) -> Tensor:
+    """Gumbel noise in float64: -log(-log(u)), u = 1 - (gap + 1/2) / 2^24."""
+    return -torch.log(-torch.log1p(-(gaps.double() + 0.5) / 2**_BITS))
 
 
 def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
     """Gumbel noise in float64 for (key, token id) pairs; `keys` are int64 from `noise_key`, shapes broadcast."""
-    words = _mix((tokens & _WORD) ^ (keys & _WORD))
-    words = _mix((words + ((keys >> 32) & _WORD)) & _WORD)
-    uniform = ((words >> (32 - _BITS)).double() + 0.5) / 2**_BITS
-    return -torch.log(-torch.log(uniform))
+    return _noise(_gaps(keys, _mix(tokens.to(torch.int32))))
 
 
 def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
@@ -98,9 +115,13 @@ def _gumbel_max(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     keys = torch.tensor([noise_key(draw) for draw in draws], device=device)
     top, top_token = scaled.max(dim=-1)
     reached = top.double() + gumbel(keys, top_token)  # some token gets at least this
-    can_win = scaled >= (reached - GUMBEL_MAX - 1e-3)[:, None].float()  # float32 rounds; 1e-3 is far above that
-    rows, candidates = torch.nonzero(can_win, as_tuple=True)
-    scores = scaled[rows, candidates].double() + gumbel(keys[rows], candidates)
+    # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached): few tokens pass.
+    gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], device))
+    reach = (
+        torch.exp(scaled - reached[:, None].float()).mul_(2.0**_BITS * 1.0001).add_(1)
+    )  # float32 rounds; err upwards
+    rows, candidates = torch.nonzero(gaps <= reach, as_tuple=True)
+    scores = scaled[rows, candidates].double() + _noise(gaps[rows, candidates])
     best = torch.full_like(reached, -torch.inf).scatter_reduce(0, rows, scores, "amax")
     wins = scores == best[rows]
     none = logits.shape[1]

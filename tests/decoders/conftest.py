@@ -5,18 +5,14 @@ Import mode is importlib, so what tests share are fixtures: mostly factories, si
 
 from __future__ import annotations
 
-import copy
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
-
-from tot.decoders import Engine, LocalDecoder, load_decoder, load_model
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -57,10 +53,15 @@ def tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def _make_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
-    config = AutoConfig.for_model(
-        family,
-        **{
+@pytest.fixture(scope="session")
+def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
+    """A family and a seed -> a tiny model. Weights are large, so that logits are peaky and no two texts are alike.
+
+    With `readable`, only printable ASCII, newlines and the end token are ever written.
+    """
+
+    def make(family: str = "llama", seed: int = 0, readable: bool = False, **changes: Any) -> Any:
+        settings = {
             "vocab_size": VOCAB,
             "hidden_size": 48,
             "intermediate_size": 64,
@@ -72,9 +73,31 @@ def _make_model(family: str = "llama", seed: int = 0, **changes: Any) -> Any:
             "bos_token_id": None,
             "eos_token_id": None,
             "attn_implementation": "sdpa",
-            **FAMILIES[family],
-            **changes,
-        },
-    )
-    torch.manual_seed(seed)
-    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval().requires_grad_(False)
+        }
+        config = AutoConfig.for_model(family, **{**settings, **FAMILIES[family], **changes})
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        if readable:
+            head = torch.nn.Linear(config.hidden_size, config.vocab_size)
+            head.weight = model.lm_head.weight
+            texts = [tokenizer.decode([i]) for i in range(config.vocab_size)]
+            plain = [text.isascii() and text.replace("\n", " ").isprintable() for text in texts]
+            head.bias.data = torch.tensor([0.0 if text and fine else -50.0 for text, fine in zip(texts, plain)])
+            head.bias.data[[*tokenizer.all_special_ids]] = -50.0
+            head.bias.data[tokenizer.eos_token_id] = 0.0
+            model.lm_head = head
+        return model.eval().requires_grad_(False)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def logits_alone() -> Callable[..., Tensor]:
+    """What an untouched model says about a text run alone: (tokens, vocab)."""
+
+    def run(model: Any, tokens: list[int]) -> Tensor:
+        with torch.inference_mode():
+            logits: Tensor = model(torch.tensor([tokens]), use_cache=False).logits[0].float()
+        return logits
+
+    return run

@@ -276,7 +276,7 @@ def test_a_truncated_gguf_says_to_download_it_again(tiny: Tiny, tmp_path: Path, 
 
 def test_a_file_that_is_not_gguf_says_so(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>not found</html>" * 10)
-    with pytest.raises(ModelError, match="not a readable GGUF file.*download it again"):
+    with pytest.raises(ModelError, match=r"not a readable GGUF file.*download it again"):
         load_model(tmp_path / "page.gguf", cache_dir=tmp_path)
 
 

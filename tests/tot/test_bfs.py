@@ -413,6 +413,14 @@ def test_a_thoughts_seed_depends_on_its_place_in_the_tree_even_where_prompts_are
     assert first.sampling.seed != second.sampling.seed
 
 
+def test_an_answers_seed_depends_on_the_place_it_is_asked_at(letters: Any, scripted: Any) -> None:
+    at_d, at_e = scripted(TWO_LEVELS), scripted(TWO_LEVELS | {"value b/d": "1"})
+    grow(letters, at_d)
+    grow(letters, at_e)
+    assert [decoder.asked[-1] for decoder in (at_d, at_e)] == [["answer b/d"], ["answer a/e"]]
+    assert at_d.requests[-1].sampling.seed != at_e.requests[-1].sampling.seed
+
+
 def test_an_evaluations_seed_depends_on_its_prompt_alone(letters: Any, scripted: Any) -> None:
     swapped = {"grow": ["b", "a"], "grow b": ["z", "d"]}  # the same states at other places, in another order
     first, second = scripted(TWO_LEVELS), scripted(TWO_LEVELS | swapped)

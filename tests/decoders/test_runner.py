@@ -1,0 +1,332 @@
+"""Runner: whatever is packed into one forward, every branch's logits are those of its text run alone."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tot.decoders import OptionError
+from tot.decoders.engine import attention
+from tot.decoders.engine.kv_tree import Branch
+from tot.decoders.engine.runner import Feed, Forward, Runner
+
+VOCAB = 300
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"]
+CLOSE = 2e-4
+"""Logits have a spread of two, so this is float32's rounding and nothing else."""
+
+
+class Bench:
+    """A Runner, the same model untouched, and what to check after each forward."""
+
+    def __init__(self, model: Any, logits_alone: Callable[..., Tensor], capacity: int = 4000) -> None:
+        self.reference = copy.deepcopy(model)
+        self.runner = Runner(model, capacity)
+        self.tree = self.runner.tree
+        self._logits_alone = logits_alone
+
+    def alone(self, branch: Branch) -> Tensor:
+        return self._logits_alone(self.reference, self.tree.tokens(branch))
+
+    def grow(self, branch: Branch, tokens: Sequence[int], reads: int = 1) -> Feed:
+        start = len(branch)
+        self.tree.extend(branch, tokens)
+        return Feed(branch, start, len(branch), [0] * reads)
+
+    def run(self, *feeds: Feed) -> Forward:
+        """One forward; every row read has to be what the branch's text alone gives."""
+        with torch.inference_mode():
+            result = self.runner.forward(feeds)
+        for feed, rows in zip(feeds, result.rows, strict=True):
+            expected = self.alone(feed.branch)[feed.stop - len(feed.reads) : feed.stop]
+            torch.testing.assert_close(result.logits[rows], expected, atol=CLOSE, rtol=0)
+        assert all(self.tree.is_computed(slot) for feed in feeds for slot in feed.branch.slots[: feed.stop])
+        return result
+
+    def prompt(self, tokens: Sequence[int]) -> Branch:
+        branch = self.tree.open()
+        self.run(self.grow(branch, tokens))
+        return branch
+
+    def forks(self, branch: Branch, count: int) -> list[Branch]:
+        return [self.tree.fork(branch) for _ in range(count)]
+
+
+@pytest.fixture
+def bench(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -> Bench:
+    return Bench(make_model(), logits_alone)
+
+
+@pytest.fixture
+def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """For each forward, the lengths of the stretches that were computed once for many."""
+    seen: list[list[int]] = []
+    cascade = attention.cascade
+
+    def spy(runs: Any) -> Any:
+        result = cascade(runs)
+        seen.append([len(share.slots) for share in result[0]])
+        return result
+
+    monkeypatch.setattr(attention, "cascade", spy)
+    return seen
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=length)
+
+
+def test_the_reference_tells_texts_apart(bench: Bench) -> None:
+    """The comparisons below mean something: one other token, 300 tokens ago, shows in the logits."""
+    tokens = text(300)
+    one, other = bench.tree.open(tokens), bench.tree.open([*tokens[:5], tokens[5] ^ 1, *tokens[6:]])
+    difference = (bench.alone(one)[-1] - bench.alone(other)[-1]).abs().max()
+    assert difference > 100 * CLOSE
+    assert bench.alone(one).std() > 1
+
+
+def test_siblings_read_a_long_prompt_once(bench: Bench, shares: list[list[int]]) -> None:
+    forks = bench.forks(bench.prompt(text(300)), 5)
+    for step in range(6):
+        bench.run(*(bench.grow(fork, [10 * i + step]) for i, fork in enumerate(forks)))
+    assert shares[1:] == [[300]] * 6
+
+
+def test_prefixes_are_shared_on_every_level(bench: Bench, shares: list[list[int]]) -> None:
+    trunk = bench.prompt(text(280))
+    limbs = bench.forks(trunk, 2)
+    bench.run(*(bench.grow(limb, text(270, i)) for i, limb in enumerate(limbs, 1)))
+    leaves = [leaf for limb in limbs for leaf in bench.forks(limb, 3)]
+    bench.run(*(bench.grow(leaf, text(3, i)) for i, leaf in enumerate(leaves)))
+    shares.clear()
+    bench.run(*(bench.grow(leaf, [i]) for i, leaf in enumerate(leaves)), bench.grow(trunk, [7]))
+    assert sorted(shares[0]) == [270, 270, 280]
+
+
+def test_unrelated_prompts_run_side_by_side(bench: Bench, shares: list[list[int]]) -> None:
+    branches = [bench.tree.open() for _ in range(5)]
+    bench.run(*(bench.grow(branch, text(40 * i + 3, i)) for i, branch in enumerate(branches)))
+    bench.run(*(bench.grow(branch, [i]) for i, branch in enumerate(branches)))
+    assert shares == [[], []]
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 15, 16, 17, 40])
+def test_a_chain_of_new_tokens_is_causal(bench: Bench, length: int) -> None:
+    branch, other = bench.prompt(text(20)), bench.prompt(text(70, 1))
+    bench.run(bench.grow(branch, text(length, 2), reads=length), bench.grow(other, [5]))
+    bench.run(bench.grow(branch, text(length, 3), reads=length), bench.grow(other, text(length, 4), reads=length))
+
+
+def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
+    branch = bench.prompt(text(30))
+    stores = (*bench.runner._keys, *bench.runner._values)
+    before = [store[:, list(branch.slots)] for store in stores]
+    result = bench.run(Feed(branch, 29, 30, [0]), Feed(branch, 25, 30, [0, 0, 0]))
+    assert result.own_from == [29, 27]
+    assert all(torch.equal(store[:, list(branch.slots)], was) for store, was in zip(stores, before, strict=True))
+
+
+def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -> None:
+    running = bench.forks(bench.prompt(text(300)), 3)
+    arriving = bench.tree.open(text(200, 1))
+    for start in range(0, 200, 64):
+        bench.run(
+            Feed(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running)
+        )
+    bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
+
+
+def test_a_prompt_and_its_first_tokens_fit_in_one_forward(bench: Bench) -> None:
+    prompt = bench.tree.open(text(50))
+    forks = bench.forks(prompt, 3)
+    result = bench.run(Feed(prompt, 0, 50), *(bench.grow(fork, [1, i], reads=2) for i, fork in enumerate(forks)))
+    assert result.own_from == [0, 50, 51, 51]
+
+
+def test_a_forward_may_read_nothing(bench: Bench) -> None:
+    branch = bench.tree.open(text(20))
+    assert bench.run(Feed(branch, 0, 20)).logits.shape == (0, VOCAB)
+    bench.run(bench.grow(branch, [1]))
+
+
+def test_a_draft_tree_computes_each_of_its_tokens_once(bench: Bench) -> None:
+    """Branches 1-2-3, 1-2-4 and 1-5 over one prompt: five rows, read as seven."""
+    rows: list[int] = []
+    call = bench.runner.call
+    bench.runner.call = lambda tokens, *rest: rows.append(tokens.shape[1]) or call(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
+    drafts = bench.forks(bench.prompt(text(300)), 3)
+    paths = ([1, 2, 3], [1, 2, 4], [1, 5])
+    result = bench.run(*(bench.grow(draft, path, len(path)) for draft, path in zip(drafts, paths, strict=True)))
+    assert rows == [300, 5]
+    assert result.own_from == [300, 302, 301]
+    assert result.logits.shape == (5, VOCAB)
+    assert result.rows[0][:2] == result.rows[1][:2]
+
+
+def test_feeds_of_one_text_share_their_rows(bench: Bench) -> None:
+    twins = bench.forks(bench.prompt(text(10)), 3)
+    result = bench.run(*(bench.grow(twin, [1, 2]) for twin in twins))
+    assert result.rows == [[0], [0], [0]]
+    assert result.own_from == [10, 12, 12]
+
+
+def test_a_replay_may_run_into_tokens_of_another_feed(bench: Bench) -> None:
+    branch = bench.prompt(text(12))
+    result = bench.run(Feed(branch, 9, 10, [0]), Feed(branch, 7, 12, [0] * 5))
+    assert result.rows[0] == [result.rows[1][2]]
+
+
+def test_decoding_rows_are_rounded_up_so_that_shapes_repeat(bench: Bench) -> None:
+    rows: list[int] = []
+    call = bench.runner.call
+    bench.runner.call = lambda tokens, *rest: rows.append(tokens.shape[1]) or call(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
+    forks = bench.forks(bench.prompt(text(10)), 13)
+    for count in (1, 8, 9, 11, 13):
+        result = bench.run(*(bench.grow(fork, [i]) for i, fork in enumerate(forks[:count])))
+        assert result.logits.shape == (count, VOCAB)
+    bench.run(bench.grow(forks[0], [1, 2]), *(bench.grow(fork, [i]) for i, fork in enumerate(forks[1:9])))
+    assert rows[1:] == [1, 8, 10, 12, 14, 10]
+
+
+def test_slots_given_back_and_used_again_hold_the_new_text(bench: Bench) -> None:
+    branch = bench.prompt(text(40))
+    for turn in range(4):
+        bench.tree.rollback(branch, 40 - 9 * turn)
+        bench.run(bench.grow(branch, text(9, turn), reads=9))
+
+
+def test_a_full_store_evicts_and_still_computes_right(
+    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
+) -> None:
+    bench = Bench(make_model(), logits_alone, capacity=60)
+    for seed in range(12):
+        branch = bench.tree.open(text(5) + text(30 + seed, seed % 5))
+        start = min(bench.tree.computed_length(branch), len(branch) - 1)
+        bench.run(Feed(branch, start, len(branch), [0]))
+        bench.tree.release(branch)
+    assert bench.tree.stored == 60
+
+
+def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Feed]:
+    """Feeds of every kind, at random. New branches join `branches`."""
+    feeds = []
+    for branch in rng.sample(branches, rng.randint(1, min(8, len(branches)))):
+        kind = rng.choice(["decode", "decode", "chain", "replay", "drafts", "twins", "prompt", "rolled back"])
+        if kind == "decode":
+            feeds.append(bench.grow(branch, [rng.randrange(VOCAB)]))
+        elif kind == "chain":
+            new = rng.choices(range(VOCAB), k=rng.randint(2, 20))
+            feeds.append(bench.grow(branch, new, rng.randint(1, len(new))))
+        elif kind == "replay":
+            reads = rng.randint(1, min(4, len(branch)))
+            feeds.append(Feed(branch, len(branch) - reads, len(branch), [0] * reads))
+        elif kind in ("drafts", "twins"):
+            for fork in bench.forks(branch, rng.randint(2, 4)):
+                new = rng.choices(range(2 if kind == "drafts" else 1), k=rng.randint(1, 4))
+                feeds.append(bench.grow(fork, new, rng.randint(1, len(new))))
+                branches.append(fork)
+        elif kind == "prompt":
+            start = rng.randint(0, len(branch))
+            fork = bench.tree.fork(branch, start)
+            bench.tree.extend(fork, rng.choices(range(VOCAB), k=rng.randint(20, 300)))
+            feeds.append(Feed(fork, start, len(fork), [0] * rng.randint(0, 1)))
+            branches.append(fork)
+        else:
+            bench.tree.rollback(branch, rng.randint(1, len(branch)))
+            feeds.append(bench.grow(branch, rng.choices(range(VOCAB), k=3), 2))
+    return feeds
+
+
+@pytest.mark.parametrize(("family", "seed"), [*((name, 0) for name in FAMILIES), ("llama", 1), ("qwen2", 2)])
+def test_any_mix_gives_the_logits_of_each_text_alone(
+    make_model: Callable[..., Any],
+    logits_alone: Callable[..., Tensor],
+    shares: list[list[int]],
+    family: str,
+    seed: int,
+) -> None:
+    bench = Bench(make_model(family, seed), logits_alone, capacity=20_000)
+    rng = random.Random(seed)
+    branches = [bench.prompt(text(300, seed))]
+    branches += bench.forks(branches[0], 4)
+    for _ in range(12):
+        bench.run(*mixed_step(bench, branches, rng))
+        branches = [branch for branch in branches if len(branch) < 700][-14:]
+    assert any(len(lengths) > 1 for lengths in shares)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_heads_may_share_keys_or_not(
+    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], kv_heads: int
+) -> None:
+    bench = Bench(make_model(num_key_value_heads=kv_heads), logits_alone)
+    forks = bench.forks(bench.prompt(text(270)), 3)
+    for step in range(3):
+        bench.run(*(bench.grow(fork, text(step + 1, i), reads=step + 1) for i, fork in enumerate(forks)))
+
+
+def test_bfloat16_stays_near_the_model_alone(
+    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
+) -> None:
+    model = make_model().to(torch.bfloat16)
+    reference, runner = copy.deepcopy(model), Runner(model, 1000)
+    prompt = runner.tree.open(text(300))
+    forks = [runner.tree.fork(prompt) for _ in range(4)]
+    with torch.inference_mode():
+        runner.forward([Feed(prompt, 0, 300)])
+        for i, fork in enumerate(forks):
+            runner.tree.extend(fork, [i, 7][: 1 + i % 2])
+        result = runner.forward([Feed(fork, 300, len(fork), [0]) for fork in forks])
+    assert result.logits.dtype == torch.float32
+    for fork, (row,) in zip(forks, result.rows, strict=True):
+        expected = logits_alone(reference, runner.tree.tokens(fork))[-1]
+        assert (result.logits[row] - expected).abs().mean() < 0.05
+        assert torch.corrcoef(torch.stack([result.logits[row], expected]))[0, 1] > 0.999
+
+
+def test_closing_gives_the_model_its_own_attention_back(bench: Bench) -> None:
+    bench.prompt(text(5))
+    assert bench.runner.model.config._attn_implementation != "sdpa"
+    with pytest.raises(RuntimeError, match=r"held by an Engine: call engine\.close\(\)"):
+        bench.runner.model(torch.tensor([[1, 2]]))
+    bench.runner.close()
+    tokens = torch.tensor([text(20)])
+    assert torch.equal(bench.runner.model(tokens).logits, bench.reference(tokens).logits)
+
+
+# -- the budget -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "capacity"),
+    [(500, 500), ("500", 500), (" 7 ", 7), ("1MiB", 2**20 // 384), ("0.5 mb", 500_000 // 384), ("384KB", 1000)],
+)
+def test_the_budget_is_in_tokens_or_bytes(make_model: Callable[..., Any], budget: int | str, capacity: int) -> None:
+    runner = Runner(make_model(), budget)
+    assert runner.slot_bytes == 2 * 2 * 2 * 12 * 4  # keys and values, layers, KV heads, head dim, float32
+    assert runner.tree.capacity == capacity
+
+
+@pytest.mark.parametrize("budget", ["lots", "1.5", "GiB", "1..5GiB", "-3", "1 TiB", ""])
+def test_a_budget_that_means_nothing_is_refused(make_model: Callable[..., Any], budget: str) -> None:
+    with pytest.raises(OptionError, match=r"give tokens, such as 20000, or a size, such as \"1\.5GiB\""):
+        Runner(make_model(), budget)
+
+
+@pytest.mark.parametrize("budget", [0, -5, "0", "0.1KiB"])
+def test_a_budget_without_room_for_a_token_is_refused(make_model: Callable[..., Any], budget: int | str) -> None:
+    with pytest.raises(OptionError, match=r"holds 0 tokens \(384 bytes each\): give more"):
+        Runner(make_model(), budget)
+
+
+def test_a_refused_budget_leaves_the_model_as_it_was(make_model: Callable[..., Any]) -> None:
+    model = make_model()
+    with pytest.raises(OptionError):
+        Runner(model, "lots")
+    assert model.config._attn_implementation == "sdpa"
