@@ -221,7 +221,7 @@ def bench_packed_command(
     """Packed decoding against model.generate: speed, reuse of prompts, cost of attention, memory."""
     from tot.bench.packed import run
 
-    run(model, rounds, out, Console(highlight=False))
+    run(model, rounds, out, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -47,6 +47,8 @@ class Block(NamedTuple):
     """(entries * rows,) row numbers; None for all rows in order."""
     slots: Tensor
     """(entries * keys,) slot numbers."""
+    first: bool
+    """No earlier block has these rows, so there is nothing to merge with."""
     bias: Tensor
     """(entries, 1, heads a KV head * rows, or 1, keys), added to the scores: none, or a very negative number."""
 
@@ -125,6 +127,7 @@ def make_blocks(
     first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
     total = int(first_row[-1])
     minus = torch.finfo(dtype).min
+    covered = np.zeros(total, dtype=bool)
 
     def block(entries: int, rows: _Array, slots: _Array, seen: _Array) -> Block:
         # A bias also where all is seen: a block with none would be another graph to torch.compile.
@@ -134,7 +137,9 @@ def make_blocks(
         everything = len(rows) == total and bool((rows == np.arange(total)).all())
         row_ids = None if everything else torch.from_numpy(rows.astype(np.int64)).to(device)
         slot_ids = torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device)
-        return Block(entries, row_ids, slot_ids, bias[:, None].to(device))
+        first = not bool(covered[rows].any())
+        covered[rows] = True
+        return Block(entries, row_ids, slot_ids, first, bias[:, None].to(device))
 
     blocks = []
     for share in shares:
@@ -237,18 +242,20 @@ def packed_attention(
         part = part.reshape(kv_heads, groups, -1, head_dim)
         part_norm = part_norm.reshape(block.entries, kv_heads, groups, per_entry).permute(1, 2, 0, 3)
         part_norm = part_norm.reshape(kv_heads, groups, -1)
-        if block.rows is None and out is None:
+        if out is None and block.rows is None:
             out, normaliser = part, part_norm
             continue
         if out is None or normaliser is None:
             out = part_norm.new_zeros(kv_heads, groups, rows, head_dim)
             normaliser = part_norm.new_full((kv_heads, groups, rows), -torch.inf)
+        if not block.first:
+            seen = (out, normaliser) if block.rows is None else (out[:, :, block.rows], normaliser[:, :, block.rows])
+            part, part_norm = _merge(*seen, part, part_norm)
         if block.rows is None:
-            out, normaliser = _merge(out, normaliser, part, part_norm)
+            out, normaliser = part, part_norm
         else:
-            merged = _merge(out[:, :, block.rows], normaliser[:, :, block.rows], part, part_norm)
-            out = out.float().index_copy(2, block.rows, merged[0])
-            normaliser = normaliser.index_copy(2, block.rows, merged[1])
+            out = out.float().index_copy_(2, block.rows, part.float())
+            normaliser = normaliser.index_copy_(2, block.rows, part_norm)
     assert out is not None
     return out.reshape(1, -1, rows, head_dim).transpose(1, 2).to(query.dtype), None
 

@@ -1,0 +1,156 @@
+"""Output: what a sample's text is while it grows, and what ends it."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tot.decoders import Sampling
+from tot.decoders.engine.output import Output
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.text import TextCodec
+
+FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
+END = 2
+
+
+@pytest.fixture(scope="module")
+def codec(tokenizer: Any) -> TextCodec:
+    return TextCodec(tokenizer)
+
+
+def feed(output: Output, ids: list[int]) -> list[str]:
+    """Add tokens until the text ends. Returns the settled text after each."""
+    settled = []
+    for token in ids:
+        ended = output.add(Sampled(token, -0.5))
+        settled.append(output.settled())
+        assert ended == (output.finish_reason is not None)
+        if ended:
+            break
+    return settled
+
+
+def assert_grows(texts: list[str]) -> None:
+    for shorter, longer in pairwise(texts):
+        assert longer.startswith(shorter)
+
+
+def written(codec: TextCodec, text: str, *stops: str, limit: int = 100) -> Output:
+    output = Output(codec, Sampling(stop=stops), 0, limit)
+    feed(output, codec.encode(text))
+    return output
+
+
+def test_length_ends_a_text_at_its_last_token(codec: TextCodec) -> None:
+    output = written(codec, "the sum", limit=3)
+    assert (output.text, output.finish_reason, output.room) == ("the su", "length", 0)
+    assert len(output.tokens) == 3
+    assert output.logprob == -1.5
+
+
+def test_an_end_token_ends_a_text_and_is_among_its_tokens(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(), 0, 10)
+    feed(output, [*codec.encode("abc"), END, *codec.encode("more")])
+    assert (output.text, output.finish_reason) == ("abc", "eos")
+    assert output.tokens == [*codec.encode("abc"), END]
+
+
+def test_an_ignored_end_token_is_a_token_without_text(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(ignore_eos=True, stop=("cd",)), 0, 100)
+    feed(output, [*codec.encode("xabc"), END, *codec.encode("d!")])
+    assert (output.text, output.finish_reason) == ("xab", "stop")
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "kept"),
+    [
+        ("one.two", (".",), "one"),
+        ("x the end", ("he e",), "x t"),  # begins inside " the" and spans three tokens
+        ("aXYZb", ("XYZ",), "a"),
+        ("a 10 b", ("0",), "a 1"),  # inside the token "10"
+        ("abcd", ("cd", "bc"), "a"),  # the first in the text, not in the list
+        ("aaab", ("aab",), "a"),
+        ("xyz", ("xyz",), ""),
+        ("ab", ("abc",), "ab"),
+        ("é漢🙂!", ("漢🙂",), "é"),
+    ],
+)
+def test_a_stop_string_cuts_wherever_it_begins(codec: TextCodec, text: str, stops: tuple[str, ...], kept: str) -> None:
+    output = written(codec, text + " and more" * (kept != text), *stops)
+    assert output.text == kept
+    assert output.finish_reason == (None if kept == text else "stop")
+
+
+@FAST
+@given(st.text("ab 10theé🙂\n", max_size=25), st.lists(st.text("ab the10🙂", min_size=1, max_size=4), max_size=3))
+@example("xthe", ["he"])
+def test_settled_text_only_grows_and_ends_as_the_text(codec: TextCodec, text: str, stops: list[str]) -> None:
+    output = Output(codec, Sampling(stop=tuple(stops)), 0, 100)
+    settled = feed(output, codec.encode(text))
+    whole = min((text.find(stop) for stop in stops if stop in text), default=len(text))
+    output.end("cancelled")
+    assert_grows([*settled, output.text])
+    if output.finish_reason == "stop":
+        assert not any(stop in output.text for stop in stops)
+        assert text.startswith(output.text)
+        # A stop that is whole first wins, also over one that began before it.
+        assert len(output.text) >= whole
+    else:
+        assert output.text == text
+
+
+@FAST
+@given(st.lists(st.integers(0, 299), max_size=30), st.booleans())
+def test_any_tokens_at_all_make_the_text_the_tokenizer_makes(codec: TextCodec, ids: list[int], ends: bool) -> None:
+    """Broken characters, control tokens and ids beyond the tokenizer's (padded vocabularies) among them."""
+    output = Output(codec, Sampling(ignore_eos=not ends), 0, 100)
+    settled = feed(output, ids)
+    output.end("cancelled")
+    assert output.text == codec.decode(output.tokens)
+    assert_grows([*settled, output.text])
+
+
+def test_half_a_character_waits_for_its_other_half(codec: TextCodec) -> None:
+    first, second = codec.encode("é")
+    output = Output(codec, Sampling(), 0, 10)
+    assert feed(output, codec.encode("a") + [first]) == ["a", "a"]
+    assert feed(output, [second]) == ["aé"]
+
+
+def test_half_a_character_at_the_end_shows(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(), 0, 2)
+    feed(output, [*codec.encode("a"), codec.encode("é")[0]])
+    assert (output.text, output.finish_reason) == ("a�", "length")
+
+
+def test_an_answer_goes_on_where_the_rationale_was_cut(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(stop=("he e",)), 0, 100)
+    feed(output, codec.encode("x the end"))
+    kept, rest = output.begin_answer(" So:", 5)
+    assert (kept, rest) == (1, " t So:")  # " the" was cut in two
+    assert (output.finish_reason, output.room, output.text) == (None, 5, "x t So:")
+    feed(output, [*codec.encode(" 10"), END])
+    assert [(part.kind, part.text) for part in output.close()] == [
+        ("exact", "x t"), ("trigger", " So:"), ("exact", " 10")
+    ]
+    assert output.text == "x t So: 10"
+    assert output.draw().position == len(output.tokens)
+
+
+def test_a_rationale_ended_by_its_end_token_goes_on_before_it(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(), 0, 100)
+    ids = codec.encode("x the")
+    feed(output, [*ids, END])
+    assert output.begin_answer("So:", 5) == (len(ids), "So:")
+
+
+def test_draws_count_positions_over_all_tokens(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, seed=7), 4, 100)
+    feed(output, codec.encode("abcd"))
+    assert output.draw() == (0.5, 3, 0.9, 0.1, 7, 4, len(output.tokens))
+    assert output.draw(ahead=2).position == len(output.tokens) + 2
