@@ -71,6 +71,7 @@ class Autoregressive:
         if self._choices and not self._trigger:
             return 1 + answer
         waiting = sum(output.index not in self._in_answer for output in self._job.running)
+        pending = sum(len(strand.pending) for strand in self._running() if strand.output.index in self._in_answer)
         return (
             1
             + sum(output.room for output in self._job.running)

@@ -89,21 +89,21 @@ def solve(
     answer so far. Raises TotError for whatever the caller can put right.
     """
     return _run(
-        _solve(
+        asolve(
             task,
             question,
-            model,
-            decoder,
-            search,
-            generator,
-            evaluator,
-            budget,
-            max_tokens,
-            seed,
-            problem_id,
-            watch,
-            model_options,
-            keep=True,
+            model=model,
+            decoder=decoder,
+            search=search,
+            generator=generator,
+            evaluator=evaluator,
+            budget=budget,
+            max_tokens=max_tokens,
+            seed=seed,
+            problem_id=problem_id,
+            watch=watch,
+            keep_best=True,
+            **model_options,
         )
     )
 
@@ -122,43 +122,13 @@ async def asolve(
     seed: int = 0,
     problem_id: str | None = None,
     watch: Watcher | None = None,
+    keep_best: bool = False,
     **model_options: Any,
 ) -> Solution:
-    """`solve` as a coroutine: many at once on one decoder object share its forward passes. Cancelling it cancels it."""
-    return await _solve(
-        task,
-        question,
-        model,
-        decoder,
-        search,
-        generator,
-        evaluator,
-        budget,
-        max_tokens,
-        seed,
-        problem_id,
-        watch,
-        model_options,
-        keep=False,
-    )
+    """`solve` as a coroutine: many at once on one decoder object share its forward passes.
 
-
-async def _solve(
-    task: Task | type[Task] | str,
-    question: str,
-    model: Any,
-    decoder: str | Mapping[Purpose, str] | Decoder,
-    search: Search | None,
-    generator: ThoughtGenerator | None,
-    evaluator: StateEvaluator | None,
-    budget: Budget | None,
-    max_tokens: int | None,
-    seed: int,
-    problem_id: str | None,
-    watch: Watcher | None,
-    model_options: dict[str, Any],
-    keep: bool,
-) -> Solution:
+    Cancelling it raises CancelledError, or with `keep_best` ends it with the best answer so far.
+    """
     task = load_task(task)
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     with ExitStack() as stack:
@@ -178,11 +148,11 @@ async def _solve(
         answer = None
         try:
             await (search or BFS()).run(problem)
-            if not problem.out_of_budget:
+            if not problem.out_of_budget():
                 answer = await problem.answer(problem.best)
-                problem.out_of_budget  # noqa: B018 - notes the limit that the answer itself may have hit
+                problem.out_of_budget()  # notes the limit that the answer itself may have reached
         except asyncio.CancelledError:
-            if not keep:
+            if not keep_best:
                 raise
             problem.stopped = "interrupted"
         return conclude(problem, answer)

@@ -497,31 +497,47 @@ def test_an_error_reaches_whoever_awaits(decoder: LocalDecoder) -> None:
         asyncio.run(main())
 
 
+class Held(Autoregressive):
+    """Decodes, but not before it is let go."""
+
+    def __init__(self, job: Job, let_go: threading.Event) -> None:
+        super().__init__(job)
+        self._let_go = let_go
+
+    def propose(self) -> list[Feed]:
+        self._let_go.wait(20)
+        return super().propose()
+
+
+@pytest.mark.parametrize("loop_ends_first", [False, True])
 def test_cancelling_the_task_that_awaits_cancels_the_request(
-    decoder: LocalDecoder, caplog: pytest.LogCaptureFixture
+    decoder: LocalDecoder, caplog: pytest.LogCaptureFixture, loop_ends_first: bool
 ) -> None:
-    endless = Request(prompt="abc", sampling=Sampling(max_tokens=900, ignore_eos=True))
-    brief = Request(prompt="the", sampling=Sampling(max_tokens=5, ignore_eos=True))
-    handles = decoder.submit([endless, brief], stream=True)
+    let_go = threading.Event()
+    sampling = Sampling(max_tokens=900, ignore_eos=True)
+    handle = decoder.engine.submit(Request(prompt="abc", sampling=sampling), partial(Held, let_go=let_go))
+    brief = decoder.submit([Request(prompt="the", sampling=Sampling(max_tokens=5, ignore_eos=True))])[0]
 
     async def wait() -> None:
-        await handles[0]
+        await handle
 
     async def main() -> None:
         task = asyncio.create_task(wait())
-        await handles[1]
+        await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+        if not loop_ends_first:
+            let_go.set()
+            assert len((await brief)[0].tokens) == 5
 
-    with caplog.at_level(logging.WARNING):
-        asyncio.run(main())
-        (completion,) = handles[0].result(30)
-        time.sleep(0.05)
+    asyncio.run(main())
+    let_go.set()
+    (completion,) = handle.result(30)
     assert completion.finish_reason == "cancelled"
     assert len(completion.tokens) < 900
-    assert len(handles[1].result()[0].tokens) == 5
-    assert caplog.records == []
+    assert len(brief.result(30)[0].tokens) == 5
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []
 
 
 # -- choices and answers ------------------------------------------------------------------------------------------------
@@ -632,10 +648,10 @@ def test_the_trigger_and_answer_still_to_come_keep_their_room(serve: Serve) -> N
     sampling = Sampling(max_tokens=4, ignore_eos=True)
     trigger = "0123456789012345678901234567890123456789"
     answered = Request(prompt="0123456789", sampling=sampling, answer_trigger=trigger, answer_tokens=10)
-    long = Request(prompt="abc", sampling=Sampling(max_tokens=45, ignore_eos=True))
-    first, second = decoder.submit([answered, long])
+    wide = Request(prompt="abc", sampling=Sampling(max_tokens=9, n=5, ignore_eos=True, temperature=1.0))
+    first, second = decoder.submit([answered, wide])
     assert len(first.result(30)[0].tokens) == 14
-    assert len(second.result(30)[0].tokens) == 45
+    assert [len(completion.tokens) for completion in second.result(30)] == [9] * 5
 
 
 # -- faults -------------------------------------------------------------------------------------------------------------

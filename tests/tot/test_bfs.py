@@ -265,8 +265,8 @@ def test_a_value_that_cannot_be_read_is_the_default_and_counted_and_never_the_en
 @pytest.mark.parametrize(
     ("budget", "stopped", "asked"),
     [
-        ({"nodes": 2}, "nodes (2 of 2)", 1),
-        ({"nodes": 3}, "nodes (6 of 3)", 3),  # a level that was begun is finished
+        ({"nodes": 2}, "nodes (2 of 2)", 2),  # thoughts that have grown are evaluated
+        ({"nodes": 3}, "nodes (6 of 3)", 4),  # a level that was begun is finished
         ({"tokens": 9}, "tokens (10 of 9)", 1),
         ({"tokens": 20}, "tokens (20 of 20)", 2),
         ({"tokens": 21}, "tokens (40 of 21)", 3),

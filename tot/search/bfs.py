@@ -26,11 +26,12 @@ class BFS(Search):
         frontier = [problem.tree.root]
         for _ in range(1, self.depth or problem.task.depth):
             unfinished = [node for node in frontier if not node.terminal]
-            if not unfinished or problem.out_of_budget:
+            if not unfinished or problem.out_of_budget():
                 return
             children = await problem.expand(unfinished, self.thoughts)
-            if problem.out_of_budget or not children:
+            if not children or problem.meter.overspent():
                 return
             await problem.evaluate(children)
             frontier = by_value([node for node in frontier if node.terminal] + children)[: self.breadth]
-            problem.best = frontier[0]
+            if frontier[0].value is not None:
+                problem.best = frontier[0]

@@ -65,7 +65,6 @@ class Problem:
         if self._watch is not None:
             self._watch(self)
 
-    @property
     def out_of_budget(self) -> bool:
         """True once a limit is reached; remembers which."""
         if self.stopped is None and (limit := self.meter.exhausted()) is not None:
