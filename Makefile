@@ -13,7 +13,7 @@ test: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	@$(MAKE) --no-print-directory types
-	$(BIN)/pytest
+	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest
 
 # mypy can't follow the folder mapping in the source tree, so it checks the package as installed.
 types: $(VENV)/ready

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tot.decoders.engine.engine import Job
+from tot.decoders.engine.job import Job
 from tot.decoders.engine.kv_tree import Branch, KVTree
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Feed
@@ -71,11 +71,13 @@ class Autoregressive:
         if self._choices and not self._trigger:
             return 1 + answer
         waiting = sum(output.index not in self._in_answer for output in self._job.running)
+        # Triggers that were taken up but not fed yet.
         pending = sum(len(strand.pending) for strand in self._running() if strand.output.index in self._in_answer)
         return (
             1
             + sum(output.room for output in self._job.running)
             + answer * waiting
+            + pending
             + (sum(map(len, self._choices)) * len(self._in_answer))
         )
 

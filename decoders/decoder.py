@@ -11,7 +11,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.budget import Meter
-from tot.decoders.engine.engine import Engine, Handle, PolicyFactory
+from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.request import Completion, Request

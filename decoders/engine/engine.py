@@ -7,164 +7,27 @@ is an object with `propose` and `commit`, one for each running request.
 
 from __future__ import annotations
 
-import asyncio
 import atexit
 import logging
-import queue
 import threading
-import time
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from tot.decoders.budget import Meter
-from tot.decoders.engine.kv_tree import Branch, KVTree
+from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
-from tot.decoders.request import Completion, Request, Usage
+from tot.decoders.request import Request
 
 log = logging.getLogger(__name__)
-
-
-class Policy(Protocol):
-    """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
-
-    def propose(self) -> list[Feed]:
-        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed."""
-
-    def commit(self, reads: list[list[Sampled]]) -> None:
-        """What to make of it: a list of reads for every feed proposed. Ends the job's outputs when they are done."""
-
-    def growth(self) -> int:
-        """The most slots this may yet take beyond the prompt's."""
-
-    def release(self) -> None:
-        """Give all branches back."""
-
-
-@dataclass(eq=False)
-class Job:
-    """A request on its way through the engine."""
-
-    request: Request
-    prompt: list[int]
-    outputs: list[Output]
-    tree: KVTree
-    codec: TextCodec
-    meter: Meter
-    handle: Handle
-    branch: Branch = field(init=False)
-    """Holds the prompt without its last token, which the policy feeds (its logits are the first to be read)."""
-    policy: Policy = field(init=False)
-    computed: int = 0
-    """Prompt tokens that were computed for this job."""
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def running(self) -> list[Output]:
-        return [output for output in self.outputs if output.finish_reason is None]
-
-    def completions(self) -> list[Completion]:
-        seconds = time.monotonic() - self.started
-        done = []
-        for i, output in enumerate(self.outputs):
-            prompt = len(self.prompt) if i == 0 else 0
-            usage = Usage(
-                prompt_tokens=prompt,
-                reused_prompt_tokens=prompt - self.computed if i == 0 else 0,
-                new_tokens=len(output.tokens),
-                forwards=output.forwards,
-                drafted=output.drafted,
-                accepted=output.accepted,
-                seconds=seconds,
-            )
-            reason = output.finish_reason or "cancelled"
-            parts = output.close()
-            text = "".join(part.text for part in parts)
-            done.append(
-                Completion(text, tuple(output.tokens), output.logprob, reason, usage, output.choice_logprobs, parts)
-            )
-        return done
-
-
-PolicyFactory = Callable[[Job], Policy]
-
-
-class Handle:
-    """A submitted request: await it or call `result()`, iterate for pieces of text, or cancel it."""
-
-    def __init__(self, wake: Callable[[], None], stream: bool) -> None:
-        self.future: Future[list[Completion]] = Future()
-        self.cancelled = False
-        self._wake = wake
-        self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
-        self._told: dict[int, int] = {}
-
-    def result(self, timeout: float | None = None) -> list[Completion]:
-        """Wait for the n completions. Raises what went wrong, or TimeoutError."""
-        return self.future.result(timeout)
-
-    def cancel(self) -> None:
-        """Stop at the next step and give the slots back; what was decoded so far is the result."""
-        self.cancelled = True
-        self._wake()
-
-    def __await__(self) -> Generator[Any, None, list[Completion]]:
-        return self._wait().__await__()
-
-    async def _wait(self) -> list[Completion]:
-        try:
-            return await asyncio.shield(asyncio.wrap_future(self.future))
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
-    def __iter__(self) -> Iterator[tuple[int, str]]:
-        """(sample, text) pieces as they settle, for requests submitted with `stream=True`."""
-        pieces = self._stream()
-        while (piece := pieces.get()) is not None:
-            yield piece
-        self.result()
-
-    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
-        pieces = self._stream()
-        while (piece := await asyncio.to_thread(pieces.get)) is not None:
-            yield piece
-        await self
-
-    def _stream(self) -> queue.SimpleQueue[tuple[int, str] | None]:
-        if self._pieces is None:
-            raise RequestError("this request was not submitted for streaming: submit(..., stream=True)")
-        return self._pieces
-
-    def tell(self, outputs: Sequence[Output]) -> None:
-        """Pass new text on (engine only)."""
-        if self._pieces is None:
-            return
-        for output in outputs:
-            settled, told = output.settled(), self._told.get(output.index, 0)
-            if len(settled) > told:
-                self._pieces.put((output.index, settled[told:]))
-                self._told[output.index] = len(settled)
-
-    def finish(self, result: list[Completion] | BaseException) -> None:
-        """Settle the future and end the stream (engine only)."""
-        if self.future.set_running_or_notify_cancel():
-            if isinstance(result, BaseException):
-                self.future.set_exception(result)
-            else:
-                self.future.set_result(result)
-        if self._pieces is not None:
-            self._pieces.put(None)
 
 
 class Engine:
@@ -182,6 +45,7 @@ class Engine:
         self._running: list[Job] = []
         self._condition = threading.Condition()
         self._closed = False
+        self._broken: ModelError | None = None
         self._thread: threading.Thread | None = None
         atexit.register(_close_at_exit, weakref.ref(self))
 
@@ -208,8 +72,10 @@ class Engine:
         with self._condition:
             if self._closed:
                 raise RequestError("this engine is closed: make a new one")
+            if self._broken is not None:
+                raise self._broken
             if self._thread is None:
-                self._thread = threading.Thread(target=self._loop, name="tot-engine", daemon=True)
+                self._thread = threading.Thread(target=self._run, name="tot-engine", daemon=True)
                 self._thread.start()
             self._inbox += jobs
             self._condition.notify()
@@ -261,6 +127,16 @@ class Engine:
             self._condition.notify()
 
     # -- the loop -----------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            self._loop()
+        except Exception as error:  # a policy's growth() or release(), say: nobody may wait for ever
+            log.exception("the engine has failed")
+            with self._condition:
+                self._broken = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
+                for job in [*self._running, *self._waiting, *self._inbox]:
+                    job.handle.finish(self._broken)
 
     @torch.inference_mode()
     def _loop(self) -> None:
@@ -380,6 +256,8 @@ class Engine:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         self._remove(job)
+        if isinstance(error, _NotFiniteError):  # what such a forward computed is not to be found by later requests
+            self.tree.clear()
         if not isinstance(error, TotError):
             error = ModelError(f"decoding failed: {type(error).__name__}: {error}")
         job.handle.finish(error)
@@ -388,14 +266,18 @@ class Engine:
         if job in self._waiting:
             self._waiting.remove(job)
             return
-        self._running.remove(job)
         job.policy.release()
         self.tree.release(job.branch)
+        self._running.remove(job)
+
+
+class _NotFiniteError(ModelError):
+    """After this one, what is cached is suspect."""
 
 
 def _check_finite(reads: list[list[Sampled]]) -> None:
     if any(sampled.logprob != sampled.logprob for row in reads for sampled in row):
-        raise ModelError(
+        raise _NotFiniteError(
             "the model's logits are not finite (NaN or infinity): its weights may be damaged, or the dtype too narrow; "
             "try dtype=fp32"
         )

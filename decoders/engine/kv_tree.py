@@ -141,6 +141,11 @@ class KVTree:
         """End a branch. What it computed stays as a cache until its slots are wanted."""
         self._shorten(branch, 0, keep=True)
 
+    def clear(self) -> None:
+        """Forget what no branch runs through."""
+        while self._evictable:
+            self._evict_one()
+
     def mark_computed(self, slots: Iterable[int]) -> None:
         for slot in slots:
             self._computed[slot] = 1
@@ -213,10 +218,16 @@ class KVTree:
         idle = self._computed[slot] and not self._users[slot] and not self._children[slot]
         return bool(idle) and used == self._last_used[slot]
 
+    def _evict_one(self) -> bool:
+        """Free the leaf offered longest ago, unless its entry has gone stale."""
+        used, slot = heapq.heappop(self._evictable)
+        evictable = self._is_evictable(used, slot)
+        if evictable:
+            self._remove(slot)
+        return evictable
+
     def _evict(self) -> None:
         while self._evictable:
-            used, slot = heapq.heappop(self._evictable)
-            if self._is_evictable(used, slot):
-                self._remove(slot)
+            if self._evict_one():
                 return
         raise KVTreeFullError(f"all {self.capacity} key-value slots are in use")

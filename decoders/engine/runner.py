@@ -20,7 +20,7 @@ from transformers import AttentionInterface
 from tot.decoders.engine.attention import ATTENTION, Plan, Run, bucket, make_blocks, packed_attention
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.sampling import Read
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import ModelError, OptionError
 
 _DEFAULT_BUDGET = 2 * 2**30
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
@@ -54,6 +54,8 @@ class Runner:
 
     def __init__(self, model: Any, kv_budget: int | str | None = None) -> None:
         config = model.config
+        if config._attn_implementation == ATTENTION:
+            raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
         self.model = model
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype

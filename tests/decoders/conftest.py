@@ -1,4 +1,4 @@
-"""Tiny models with random weights and a tiny tokenizer, made on the spot: nothing is downloaded, all is float32 on the CPU.
+"""Tiny models with random weights and a tiny tokenizer, made on the spot: nothing is downloaded, in float32.
 
 Import mode is importlib, so what tests share are fixtures: mostly factories, since an Engine changes its model.
 """
@@ -19,8 +19,28 @@ CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-MERGES = ["t h", "th e", "i n", "e r", "a n", "Ġ t", "Ġ the", "Ġ a", "o n", "r e", "an d", "Ġ 1", "1 0", "Ċ Ċ", "in g",
-          "a b", "ab c", "o u", "Ġ s", "e n"]
+MERGES = [
+    "t h",
+    "th e",
+    "i n",
+    "e r",
+    "a n",
+    "Ġ t",
+    "Ġ the",
+    "Ġ a",
+    "o n",
+    "r e",
+    "an d",
+    "Ġ 1",
+    "1 0",
+    "Ċ Ċ",
+    "in g",
+    "a b",
+    "ab c",
+    "o u",
+    "Ġ s",
+    "e n",
+]
 FAMILIES = {
     "llama": {},
     "qwen2": {},
@@ -82,7 +102,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> Callable[..., Any]:
             head.weight = model.lm_head.weight
             texts = [tokenizer.decode([i]) for i in range(config.vocab_size)]
             plain = [text.isascii() and text.replace("\n", " ").isprintable() for text in texts]
-            head.bias.data = torch.tensor([0.0 if text and fine else -50.0 for text, fine in zip(texts, plain)])
+            head.bias.data = torch.tensor(
+                [0.0 if text and fine else -50.0 for text, fine in zip(texts, plain, strict=True)]
+            )
             head.bias.data[[*tokenizer.all_special_ids]] = -50.0
             head.bias.data[tokenizer.eos_token_id] = 0.0
             model.lm_head = head

@@ -30,7 +30,7 @@ def cut(runs: list[Run]) -> tuple[list[tuple[int, int, list[int]]], list[tuple[i
     return [(s.first, s.last, s.slots.tolist()) for s in shares], [tuple(tail) for tail in tails]
 
 
-# -- cascade --------------------------------------------------------------------------------------------------------
+# -- cascade ----------------------------------------------------------------------------------
 
 
 def test_nothing_to_run_is_nothing_to_cut() -> None:
@@ -98,8 +98,9 @@ def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list
     assert sorted(tail.run for tail in tails) == list(range(len(runs)))
     for i, tail in enumerate(tails):
         of_run = [share.slots for share in shares if share.first <= i < share.last]
-        shared = np.concatenate([*sorted(of_run, key=lambda s: int(np.flatnonzero(runs[tail.run].path == s[0])[0])),
-                                 np.array([], np.int32)])
+        shared = np.concatenate(
+            [*sorted(of_run, key=lambda s: int(np.flatnonzero(runs[tail.run].path == s[0])[0])), np.array([], np.int32)]
+        )
         assert len(shared) == tail.depth <= runs[tail.run].start
         assert np.array_equal(shared, runs[tail.run].path[: tail.depth])
 
@@ -132,7 +133,7 @@ def test_shapes_come_in_four_sizes_an_octave() -> None:
     assert all(n <= bucket(n) <= 1.25 * n + 1 for n in range(1, 5000))
 
 
-# -- kernels --------------------------------------------------------------------------------------------------------
+# -- kernels ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
@@ -159,7 +160,7 @@ def test_a_kernel_gives_softmax_attention_and_its_normaliser(kernel: Callable[..
     torch.testing.assert_close(normaliser.double(), scores.logsumexp(-1), atol=1e-5, rtol=0)
 
 
-# -- torch.compile --------------------------------------------------------------------------------------------------
+# -- torch.compile ----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -140,6 +140,12 @@ class KVTreeMachine(RuleBasedStateMachine):
             self.mark_computed(branch, len(branch))
             self.release(branch)
 
+    @rule()
+    def clear(self) -> None:
+        self.tree.clear()
+        self.computed -= self.cached.keys()
+        self.cached.clear()
+
     @rule(branch=branches, length=st.integers(1, 8))
     def mark_computed(self, branch: Branch, length: int) -> None:
         self.tree.mark_computed(branch.slots[:length])
@@ -206,7 +212,10 @@ def test_least_recently_released_leaf_goes_first() -> None:
         cached(tree, *text)
     cached(tree, 1, 1)  # used again: [2, 2] is the oldest now
     tree.open([9])
-    assert [computed(tree, 2, 2), tree.stored] == [1, 5]  # its leaf went, and looking dropped the token that was missing
+    assert [computed(tree, 2, 2), tree.stored] == [
+        1,
+        5,
+    ]  # its leaf went, and looking dropped the token that was missing
 
 
 def test_cached_texts_are_evicted_from_their_ends() -> None:

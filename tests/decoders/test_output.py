@@ -118,7 +118,7 @@ def test_any_tokens_at_all_make_the_text_the_tokenizer_makes(codec: TextCodec, i
 def test_half_a_character_waits_for_its_other_half(codec: TextCodec) -> None:
     first, second = codec.encode("é")
     output = Output(codec, Sampling(), 0, 10)
-    assert feed(output, codec.encode("a") + [first]) == ["a", "a"]
+    assert feed(output, [*codec.encode("a"), first]) == ["a", "a"]
     assert feed(output, [second]) == ["aé"]
 
 
@@ -136,7 +136,9 @@ def test_an_answer_goes_on_where_the_rationale_was_cut(codec: TextCodec) -> None
     assert (output.finish_reason, output.room, output.text) == (None, 5, "x t So:")
     feed(output, [*codec.encode(" 10"), END])
     assert [(part.kind, part.text) for part in output.close()] == [
-        ("exact", "x t"), ("trigger", " So:"), ("exact", " 10")
+        ("exact", "x t"),
+        ("trigger", " So:"),
+        ("exact", " 10"),
     ]
     assert output.text == "x t So: 10"
     assert output.draw().position == len(output.tokens)

@@ -136,9 +136,7 @@ def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -
     running = bench.forks(bench.prompt(text(300)), 3)
     arriving = bench.tree.open(text(200, 1))
     for start in range(0, 200, 64):
-        bench.run(
-            Feed(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running)
-        )
+        bench.run(Feed(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running))
     bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
 
 

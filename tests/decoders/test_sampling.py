@@ -133,8 +133,15 @@ def test_a_token_does_not_depend_on_what_it_is_batched_with(wanted: list[samplin
 def test_seed_sample_and_position_each_change_the_draw() -> None:
     logits = torch.zeros(1, 1000)
     base = draw(seed=1, sample=2, position=3)
-    changed = [base, base._replace(seed=2), base._replace(sample=1), base._replace(position=2),
-               base._replace(seed=2, sample=1), base._replace(seed=3, position=1), base._replace(sample=3, position=2)]
+    changed = [
+        base,
+        base._replace(seed=2),
+        base._replace(sample=1),
+        base._replace(position=2),
+        base._replace(seed=2, sample=1),
+        base._replace(seed=3, position=1),
+        base._replace(sample=3, position=2),
+    ]
     drawn = [read(logits, [how])[0].token for how in changed]
     assert len(set(drawn)) == len(changed)
     assert len({noise_key(how) for how in changed}) == len(changed)
@@ -287,7 +294,9 @@ def test_tokens_of_minus_infinity_are_never_drawn() -> None:
 def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     assert tokens(read(logits, [draw(0.0)] * 2)) == [1, 0]
-    monkeypatch.setattr(sampling, "_gaps", lambda keys, ids: torch.full(torch.broadcast_shapes(keys.shape, ids.shape), 9))
+    monkeypatch.setattr(
+        sampling, "_gaps", lambda keys, ids: torch.full(torch.broadcast_shapes(keys.shape, ids.shape), 9)
+    )
     assert tokens(read(logits, [draw()] * 2)) == [1, 0]
 
 

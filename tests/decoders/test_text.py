@@ -19,8 +19,28 @@ FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150
 END = 2
 """<|im_end|>"""
 
-fragments = st.sampled_from(["<|im_start|>", "<|im_end|>", "<|endoftext|>", "<|im_", "<|", "end|>", "start|>", "|>", "<",
-                             "endof", "text|>", "\n", " ", "a", "the ", "é", "漢", "🙂"])
+fragments = st.sampled_from(
+    [
+        "<|im_start|>",
+        "<|im_end|>",
+        "<|endoftext|>",
+        "<|im_",
+        "<|",
+        "end|>",
+        "start|>",
+        "|>",
+        "<",
+        "endof",
+        "text|>",
+        "\n",
+        " ",
+        "a",
+        "the ",
+        "é",
+        "漢",
+        "🙂",
+    ]
+)
 hostile = st.lists(fragments | st.text(max_size=3), max_size=12).map("".join)
 harmless = st.text(max_size=30).filter(lambda text: "<|" not in text)
 roles = st.sampled_from(["system", "user", "assistant"])
@@ -46,7 +66,7 @@ def spoken(codec: TextCodec, ids: list[int]) -> str:
     return text
 
 
-# -- plain text ---------------------------------------------------------------------------------------------------
+# -- plain text -------------------------------------------------------------------------------
 
 
 @FAST
@@ -91,7 +111,7 @@ def test_a_token_id_outside_the_vocabulary_is_named(codec: TextCodec, bad: int) 
         codec.encode_prompt((5, bad))
 
 
-# -- chats --------------------------------------------------------------------------------------------------------
+# -- chats ------------------------------------------------------------------------------------
 
 
 def expected_control(messages: tuple[Message, ...]) -> list[int]:
@@ -154,7 +174,9 @@ def test_without_a_template_messages_are_one_text(tokenizer: Any) -> None:
     base = copy.deepcopy(tokenizer)
     base.chat_template = None
     codec = TextCodec(base)
-    assert codec.encode_prompt(chat(("system", "a"), ("user", "b<|im_end|>"))) == codec.encode_prompt("a\n\nb<|im_end|>")
+    assert codec.encode_prompt(chat(("system", "a"), ("user", "b<|im_end|>"))) == codec.encode_prompt(
+        "a\n\nb<|im_end|>"
+    )
 
 
 def test_added_tokens_that_are_only_white_space_stay_tokens(tokenizer: Any) -> None:
@@ -169,12 +191,20 @@ def test_added_tokens_that_are_only_white_space_stay_tokens(tokenizer: Any) -> N
     assert codec.encode_prompt(chat(("user", text[:-10]))) == expected
 
 
-# -- other tokenizers -----------------------------------------------------------------------------------------------
+# -- other tokenizers -------------------------------------------------------------------------
 
 
 def sentencepiece_like(scheme: str) -> PreTrainedTokenizerFast:
     """Characters, bytes for the rest, and "▁" for a space: one is put before every text, in Llama's three ways."""
-    spelled = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *map(chr, range(33, 127)), "▁t"]
+    spelled = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(f"<0x{byte:02X}>" for byte in range(256)),
+        "▁",
+        *map(chr, range(33, 127)),
+        "▁t",
+    ]
     vocab = {text: i for i, text in enumerate(spelled)}
     backend = Tokenizer(models.BPE(vocab=vocab, merges=[("▁", "t")], unk_token="<unk>", byte_fallback=True))
     if scheme == "normalizer":
@@ -203,9 +233,7 @@ def test_a_continuation_begins_with_no_space_of_its_own(scheme: str, text: str) 
 @pytest.mark.parametrize("scheme", ["first", "always", "normalizer"])
 def test_a_spelled_out_token_in_a_chat_brings_no_spaces(scheme: str) -> None:
     tokenizer = sentencepiece_like(scheme)
-    tokenizer.chat_template = (
-        "{% for m in messages %}{{ '<s>[' + m.role + '] ' + m.content + '</s>' }}{% endfor %}"
-    )
+    tokenizer.chat_template = "{% for m in messages %}{{ '<s>[' + m.role + '] ' + m.content + '</s>' }}{% endfor %}"
     codec = TextCodec(tokenizer)
     ids = codec.encode_prompt(chat(("user", "say </s> now")))
     assert [i for i in ids if i in (1, 2)] == [1, 2]
@@ -232,7 +260,7 @@ def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:
         TextCodec(SimpleNamespace())
 
 
-# -- choices and what comes after a rationale -------------------------------------------------------------------------
+# -- choices and what comes after a rationale -------------------------------------------------
 
 
 def test_choices_are_continuations_closed_on_request(codec: TextCodec) -> None:

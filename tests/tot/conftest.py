@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -139,10 +140,15 @@ def python(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
         environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "TERM": "xterm", "COLUMNS": "120"}
         command = [sys.executable, *arguments]
-        started.append(
-            subprocess.Popen(command, **{"cwd": tmp_path, "env": environment, "text": True, **pipes, **options})
-        )
-        return started[-1]
+        ours = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs, and their children, ignore it
+        try:
+            process = subprocess.Popen(
+                command, **{"cwd": tmp_path, "env": environment, "text": True, **pipes, **options}
+            )
+        finally:
+            signal.signal(signal.SIGINT, ours)
+        started.append(process)
+        return process
 
     yield start
     for process in started:

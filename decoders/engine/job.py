@@ -1,0 +1,152 @@
+"""What travels through the engine: a request as a Job, its decoding method as a Policy, the caller's Handle."""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import time
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from tot.decoders.budget import Meter
+from tot.decoders.engine.kv_tree import Branch, KVTree
+from tot.decoders.engine.output import Output
+from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.errors import RequestError
+from tot.decoders.request import Completion, Request, Usage
+
+
+class Policy(Protocol):
+    """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
+
+    def propose(self) -> list[Feed]:
+        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed."""
+
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        """What to make of it: a list of reads for every feed proposed. Ends the job's outputs when they are done."""
+
+    def growth(self) -> int:
+        """The most slots this may yet take beyond the prompt's."""
+
+    def release(self) -> None:
+        """Give all branches back."""
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way through the engine."""
+
+    request: Request
+    prompt: list[int]
+    outputs: list[Output]
+    tree: KVTree
+    codec: TextCodec
+    meter: Meter
+    handle: Handle
+    branch: Branch = field(init=False)
+    """Holds the prompt without its last token, which the policy feeds (its logits are the first to be read)."""
+    policy: Policy = field(init=False)
+    computed: int = 0
+    """Prompt tokens that were computed for this job."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def running(self) -> list[Output]:
+        return [output for output in self.outputs if output.finish_reason is None]
+
+    def completions(self) -> list[Completion]:
+        seconds = time.monotonic() - self.started
+        done = []
+        for i, output in enumerate(self.outputs):
+            prompt = len(self.prompt) if i == 0 else 0
+            usage = Usage(
+                prompt_tokens=prompt,
+                reused_prompt_tokens=prompt - self.computed if i == 0 and output.forwards else 0,
+                new_tokens=len(output.tokens),
+                forwards=output.forwards,
+                drafted=output.drafted,
+                accepted=output.accepted,
+                seconds=seconds,
+            )
+            reason = output.finish_reason or "cancelled"
+            parts = output.close()
+            text = "".join(part.text for part in parts)
+            done.append(
+                Completion(text, tuple(output.tokens), output.logprob, reason, usage, output.choice_logprobs, parts)
+            )
+        return done
+
+
+PolicyFactory = Callable[[Job], Policy]
+
+
+class Handle:
+    """A submitted request: await it or call `result()`, iterate for pieces of text, or cancel it."""
+
+    def __init__(self, wake: Callable[[], None], stream: bool) -> None:
+        self.future: Future[list[Completion]] = Future()
+        self.cancelled = False
+        self._wake = wake
+        self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
+        self._told: dict[int, int] = {}
+
+    def result(self, timeout: float | None = None) -> list[Completion]:
+        """Wait for the n completions. Raises what went wrong, or TimeoutError."""
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """Stop at the next step and give the slots back; what was decoded so far is the result."""
+        self.cancelled = True
+        self._wake()
+
+    def __await__(self) -> Generator[Any, None, list[Completion]]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> list[Completion]:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self.future))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """(sample, text) pieces as they settle, for requests submitted with `stream=True`."""
+        pieces = self._stream()
+        while (piece := pieces.get()) is not None:
+            yield piece
+        self.result()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        pieces = self._stream()
+        while (piece := await asyncio.to_thread(pieces.get)) is not None:
+            yield piece
+        await self
+
+    def _stream(self) -> queue.SimpleQueue[tuple[int, str] | None]:
+        if self._pieces is None:
+            raise RequestError("this request was not submitted for streaming: submit(..., stream=True)")
+        return self._pieces
+
+    def tell(self, outputs: Sequence[Output]) -> None:
+        """Pass new text on (engine only)."""
+        if self._pieces is None:
+            return
+        for output in outputs:
+            settled, told = output.settled(), self._told.get(output.index, 0)
+            if len(settled) > told:
+                self._pieces.put((output.index, settled[told:]))
+                self._told[output.index] = len(settled)
+
+    def finish(self, result: list[Completion] | BaseException) -> None:
+        """Settle the future and end the stream (engine only)."""
+        if self.future.set_running_or_notify_cancel():
+            if isinstance(result, BaseException):
+                self.future.set_exception(result)
+            else:
+                self.future.set_result(result)
+        if self._pieces is not None:
+            self._pieces.put(None)
