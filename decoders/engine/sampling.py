@@ -70,8 +70,8 @@ def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
     words = _mix(hashes ^ low)
     words ^= high
     words *= -0x61C88647  # 0x9E3779B9
-    words ^= (words >> 15) & 0x1FFFF
-    return words & (2**_BITS - 1)
+    gaps: Tensor = (words ^ ((words >> 15) & 0x1FFFF)) & (2**_BITS - 1)
+    return gaps
 
 
 def _noise(gaps: Tensor) -> Tensor:
