@@ -29,6 +29,9 @@ from tot.decoders.request import Request
 
 log = logging.getLogger(__name__)
 
+_IDLE_SECONDS = 1.0
+"""How long the loop's thread outlives its last request."""
+
 
 class Engine:
     """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step."""
@@ -88,8 +91,9 @@ class Engine:
                 return
             self._closed = True
             self._condition.notify()
-        if self._thread is not None:
-            self._thread.join()
+            thread = self._thread
+        if thread is not None:
+            thread.join()
         self.runner.close()
 
     def __enter__(self) -> Engine:
@@ -143,7 +147,9 @@ class Engine:
         while True:
             with self._condition:
                 while not (self._inbox or self._waiting or self._running or self._closed):
-                    self._condition.wait()
+                    if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._closed):
+                        self._thread = None  # the next request starts another; an engine nobody holds is collected
+                        return
                 self._waiting += self._inbox
                 self._inbox = []
                 closed = self._closed

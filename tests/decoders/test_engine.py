@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -941,3 +943,21 @@ def test_fifty_threads_may_submit_at_once(decoder: LocalDecoder) -> None:
     with ThreadPoolExecutor(50) as threads:
         got = list(threads.map(call, requests))
     assert [by_request([request], one)[0] for request, one in zip(requests, got, strict=True)] == expected
+
+
+def test_an_engine_that_nobody_holds_is_collected_once_idle(
+    make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.decoders.engine.engine._IDLE_SECONDS", 0.02)
+    decoder = load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=200)
+    first = greedy(decoder, max_tokens=2).tokens
+    thread = decoder.engine._thread
+    assert thread is not None
+    thread.join(10)
+    assert greedy(decoder, max_tokens=2).tokens == first  # a thread that has gone is started again
+    assert decoder.engine._thread is not None
+    decoder.engine._thread.join(10)
+    engine = weakref.ref(decoder.engine)
+    del decoder
+    gc.collect()
+    assert engine() is None
