@@ -130,7 +130,7 @@ def test_the_same_run_seed_gives_the_same_tree_and_another_one_another(letters: 
 def test_a_cancelled_search_gives_its_slots_back(letters: Any, tiny: Any) -> None:
     async def run(decoder: Any) -> None:
         search = asyncio.create_task(asolve(letters, "q", decoder=decoder, search=BFS(thoughts=4, depth=9)))
-        while decoder.engine.tree.live == 0:
+        while decoder.engine.tree.live == 0 and not search.done():
             await asyncio.sleep(0.001)
         search.cancel()
         with pytest.raises(asyncio.CancelledError):
