@@ -107,6 +107,7 @@ class Autoregressive:
                 output.choice_logprobs = strand.scorer.scores([next(rows) for _ in self._choices])
                 output.end("stop")
                 strand.scorer.release()
+                self._job.tree.release(strand.branch)
                 continue
             (sampled,) = next(rows)
             strand.pending = [sampled.token]

@@ -368,6 +368,45 @@ def test_usage_counts_forwards_and_sums_up(decoder: LocalDecoder) -> None:
     assert 0 < completions[0].usage.seconds < 60
 
 
+def test_prompts_are_read_in_chunks_beside_running_branches(serve: Serve) -> None:
+    decoder = serve(chunk=100)
+    call, rows = decoder.engine.runner.call, list[int]()
+    decoder.engine.runner.call = lambda ids, *rest: rows.append(ids.shape[1]) or call(ids, *rest)  # type: ignore
+    rng = random.Random(0)
+    prompts = [tuple(rng.choices(range(3, 270), k=size)) for size in (31, 251, 51)]
+    decoder.generate([Request(prompt=p, sampling=Sampling(max_tokens=5, ignore_eos=True)) for p in prompts])
+    # 30 + 70 of the prompts with the first's token; 100; 80 + 20; the last 30: and a row for each that decodes.
+    assert rows == [101, 101, 102, 33, 3, 2, 2, 1]
+    assert decoder.engine.forwards == 8
+
+
+class Watched(Autoregressive):
+    """Notes before each forward how many slots are live, and how many its rationales need."""
+
+    def __init__(self, job: Job, seen: list[tuple[int, int]]) -> None:
+        super().__init__(job)
+        self._seen = seen
+
+    def propose(self) -> list[Feed]:
+        feeds, job = super().propose(), self._job
+        texts = [(*job.prompt, *output.tokens) for output in job.running]
+        needed = {text[:length] for text in texts for length in range(1, len(text) + 1)}
+        if not any(output.parts for output in job.running):
+            self._seen.append((job.tree.live, len(needed)))
+        return feeds
+
+
+@pytest.mark.parametrize("more", [{}, {"answer_trigger": " So", "choices": ("yes", "no")}])
+def test_a_sample_that_ended_holds_no_slots(decoder: LocalDecoder, more: dict[str, Any]) -> None:
+    seen: list[tuple[int, int]] = []
+    request = Request(prompt="abc", sampling=Sampling(max_tokens=80, temperature=1.0, n=4, seed=5), **more)
+    completions = decoder.engine.submit(request, partial(Watched, seen=seen)).result(30)
+    ends = sorted(completion.usage.forwards for completion in completions)
+    assert ends[0] + 10 < ends[-1]
+    assert len(seen) > ends[0] + 10
+    assert [live for live, _ in seen] == [needed for _, needed in seen]
+
+
 # -- budgets ---------------------------------------------------------------------------------------
 
 
@@ -592,12 +631,21 @@ def test_scoring_runs_beside_decoding(decoder: LocalDecoder) -> None:
 TRIGGER = " So the answer is"
 
 
+def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sampling:
+    """Settings under which "abc" goes on to the given end; a stop string spans tokens that were fed already."""
+    sampling = Sampling(seed=3, **settings)
+    if ended == "stop":
+        text = decoder.generate([Request(prompt="abc", sampling=sampling)])[0].text
+        sampling = Sampling(seed=3, stop=(text[7:12],), **settings)
+    return sampling
+
+
 def answered(
     decoder: LocalDecoder, ended: str, choices: tuple[str, ...] = (), **settings: Any
 ) -> tuple[Completion, list[int]]:
     """A request whose rationale ends in the given way, checked up to its trigger; and the ids it went on from."""
     codec = decoder.engine.codec
-    sampling = Sampling(seed=3, **settings)
+    sampling = ended_by(decoder, ended, settings)
     plain = decoder.generate([Request(prompt="abc", sampling=sampling)])[0]
     assert plain.finish_reason == ended
     request = Request(prompt="abc", sampling=sampling, answer_trigger=TRIGGER, answer_tokens=7, choices=choices)
@@ -620,7 +668,7 @@ ENDS = pytest.mark.parametrize(
     [
         ("length", {"max_tokens": 9}),
         ("eos", {"max_tokens": 200}),
-        ("stop", {"max_tokens": 200, "stop": ("n",)}),
+        ("stop", {"max_tokens": 20}),
         ("length", {"max_tokens": 9, "temperature": 1.0}),
     ],
 )
@@ -631,7 +679,7 @@ def test_an_answer_follows_its_trigger(
     decoder: LocalDecoder, alone: Alone, ended: str, settings: dict[str, Any]
 ) -> None:
     completion, context = answered(decoder, ended, **settings)
-    sampling = Sampling(seed=3, **settings)
+    sampling = ended_by(decoder, ended, settings)
     first = len(decoder.generate([Request(prompt="abc", sampling=sampling)])[0].tokens)
     expected = alone.tokens(context, sampling, 7, first=first)
     text = decoder.engine.codec.decode(expected)
@@ -847,6 +895,17 @@ def test_a_request_larger_than_the_store_is_refused_with_the_numbers(serve: Serv
         RequestError, match=r"may need 52 .*\(10 of prompt, .* n=2 samples\) .* holds 50: raise kv_budget"
     ):
         decoder.submit([request])
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(40, True), (41, False)])
+def test_what_just_fits_the_store_runs(serve: Serve, tokens: int, fits: bool) -> None:
+    request = Request(prompt=(5,) * 10, sampling=Sampling(max_tokens=tokens, ignore_eos=True))
+    decoder = serve(kv_budget=50)
+    if fits:
+        assert len(decoder.generate([request])[0].tokens) == tokens
+    else:
+        with pytest.raises(RequestError, match=r"may need 51 .* holds 50"):
+            decoder.submit([request])
 
 
 @pytest.mark.parametrize("prompt", ["", (), []])

@@ -74,6 +74,7 @@ def test_an_ignored_end_token_is_a_token_without_text(codec: TextCodec) -> None:
         ("aXYZb", ("XYZ",), "a"),
         ("a 10 b", ("0",), "a 1"),  # inside the token "10"
         ("abcd", ("cd", "bc"), "a"),  # the first in the text, not in the list
+        ("abcd", ("c", "bc"), "a"),
         ("aaab", ("aab",), "a"),
         ("xyz", ("xyz",), ""),
         ("ab", ("abc",), "ab"),

@@ -117,7 +117,8 @@ def test_the_evaluator_is_shown_the_steps_and_asked_for_a_number_on_the_scale(ta
     assert asked.role == "assistant"
     assert asked.content.startswith(steps)
     wish = asked.content.removeprefix(steps)
-    assert re.search(r"\b1 (and|to) 10\b", wish)
+    low, high = task.scale
+    assert re.search(rf"\b{low}\b.*\b{high}\b", wish)
     assert wish == wish.rstrip()
     assert not wish.endswith(".")  # " 7" can follow
 
@@ -201,6 +202,7 @@ def test_an_answer_is_right_where_the_numbers_are_equal(
         ("Sub-answer 1: 3 * 4 = 12.\nThe answer is  12 apples.", "12"),
         ("Sub-answer 1: 3 * 4 = 12.\nThe answer is 2 * 12 = $24.", "24"),
         ("so 5\n#### 7", "7"),
+        ("#### 7\nThe answer is 5, I mean.", "7"),
         ("nothing", None),
     ],
 )

@@ -101,20 +101,20 @@ def tiny() -> Callable[[], LocalDecoder]:
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=control[:2], chat_template=CHATML
     )
-    config = LlamaConfig(
-        vocab_size=len(vocabulary),
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=512,
-        initializer_range=0.3,
-        attn_implementation="sdpa",
-    )
 
     def make(**options: Any) -> LocalDecoder:
-        torch.manual_seed(0)  # an Engine changes its model: every decoder gets its own
+        config = LlamaConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            initializer_range=0.3,
+            attn_implementation="sdpa",
+        )
+        torch.manual_seed(0)  # an Engine changes its model and its config: every decoder gets its own
         model = LlamaForCausalLM(config).eval().requires_grad_(False)
         return load_decoder("ar", model, tokenizer=tokenizer, **{"kv_budget": 4000} | options)
 

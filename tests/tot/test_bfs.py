@@ -319,6 +319,14 @@ def test_thoughts_that_a_budget_cut_short_are_dropped_but_are_no_parse_failures(
     assert solution.parse_failures == 0
 
 
+def test_states_whose_evaluations_were_all_cut_short_do_not_take_the_place_of_the_best(
+    letters: Any, scripted: Any
+) -> None:
+    cut = dict.fromkeys(["value b/c", "value b/d", "value a/e", "value a/f"], scripted.completion("9", "budget"))
+    solution = grow(letters, scripted(TWO_LEVELS | cut | {"answer b": "so far"}))
+    assert (solution.answer, solution.value) == ("so far", 7)
+
+
 def test_an_answer_that_a_budget_cut_short_is_not_taken_for_one(letters: Any, scripted: Any) -> None:
     cut = scripted.completion("the answer is not", "budget")
     assert grow(letters, scripted(TWO_LEVELS | {"answer b/d": cut})).answer == "b\nd"

@@ -17,9 +17,10 @@ from typing import Any
 
 import pytest
 
-from tot import ThoughtTree
+from tot import State, Thought, ThoughtTree
 from tot.cli import main
 from tot.decoders import ModelError
+from tot.tasks.gsm8k import GSM8K
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 TINY = ("--depth", "2", "--thoughts", "2", "--max-tokens", "16")
@@ -35,6 +36,8 @@ class Gsm8kScript(dict[str, Any]):
 
 @pytest.fixture
 def script() -> Gsm8kScript:
+    thought = Thought(parts={"sub_question": "Q", "sub_answer": "A"})
+    rated = GSM8K().prompt("value", State(question="q", thoughts=(thought,)))[-1].content
     return Gsm8kScript(
         {
             "Sub-question 1:": ["How many now?", "How many then?"],
@@ -42,7 +45,7 @@ def script() -> Gsm8kScript:
             "How many then?\nSub-answer 1:": "3 apples.",
             "Sub-question 2:": ["What else?", "What more?"],
             "Sub-answer 2:": "Nothing.",
-            "The number is": "6",
+            rated.splitlines()[-1]: "6",
             "The answer is": "7.",
         }
     )
@@ -134,22 +137,23 @@ def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "stopped"),
+    ("budget", "stopped", "asked", "answer"),
     [
-        (("--budget-tokens", "12"), "budget: tokens (20 of 12)"),
-        (("--budget-nodes", "2"), "budget: nodes (2 of 2)"),
-        (("--budget-forwards", "0"), "budget: forwards (0 of 0)"),
-        (("--budget-seconds", "0"), "budget: seconds ("),
+        (("--budget-tokens", "12"), "budget: tokens (20 of 12)", ["generate"] * 2, "none found"),
+        (("--budget-tokens", "30"), "budget: tokens (30 of 30)", ["generate"] * 2 + ["evaluate"], "7"),
+        (("--budget-nodes", "2"), "budget: nodes (2 of 2)", ["generate"] * 2 + ["evaluate"], "7"),
+        (("--budget-forwards", "0"), "budget: forwards (0 of 0)", [], "none found"),
+        (("--budget-seconds", "0"), "budget: seconds (", [], "none found"),
     ],
 )
 def test_a_spent_budget_is_said_with_the_best_so_far(
-    tot: Any, scripted_model: Any, budget: tuple[str, str], stopped: str
+    tot: Any, scripted_model: Any, budget: tuple[str, str], stopped: str, asked: list[str], answer: str
 ) -> None:
     status, out, _ = tot(*SOLVE, *budget)
     assert status == 0
     assert f"\nStopped early ({stopped}" in out
-    assert "; this is the best so far.\nAnswer: none found\n" in out
-    assert sum(len(batch) for batch in scripted_model.batches) in (0, 3)
+    assert f"; this is the best so far.\nAnswer: {answer}\n" in out
+    assert [batch[0].purpose for batch in scripted_model.batches] == asked
 
 
 def test_a_run_that_fails_on_the_way_keeps_what_it_had_grown(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tot import BFS, Budget, Sample, Solution, Value, asolve, load_decoder, solve
-from tot.decoders import ModelError, OptionError, RequestError, TaskError
+from tot.decoders import METHODS, ModelError, OptionError, RequestError, TaskError
 
 SMALL = BFS(thoughts=2, breadth=2, depth=3)
 QUESTIONS = ["one", "two", "what is two and three?", "a", "the same", "the same"]
@@ -127,20 +127,42 @@ def test_the_same_run_seed_gives_the_same_tree_and_another_one_another(letters: 
     assert shape(first) != shape(other)
 
 
-def test_a_cancelled_search_gives_its_slots_back(letters: Any, tiny: Any) -> None:
-    async def run(decoder: Any) -> None:
-        search = asyncio.create_task(asolve(letters, "q", decoder=decoder, search=BFS(thoughts=4, depth=9)))
-        while decoder.engine.tree.live == 0 and not search.done():
+def test_a_cancelled_search_stops_all_it_has_in_flight(letters: Any, tiny: Any) -> None:
+    async def run(decoder: Any) -> int:
+        seen: list[Any] = []
+        options = {"search": BFS(thoughts=3, depth=9), "max_tokens": 60, "watch": seen.append}
+        search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
+        while not search.done() and not (seen and seen[0].best.depth >= 1 and decoder.engine.tree.live):
             await asyncio.sleep(0.001)
-        search.cancel()
+        search.cancel()  # in a later level: three requests, three samples each
         with pytest.raises(asyncio.CancelledError):
             await search
+        before = decoder.engine.forwards
+        while decoder.engine.tree.live:
+            await asyncio.sleep(0.001)
+        return decoder.engine.forwards - before
 
     with tiny() as decoder:
-        asyncio.run(run(decoder))
+        assert asyncio.run(run(decoder)) <= 2
         after = solve(letters, "q", decoder=decoder, search=BFS(thoughts=1, depth=2), max_tokens=2)
-        assert decoder.engine.tree.live == 0
     assert len(after.tree) == 2
+
+
+def test_a_cancelled_search_can_keep_the_best_so_far(letters: Any, tiny: Any) -> None:
+    async def run(decoder: Any) -> Solution:
+        seen: list[Any] = []
+        options = {"search": BFS(thoughts=2, depth=50), "max_tokens": 6, "watch": seen.append, "keep_best": True}
+        search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
+        while not search.done() and (not seen or seen[0].best.depth < 2):
+            await asyncio.sleep(0.001)
+        search.cancel()
+        return await search
+
+    with tiny() as decoder:
+        solution = asyncio.run(run(decoder))
+    assert solution.stopped == "interrupted"
+    assert 2 <= [node.depth for node in solution.tree if node.chosen][-1] < 49
+    assert solution.answer == [solution.tree.state(node).text for node in solution.tree if node.chosen][-1]
 
 
 def test_temperature_zero_makes_all_siblings_the_same(letters: Any, tiny: Any) -> None:
@@ -177,20 +199,27 @@ def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, 
     assert max(node.depth for node in solution.tree) < 8
 
 
-def test_purposes_may_name_their_decoders_on_one_engine(letters: Any, tiny: Any) -> None:
+def test_purposes_may_name_their_decoders_on_one_engine(
+    letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[Any] = []
+
+    def policy(job: Any) -> Any:
+        jobs.append(job)
+        return METHODS["ar"].policy(job)
+
+    monkeypatch.setitem(METHODS, "twin", METHODS["ar"]._replace(policy=policy))
     with tiny() as decoder:
         whole = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
-    fresh = tiny()
-    split = solve(
-        letters,
-        "q",
-        model=fresh.model,
-        tokenizer=fresh.tokenizer,
-        decoder={"generate": "ar", "answer": "ar"},
-        search=SMALL,
-        max_tokens=6,
-    )
+        model, tokenizer = decoder.model, decoder.tokenizer
+    options = {"search": SMALL, "max_tokens": 6, "kv_budget": 4000}
+    names = {"generate": "twin", "answer": "twin"}
+    split = solve(letters, "q", model=model, tokenizer=tokenizer, decoder=names, **options)
+    assert [job.request.purpose for job in jobs] == ["generate"] * 3 + ["answer"]
     assert shape(split) == shape(whole)
+    assert (
+        split.usage.reused_prompt_tokens == whole.usage.reused_prompt_tokens
+    )  # one engine, one tree of keys and values
 
 
 # -- interrupts -------------------------------------------------------------------------------------------------
@@ -269,8 +298,8 @@ def test_an_unknown_model_is_refused_with_the_known_ones(letters: Any) -> None:
 
 
 def test_a_model_object_needs_its_tokenizer(letters: Any, tiny: Any) -> None:
-    with pytest.raises(OptionError, match="without a tokenizer: pass tokenizer= as well"):
-        solve(letters, "q", model=tiny().model)
+    with tiny() as decoder, pytest.raises(OptionError, match="without a tokenizer: pass tokenizer= as well"):
+        solve(letters, "q", model=decoder.model)
 
 
 def test_a_decoder_object_takes_no_model_options(letters: Any, scripted: Any) -> None:
