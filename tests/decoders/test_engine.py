@@ -295,15 +295,20 @@ def test_every_end_token_of_the_generation_config_counts(model: Any, serve: Serv
     assert (cut.tokens, cut.finish_reason) == (tokens[: tokens.index(tokens[5]) + 1], "eos")
 
 
-def test_a_stop_string_may_span_tokens_and_begin_inside_one(decoder: LocalDecoder) -> None:
-    codec = decoder.engine.codec
-    free = greedy(decoder, prompt="the an in", max_tokens=15)
-    pieces = [codec.decode([token]) for token in free.tokens]
+def inner_stop(decoder: LocalDecoder, prompt: str, **settings: Any) -> tuple[str, int, str]:
+    """What the model will write from inside a token to two tokens later; that token's place, and its text."""
+    tokens = greedy(decoder, prompt=prompt, **settings).tokens
+    pieces = [decoder.engine.codec.decode([token]) for token in tokens]
     at = next(i for i, piece in enumerate(pieces) if i and len(piece) > 1)
-    stop = pieces[at][1:] + "".join(pieces[at + 1 : at + 3])
+    return pieces[at][1:] + "".join(pieces[at + 1 : at + 3]), at, pieces[at]
+
+
+def test_a_stop_string_may_span_tokens_and_begin_inside_one(decoder: LocalDecoder) -> None:
+    free = greedy(decoder, prompt="the an in", max_tokens=15)
+    stop, at, piece = inner_stop(decoder, "the an in", max_tokens=15)
     cut = greedy(decoder, prompt="the an in", max_tokens=15, stop=("never written", stop))
     assert cut.text == free.text[: free.text.index(stop)]
-    assert cut.text.endswith(pieces[at][:1])
+    assert cut.text.endswith(piece[:1])
     assert (cut.finish_reason, cut.tokens) == ("stop", free.tokens[: at + 3])
 
 
@@ -635,8 +640,7 @@ def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sam
     """Settings under which "abc" goes on to the given end; a stop string spans tokens that were fed already."""
     sampling = Sampling(seed=3, **settings)
     if ended == "stop":
-        text = decoder.generate([Request(prompt="abc", sampling=sampling)])[0].text
-        sampling = Sampling(seed=3, stop=(text[7:12],), **settings)
+        sampling = Sampling(seed=3, stop=(inner_stop(decoder, "abc", **settings)[0],), **settings)
     return sampling
 
 
