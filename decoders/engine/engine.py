@@ -202,6 +202,9 @@ class Engine:
                 except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
                     failed[job] = error
                     continue
+                if not proposed:  # it would be asked again for ever
+                    failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
+                    continue
                 proposals.append((job, len(feeds), len(proposed)))
                 feeds += proposed
                 owners += [job] * len(proposed)

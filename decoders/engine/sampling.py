@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 
 _BITS = 24
+_FREEZING = 1e-6
+"""Temperatures up to here are greedy: dividing by less would overflow float32."""
 
 
 class Draw(NamedTuple):
@@ -91,15 +93,15 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
     """
     normaliser = torch.logsumexp(logits, dim=-1)
     tokens = torch.empty(len(reads), dtype=torch.int64)
-    drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature > 0]
-    greedy = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature == 0]
+    drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature > _FREEZING]
+    greedy = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature <= _FREEZING]
     given = [i for i, wanted in enumerate(reads) if not isinstance(wanted, Draw)]
     if given:
         tokens[given] = torch.tensor([reads[i] for i in given])
     if greedy:
         tokens[greedy] = (logits if len(greedy) == len(reads) else logits[greedy]).argmax(dim=-1).cpu()
     if drawn:
-        draws = [wanted for wanted in reads if isinstance(wanted, Draw) and wanted.temperature > 0]
+        draws = [wanted for wanted in reads if isinstance(wanted, Draw) and wanted.temperature > _FREEZING]
         tokens[drawn] = _gumbel_max(logits if len(drawn) == len(reads) else logits[drawn], draws).cpu()
     logprobs = logits.gather(1, tokens.to(logits.device)[:, None])[:, 0] - normaliser
     logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)

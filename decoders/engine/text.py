@@ -81,7 +81,10 @@ class TextCodec:
         return text
 
     def _ids(self, text: str) -> list[int]:
-        ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        try:
+            ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+        except TypeError:  # half a surrogate pair, from a file read with the wrong error handler
+            raise RequestError("the text is not valid Unicode: it holds a lone surrogate; read it as UTF-8") from None
         return ids
 
     def _continuation(self, text: str) -> list[int]:

@@ -1024,3 +1024,16 @@ def test_an_engine_that_nobody_holds_is_collected_once_idle(
     del decoder
     gc.collect()
     assert engine() is None
+
+
+class Stalled(Autoregressive):
+    """A policy that never has anything to run."""
+
+    def propose(self) -> list[Feed]:
+        return []
+
+
+def test_a_policy_with_nothing_to_run_fails_instead_of_being_asked_for_ever(decoder: LocalDecoder) -> None:
+    handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
+    with pytest.raises(ModelError, match="Stalled has nothing to run and has not ended"):
+        handle.result(30)

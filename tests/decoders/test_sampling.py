@@ -303,3 +303,10 @@ def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_low_temperature_draws_the_likeliest_token() -> None:
     logits = random_logits(50)
     assert tokens(read(logits, [draw(1e-4, sample=i) for i in range(50)])) == logits.argmax(-1).tolist()
+
+
+def test_a_temperature_next_to_nothing_is_greedy() -> None:
+    logits = torch.randn(1, 50, generator=torch.Generator().manual_seed(0)) * 5
+    for temperature in (1e-300, 1e-40, 1e-9):
+        (sampled,) = read(logits, [Draw(temperature, 0, 1.0, 0.0, 1, 0, 0)])
+        assert sampled.token == int(logits.argmax())

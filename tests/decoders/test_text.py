@@ -283,3 +283,8 @@ def test_what_follows_a_rationale_is_counted_in_tokens(codec: TextCodec) -> None
     assert codec.after_rationale(Request(prompt="x", choices=("1", "xyz"))) == 3
     assert codec.after_rationale(Request(prompt="x", answer_trigger="So:", answer_tokens=7)) == 3 + 7
     assert codec.after_rationale(Request(prompt="x", answer_trigger="So:", choices=("1", "xyz"))) == 3 + 3
+
+
+def test_text_that_is_not_unicode_is_refused(tokenizer: PreTrainedTokenizerFast) -> None:
+    with pytest.raises(RequestError, match="not valid Unicode"):
+        TextCodec(tokenizer).encode_prompt("half \ud83d")
