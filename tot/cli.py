@@ -20,8 +20,8 @@ from rich.text import Text
 
 from tot.decoders.errors import OptionError, TotError, unknown
 
-# OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times as
-# slow; no spinning costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
+# OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
+# as slow; none at all costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 app = typer.Typer(
