@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -41,6 +42,17 @@ class Meter:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.started
+
+    @property
+    def total(self) -> Usage:
+        """All that was spent: forwards that calls shared count once, and seconds are those that went by."""
+        return replace(self.usage, forwards=self.forwards, new_tokens=self.new_tokens, seconds=self.seconds)
+
+    def replay(self, spent: Usage) -> None:
+        """Count what an earlier part of the same search spent."""
+        self.usage += spent
+        self.count(new_tokens=spent.new_tokens, forwards=spent.forwards)
+        self.started -= spent.seconds
 
     def count(self, new_tokens: int = 0, forwards: int = 0, nodes: int = 0) -> None:
         with self._lock:

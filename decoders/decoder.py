@@ -44,7 +44,8 @@ METHODS: dict[str, Method] = {
 class LocalDecoder:
     """One decoding method on one engine. Closing it closes the engine, unless the engine was given."""
 
-    def __init__(self, engine: Engine, policy: PolicyFactory, owns_engine: bool) -> None:
+    def __init__(self, name: str, engine: Engine, policy: PolicyFactory, owns_engine: bool) -> None:
+        self.name = name
         self.engine = engine
         self._policy = policy
         self._owns_engine = owns_engine
@@ -103,6 +104,6 @@ def load_decoder(
         raise OptionError(f"decoder {name}, option {first['loc'][0]}: {first['msg']} (its options: {known})") from None
     policy = partial(method.policy, options=chosen) if method.options.model_fields else method.policy
     if engine is not None:
-        return LocalDecoder(engine, policy, owns_engine=False)
+        return LocalDecoder(name, engine, policy, owns_engine=False)
     loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
-    return LocalDecoder(Engine(loaded, kv_budget), policy, owns_engine=True)
+    return LocalDecoder(name, Engine(loaded, kv_budget), policy, owns_engine=True)

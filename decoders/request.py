@@ -99,6 +99,9 @@ class Usage:
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
 
+    def __sub__(self, other: Usage) -> Usage:
+        return Usage(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(Usage)))
+
 
 @dataclass(frozen=True, slots=True)
 class ChoiceLogprob:

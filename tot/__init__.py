@@ -12,47 +12,81 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tot.combined import Combine, Confidence, Heuristic, Prior, Random
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
-    from tot.search import BFS, Search
+    from tot.named import load_task, rap
+    from tot.reward_model import RewardModel
+    from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
+    from tot.search.growth import Growth
+    from tot.search.steps import Evaluate, Expand
     from tot.solver import Solution, asolve, solve
     from tot.state import State, Thought
     from tot.task import Task
-    from tot.thoughts import Sample
+    from tot.thoughts import Enumerate, Propose, Sample
+    from tot.trace import Trace
     from tot.tree import Node, ThoughtTree
-    from tot.values import Likelihood, Value
+    from tot.values import Classify, Likelihood, Value, Vote
 
 _HOME = {
+    "combined": ("Combine", "Confidence", "Heuristic", "Prior", "Random"),
     "decoders.budget": ("Budget",),
     "decoders.decoder": ("load_decoder",),
     "decoders.errors": ("TotError",),
-    "search": ("BFS", "Search"),
+    "named": ("load_task", "rap"),
+    "reward_model": ("RewardModel",),
+    "search": ("BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"),
+    "search.growth": ("Growth",),
+    "search.steps": ("Evaluate", "Expand"),
     "solver": ("Solution", "asolve", "solve"),
     "state": ("State", "Thought"),
     "task": ("Task",),
-    "thoughts": ("Sample",),
+    "thoughts": ("Enumerate", "Propose", "Sample"),
+    "trace": ("Trace",),
     "tree": ("Node", "ThoughtTree"),
-    "values": ("Likelihood", "Value"),
+    "values": ("Classify", "Likelihood", "Value", "Vote"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "BFS",
+    "DFS",
+    "MCTS",
+    "BestFirst",
+    "BestOfN",
     "Budget",
+    "ChainOfThought",
+    "Classify",
+    "Combine",
+    "Confidence",
+    "Enumerate",
+    "Evaluate",
+    "Expand",
+    "Growth",
+    "Heuristic",
     "Likelihood",
     "Node",
+    "Prior",
+    "Propose",
+    "Random",
+    "RewardModel",
     "Sample",
     "Search",
+    "SelfConsistency",
     "Solution",
     "State",
     "Task",
     "Thought",
     "ThoughtTree",
     "TotError",
+    "Trace",
     "Value",
+    "Vote",
     "asolve",
     "load_decoder",
+    "load_task",
+    "rap",
     "solve",
 ]
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder, LocalDecoder
+from tot.decoders.errors import RequestError
 from tot.decoders.request import Completion, Purpose, Request
 
 
@@ -19,9 +20,23 @@ class Backend:
     def __init__(self, decoders: Mapping[Purpose, Decoder]) -> None:
         self._decoders = decoders
 
+    def can(self, purpose: Purpose) -> bool:
+        """False where there is no model to ask."""
+        return purpose in self._decoders
+
+    def name(self, purpose: Purpose) -> str | None:
+        """The decoder that a purpose is routed to."""
+        decoder = self._decoders.get(purpose)
+        return None if decoder is None else str(getattr(decoder, "name", type(decoder).__name__))
+
     async def complete(self, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
         """The n completions of each request, all of one purpose, counted on `meter`."""
-        decoder = self._decoders[requests[0].purpose]
+        decoder = self._decoders.get(requests[0].purpose)
+        if decoder is None:
+            raise RequestError(
+                "this search asks a model, and there is none: give model=..., or a generator and an evaluator that "
+                "need none, such as Enumerate(prior='uniform') and Heuristic()"
+            )
         if isinstance(decoder, LocalDecoder):
             done = await _decode(decoder, requests, meter)
         else:

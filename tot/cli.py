@@ -13,12 +13,11 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from rich.console import Console
-from rich.live import Live
 from rich.text import Text
 
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import OptionError, TotError
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
 # as slow; none at all costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
@@ -45,25 +44,75 @@ class Dtype(StrEnum):
     FP32 = "fp32"
 
 
+class Settings(BaseModel):
+    """What `tot solve` was asked, as it is kept in a trace to go on from."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    task: str
+    question: str
+    model: str = "smollm2-135m"
+    decoder: str = "ar"
+    search: str | None = None
+    generator: str | None = None
+    evaluator: str | None = None
+    thoughts: int | None = None
+    breadth: int | None = None
+    depth: int | None = None
+    temperature: float | None = None
+    max_tokens: int | None = None
+    seed: int = 0
+    budget: dict[str, float | None] = {}
+    dtype: str = "auto"
+    device: str = "auto"
+    kv_budget: str | None = None
+    reproducible: bool = False
+    out: str | None = None
+
+
 @app.command("solve")
 def solve_command(
-    task: Annotated[str, typer.Argument(help="A task's name, such as gsm8k.")],
+    context: typer.Context,
+    task: Annotated[
+        str | None, typer.Argument(help="A task's name, such as gsm8k, or path/to/file.py:ClassName.")
+    ] = None,
     question: Annotated[
         str | None, typer.Argument(help="The question; - reads standard input; none: an example.")
     ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Take the question from this file: .jsonl, .json, .csv, .parquet or .txt.")
+    ] = None,
+    row: Annotated[int, typer.Option(min=0, help="Which row of --data, counted from 0.")] = 0,
     model: Annotated[
-        str, typer.Option(help="A name (tot models), a hub id, a folder or a .gguf file.")
+        str, typer.Option(help="A name (tot models), a hub id, a folder or a .gguf file; none for no model.")
     ] = "smollm2-135m",
     decoder: Annotated[
         str, typer.Option(help="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
     ] = "ar",
-    search: Annotated[str, typer.Option(help="The search algorithm.")] = "bfs",
-    thoughts: Annotated[int, typer.Option(help="Thoughts proposed after each state (n).")] = 3,
-    breadth: Annotated[int, typer.Option(help="States kept at each level (b).")] = 3,
+    search: Annotated[
+        str | None,
+        typer.Option(
+            help="bfs, dfs, best-first, mcts, rap, cot, self-consistency or best-of-n, with options after a colon: "
+            "mcts:iterations=20,exploration=2. The task's own by default, as for the next two."
+        ),
+    ] = None,
+    generator: Annotated[
+        str | None, typer.Option(help="Where thoughts come from: sample, propose or enumerate, with options likewise.")
+    ] = None,
+    evaluator: Annotated[
+        str | None,
+        typer.Option(
+            help="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, random or "
+            "reward-model, with options likewise."
+        ),
+    ] = None,
+    thoughts: Annotated[int | None, typer.Option(help="Thoughts proposed after each state (n).")] = None,
+    breadth: Annotated[int | None, typer.Option(help="States kept at each level (b).")] = None,
     depth: Annotated[int | None, typer.Option(help="Depth of the tree (T); the task's own by default.")] = None,
-    evaluator: Annotated[str, typer.Option(help="How states are valued: likelihood or value.")] = "likelihood",
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Most new tokens of any text.")] = None,
-    temperature: Annotated[float, typer.Option(min=0.0, help="Temperature of the thoughts; the papers use 1.")] = 0.7,
+    temperature: Annotated[
+        float | None, typer.Option(min=0.0, help="Temperature of the thoughts, 0.7 by default; the papers use 1.")
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
     budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop after so many new tokens.")] = None,
     budget_forwards: Annotated[int | None, typer.Option(min=0, help="Stop after so many forward passes.")] = None,
@@ -74,112 +123,153 @@ def solve_command(
     kv_budget: Annotated[
         str | None, typer.Option(help="Store of keys and values, in tokens or bytes (1.5GiB).")
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="Write the run (answer, usage, tree) to this JSON file.")] = None,
+    reproducible: Annotated[bool, typer.Option(help="Compute in float32: the same tree every time.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the run (answer, usage, tree) to this .json file, and each step to a .jsonl beside."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with a killed run from its .jsonl, as it was started.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
-    from tot.decoders.budget import Budget
-    from tot.search import BFS
-    from tot.task import load_task
+    from tot.trace import Trace
 
-    if search != "bfs":
-        raise OptionError(unknown("search", search, ["bfs"]))
-    if evaluator not in ("likelihood", "value"):
-        raise OptionError(unknown("evaluator", evaluator, ("likelihood", "value")))
-    if out is not None and not out.resolve().parent.is_dir():
-        raise OptionError(f"--out {out}: the folder {out.resolve().parent} does not exist: make it first")
-    if out is not None and out.is_dir():
-        raise OptionError(f"--out {out} is a folder: give a file in it")
-    chosen_task = load_task(task)
-    options = BFS(thoughts=thoughts, breadth=breadth, depth=depth)
-    budget = Budget(tokens=budget_tokens, forwards=budget_forwards, seconds=budget_seconds, nodes=budget_nodes)
+    if resume is not None:
+        allowed = {"resume", "as_json"}
+        for name in context.params:
+            source = context.get_parameter_source(name)
+            if name not in allowed and source is not None and source.name == "COMMANDLINE":
+                raise OptionError(f"--resume goes on as the run was started: leave {name.replace('_', '-')!r} out")
+        trace: Trace | None = Trace.resume(resume)
+        assert trace is not None
+        if "settings" not in trace.header:
+            raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., trace=...)")
+        settings = Settings.model_validate(trace.header["settings"])
+    else:
+        if task is None:
+            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
+        budget = {"tokens": budget_tokens, "forwards": budget_forwards, "seconds": budget_seconds}
+        settings = Settings(
+            task=task,
+            question=_question(task, question, data, row),
+            model=model,
+            decoder=decoder,
+            search=search,
+            generator=generator,
+            evaluator=evaluator,
+            thoughts=thoughts,
+            breadth=breadth,
+            depth=depth,
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed,
+            budget={**budget, "nodes": budget_nodes},
+            dtype=dtype.value,
+            device=device,
+            kv_budget=kv_budget,
+            reproducible=reproducible,
+            out=None if out is None else str(_checked(out)),
+        )
+        trace = None
+    _solve(settings, trace, started, as_json)
+
+
+def _question(task: str, question: str | None, data: Path | None, row: int) -> str:
+    """The question as given, from standard input, from a row of data, or the task's example."""
+    from tot.named import load_task
+
+    chosen = load_task(task)
+    if data is not None:
+        if question is not None:
+            raise OptionError(f"--data and a question: give one of the two, not {question[:40]!r} as well")
+        from tot.data import row as read_row
+
+        found = read_row(data, row)
+        try:
+            return chosen.question_of(found)
+        except KeyError as error:
+            raise OptionError(
+                f"{data}, row {row} has no {error} (it has {', '.join(found)}): give another file"
+            ) from None
     if question is None:
-        question = chosen_task.example()
-    elif question == "-":
-        question = read_question()
-    chosen_task.start(question)
+        return chosen.example()
+    return read_question() if question == "-" else question
 
-    from tot.report.terminal import plain, tree_view, usage_line
+
+def _checked(out: Path) -> Path:
+    if not out.resolve().parent.is_dir():
+        raise OptionError(f"--out {out}: the folder {out.resolve().parent} does not exist: make it first")
+    if out.is_dir():
+        raise OptionError(f"--out {out} is a folder: give a file in it")
+    return out
+
+
+def _solve(settings: Settings, trace: Any, started: float, as_json: bool) -> None:
+    """Run what the settings say; write, then print."""
+    from tot.decoders.budget import Budget
+    from tot.named import load_task, parts_of
+    from tot.report.terminal import Progress, show
     from tot.search.problem import Problem
-    from tot.solver import EVALUATORS, conclude, solve
-    from tot.thoughts import Sample
+    from tot.solver import conclude, solve
+    from tot.trace import Trace
     from tot.tree import write_json
 
+    task = load_task(settings.task)
+    task.start(settings.question)
+    parts = parts_of(
+        task,
+        settings.search,
+        settings.generator,
+        settings.evaluator,
+        search_options={"thoughts": settings.thoughts, "breadth": settings.breadth, "depth": settings.depth},
+        generator_options={"temperature": settings.temperature},
+    )
+    decoder = parse_decoder(settings.decoder)
+    budget = Budget.model_validate(settings.budget)
+    out = None if settings.out is None else Path(settings.out)
+    if out is not None and trace is None:
+        steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
+        trace = Trace.create(steps, settings=settings.model_dump(mode="json"))
+
     problems: list[Problem] = []
-    progress = Progress(problems, started, quiet=as_json)
     try:
-        with progress:
+        with Progress(problems, started, quiet=as_json):
             solution = solve(
-                chosen_task,
-                question,
-                model=model,
-                decoder=parse_decoder(decoder),
-                search=options,
-                generator=Sample(temperature=temperature),
-                evaluator=EVALUATORS[evaluator](),
+                task,
+                settings.question,
+                model=None if settings.model == "none" else settings.model,
+                decoder=decoder,
+                **parts,
                 budget=budget,
-                max_tokens=max_tokens,
-                seed=seed,
+                max_tokens=settings.max_tokens,
+                seed=settings.seed,
+                trace=trace,
+                reproducible=settings.reproducible,
                 watch=lambda problem: problems.append(problem) if not problems else None,
-                dtype=dtype.value,
-                device=device,
-                kv_budget=kv_budget,
+                dtype=settings.dtype,
+                device=settings.device,
+                kv_budget=settings.kv_budget,
             )
     except BaseException:
-        if out is not None and problems:  # what was grown until then is kept
+        if out is not None and out.suffix != ".jsonl" and problems:  # what was grown until then is kept
             write_json(out, conclude(problems[0]).to_json())
         raise
-    if out is not None:
+    interrupted = solution.stopped == "interrupted"
+    if out is not None and out.suffix != ".jsonl":
         write_json(out, solution.to_json())
+    if trace is not None and not interrupted:
+        trace.finish(solution.to_json())
+        if out is not None and out.suffix != ".jsonl":
+            trace.path.unlink(missing_ok=True)  # all of it is in the run
     if as_json:
         sys.stdout.write(json.dumps(solution.summary()) + "\n")
     else:
-        console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)  # a pipe gets whole lines
-        console.print(tree_view(solution.tree))
-        console.print()
-        if solution.stopped:
-            console.print(Text(f"Stopped early ({solution.stopped}); this is the best so far."))
-        answer = solution.answer if solution.answer is not None else "none found"
-        console.print(Text(f"Answer: {plain(answer)}", style="bold"))
-        console.print(Text(usage_line(solution), style="dim"))
-    if solution.stopped == "interrupted":
+        show(solution)
+    if interrupted:
         raise typer.Exit(130)
-
-
-class Progress:
-    """A live line on standard error while a search runs: level, thoughts, tokens, elapsed. Silent in a pipe."""
-
-    def __init__(self, problems: list[Any], started: float, quiet: bool) -> None:
-        console = Console(stderr=True)
-        self._problems = problems
-        self._started = started
-        self._live = None
-        if console.is_terminal and not quiet:
-            self._live = Live(console=console, get_renderable=self._line, refresh_per_second=8, transient=True)
-
-    def _line(self) -> Text:
-        elapsed = time.monotonic() - self._started
-        if not self._problems:
-            return Text(f"loading the model … {elapsed:.0f} s", style="dim")
-        problem = self._problems[0]
-        meter = problem.meter
-        level = max(node.depth for node in list(problem.tree))
-        rate = meter.new_tokens / max(meter.seconds, 1e-9)
-        return Text(
-            f"level {level}, {len(problem.tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, "
-            f"{elapsed:.0f} s",
-            style="dim",
-        )
-
-    def __enter__(self) -> Progress:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
 
 
 def read_question() -> str:

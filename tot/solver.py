@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -16,15 +16,14 @@ from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder, load_decoder
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.request import Purpose, Usage
-from tot.search import BFS, Search
+from tot.named import load_task, parts_of
+from tot.search import Search
 from tot.search.problem import Problem, Watcher
-from tot.task import Task, load_task
-from tot.thoughts import Sample, ThoughtGenerator
+from tot.task import Task
+from tot.thoughts import ThoughtGenerator
+from tot.trace import Trace
 from tot.tree import ThoughtTree
-from tot.values import Likelihood, StateEvaluator, Value
-
-EVALUATORS: dict[str, type[Value | Likelihood]] = {"likelihood": Likelihood, "value": Value}
-"""The state evaluators by name."""
+from tot.values import StateEvaluator
 
 _T = TypeVar("_T")
 
@@ -33,8 +32,8 @@ _T = TypeVar("_T")
 class Solution:
     """What a search came to."""
 
-    answer: str | None
-    """None where not even the best state holds one."""
+    answer: Any | None
+    """Text; a list of actions for a planning task. None where not even the best state holds one."""
     solved: bool
     """True only where the task itself verified the answer."""
     value: float | None
@@ -44,17 +43,22 @@ class Solution:
     calls: int
     """Samples asked of a decoder."""
     parse_failures: int
+    """Replies that could not be read."""
+    rejected: int
+    """Thoughts that were not legal, or led back to where their path had been."""
     stopped: str | None
-    """Why the search ended early ("budget: tokens (512 of 500)", "interrupted"), or None."""
+    """Why the search ended without what it was after, or early ("no goal among 40 thoughts", "interrupted", "budget:
+    tokens (512 of 500)"), or None."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as it is saved: the result and the tree, with a format version."""
         return {
             "format": "tot.run",
-            "version": 1,
+            "version": 2,
             **self.summary(),
             "calls": self.calls,
             "parse_failures": self.parse_failures,
+            "rejected": self.rejected,
             "stopped": self.stopped,
             "tree": self.tree.to_json(),
         }
@@ -69,24 +73,31 @@ def solve(
     task: Task | type[Task] | str,
     question: str,
     *,
-    model: str | Path | Any = "smollm2-135m",
+    model: str | Path | Any | None = "smollm2-135m",
     decoder: str | Mapping[Purpose, str] | Decoder = "ar",
-    search: Search | None = None,
-    generator: ThoughtGenerator | None = None,
-    evaluator: StateEvaluator | None = None,
+    search: Search | str | None = None,
+    generator: ThoughtGenerator | str | None = None,
+    evaluator: StateEvaluator | str | None = None,
     budget: Budget | None = None,
     max_tokens: int | None = None,
     seed: int = 0,
     problem_id: str | None = None,
+    hooks: object | None = None,
+    trace: Trace | None = None,
+    reproducible: bool = False,
     watch: Watcher | None = None,
     **model_options: Any,
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
 
-    `decoder` is a method's name, names by purpose ({"generate": ..., "evaluate": ..., "answer": ...}, on one engine),
-    or a decoder object, which then has its own model. `max_tokens` caps every decoded text. `model_options` go to
-    `load_decoder` (tokenizer, dtype, device, kv_budget, and the decoder's own). Ctrl-C ends the search with the best
-    answer so far. Raises TotError for whatever the caller can put right.
+    `search`, `generator` and `evaluator` are objects or names with options ("mcts:iterations=20"); None takes the
+    task's own; search="rap" sets all three. `model` None is no model, for searches that ask none. `decoder` is a
+    method's name, names by purpose ({"generate": ..., "evaluate": ..., "answer": ...}, on one engine), or a decoder
+    object, which then has its own model. `max_tokens` caps every decoded text. `hooks` watch and steer the search (see
+    `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible` computes in
+    float32: the same tree whatever else is packed with it, and when resumed. `model_options` go to `load_decoder`
+    (tokenizer, dtype, device, kv_budget, and the decoder's own). Ctrl-C ends the search with the best answer so far.
+    Raises TotError for whatever the caller can put right.
     """
     return _run(
         asolve(
@@ -101,6 +112,9 @@ def solve(
             max_tokens=max_tokens,
             seed=seed,
             problem_id=problem_id,
+            hooks=hooks,
+            trace=trace,
+            reproducible=reproducible,
             watch=watch,
             keep_best=True,
             **model_options,
@@ -112,15 +126,18 @@ async def asolve(
     task: Task | type[Task] | str,
     question: str,
     *,
-    model: str | Path | Any = "smollm2-135m",
+    model: str | Path | Any | None = "smollm2-135m",
     decoder: str | Mapping[Purpose, str] | Decoder = "ar",
-    search: Search | None = None,
-    generator: ThoughtGenerator | None = None,
-    evaluator: StateEvaluator | None = None,
+    search: Search | str | None = None,
+    generator: ThoughtGenerator | str | None = None,
+    evaluator: StateEvaluator | str | None = None,
     budget: Budget | None = None,
     max_tokens: int | None = None,
     seed: int = 0,
     problem_id: str | None = None,
+    hooks: object | None = None,
+    trace: Trace | None = None,
+    reproducible: bool = False,
     watch: Watcher | None = None,
     keep_best: bool = False,
     **model_options: Any,
@@ -130,27 +147,29 @@ async def asolve(
     Cancelling it raises CancelledError, or with `keep_best` ends it with the best answer so far.
     """
     task = load_task(task)
+    parts = parts_of(task, search, generator, evaluator)
     task.start(question)  # a question that can't be asked is refused before a model is loaded
+    if reproducible:
+        model_options = _exact(decoder, model_options)
     with ExitStack() as stack:
         decoders = await asyncio.to_thread(_decoders, decoder, model, model_options, stack)
         problem = Problem(
             task,
             question,
             Backend(decoders),
-            generator or Sample(),
-            evaluator or Likelihood(),
-            Meter(budget),
-            seed,
-            problem_id,
-            max_tokens,
-            watch,
+            meter=Meter(budget),
+            **parts,
+            seed=seed,
+            problem_id=problem_id,
+            max_tokens=max_tokens,
+            watch=watch,
+            hooks=hooks,
+            trace=trace,
         )
         answer = None
         try:
-            await (search or BFS()).run(problem)
-            if not problem.out_of_budget():
-                answer = await problem.answer(problem.best)
-                problem.out_of_budget()  # notes the limit that the answer itself may have reached
+            await problem.run()
+            answer = await problem.answer()
         except asyncio.CancelledError:
             if not keep_best:
                 raise
@@ -158,23 +177,38 @@ async def asolve(
         return conclude(problem, answer)
 
 
-def conclude(problem: Problem, answer: str | None = None) -> Solution:
+def conclude(problem: Problem, answer: Any | None = None) -> Solution:
     """The solution as things stand: without an answer of its own, what the best state's text says."""
-    best = problem.best
-    if answer is None and best.thought is not None:
-        answer = problem.task.parse_answer(problem.tree.state(best).text)
-    problem.tree.choose(best)
-    meter = problem.meter
+    growth, task, tree = problem.growth, problem.task, problem.tree
+    if answer is None:
+        answer = growth.answer_at(growth.best)
+    if answer is None and growth.best.thought is not None:
+        answer = task.parse_answer(tree.state(growth.best).text)
+    tree.choose(growth.best)
+    nodes = list(tree)
     return Solution(
         answer=answer,
-        solved=answer is not None and problem.task.verify(problem.tree.state(problem.tree.root).question, answer),
-        value=best.value,
-        tree=problem.tree,
-        usage=replace(meter.usage, forwards=meter.forwards, new_tokens=meter.new_tokens, seconds=meter.seconds),
+        solved=answer is not None and task.verify(tree.state(tree.root).question, answer),
+        value=growth.best.value,
+        tree=tree,
+        usage=problem.meter.total,
         calls=problem.calls,
-        parse_failures=problem.parse_failures,
-        stopped=problem.stopped,
+        parse_failures=sum(node.parse_failures for node in nodes),
+        rejected=sum(node.rejected for node in nodes),
+        stopped=problem.stopped or growth.stopped,
     )
+
+
+def _exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
+    """Model options with float32. Raises OptionError where something else was asked for."""
+    if not isinstance(decoder, str | Mapping):
+        found = str(getattr(getattr(decoder, "model", None), "dtype", "torch.float32"))
+        if found != "torch.float32":
+            raise OptionError(f"reproducible runs compute in float32, and this decoder's model is in {found}")
+        return options
+    if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
+        raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
+    return {**options, "dtype": "fp32"}
 
 
 def _decoders(
@@ -192,6 +226,8 @@ def _decoders(
     for purpose in names:
         if purpose not in purposes:
             raise OptionError(unknown("purpose", str(purpose), purposes))
+    if model is None:
+        return {}
     first, *others = dict.fromkeys(names.values())
     made = {first: stack.enter_context(load_decoder(first, model, **options))}
     made |= {name: load_decoder(name, engine=made[first].engine) for name in others}

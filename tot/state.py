@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 
 class Thought(BaseModel):
@@ -26,13 +24,15 @@ class State(BaseModel):
 
     question: str
     thoughts: tuple[Thought, ...] = ()
-    world: Any = None
+    world: JsonValue = None
+    """The task's own state: JSON data, so that a tree can be saved and read without loss."""
 
     @property
     def text(self) -> str:
         """The thoughts' texts, one after another."""
         return "\n".join(thought.text for thought in self.thoughts)
 
-    def then(self, thought: Thought) -> State:
-        """The state after one more thought."""
-        return self.model_copy(update={"thoughts": (*self.thoughts, thought)})
+    def then(self, thought: Thought, world: JsonValue = None) -> State:
+        """The state after one more thought; `world` is its new world, None keeps the old one."""
+        kept = self.world if world is None else world
+        return self.model_copy(update={"thoughts": (*self.thoughts, thought), "world": kept})

@@ -6,21 +6,20 @@ A task knows nothing of models, decoders or searches.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from importlib.metadata import entry_points
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, ClassVar
 
-from tot.decoders.errors import OptionError, TaskError, unknown
+from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
-from tot.state import State
+from tot.state import State, Thought
 from tot.templates import Templates
 
 
 class Task:
     """A kind of problem.
 
-    Input: a question (text). Output: an answer (text), found by growing thoughts, judging states on `scale`, and
-    asking for the answer at the best one. The least a task needs is three templates, inline or as files:
+    Input: a question (text). Output: an answer, found by growing thoughts, judging states, and asking for the answer at
+    the best one. The least a task needs is three templates, inline or as files:
 
         class Riddle(Task):
             templates = {
@@ -32,6 +31,9 @@ class Task:
     A template sees `question`, `thoughts` (a mapping from template name to text for each thought so far) and whatever
     `variables` adds. Without blocks it is one user message; the blocks `system`, `user` and `assistant` make messages
     of their own, the last being a prefix that the model goes on writing.
+
+    A task with a world (Blocksworld) keeps it in `State.world`, and overrides `actions` and `step`. A method that is
+    left alone has the default described in its docstring.
     """
 
     name: ClassVar[str] = ""
@@ -41,15 +43,31 @@ class Task:
     """Inline templates by name; they go before files."""
     thought: ClassVar[tuple[str, ...]] = ("thought",)
     """Templates of one thought, asked in this order: each sees the outputs of those before it as variables."""
+    propose: ClassVar[str] = "propose"
+    """Template that asks for several next thoughts in one reply; it sees `count`. `Propose` asks it in place of the
+    first template of `thought`."""
     value: ClassVar[str] = "value"
+    """Template that state evaluators ask; it sees the parts of the last thought as variables of their own."""
+    vote: ClassVar[str] = "vote"
+    """Template that compares states: it sees `candidates`, a list of texts to be numbered from 1."""
+    chain: ClassVar[str] = "chain"
+    """Template that asks for a whole solution at once, which the baselines use."""
     answer: ClassVar[str] = "answer"
     depth: ClassVar[int] = 4
     """T: T - 1 levels of thoughts, then the answer."""
     scale: ClassVar[tuple[int, int]] = (1, 10)
+    """The whole numbers that a value may be."""
+    labels: ClassVar[Mapping[str, float]] = {}
+    """Words an evaluation may be instead of a number, and what each is worth: {"good": 1, "bad": 0}."""
     default_value: ClassVar[float] = 1.0
     """The value of a state whose evaluation can't be read."""
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sampling options by template name, such as {"thought": {"max_tokens": 64, "stop": ("\\n",)}}."""
+    search: ClassVar[str] = "bfs"
+    """The search, thought generator and state evaluator that `solve` takes where it is given none, by name, with
+    options after a colon: "mcts:iterations=20,exploration=2"."""
+    generator: ClassVar[str] = "sample"
+    evaluator: ClassVar[str] = "likelihood"
 
     def __init_subclass__(cls) -> None:
         if "name" not in cls.__dict__:
@@ -58,6 +76,8 @@ class Task:
     def __init__(self) -> None:
         self._templates = Templates(self)
 
+    # -- the question -------------------------------------------------------------------------------------------
+
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a question that can't be one."""
         if not question.strip():
@@ -65,6 +85,20 @@ class Task:
         if any("\ud800" <= character <= "\udfff" for character in question):
             raise TaskError("the question is not Unicode text: give it in UTF-8")
         return State(question=question.strip())
+
+    def example(self) -> str:
+        """A question to try the task with: the first of its `questions` file."""
+        return self.question_of(self.data("questions")[0])
+
+    def question_of(self, row: Mapping[str, Any]) -> str:
+        """The question in a row of a data set: by default its `question`."""
+        return str(row["question"])
+
+    def reference_of(self, row: Mapping[str, Any]) -> Any:
+        """What a row's answer is scored against: by default its `answer`."""
+        return row["answer"]
+
+    # -- prompts ------------------------------------------------------------------------------------------------
 
     def variables(self, state: State) -> dict[str, Any]:
         """What templates see of a state."""
@@ -84,13 +118,16 @@ class Task:
         """The JSON file `name` that lies with the task's templates. Raises TaskError if there is none."""
         return self._templates.data(name)
 
-    def example(self) -> str:
-        """A question to try the task with: the first of its `questions` file."""
-        return str(self.data("questions")[0]["question"])
+    # -- reading what a model wrote -----------------------------------------------------------------------------
 
     def parse_thought(self, template: str, text: str) -> str | None:
         """What is kept of a thought template's output; None rejects the thought."""
         return text.strip() or None
+
+    def parse_proposals(self, text: str) -> list[str]:
+        """The thoughts that one reply lists: by default its lines, without bullets and numbers."""
+        lines = (re.sub(r"^\s*(?:[-*•]|\(?\d{1,3}[.):])\s+", "", line).strip() for line in text.splitlines())
+        return [line for line in lines if line]
 
     def parse_value(self, text: str) -> float | None:
         """The value in an evaluator's reply: by default the first number on the scale; None if there is none."""
@@ -98,31 +135,83 @@ class Task:
         numbers = (float(number) for number in re.findall(r"\d{1,9}(?:\.\d{1,9})?", text))
         return next((number for number in numbers if low <= number <= high), None)
 
-    def is_terminal(self, state: State) -> bool:
-        """True where no further thought is needed."""
-        return False
+    def candidate(self, state: State) -> str:
+        """How a state is shown to voters: by default its last thought."""
+        return state.thoughts[-1].text
 
-    def parse_answer(self, text: str) -> str | None:
+    def parse_vote(self, text: str, candidates: int) -> int | None:
+        """The number of the candidate that a reply is for, from 1 to `candidates`; None if there is none.
+
+        The last one called best, else the last one called a choice, else the first number there is.
+        """
+        text = re.sub(rf"\b(?:out\s+)?of\s+(?:the\s+)?{candidates}\b", " ", text, flags=re.IGNORECASE)
+        number = r"(?<![\w.])(\d{1,6})(?!\.?\d)"
+        for before, which in (
+            (r"best\b[^\d\n]{0,60}?", -1),
+            (r"(?:choice|option|candidate)\b[^\d\n]{0,20}?", -1),
+            ("", 0),
+        ):
+            named = [int(match) for match in re.findall(before + number, text, flags=re.IGNORECASE)]
+            if valid := [choice for choice in named if 1 <= choice <= candidates]:
+                return valid[which]
+        return None
+
+    def parse_answer(self, text: str) -> Any | None:
         """The answer in a text; None if there is none."""
         return text.strip() or None
 
-    def verify(self, question: str, answer: str) -> bool:
+    # -- the world ----------------------------------------------------------------------------------------------
+
+    def actions(self, state: State) -> Sequence[str]:
+        """The legal next thoughts, as a model would write them; none where there is no way on."""
+        raise TaskError(f"task {type(self).__name__} has no `actions` to enumerate: define it, or sample thoughts")
+
+    def step(self, state: State, thought: Thought) -> State | None:
+        """The state that a thought leads to; None where the thought is not legal. By default one thought longer."""
+        return state.then(thought)
+
+    def key(self, state: State) -> Hashable:
+        """States with equal keys are the same state: by default those of equal worlds, or of equal thoughts."""
+        return repr(state.world) if state.world is not None else tuple(thought.text for thought in state.thoughts)
+
+    def is_terminal(self, state: State) -> bool:
+        """True where no further thought is needed. Where this is not defined, states at full depth are terminal."""
+        return False
+
+    def is_goal(self, state: State) -> bool:
+        """True where a terminal state is a solution: by default each is."""
+        return True
+
+    def cost(self, state: State, thought: Thought) -> float:
+        """What taking `thought` costs, at least 0: by default 1."""
+        return 1.0
+
+    def heuristic(self, state: State) -> float:
+        """The cost still to come, estimated. A* finds the cheapest plan where this is never more than the true cost."""
+        raise TaskError(f"task {type(self).__name__} has no `heuristic`: define it, or choose another way of judging")
+
+    def reward(self, state: State) -> float:
+        """What MCTS adds to a visited state's value: RAP's goal reward."""
+        return 0.0
+
+    # -- the answer ---------------------------------------------------------------------------------------------
+
+    def answer_at(self, state: State) -> Any | None:
+        """The answer that a state holds by itself; None where the model has to be asked for it."""
+        return None
+
+    def choices(self, state: State) -> Sequence[str]:
+        """The answers to choose from: where there are some, the likeliest after the answer template is taken."""
+        return ()
+
+    def canonical(self, answer: Any) -> Hashable:
+        """Equal for answers that say the same, when votes are counted: by default the answer as text."""
+        return str(answer).strip()
+
+    def verify(self, question: str, answer: Any) -> bool:
         """True where the task itself can tell that the answer solves the question."""
         return False
 
-    def score(self, answer: str | None, reference: str) -> float:
+    def score(self, answer: Any | None, reference: Any) -> float:
         """How right an answer is, from 0 to 1: by default whether the texts are equal."""
-        return float(answer is not None and answer.strip() == reference.strip())
-
-
-def load_task(task: Task | type[Task] | str) -> Task:
-    """A task object from an object, a class, or the name of an installed one. Raises OptionError naming the choices."""
-    if isinstance(task, Task):
-        return task
-    if isinstance(task, type) and issubclass(task, Task):
-        return task()
-    installed = {entry.name: entry for entry in entry_points(group="tot.tasks")}
-    if task not in installed:
-        raise OptionError(unknown("task", str(task), installed))
-    cls: type[Task] = installed[task].load()
-    return cls()
+        return float(answer is not None and self.canonical(answer) == self.canonical(reference))

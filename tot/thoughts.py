@@ -1,71 +1,206 @@
-"""Thought generators: what may come next after a state."""
+"""Thought generators: what may come next after a state.
+
+ToT, section 3, "Thought generator": independent samples (a) or one reply that lists several (b); and the legal actions
+of a task with a world, ranked by the model, as in RAP.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Annotated, Protocol
+from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.search.problem import Problem, is_cut
+from tot.decoders.request import Completion, Request, Sampling, Usage
+from tot.search.problem import Problem, is_cut, spent
+from tot.search.steps import Draft
 from tot.state import Thought
 from tot.tree import Node
 
-
-@dataclass(slots=True)
-class Draft:
-    """A thought on its way into the tree; None where its text was rejected or cut off."""
-
-    thought: Thought | None
-    new_tokens: int = 0
-    seconds: float = 0.0
-    parse_failures: int = 0
+Count = Annotated[int, Field(ge=1)]
+Temperature = Annotated[float, Field(ge=0)]
 
 
 class ThoughtGenerator(Protocol):
-    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int) -> list[list[Draft]]:
-        """`count` drafts for each node."""
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+        """Drafts of what may come after each node: `count`, or as many as the generator gives of itself."""
 
 
-class Sample(BaseModel):
-    """Independent samples of one prompt (ToT, section 3, "Thought generator", a).
+class _Generator(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    temperature: Temperature = 0.7
+    """SEED and ToT use 1.0 and 0.7; small models ramble at 1.0."""
+
+
+class Sample(_Generator):
+    """Independent samples of one prompt.
 
     A task whose thought has several templates (GSM8K: sub-question, then sub-answer) is asked them one after another,
     each level of all nodes' samples in one batch.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    n: Count = 3
+    """Samples after each state, where the search does not say how many."""
+    votes: Count = 1
+    """Draw the last template's text so often; keep one whose answer is the most frequent, and note how frequent it was
+    (RAP's confidence)."""
 
-    temperature: Annotated[float, Field(ge=0)] = 0.7
-    """SEED and ToT use 1.0 and 0.7; small models ramble at 1.0."""
-
-    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int) -> list[list[Draft]]:
-        task, tree = problem.task, problem.tree
-        drafts: list[list[Draft]] = [[Draft(Thought(parts={})) for _ in range(count)] for _ in nodes]
-        for step, template in enumerate(task.thought):
-            asked: list[list[Draft]] = []
-            requests = []
-            for node, siblings in zip(nodes, drafts, strict=True):
-                # The first prompt is the same for all siblings, which share it; later ones quote what each one wrote.
-                groups = [siblings] if step == 0 else [[draft] for draft in siblings]
-                for call, group in enumerate(groups):
-                    thought = group[0].thought
-                    if thought is None:
-                        continue
-                    seed = problem.generation_seed(node, template, call)
-                    sampling = problem.sampling(template, self.temperature, seed, n=len(group))
-                    prompt = task.prompt(template, tree.state(node), **thought.parts)
-                    requests.append(problem.request(prompt, sampling, "generate"))
-                    asked.append(group)
-            for group, completions in zip(asked, await problem.complete(requests), strict=True):
-                for draft, completion in zip(group, completions, strict=True):
-                    draft.new_tokens += completion.usage.new_tokens
-                    draft.seconds += completion.usage.seconds
-                    text = None if is_cut(completion) else task.parse_thought(template, completion.text)
-                    if text is None:
-                        draft.thought = None
-                        draft.parse_failures += not is_cut(completion)
-                    elif draft.thought is not None:
-                        draft.thought = Thought(parts={**draft.thought.parts, template: text})
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+        count = count or self.n
+        drafts = [[Draft(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
+        await write(problem, nodes, drafts, problem.task.thought, self.temperature, self.votes)
         return drafts
+
+
+class Propose(_Generator):
+    """One reply lists several thoughts, one a line; further templates of a thought are asked for each."""
+
+    n: Count = 3
+    """Thoughts asked for after each state, where the search does not say how many."""
+
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+        task, count = problem.task, count or self.n
+        requests = []
+        for node in nodes:
+            seed = problem.generation_seed(node, task.propose, 0)
+            sampling = problem.sampling(task.propose, self.temperature, seed)
+            prompt = task.prompt(task.propose, problem.tree.state(node), count=count)
+            requests.append(Request(prompt=prompt, sampling=sampling))
+        first, *others = task.thought
+        drafts = []
+        for (completion,) in await problem.complete(requests):
+            listed = [] if is_cut(completion) else task.parse_proposals(completion.text)
+            if completion.finish_reason == "length" and len(listed) > 1:
+                listed.pop()  # it ends in the middle
+            parsed = [task.parse_thought(first, text) for text in listed[:count]]
+            texts = list(dict.fromkeys(text for text in parsed if text is not None))
+            unread = sum(text is None for text in parsed) + (not parsed and not is_cut(completion))
+            name = problem.decoder_name("generate")
+            found = [Draft(Thought(parts={first: text}), prior=1 / len(texts), decoder=name) for text in texts]
+            drafts.append([*found, Draft(None, completion.usage, unread)])  # the call itself is the state's
+        await write(problem, nodes, drafts, others, self.temperature)
+        return drafts
+
+
+class Enumerate(_Generator):
+    """The task's legal actions, the likeliest first.
+
+    All actions of all nodes are scored as continuations of the first thought template, in one packed forward; their
+    probabilities among themselves are the priors. Nothing is decoded.
+    """
+
+    n: Count | None = None
+    """The best n, where the search does not say how many; None takes all."""
+    prior: Literal["model", "uniform", "random"] = "model"
+    """uniform and random ask no model: the task's own order, or an order and priors drawn by the seed."""
+
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+        first, *others = problem.task.thought
+        legal = [list(problem.actions(node)) for node in nodes]
+        scored = await self._scores(problem, nodes, legal, first)
+        drafts = []
+        for actions, (priors, usage) in zip(legal, scored, strict=True):
+            order = sorted(range(len(actions)), key=lambda i: -priors[i])[: count or self.n]
+            name = problem.decoder_name("generate") if usage is not None else None
+            ranked = [Draft(Thought(parts={first: actions[i]}), prior=priors[i], decoder=name) for i in order]
+            drafts.append([*ranked, Draft(None, usage or Usage())])
+        await write(problem, nodes, drafts, others, self.temperature)
+        return drafts
+
+    async def _scores(
+        self, problem: Problem, nodes: Sequence[Node], legal: Sequence[Sequence[str]], template: str
+    ) -> list[tuple[list[float], Usage | None]]:
+        """For each node its actions' probabilities, and what asking took; None where nothing was asked."""
+        asked = [self.prior == "model" and len(actions) > 1 for actions in legal]
+        requests = []
+        for node, actions, ask in zip(nodes, legal, asked, strict=True):
+            if ask:
+                prompt = problem.task.prompt(template, problem.tree.state(node))
+                space = " " if prompt[-1].role == "assistant" else ""
+                choices = tuple(f"{space}{action}\n" for action in actions)
+                requests.append(Request(prompt=prompt, choices=choices, sampling=Sampling()))
+        completions = iter(await problem.complete(requests))
+        scored: list[tuple[list[float], Usage | None]] = []
+        for node, actions, ask in zip(nodes, legal, asked, strict=True):
+            if ask:
+                (completion,) = next(completions)
+                totals = [choice.total for choice in completion.choice_logprobs]
+                scored.append((_softmax(totals) if totals else [0.0] * len(actions), completion.usage))
+            elif self.prior == "random":
+                draw = problem.growth.random("prior", problem.tree.place(node))
+                weights = [-math.log(1 - draw.random()) for _ in actions]  # normalised: uniform over the simplex
+                scored.append(([weight / sum(weights) for weight in weights], None))
+            else:
+                scored.append(([1 / len(actions) for _ in actions], None))
+        return scored
+
+
+async def write(
+    problem: Problem,
+    nodes: Sequence[Node],
+    drafts: Sequence[Sequence[Draft]],
+    templates: Sequence[str],
+    temperature: float,
+    votes: int = 1,
+) -> None:
+    """Ask `templates`, one after another, for the rest of every draft's thought; each level of all drafts in one batch.
+
+    The first prompt after a node is the same for all drafts that hold nothing yet, which share it.
+    """
+    task, tree, name = problem.task, problem.tree, problem.decoder_name("generate")
+    for template in templates:
+        repeats = votes if template == templates[-1] else 1
+        asked: list[list[Draft]] = []
+        requests = []
+        for node, siblings in zip(nodes, drafts, strict=True):
+            blank = all(draft.thought is not None and not draft.thought.parts for draft in siblings)
+            groups = [list(siblings)] if blank and siblings else [[draft] for draft in siblings]
+            for call, group in enumerate(groups):
+                if group[0].thought is None:
+                    continue
+                seed = problem.generation_seed(node, template, call)
+                sampling = problem.sampling(template, temperature, seed, n=len(group) * repeats)
+                prompt = task.prompt(template, tree.state(node), **group[0].thought.parts)
+                requests.append(Request(prompt=prompt, sampling=sampling))
+                asked.append(group)
+        for group, completions in zip(asked, await problem.complete(requests), strict=True):
+            for i, draft in enumerate(group):
+                _continue(problem, draft, template, completions[i * repeats : (i + 1) * repeats])
+                draft.decoder = name
+
+
+def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[Completion]) -> None:
+    """Put the most frequent of `samples` into the draft's thought; None where none can be read."""
+    task = problem.task
+    draft.usage += spent(samples)
+    whole = [sample for sample in samples if not is_cut(sample)]
+    texts = [text for sample in whole if (text := task.parse_thought(template, sample.text)) is not None]
+    draft.parse_failures += len(whole) - len(texts)
+    if not texts or draft.thought is None:
+        draft.thought = None
+        return
+    text = texts[0]
+    if len(samples) > 1:
+        answers = [None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text in texts]
+        (common, times), *_ = Counter(answers).most_common(1)
+        text = texts[answers.index(common)]
+        draft.confidence = times / len(samples)
+    draft.thought = Thought(parts={**draft.thought.parts, template: text})
+
+
+async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperature: float) -> list[list[Draft]]:
+    """`count` whole solutions after each node; a single one is decoded greedily."""
+    drafts = [[Draft(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
+    await write(problem, nodes, drafts, [problem.task.chain], temperature if count > 1 else 0.0)
+    return drafts
+
+
+def _softmax(logprobs: Sequence[float]) -> list[float]:
+    top = max(logprobs)
+    if top == -math.inf:
+        return [1 / len(logprobs)] * len(logprobs)
+    weights = [math.exp(logprob - top) for logprob in logprobs]
+    return [weight / sum(weights) for weight in weights]

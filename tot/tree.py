@@ -1,4 +1,7 @@
-"""ThoughtTree: the tree of thoughts a search grew, on a networkx DiGraph; JSON in and out."""
+"""ThoughtTree: the tree of thoughts a search grew, on a networkx DiGraph; JSON in and out.
+
+Where equal states are merged it is a graph of thoughts: every node keeps one parent, and `links` are the other ways in.
+"""
 
 from __future__ import annotations
 
@@ -9,17 +12,20 @@ from pathlib import Path
 from typing import Any
 
 import networkx as nx
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from tot.decoders.errors import TaskError
+from tot.decoders.request import Usage
 from tot.state import State, Thought
 
 _FORMAT = "tot.tree"
-_VERSION = 1
+_VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 had fewer fields, and no links."""
 
 
 class Node(BaseModel):
-    """A thought in the tree, and what was learnt and spent there. The root has no thought."""
+    """A thought in the tree, what was learnt there and what it took. The root has no thought."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -29,14 +35,54 @@ class Node(BaseModel):
     index: int = 0
     """Which of its siblings it is."""
     thought: Thought | None = None
+    world: JsonValue = None
+    """The task's own state after the thought, where it has one."""
+    cost: float = 0.0
+    """What the path to it costs, by the task."""
     value: float | None = None
+    fast: float | None = None
+    """MCTS: a cheap judgement of the thought, which stands for `q` until the node is visited."""
+    prior: float | None = None
+    """The model's probability of this thought among its siblings."""
+    confidence: float | None = None
+    """The share of samples that agreed with the thought, where several were drawn."""
+    reward: float | None = None
+    """MCTS: value plus the task's reward, once visited."""
+    visits: int = 0
+    q: float | None = None
+    """MCTS: the mean or the best of the rewards backed up through it."""
     terminal: bool = False
+    goal: bool = False
+    """A terminal state that the task takes for a solution."""
+    pruned: bool = False
     chosen: bool = False
     """On the path that the answer was asked at."""
+    decoder: str | None = None
+    """What wrote the thought."""
+    prompt_tokens: int = 0
     new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
     seconds: float = 0.0
+    merged: int = 0
+    """Other thoughts that led to the same state, and were folded into this one."""
+    rejected: int = 0
+    """Thoughts after it that were not legal, or led back to where the path had been."""
     parse_failures: int = 0
     """Replies about this node that could not be read: rejected thoughts of its own making, evaluations."""
+
+    @property
+    def acceptance(self) -> float | None:
+        """Accepted over drafted tokens; None where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else None
+
+    def spend(self, usage: Usage) -> None:
+        """Add what a call about this node took."""
+        self.prompt_tokens += usage.prompt_tokens
+        self.new_tokens += usage.new_tokens
+        self.drafted += usage.drafted
+        self.accepted += usage.accepted
+        self.seconds += usage.seconds
 
 
 class ThoughtTree:
@@ -44,27 +90,44 @@ class ThoughtTree:
 
     def __init__(self, root: State) -> None:
         self.graph = nx.DiGraph()
-        self._states: dict[int, State] = {}
-        self._put(Node(id=0), root)
+        self._question = root.question
+        self._before = root.thoughts
+        self._put(Node(id=0, world=root.world))
 
-    def _put(self, node: Node, state: State) -> Node:
+    def _put(self, node: Node) -> Node:
         self.graph.add_node(node.id, node=node)
         if node.parent is not None:
             self.graph.add_edge(node.parent, node.id)
-        self._states[node.id] = state
         return node
 
-    def add(self, parent: Node, thought: Thought, state: State | None = None, **fields: Any) -> Node:
-        """A new child. `state` is what the thought leads to, where the task has a world of its own."""
-        node = Node(
-            id=len(self.graph),
-            parent=parent.id,
-            depth=parent.depth + 1,
-            index=self.graph.out_degree(parent.id),
-            thought=thought,
-            **fields,
+    def add(self, parent: Node, thought: Thought, world: JsonValue = None, **fields: Any) -> Node:
+        """A new child. `world` is where the thought leads to, in a task that has one; None stays in the parent's."""
+        return self._put(
+            Node(
+                id=len(self.graph),
+                parent=parent.id,
+                depth=parent.depth + 1,
+                index=self.graph.out_degree(parent.id),
+                thought=thought,
+                world=parent.world if world is None else world,
+                **fields,
+            )
         )
-        return self._put(node, state or self.state(parent).then(thought))
+
+    def link(self, parent: Node, node: Node, thought: Thought) -> None:
+        """Another way into `node`: `thought` after `parent` leads to an equal state."""
+        if not self.graph.has_edge(parent.id, node.id):
+            self.graph.add_edge(parent.id, node.id, thought=thought)
+
+    def move(self, node: Node, parent: Node, thought: Thought) -> None:
+        """Make `thought` after `parent` the way to `node`; the old way stays as a link."""
+        assert node.parent is not None
+        if node.parent != parent.id:
+            self.graph.edges[node.parent, node.id]["thought"] = node.thought
+            node.index = self.graph.out_degree(parent.id)
+            self.graph.add_edge(parent.id, node.id)
+            self.graph.edges[parent.id, node.id].pop("thought", None)
+        node.parent, node.thought, node.depth = parent.id, thought, parent.depth + 1
 
     def __len__(self) -> int:
         return len(self.graph)
@@ -81,7 +144,9 @@ class ThoughtTree:
         return node
 
     def state(self, node: Node) -> State:
-        return self._states[node.id]
+        """The question, the thoughts on the path to `node`, and the world there."""
+        thoughts = (*self._before, *(step.thought for step in self.path(node) if step.thought is not None))
+        return State.model_construct(question=self._question, thoughts=thoughts, world=node.world)
 
     def children(self, node: Node) -> list[Node]:
         return [self[i] for i in self.graph.successors(node.id)]
@@ -97,8 +162,33 @@ class ThoughtTree:
         """Where a node stands whatever the order of growth: sibling numbers from the root, such as "0.2.1"."""
         return ".".join(str(step.index) for step in self.path(node))
 
+    def links(self) -> list[tuple[Node, Node, Thought]]:
+        """The ways into nodes other than from their parents: (from, to, thought)."""
+        edges = self.graph.edges(data="thought")
+        return [(self[tail], self[head], thought) for tail, head, thought in edges if thought is not None]
+
     def leaves(self) -> list[Node]:
-        return [node for node in self if self.graph.out_degree(node.id) == 0]
+        """Nodes that nothing grew from, pruned ones left out."""
+        return [node for node in self if self.graph.out_degree(node.id) == 0 and not node.pruned]
+
+    def best(self) -> Node:
+        """The most valuable leaf: goals first, then other terminal states; the first of equals."""
+        return max(
+            self.leaves() or [self.root],
+            key=lambda node: (node.goal, node.terminal, float("-inf") if node.value is None else node.value),
+        )
+
+    def prune(self, node: Node) -> None:
+        """Take a node and what grew from it out of the search. They stay in the tree, marked."""
+        for descendant in self._below(node):
+            descendant.pruned = True
+
+    def _below(self, node: Node) -> Iterator[Node]:
+        waiting = [node]
+        while waiting:
+            current = waiting.pop()
+            yield current
+            waiting += [child for child in self.children(current) if child.parent == current.id]
 
     def choose(self, node: Node) -> None:
         """Mark the path to `node` as the chosen one."""
@@ -113,6 +203,10 @@ class ThoughtTree:
             "version": _VERSION,
             "root": self.state(self.root).model_dump(mode="json"),
             "nodes": [node.model_dump(mode="json", exclude_defaults=True) for node in self],
+            "links": [
+                {"parent": tail.id, "node": head.id, "thought": thought.model_dump(mode="json")}
+                for tail, head, thought in self.links()
+            ],
         }
 
     @classmethod
@@ -120,7 +214,7 @@ class ThoughtTree:
         """Raises TaskError for data that is not a tree, or of a version this program does not know."""
         if not isinstance(data, dict) or data.get("format") != _FORMAT:
             raise TaskError("this is not a tree of thoughts: save one with `tree.save(...)` or `tot solve --out`")
-        if data.get("version") != _VERSION:
+        if data.get("version") not in _READABLE:
             raise TaskError(f"trees of version {data.get('version')!r} are unknown here: this program reads {_VERSION}")
         try:
             tree = cls(State.model_validate(data["root"]))
@@ -128,10 +222,18 @@ class ThoughtTree:
             if nodes[0].id != 0 or nodes[0].parent is not None or nodes[0].thought is not None:
                 raise ValueError("the first node is not a root")
             tree.graph.nodes[0]["node"] = nodes[0]
-            for node in nodes[1:]:
-                if node.parent is None or node.thought is None or node.id != len(tree):
+            for number, node in enumerate(nodes[1:], 1):
+                if node.parent is None or node.thought is None or node.id != number:
                     raise ValueError(f"node {node.id} has no parent, no thought, or stands out of order")
-                tree._put(node, tree.state(tree[node.parent]).then(node.thought))
+                tree.graph.add_node(node.id, node=node)
+            for node in nodes[1:]:
+                if node.parent not in tree.graph:
+                    raise ValueError(f"node {node.id} has the parent {node.parent}, which is not there")
+                tree.graph.add_edge(node.parent, node.id)
+            if not nx.is_arborescence(tree.graph) and len(nodes) > 1:
+                raise ValueError("its parents go round in a circle")
+            for link in data.get("links", []):
+                tree.link(tree[link["parent"]], tree[link["node"]], Thought.model_validate(link["thought"]))
         except (KeyError, IndexError, TypeError, ValueError, ValidationError) as error:
             raise TaskError(f"the tree is damaged: {error}") from None
         return tree
@@ -142,12 +244,32 @@ class ThoughtTree:
 
     @classmethod
     def load(cls, path: str | Path) -> ThoughtTree:
-        """Read a saved tree, or the tree in a saved run."""
+        """Read a saved tree, the tree in a saved run, or what a trace holds of a run, finished or not."""
         try:
-            data = json.loads(Path(path).read_text(encoding="utf-8"))
+            text = Path(path).read_text(encoding="utf-8")
+            lines = text[: text.rfind("\n")].split("\n") if _is_trace(text) else [text]
+            data = [json.loads(line) for line in lines]
         except (OSError, ValueError, RecursionError) as error:
             raise TaskError(f"{path} can't be read as JSON: {error}") from None
-        return cls.from_json(data.get("tree", data) if isinstance(data, dict) else data)
+        found: dict[str, Any] = data[-1] if isinstance(data[-1], dict) else {}
+        if "run" in found:
+            found = found["run"]
+        elif len(data) > 1:
+            found = _from_steps(data)
+        return cls.from_json(found.get("tree", found))
+
+
+def _is_trace(text: str) -> bool:
+    return '"tot.trace"' in text.partition("\n")[0]
+
+
+def _from_steps(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """A tree from the steps of a trace: each tells the nodes that it touched, as they were after it."""
+    nodes: dict[int, Any] = {0: {"id": 0}}
+    for line in lines[1:]:
+        nodes |= {node["id"]: node for node in line.get("tree", ())}
+    root: dict[str, Any] = next((line["root"] for line in lines if line.get("step") == "start"), {})
+    return {"format": _FORMAT, "version": _VERSION, "root": root, "nodes": [nodes[i] for i in sorted(nodes)]}
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -1,51 +1,62 @@
-"""State evaluators: how promising a state is, on the task's scale."""
+"""State evaluators that ask the model: how promising a state is.
+
+ToT, section 3, "State evaluator": each state by itself (a: Value, Classify, Likelihood), or against others (b: Vote).
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders.request import Message, Request, Sampling
-from tot.search.problem import Problem, is_cut
+from tot.decoders.errors import OptionError
+from tot.decoders.request import Completion, Message, Request, Sampling
+from tot.search.problem import Problem, is_cut, spent
+from tot.search.steps import Evaluation
 from tot.state import State
 from tot.task import Task
+from tot.tree import Node
 
 Prompt = tuple[Message, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluation:
-    """A state's value, and what it took. None where a budget cut the evaluation off."""
-
-    value: float | None
-    new_tokens: int = 0
-    seconds: float = 0.0
-    parse_failures: int = 0
+Labels = Mapping[str, float]
 
 
 class StateEvaluator(Protocol):
-    def prompt(self, task: Task, state: State) -> Prompt:
-        """What is asked about a state; states with equal prompts are the same state."""
+    def key(self, problem: Problem, node: Node) -> Hashable | None:
+        """Nodes with equal keys get one evaluation between them, once a problem; None is never shared."""
 
-    async def evaluate(self, problem: Problem, states: Sequence[tuple[Prompt, State]]) -> list[Evaluation]:
-        """An evaluation for each state."""
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        """An evaluation for each node."""
 
 
-class _Asked(BaseModel):
-    """Evaluators that ask the task's value template."""
+class Evaluator(BaseModel):
+    """Base of the evaluators here: options, and no sharing of evaluations."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    def key(self, problem: Problem, node: Node) -> Hashable | None:
+        return None
+
+
+class _Asked(Evaluator):
+    """Asks a template about each state; states with equal prompts are the same state."""
+
+    template: str | None = None
+    """The task's `value` template where it is None."""
+
     def prompt(self, task: Task, state: State) -> Prompt:
-        return task.prompt(task.value, state, **state.thoughts[-1].parts)
+        """What is asked about a state."""
+        return task.prompt(self.template or task.value, state, **state.thoughts[-1].parts)
+
+    def key(self, problem: Problem, node: Node) -> Hashable | None:
+        return type(self).__name__, repr(self), self.prompt(problem.task, problem.tree.state(node))
 
 
 class Value(_Asked):
-    """Asks for a number and reads it (ToT, section 3, "State evaluator", a; SEED, Appendix C).
+    """Asks for a number and reads it (SEED, Appendix C).
 
     The value is the mean over `samples` replies. A reply that can't be read counts as the task's default value.
     """
@@ -53,58 +64,119 @@ class Value(_Asked):
     samples: Annotated[int, Field(ge=1)] = 1
     temperature: Annotated[float, Field(ge=0)] = 0.0
 
-    async def evaluate(self, problem: Problem, states: Sequence[tuple[Prompt, State]]) -> list[Evaluation]:
+    def read(self, task: Task, text: str) -> float | None:
+        return task.parse_value(text)
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
         task = problem.task
         requests = []
-        for prompt, _ in states:
+        for node in nodes:
+            prompt = self.prompt(task, problem.tree.state(node))
             seed = problem.evaluation_seed(prompt)
-            sampling = problem.sampling(task.value, self.temperature, seed, n=self.samples, max_tokens=16)
-            requests.append(problem.request(prompt, sampling, "evaluate"))
-        evaluations = []
-        for completions in await problem.complete(requests):
-            read = [task.parse_value(completion.text) for completion in completions]
-            failures = sum(value is None for value in read)
-            cut = any(map(is_cut, completions))
-            values = [task.default_value if value is None else value for value in read]
-            evaluations.append(
-                Evaluation(
-                    None if cut else sum(values) / len(values),
-                    sum(completion.usage.new_tokens for completion in completions),
-                    max(completion.usage.seconds for completion in completions),
-                    0 if cut else failures,
-                )
-            )
-        return evaluations
+            template = self.template or task.value
+            sampling = problem.sampling(template, self.temperature, seed, n=self.samples, max_tokens=16)
+            requests.append(Request(prompt=prompt, sampling=sampling, purpose="evaluate"))
+        return [self._mean(task, completions) for completions in await problem.complete(requests)]
+
+    def _mean(self, task: Task, completions: Sequence[Completion]) -> Evaluation:
+        usage = spent(completions)
+        if any(map(is_cut, completions)):
+            return Evaluation(None, usage)
+        read = [self.read(task, completion.text) for completion in completions]
+        values = [task.default_value if value is None else value for value in read]
+        return Evaluation(sum(values) / len(values), usage, sum(value is None for value in read))
+
+
+class Classify(Value):
+    """Asks for a label and reads it: sure, likely or impossible; good or bad. Each label is worth a number.
+
+    The last label that a reply names counts; one that it denies ("not good") does not.
+    """
+
+    labels: Labels | None = None
+    """What each label is worth; None takes the task's own `labels`."""
+
+    def read(self, task: Task, text: str) -> float | None:
+        labels = _labels(self.labels, task)
+        words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
+        found = re.findall(rf"(?<!\w)(not\s+(?:a\s+)?)?({words})(?!\w)", text, re.IGNORECASE)
+        named = [label.lower() for denied, label in found if not denied]
+        worth = {label.lower(): value for label, value in labels.items()}
+        return worth[named[-1]] if named else None
 
 
 class Likelihood(_Asked):
-    """The expected number on the task's scale under the model: every number scored as a continuation, none decoded.
+    """The expected value under the model: every label or number scored as a continuation, none decoded.
 
-    Each is scored with the end of turn after it, since "1" is also how "10" begins. The value is the mean of the
-    numbers weighted by their probabilities: one packed forward, no sampling, no parsing.
+    Each is scored with the end of turn after it, since "1" is also how "10" begins. The value is the mean of what the
+    labels are worth, weighted by their probabilities: one packed forward, no sampling, no parsing. With the labels
+    {"Yes": 1, "No": 0} it is the probability of Yes against No: RAP's self-evaluation.
     """
 
-    async def evaluate(self, problem: Problem, states: Sequence[tuple[Prompt, State]]) -> list[Evaluation]:
+    labels: Labels | None = None
+    """What each label is worth; None takes the task's own `labels`, or the numbers of its scale."""
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
         low, high = problem.task.scale
-        numbers = range(low, high + 1)
+        labels = self.labels or problem.task.labels or {str(number): number for number in range(low, high + 1)}
         requests = []
-        for prompt, _ in states:
+        for node in nodes:
+            prompt = self.prompt(problem.task, problem.tree.state(node))
             space = " " if prompt[-1].role == "assistant" else ""
             requests.append(
                 Request(
                     prompt=prompt,
                     sampling=Sampling(seed=problem.evaluation_seed(prompt)),
                     purpose="evaluate",
-                    choices=tuple(f"{space}{number}" for number in numbers),
+                    choices=tuple(f"{space}{label}" for label in labels),
                     close_choices=True,
                 )
             )
         evaluations = []
         for (completion,) in await problem.complete(requests):
             logprobs = [choice.total for choice in completion.choice_logprobs]
-            value = None if is_cut(completion) else expected(list(numbers), logprobs)
-            evaluations.append(Evaluation(value, completion.usage.new_tokens, completion.usage.seconds))
+            value = None if is_cut(completion) else expected(list(labels.values()), logprobs)
+            evaluations.append(Evaluation(value, completion.usage))
         return evaluations
+
+
+class Vote(Evaluator):
+    """Shows all candidates side by side, and asks which is best; a state's value is its share of the votes.
+
+    The candidates are numbered from 1 in an order drawn anew for every vote, so that no place is favoured. A vote that
+    can't be read is nobody's.
+    """
+
+    samples: Annotated[int, Field(ge=1)] = 5
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        task = problem.task
+        if len(nodes) == 1:
+            return [Evaluation(1.0)]
+        texts = [task.candidate(problem.tree.state(node)) for node in nodes]
+        root = problem.tree.state(problem.tree.root)
+        orders, requests = [], []
+        for vote in range(self.samples):
+            order = list(range(len(nodes)))
+            problem.growth.random("vote", [problem.tree.place(node) for node in nodes], vote).shuffle(order)
+            prompt = task.prompt(task.vote, root, candidates=[texts[i] for i in order])
+            seed = problem.evaluation_seed(prompt, vote)
+            sampling = problem.sampling(task.vote, self.temperature, seed, max_tokens=64)
+            orders.append(order)
+            requests.append(Request(prompt=prompt, sampling=sampling, purpose="evaluate"))
+        votes = [0] * len(nodes)
+        completions = [completion for (completion,) in await problem.complete(requests)]
+        unread = 0
+        for order, completion in zip(orders, completions, strict=True):
+            choice = task.parse_vote(completion.text, len(nodes))
+            if choice is None:
+                unread += not is_cut(completion)
+            else:
+                votes[order[choice - 1]] += 1
+        cut = any(map(is_cut, completions))
+        first = Evaluation(None if cut else votes[0] / self.samples, spent(completions), unread)
+        return [first, *(Evaluation(None if cut else count / self.samples) for count in votes[1:])]
 
 
 def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float:
@@ -114,3 +186,12 @@ def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float:
         return sum(numbers) / len(numbers)
     weights = [math.exp(logprob - top) for logprob in logprobs]
     return sum(number * weight for number, weight in zip(numbers, weights, strict=True)) / sum(weights)
+
+
+def _labels(labels: Labels | None, task: Task) -> Labels:
+    chosen = labels or task.labels
+    if not chosen:
+        raise OptionError(
+            f"task {type(task).__name__} has no `labels` to classify by: give Classify(labels=...), or use Value()"
+        )
+    return chosen

@@ -174,7 +174,7 @@ def test_the_search_ends_where_all_kept_states_are_terminal(final: Any, scripted
 # -- replies that can't be used, and those that come twice ------------------------------------------------------
 
 
-def test_equal_states_are_evaluated_once_and_get_the_same_value(letters: Any, scripted: Any) -> None:
+def test_equal_thoughts_after_a_state_are_one_node_which_is_evaluated_once(letters: Any, scripted: Any) -> None:
     children = {
         "grow a": ["x", "y", "x"],
         "grow b": ["x", "x", "x"],
@@ -186,9 +186,10 @@ def test_equal_states_are_evaluated_once_and_get_the_same_value(letters: Any, sc
     solution = grow(letters, decoder, thoughts=3, breadth=3)
     assert decoder.asked[1] == ["value a", "value b"]
     assert decoder.asked[3] == ["value a/x", "value a/y", "value b/x"]
-    assert [node.value for node in solution.tree][1:4] == [7, 6, 7]
-    assert [node.new_tokens for node in solution.tree][1:4] == [10, 10, 5]  # the second "a" cost no evaluation
-    assert len(solution.tree) == 1 + 3 + 9  # equal states are still different nodes
+    assert values(solution.tree) == {"a": 7, "b": 6, "a/x": 6, "a/y": 1, "b/x": 5}
+    assert [node.merged for node in solution.tree] == [0, 1, 0, 1, 0, 2]
+    assert [node.prior for node in solution.tree][1:] == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1 / 3, 1])
+    assert [node.new_tokens for node in solution.tree][1:4] == [15, 10, 15]  # two samples and a value; one and one
     assert sum(node.new_tokens for node in solution.tree) + 5 == solution.usage.new_tokens  # 5: the answer's
 
 
@@ -262,11 +263,19 @@ def test_a_value_that_cannot_be_read_is_the_default_and_counted_and_never_the_en
 # -- budgets ----------------------------------------------------------------------------------------------------
 
 
+def test_a_budget_of_nodes_ends_growth_and_the_answer_is_asked_where_it_ended(letters: Any, scripted: Any) -> None:
+    decoder = scripted(TWO_LEVELS)
+    solution = grow(letters, decoder, budget=Budget(nodes=2))
+    assert solution.stopped == "budget: nodes (2 of 2)"
+    assert decoder.asked == [["grow"], ["value a", "value b"], ["answer b"]]  # thoughts that have grown are evaluated
+    whole = scripted(TWO_LEVELS)
+    assert grow(letters, whole, budget=Budget(nodes=3)).stopped is None  # a level that was begun is finished
+    assert whole.asked[-1] == ["answer b/d"]
+
+
 @pytest.mark.parametrize(
     ("budget", "stopped", "asked"),
     [
-        ({"nodes": 2}, "nodes (2 of 2)", 2),  # thoughts that have grown are evaluated
-        ({"nodes": 3}, "nodes (6 of 3)", 4),  # a level that was begun is finished
         ({"tokens": 9}, "tokens (10 of 9)", 1),
         ({"tokens": 20}, "tokens (20 of 20)", 2),
         ({"tokens": 21}, "tokens (40 of 21)", 3),
@@ -414,8 +423,9 @@ def test_every_call_of_a_search_has_a_seed_of_its_own(letters: Any, scripted: An
 def test_a_thoughts_seed_depends_on_its_place_in_the_tree_even_where_prompts_are_equal(
     letters: Any, scripted: Any
 ) -> None:
-    decoder = scripted({"grow": ["a", "a"], "value a": "5", "grow a": ["x", "y"]})
-    grow(letters, decoder)
+    blind = type("Blind", (letters,), {"templates": letters.templates | {"thought": "grow"}})
+    decoder = scripted({"grow": ["a", "b"], "value a": "5", "value b": "5"})
+    grow(blind, decoder)
     first, second = decoder.batches[2]
     assert first.prompt == second.prompt
     assert first.sampling.seed != second.sampling.seed
@@ -465,11 +475,11 @@ def test_a_tasks_sampling_options_hold_and_max_tokens_caps_them(letters: Any, sc
 def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any) -> None:
     grower, judge, speaker = scripted(TWO_LEVELS), scripted(TWO_LEVELS), scripted(TWO_LEVELS)
     backend = Backend({"generate": grower, "evaluate": judge, "answer": speaker})
-    problem = Problem(letters(), "q", backend, Sample(), Value(), Meter())
+    problem = Problem(letters(), "q", backend, BFS(thoughts=2, breadth=2, depth=3), Sample(), Value(), Meter())
 
     async def run() -> str | None:
-        await BFS(thoughts=2, breadth=2, depth=3).run(problem)
-        return await problem.answer(problem.best)
+        await problem.run()
+        return await problem.answer()
 
     assert asyncio.run(run()) == "the end"
     for decoder, purpose, count in ((grower, "generate", 3), (judge, "evaluate", 6), (speaker, "answer", 1)):

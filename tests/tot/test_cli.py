@@ -105,7 +105,7 @@ def test_out_writes_the_run_and_its_tree_can_be_loaded(tot: Any, scripted_model:
     path.write_text("an old one")
     _, out, _ = tot(*SOLVE, "--json", "--out", str(path))
     run = json.loads(path.read_text())
-    assert (run["format"], run["version"]) == ("tot.run", 1)
+    assert (run["format"], run["version"]) == ("tot.run", 2)
     assert json.loads(out).items() <= run.items()
     tree = ThoughtTree.load(path)
     assert [node.value for node in tree] == [None, 6, 6]
@@ -141,7 +141,7 @@ def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
     [
         (("--budget-tokens", "12"), "budget: tokens (20 of 12)", ["generate"] * 2, "none found"),
         (("--budget-tokens", "30"), "budget: tokens (30 of 30)", ["generate"] * 2 + ["evaluate"], "7"),
-        (("--budget-nodes", "2"), "budget: nodes (2 of 2)", ["generate"] * 2 + ["evaluate"], "7"),
+        (("--budget-nodes", "0"), "budget: nodes (0 of 0)", [], "none found"),
         (("--budget-forwards", "0"), "budget: forwards (0 of 0)", [], "none found"),
         (("--budget-seconds", "0"), "budget: seconds (", [], "none found"),
     ],
@@ -151,7 +151,7 @@ def test_a_spent_budget_is_said_with_the_best_so_far(
 ) -> None:
     status, out, _ = tot(*SOLVE, *budget)
     assert status == 0
-    assert f"\nStopped early ({stopped}" in out
+    assert f"\nStopped ({stopped}" in out
     assert f"; this is the best so far.\nAnswer: {answer}\n" in out
     assert [batch[0].purpose for batch in scripted_model.batches] == asked
 
@@ -203,11 +203,11 @@ def refused(result: tuple[int, str, str]) -> str:
     [
         (("solv",), r"No such command 'solv': choose one of solve, models, bench"),
         (("bench", "fast"), r"No such command 'fast': choose one of .*\bpacked\b"),
-        (("solve",), r"Missing argument 'task'\."),
-        (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --model, .*--breadth, .*"),
+        (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
+        (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
         (("--quiet",), r"No such option: --quiet: choose one of solve, models, bench"),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
-        (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of gsm8k"),
+        (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
         (
             ("solve", "gsm8k", "q", "--model", "gpt"),
             r"there is no model 'gpt': known names are smollm2-135m; a hub id .*",
@@ -222,17 +222,42 @@ def refused(result: tuple[int, str, str]) -> str:
             ("solve", "gsm8k", "q", "--decoder", "generate="),
             r"--decoder 'generate=' can't be read: write generate=NAME,.*",
         ),
-        (("solve", "gsm8k", "q", "--search", "dfs"), r"unknown search 'dfs'.*: choose one of bfs.*"),
-        (("solve", "gsm8k", "q", "--evaluator", "vote"), r"unknown evaluator 'vote': choose one of likelihood, value"),
+        (("solve", "gsm8k", "q", "--search", "dsf"), r"unknown search 'dsf' \(did you mean dfs\?\): choose one of .*"),
+        (("solve", "gsm8k", "q", "--search", "dfs:goal=2"), r"search dfs, option goal: .* \(its options: .*goals.*\)"),
+        (
+            ("solve", "gsm8k", "q", "--search", "mcts:iterations"),
+            r"search 'mcts:iterations': .* write mcts:option=value.*",
+        ),
+        (("solve", "gsm8k", "q", "--search", "dfs", "--breadth", "2"), r"search dfs, option breadth: .*"),
+        (("solve", "gsm8k", "q", "--generator", "sampel"), r"unknown generator 'sampel' \(did you mean sample\?\): .*"),
+        (("solve", "gsm8k", "q", "--generator", "enumerate"), r"task GSM8K has no `actions` to enumerate: .*"),
+        (("solve", "gsm8k", "q", "--model", "none"), r"this search asks a model, and there is none: give model=.*"),
+        (("solve", "gsm8k", "q", "--data", "x.jsonl"), r"--data and a question: give one of the two, not 'q' as well"),
+        (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
+        (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
+        (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume goes on as the run was started: leave 'task' out"),
+        (("solve", "--resume", "x.jsonl"), r"x\.jsonl can't be opened: No such file or directory; .*"),
+        (("solve", "my_task.py:Mine"), r"my_task\.py: there is no such file; give path/to/file\.py:ClassName"),
+        (("solve", "my_task.py"), r"my_task\.py: name the class in it, as in my_task\.py:MyTask"),
+        (("solve", "gsm8k", "q", "--evaluator", "votes"), r"unknown evaluator 'votes' \(did you mean vote\?\): .*"),
         (
             ("solve", "gsm8k", "q", "--dtype", "int8"),
             r".*'--dtype': .*'int8' is not one of 'auto', 'bf16', 'fp16', 'fp32'\.",
         ),
         (("solve", "gsm8k", "q", "--device", "tpu"), r"device 'tpu' is not known: choose auto, cpu, cuda or cuda:N"),
-        (("solve", "gsm8k", "q", "--thoughts", "0"), r"thoughts = 0: Input should be greater than or equal to 1"),
+        (
+            ("solve", "gsm8k", "q", "--thoughts", "0"),
+            r"search bfs, option thoughts: Input should be greater than or equal to 1 .*",
+        ),
         (("solve", "gsm8k", "q", "--thoughts", "two"), r".*'--thoughts': .*integer.*"),
-        (("solve", "gsm8k", "q", "--breadth", "-1"), r"breadth = -1: Input should be greater than or equal to 1"),
-        (("solve", "gsm8k", "q", "--depth", "0"), r"depth = 0: Input should be greater than or equal to 1"),
+        (
+            ("solve", "gsm8k", "q", "--breadth", "-1"),
+            r"search bfs, option breadth: Input should be greater than or equal to 1 .*",
+        ),
+        (
+            ("solve", "gsm8k", "q", "--depth", "0"),
+            r"search bfs, option depth: Input should be greater than or equal to 1 .*",
+        ),
         (("solve", "gsm8k", "q", "--max-tokens", "0"), r".*'--max-tokens': .*greater than or equal to 1"),
         (("solve", "gsm8k", "q", "--temperature", "-1"), r".*'--temperature': .*greater than or equal to 0"),
         (("solve", "gsm8k", "q", "--budget-seconds", "nan"), r".*'--budget-seconds': .*"),
@@ -352,7 +377,7 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: 
     out, _ = process.communicate(timeout=60)
     os.close(ours)
     assert process.returncode == 130
-    assert "\nStopped early (interrupted); this is the best so far.\nAnswer: " in out
+    assert "\nStopped (interrupted); this is the best so far.\nAnswer: " in out
     tree = ThoughtTree.load(tmp_path / "run.json")
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["stopped"] == "interrupted"

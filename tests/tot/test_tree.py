@@ -93,7 +93,7 @@ def test_a_state_holds_the_thoughts_on_its_path(tree: ThoughtTree) -> None:
 def test_a_thought_may_lead_to_a_state_of_the_tasks_own() -> None:
     tree = ThoughtTree(State(question="q", world=[3, 1]))
     moved = State(question="q", thoughts=(Thought(parts={"thought": "swap"}),), world=[1, 3])
-    assert tree.state(tree.add(tree.root, moved.thoughts[0], moved)).world == [1, 3]
+    assert tree.state(tree.add(tree.root, moved.thoughts[0], moved.world)).world == [1, 3]
     assert tree.state(tree.add(tree.root, moved.thoughts[0])).world == [3, 1]
 
 
@@ -204,7 +204,8 @@ def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:
         (1, {"id": 0}),
         (1, {"parent": None}),
         (1, {"parent": 1}),
-        (1, {"parent": 5}),
+        (1, {"parent": 99}),
+        (2, {"parent": 5}),  # 5 grew from 2
         (1, {"parent": -1}),
         (1, {"parent": "x"}),
         (1, {"thought": None}),
@@ -252,9 +253,9 @@ def test_what_is_no_tree_is_refused_with_how_to_make_one(tmp_path: Path, data: A
         ThoughtTree.load(tmp_path / "x.json")
 
 
-@pytest.mark.parametrize("version", [0, 2, "1", None])
+@pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_another_version_is_refused_by_name(tree: ThoughtTree, version: Any) -> None:
-    with pytest.raises(TaskError, match=f"^trees of version {version!r} are unknown here: this program reads 1$"):
+    with pytest.raises(TaskError, match=f"^trees of version {version!r} are unknown here: this program reads 2$"):
         ThoughtTree.from_json(tree.to_json() | {"version": version})
 
 

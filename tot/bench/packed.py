@@ -28,7 +28,7 @@ from tot.decoders.engine.attention import ATTENTION, packed_attention
 from tot.decoders.engine.loading import load_model
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.request import Request, Sampling
-from tot.task import load_task
+from tot.named import load_task
 from tot.tree import write_json
 
 PROMPT, SAMPLES, NEW = 1000, 15, 64

@@ -1,9 +1,17 @@
-"""The tree of thoughts as text for a terminal. Model output is shown as text: no markup, no control characters."""
+"""A search and what it came to, as text for a terminal: progress, tree, answer.
+
+Model output is shown as text: no markup, no control characters.
+"""
 
 from __future__ import annotations
 
 import re
+import sys
+import time
+from typing import Any
 
+from rich.console import Console
+from rich.live import Live
 from rich.text import Text
 from rich.tree import Tree
 
@@ -48,3 +56,53 @@ def usage_line(solution: Solution) -> str:
     if solution.parse_failures:
         line += f", {solution.parse_failures} replies could not be read"
     return line
+
+
+def show(solution: Solution) -> None:
+    """Print the tree, the answer and what it took to standard output."""
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)  # a pipe gets whole lines
+    console.print(tree_view(solution.tree))
+    console.print()
+    if solution.stopped:
+        console.print(Text(f"Stopped ({plain(solution.stopped)}); this is the best so far."))
+    answer = solution.answer
+    if isinstance(answer, list):
+        answer = "  ".join(map(str, answer)) or "nothing has to be done"
+    verified = " (verified)" if solution.solved else ""
+    console.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
+    console.print(Text(usage_line(solution), style="dim"))
+
+
+class Progress:
+    """A live line on standard error while a search runs: level, thoughts, tokens, elapsed. Silent in a pipe."""
+
+    def __init__(self, problems: list[Any], started: float, quiet: bool) -> None:
+        console = Console(stderr=True)
+        self._problems = problems
+        self._started = started
+        self._live = None
+        if console.is_terminal and not quiet:
+            self._live = Live(console=console, get_renderable=self._line, refresh_per_second=8, transient=True)
+
+    def _line(self) -> Text:
+        elapsed = time.monotonic() - self._started
+        if not self._problems:
+            return Text(f"loading the model … {elapsed:.0f} s", style="dim")
+        problem = self._problems[0]
+        meter = problem.meter
+        level = max(node.depth for node in list(problem.tree))
+        rate = meter.new_tokens / max(meter.seconds, 1e-9)
+        return Text(
+            f"level {level}, {len(problem.tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, "
+            f"{elapsed:.0f} s",
+            style="dim",
+        )
+
+    def __enter__(self) -> Progress:
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._live is not None:
+            self._live.stop()

@@ -1,6 +1,10 @@
 """Search algorithms over trees of thoughts."""
 
 from tot.search.base import Search
+from tot.search.baselines import BestOfN, ChainOfThought, SelfConsistency
+from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
+from tot.search.dfs import DFS
+from tot.search.mcts import MCTS
 
-__all__ = ["BFS", "Search"]
+__all__ = ["BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"]

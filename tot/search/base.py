@@ -1,24 +1,60 @@
-"""What a search is: options, and a coroutine that grows a problem's tree and leaves its best node behind."""
+"""What a search is: options, and a generator of steps that leaves its best node behind."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from tot.search.problem import Problem
+from tot.search.growth import Growth
+from tot.search.steps import Steps
+from tot.state import State
 from tot.tree import Node
+
+if TYPE_CHECKING:
+    from tot.task import Task
+
+Depth = Annotated[int, Field(ge=1)] | None
+Count = Annotated[int, Field(ge=1)]
 
 
 class Search(BaseModel):
-    """Options of a search algorithm; `run` is the algorithm."""
+    """Options of a search algorithm; `steps` is the algorithm, `start` sets it going."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    depth: Depth = None
+    """T: T - 1 levels of thoughts, then the answer; None takes the task's own."""
+    aggregate: Literal["best", "vote"] = "best"
+    """The answer of the best state; or answers of all complete states, voting with their values."""
+
+    def start(self, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None) -> Growth:
+        """This search at the root of a new tree, to be driven by `ask` and `tell`."""
+        return Growth(self, task, question, seed=seed, hooks=hooks)
+
     @abstractmethod
-    async def run(self, problem: Problem) -> None:
-        """Grow `problem.tree`; keep `problem.best` at the best node so far: a search may be stopped any time."""
+    def steps(self, growth: Growth) -> Steps:
+        """Yield what is to be done next; keep `growth.best` at the best so far: a search may be stopped any time."""
+
+    def depth_for(self, task: Task) -> int | None:
+        """T for a task; None is no limit."""
+        return self.depth or task.depth
+
+    def merges(self, root: State) -> bool:
+        """True where a state that was met before, anywhere in the tree, is not grown again."""
+        return False
+
+
+class MergingSearch(Search):
+    """A search that can grow a graph of thoughts."""
+
+    merge: bool | None = None
+    """Fold equal states together (a graph of thoughts); None: where the task has a world."""
+
+    def merges(self, root: State) -> bool:
+        return root.world is not None if self.merge is None else self.merge
 
 
 def by_value(nodes: Sequence[Node]) -> list[Node]:

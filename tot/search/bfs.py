@@ -1,37 +1,59 @@
-"""BFS over thoughts: expand all kept states, evaluate the children, keep the b best; SEED, Algorithm 1 (after ToT)."""
+"""BFS over thoughts: expand all kept states, evaluate the children, keep the b best.
+
+ToT, Algorithm 1; SEED, Algorithm 1.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Sequence
+from typing import Literal
 
-from pydantic import Field
+from tot.search.base import Count, MergingSearch, by_value
+from tot.search.growth import Growth
+from tot.search.steps import Steps
+from tot.tree import Node
 
-from tot.search.base import Search, by_value
-from tot.search.problem import Problem
 
-
-class BFS(Search):
+class BFS(MergingSearch):
     """Breadth-first search.
 
     `thoughts` (n) children of each of the `breadth` (b) best states, for `depth` (T) - 1 levels; the answer is asked at
-    the best state of the last level. Terminal states stay in the running without being expanded.
+    the best state of the last level. Terminal states stay in the running without being expanded; a state whose answer
+    the task verifies ends the search.
     """
 
-    thoughts: Annotated[int, Field(ge=1)] = 3
-    breadth: Annotated[int, Field(ge=1)] = 3
-    depth: Annotated[int, Field(ge=1)] | None = None
-    """T; None takes the task's own."""
+    thoughts: Count | None = 3
+    """None: as many as the thought generator gives of itself."""
+    breadth: Count = 3
+    select: Literal["greedy", "sample"] = "greedy"
+    """The b best, the first of equals first; or b drawn without replacement, by value."""
 
-    async def run(self, problem: Problem) -> None:
-        frontier = [problem.tree.root]
-        for _ in range(1, self.depth or problem.task.depth):
-            unfinished = [node for node in frontier if not node.terminal]
-            if not unfinished or problem.out_of_budget():
+    def steps(self, growth: Growth) -> Steps:
+        frontier = [growth.tree.root]
+        while unfinished := [node for node in frontier if not growth.is_end(node)]:
+            children = yield growth.expand(unfinished, self.thoughts)
+            if growth.solved is not None:
+                growth.best = growth.solved
                 return
-            children = await problem.expand(unfinished, self.thoughts)
-            if not children or problem.meter.overspent():
+            if not children:
                 return
-            await problem.evaluate(children)
-            frontier = by_value([node for node in frontier if node.terminal] + children)[: self.breadth]
-            if frontier[0].value is not None:
-                problem.best = frontier[0]
+            children = yield growth.evaluate(children)
+            kept = self._keep([node for node in frontier if node.terminal] + children, growth)
+            frontier = growth.hear("on_level", kept)
+            best = next(iter(by_value(frontier)), None)
+            if best is not None and best.value is not None:
+                growth.best = best
+
+    def _keep(self, nodes: Sequence[Node], growth: Growth) -> list[Node]:
+        if self.select == "greedy":
+            return by_value(nodes)[: self.breadth]
+        left = list(nodes)
+        draw = growth.random("select", len(growth.tree))
+        kept: list[Node] = []
+        while left and len(kept) < self.breadth:
+            weights = [max(node.value or 0.0, 0.0) for node in left]
+            if not any(weights):  # nothing is worth more than nothing: all are equal
+                weights = [1.0] * len(left)
+            (chosen,) = draw.choices(range(len(left)), weights)
+            kept.append(left.pop(chosen))
+        return kept

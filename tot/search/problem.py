@@ -1,145 +1,229 @@
-"""Problem: one question under search. Expands, evaluates and answers for whatever search drives it.
+"""Problem: one question under search, with a model to ask. It does the steps that a search asks for.
 
-It owns the tree, derives every call's seed, evaluates equal prompts once, and knows when the budget is spent.
+It derives every call's seed, evaluates equal states once, writes the trace, and knows when the budget is spent.
 """
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from pydantic import BaseModel
 
 from tot.backends import Backend
 from tot.decoders.budget import Meter
-from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
+from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
+from tot.search.base import Search, by_value
+from tot.search.steps import Draft, Evaluate, Evaluation, Expand, Step
 from tot.seeds import derive
-from tot.state import State
 from tot.task import Task
+from tot.trace import Recorded, Trace
 from tot.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
     from tot.thoughts import ThoughtGenerator
-    from tot.values import Evaluation, StateEvaluator
+    from tot.values import StateEvaluator
 
 Watcher = Callable[["Problem"], None]
 
 
 class Problem:
-    """What a search works on: `expand`, `evaluate`, `answer`, and the tree that results."""
+    """A search at work on a question: `run` grows the tree, `answer` asks for the answer where it ended."""
 
     def __init__(
         self,
         task: Task,
         question: str,
         backend: Backend,
+        search: Search,
         generator: ThoughtGenerator,
         evaluator: StateEvaluator,
         meter: Meter,
+        *,
         seed: int = 0,
         problem_id: str | None = None,
         max_tokens: int | None = None,
         watch: Watcher | None = None,
+        hooks: object | None = None,
+        trace: Trace | None = None,
     ) -> None:
-        root = task.start(question)
         self.task = task
-        self.tree = ThoughtTree(root)
+        self.growth = search.start(task, question, seed=seed, hooks=hooks)
         self.meter = meter
         self.calls = 0
         """Samples asked of a decoder: n a request."""
-        self.parse_failures = 0
-        self.best: Node = self.tree.root
-        """The most valuable node among those that the search would answer from."""
         self.stopped: str | None = None
-        """Why the search ended early, if it did."""
+        """Why the work ended early, if it did."""
         self._backend = backend
+        self._search = search
         self._generator = generator
         self._evaluator = evaluator
         self._seed = seed
-        self._id = problem_id or root.question
+        self._id = problem_id or self.tree.state(self.tree.root).question
         self._max_tokens = max_tokens
         self._watch = watch
-        self._evaluations: dict[tuple[Message, ...], asyncio.Future[Evaluation]] = {}
+        self._trace = trace
+        self._evaluations: dict[Hashable, Evaluation] = {}
+        if trace is not None:
+            parts = {"search": search, "generator": generator, "evaluator": evaluator}
+            about = {name: _described(part) for name, part in parts.items()}
+            root = self.tree.state(self.tree.root)
+            trace.begin(root, {"task": type(task).__name__, "seed": seed, "max_tokens": max_tokens, **about})
         self.changed()
+
+    @property
+    def tree(self) -> ThoughtTree:
+        return self.growth.tree
 
     def changed(self) -> None:
         if self._watch is not None:
             self._watch(self)
 
-    def out_of_budget(self) -> bool:
-        """True once a limit is reached; remembers which."""
-        if self.stopped is None and (limit := self.meter.exhausted()) is not None:
+    # -- the search -----------------------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Do what the search asks for until it ends or a budget is spent."""
+        while (step := self.growth.ask()) is not None:
+            if self._spent_out(step):
+                return
+            recorded = self._trace.step(step) if self._trace is not None else None
+            nodes, calls, total = len(self.tree), self.calls, self.meter.total
+            if recorded is not None:
+                results = self._replay(recorded, step)
+            else:
+                results = await (self._expand(step) if isinstance(step, Expand) else self._evaluate(step))
+            touched = self.growth.tell(results)
+            self.meter.count(nodes=len(self.tree) - nodes)
+            # A step that a budget may have cut short is not recorded: resumed with more to spend, it is done anew.
+            if recorded is None and self._trace is not None and self.meter.overspent() is None:
+                done = Recorded(results, self.calls - calls, self.meter.total - total)
+                self._trace.write_step(step, done, [*step.nodes, *touched])
+            self.changed()
+
+    def _spent_out(self, step: Step) -> bool:
+        limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
+        if limit is not None:
             self.stopped = f"budget: {limit}"
-        return self.stopped is not None
+        return limit is not None
 
-    # -- what searches call -------------------------------------------------------------------------------------
+    async def _expand(self, step: Expand) -> list[list[Draft]]:
+        if step.whole:
+            from tot.thoughts import chains
 
-    async def expand(self, nodes: Sequence[Node], count: int) -> list[Node]:
-        """`count` thoughts after each node; the new children, in the order of their parents."""
-        proposals = await self._generator.propose(self, nodes, count)
-        children = []
-        for node, drafts in zip(nodes, proposals, strict=True):
-            for draft in drafts:
-                node.parse_failures += draft.parse_failures
-                self.parse_failures += draft.parse_failures
-                if draft.thought is None:
-                    continue
-                child = self.tree.add(node, draft.thought, new_tokens=draft.new_tokens, seconds=draft.seconds)
-                child.terminal = self.task.is_terminal(self.tree.state(child))
-                children.append(child)
-        self.meter.count(nodes=len(children))
-        self.changed()
-        return children
+            return await chains(self, step.nodes, step.count or 1, getattr(self._generator, "temperature", 0.7))
+        return await self._generator.propose(self, step.nodes, step.count)
 
-    async def evaluate(self, nodes: Sequence[Node]) -> None:
-        """Give every node its value. Equal prompts are evaluated once a problem, concurrent ones included."""
-        prompts = [self._evaluator.prompt(self.task, self.tree.state(node)) for node in nodes]
-        new: dict[tuple[Message, ...], State] = {}
-        for node, prompt in zip(nodes, prompts, strict=True):
-            if prompt not in self._evaluations and prompt not in new:
-                new[prompt] = self.tree.state(node)
-        pending = asyncio.get_running_loop().create_future
-        waiting: dict[tuple[Message, ...], asyncio.Future[Evaluation]] = {prompt: pending() for prompt in new}
-        self._evaluations |= waiting
-        if new:
-            try:
-                results = await self._evaluator.evaluate(self, list(new.items()))
-            except BaseException:
-                for prompt, future in waiting.items():
-                    del self._evaluations[prompt]
-                    future.cancel()
-                raise
-            for future, result in zip(waiting.values(), results, strict=True):
-                future.set_result(result)
-        counted: set[tuple[Message, ...]] = set()
-        for node, prompt in zip(nodes, prompts, strict=True):
-            evaluation = await self._evaluations[prompt]
-            node.value = evaluation.value
-            if prompt in new and prompt not in counted:
-                counted.add(prompt)
-                node.new_tokens += evaluation.new_tokens
-                node.seconds += evaluation.seconds
-                node.parse_failures += evaluation.parse_failures
-                self.parse_failures += evaluation.parse_failures
-        self.changed()
+    async def _evaluate(self, step: Evaluate) -> list[Evaluation]:
+        return await self.judge(self._evaluator_of(step), step.nodes)
 
-    async def answer(self, node: Node) -> str | None:
-        """Ask for the answer at a node; None where the reply holds none."""
-        state = self.tree.state(node)
-        prompt = self.task.prompt(self.task.answer, state)
-        sampling = self.sampling(self.task.answer, 0.0, derive(self._seed, self._id, self.tree.place(node), "answer"))
-        (completion,) = (await self.complete([self.request(prompt, sampling, "answer")]))[0]
-        prefix = prompt[-1].content + " " if prompt[-1].role == "assistant" else ""
-        return None if is_cut(completion) else self.task.parse_answer(prefix + completion.text)
+    def _evaluator_of(self, step: Evaluate) -> StateEvaluator:
+        fast: StateEvaluator | None = getattr(self._search, "fast", None)
+        return fast if step.fast and fast is not None else self._evaluator
 
-    # -- what generators and evaluators call --------------------------------------------------------------------
+    # -- the answer -----------------------------------------------------------------------------------------------
+
+    async def answer(self) -> Any | None:
+        """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
+        None where there is none, or the budget is spent."""
+        growth = self.growth
+        voting = self._search.aggregate == "vote" and growth.solved is None
+        nodes = growth.complete() if voting else [growth.best]
+        answers = await self._answers(nodes)
+        ballots: dict[Hashable, float] = {}
+        for node, answer in zip(nodes, answers, strict=True):
+            if answer is not None:
+                weight = (1.0 if node.value is None else node.value) * (1 + node.merged)
+                ballot = self.task.canonical(answer)
+                ballots[ballot] = ballots.get(ballot, 0.0) + weight
+        if not ballots:
+            return None
+        winner = max(ballots, key=lambda ballot: ballots[ballot])
+        voters = [i for i, answer in enumerate(answers) if answer is not None and self.task.canonical(answer) == winner]
+        best = by_value([nodes[i] for i in voters])[0]
+        growth.best = best
+        return answers[nodes.index(best)]
+
+    async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
+        """What each state says: by itself, or when asked."""
+        answers = [self.growth.answer_at(node) for node in nodes]
+        unasked = [i for i, answer in enumerate(answers) if answer is None and not self._is_chain(nodes[i])]
+        # A search that a budget ended before its first thought has nothing to ask about.
+        asked = [i for i in unasked if nodes[i].parent is not None or self.stopped is None]
+        if limit := self.meter.overspent():
+            self.stopped = f"budget: {limit}"
+        if not asked or not self._backend.can("answer") or limit:
+            return answers
+        recorded = self._trace.answers() if self._trace is not None else None
+        if recorded is not None:
+            return recorded
+        requests = [self._answer_request(nodes[i]) for i in asked]
+        for i, request, (completion,) in zip(asked, requests, await self.complete(requests), strict=True):
+            answers[i] = None if is_cut(completion) else self._read(request, completion)
+        if limit := self.meter.overspent():
+            self.stopped = f"budget: {limit}"
+        elif self._trace is not None:
+            self._trace.write_answers(answers)
+        return answers
+
+    def _is_chain(self, node: Node) -> bool:
+        return node.thought is not None and self.task.chain in node.thought.parts
+
+    def _answer_request(self, node: Node) -> Request:
+        state, task = self.tree.state(node), self.task
+        prompt = task.prompt(task.answer, state)
+        seed = derive(self._seed, self._id, self.tree.place(node), "answer")
+        choices = tuple(task.choices(state))
+        if choices:
+            space = " " if prompt[-1].role == "assistant" else ""
+            scored = tuple(f"{space}{choice}" for choice in choices)
+            return Request(prompt=prompt, choices=scored, sampling=Sampling(seed=seed), purpose="answer")
+        return Request(prompt=prompt, sampling=self.sampling(task.answer, 0.0, seed), purpose="answer")
+
+    def _read(self, request: Request, completion: Completion) -> Any | None:
+        if request.choices:
+            scores = [choice.total for choice in completion.choice_logprobs]
+            return request.choices[scores.index(max(scores))].strip()
+        last = request.prompt[-1]
+        prefix = last.content + " " if isinstance(last, Message) and last.role == "assistant" else ""
+        return self.task.parse_answer(prefix + completion.text)
+
+    # -- what generators and evaluators call ----------------------------------------------------------------------
+
+    async def judge(self, evaluator: StateEvaluator, nodes: Sequence[Node]) -> list[Evaluation]:
+        """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
+        keys = [evaluator.key(self, node) for node in nodes]
+        new: dict[Hashable, Node] = {}
+        for i, (key, node) in enumerate(zip(keys, nodes, strict=True)):
+            if key is None:
+                new[i, "unshared"] = node
+            elif key not in self._evaluations:
+                new.setdefault(key, node)
+        fresh = dict(zip(new, await evaluator.evaluate(self, list(new.values())), strict=True)) if new else {}
+        evaluations = []
+        for i, key in enumerate(keys):
+            if key is None:
+                evaluations.append(fresh[i, "unshared"])
+                continue
+            if key in fresh and key not in self._evaluations:
+                self._evaluations[key] = replace(fresh[key], usage=Usage(), parse_failures=0)
+                evaluations.append(fresh[key])
+            else:
+                evaluations.append(self._evaluations[key])
+        return evaluations
+
+    def actions(self, node: Node) -> Sequence[str]:
+        """The task's legal actions at a node."""
+        return self.growth.actions(node)
 
     def generation_seed(self, node: Node, template: str, call: int) -> int:
         """hash(run seed, problem id, node path, purpose, call index)."""
         return derive(self._seed, self._id, self.tree.place(node), "generate", template, call)
 
-    def evaluation_seed(self, prompt: Sequence[Message]) -> int:
+    def evaluation_seed(self, prompt: Sequence[Message], call: int = 0) -> int:
         """hash(run seed, problem id, prompt): equal states get equal values whenever they are met."""
-        return derive(self._seed, self._id, [message.model_dump() for message in prompt])
+        about = [message.model_dump() for message in prompt]
+        return derive(self._seed, self._id, about, *([call] if call else []))
 
     def sampling(self, template: str, temperature: float, seed: int, n: int = 1, **fallback: object) -> Sampling:
         """The task's sampling options for a template, with the search's temperature and token limit."""
@@ -148,14 +232,47 @@ class Problem:
             options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
         return Sampling(**{"temperature": temperature, **options, "seed": seed, "n": n})
 
-    def request(self, prompt: tuple[Message, ...], sampling: Sampling, purpose: Purpose) -> Request:
-        return Request(prompt=prompt, sampling=sampling, purpose=purpose)
-
     async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
+        """The n completions of each request."""
         self.calls += sum(request.sampling.n for request in requests)
         return await self._backend.complete(requests, self.meter) if requests else []
+
+    def decoder_name(self, purpose: Purpose) -> str | None:
+        return self._backend.name(purpose)
+
+    # -- the trace ------------------------------------------------------------------------------------------------
+
+    def _replay(self, recorded: Recorded, step: Step) -> list[Any]:
+        """The results of a step that was done before the run was killed, and the accounts as they were then."""
+        self.calls += recorded.calls
+        self.meter.replay(recorded.spent)
+        if isinstance(step, Evaluate):
+            self._remember(self._evaluator_of(step), step.nodes, recorded.results)
+        return recorded.results
+
+    def _remember(self, evaluator: Any, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
+        for node, evaluation in zip(nodes, evaluations, strict=True):
+            key = evaluator.key(self, node)
+            if key is not None and evaluation.value is not None:
+                self._evaluations.setdefault(key, replace(evaluation, usage=Usage(), parse_failures=0))
+        for i, part in enumerate(getattr(evaluator, "parts", ())):
+            self._remember(part, nodes, [evaluation.parts[i] for evaluation in evaluations])
 
 
 def is_cut(completion: Completion) -> bool:
     """True where a budget or a cancellation ended the text before its time."""
     return completion.finish_reason in ("budget", "cancelled")
+
+
+def spent(completions: Sequence[Completion]) -> Usage:
+    """What samples drawn side by side took together: their seconds are not added up."""
+    usage = sum((completion.usage for completion in completions), Usage())
+    return replace(usage, seconds=max((completion.usage.seconds for completion in completions), default=0.0))
+
+
+def _described(part: object) -> Any:
+    """Options as JSON data, to tell whether two runs are the same."""
+    if not isinstance(part, BaseModel):
+        return type(part).__name__
+    options = part.model_dump(mode="json", fallback=lambda value: getattr(value, "__qualname__", type(value).__name__))
+    return {"name": type(part).__name__, **options}

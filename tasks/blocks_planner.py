@@ -1,0 +1,214 @@
+"""Exact shortest plans for Blocksworld by A*, with the estimate it goes by, and problems of a wanted length.
+
+It finds what a search over thoughts is measured against, and is never shown to one. Knows nothing of tasks or models.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from functools import lru_cache
+
+from tot.decoders.errors import TaskError
+from tot.tasks.blocks import TABLE, Action, Facts, changes, legal_actions, places, unreachable
+from tot.tasks.pddl import Fact, Problem
+
+# -- shortest plans ---------------------------------------------------------------------------------------------
+
+
+def shortest_plan(problem: Problem, limit: int | None = None, states: int = 100_000) -> list[str] | None:
+    """A plan of the fewest steps, as PDDL; None where none of at most `limit` steps reaches the goal.
+
+    A* from a possible start. Some shortest plan picks up only blocks that have to move, and puts each where the goal
+    wants it or on the table, so nothing else is tried. Raises TaskError after `states` states; random problems of 20
+    blocks need fewer.
+    """
+    if unreachable(problem):
+        return None
+    start, goal = problem.init, problem.goal
+    first = estimate(start, goal)
+    queue = [(first, first, 0, start)]  # (steps in all, steps to come, order of arrival, facts)
+    steps = {start: 0}
+    came: dict[Facts, tuple[Facts, Action]] = {}
+    arrivals = itertools.count(1)
+    while queue:
+        total, ahead, _, facts = heapq.heappop(queue)
+        if limit is not None and total > limit:
+            return None
+        if goal <= facts:
+            plan = []
+            while facts in came:
+                facts, action = came[facts]
+                plan.append(action.pddl)
+            return plan[::-1]
+        if total - ahead > steps[facts]:
+            continue  # a shorter way here was found since
+        if len(steps) > states:
+            raise TaskError(f"no shortest plan found among {states} states: give fewer blocks, or raise `states`")
+        for action in _useful(facts, goal):
+            after = facts.difference(changes(action)[0]).union(changes(action)[1])
+            taken = steps[facts] + 1
+            if taken < steps.get(after, taken + 1):
+                steps[after] = taken
+                came[after] = facts, action
+                ahead = estimate(after, goal)
+                heapq.heappush(queue, (taken + ahead, ahead, next(arrivals), after))
+    return None
+
+
+def estimate(facts: Facts, goal: Facts) -> int:
+    """Steps that reaching a goal takes at least: exact often, and it falls by at most 1 a step (it is consistent).
+
+    A block that has to move is picked up and put somewhere, twice if something under it has to move in between.
+    """
+    on, (wanted, supports) = places(facts), _wanted(goal)
+    moving = _moving(on, goal)
+    held = next((fact[1] for fact in facts if fact[0] == "holding"), None)
+    kept = next((fact[1] for fact in goal if fact[0] == "holding"), None)
+    total = 0
+    for block in moving:
+        under = set()
+        below = on[block]
+        while below:
+            if below in moving:
+                under.add(below)
+            below = on.get(below, TABLE)
+        if block == kept:
+            total += 3 if under else 1
+        else:
+            total += 2 if under.isdisjoint(supports.get(block, ())) else 4
+    if held is not None and held == kept:
+        total += 2 if moving else 0
+    elif held is not None:
+        place = wanted.get(held, TABLE)
+        total += 1 if not place or (("clear", place) in facts and place not in moving) else 3
+    # Where the goal doesn't care, the last block may stay in the hand.
+    if kept is None and ("handempty",) not in goal:
+        named = {block for fact in goal for block in fact[1:]}
+        total -= any(block not in named for block in ({*moving, held} - {None}))
+    return total
+
+
+def _useful(facts: Facts, goal: Facts) -> Iterator[Action]:
+    moving = _moving(places(facts), goal)
+    for action in legal_actions(facts):
+        match action.name:
+            case "pick-up" | "unstack":
+                if action.blocks[0] in moving:
+                    yield action
+            case "put-down":
+                yield action
+            case _:
+                if ("on", *action.blocks) in goal:
+                    yield action
+
+
+def _moving(on: dict[str, str], goal: Facts) -> set[str]:
+    """The blocks that have to be picked up, now or later."""
+    wanted = _wanted(goal)[0]
+    freed = {place for block, place in wanted.items() if on.get(block) != place} - {TABLE}
+    freed.update(fact[1] for fact in goal if fact[0] == "clear")
+    moving = {x for x, y in on.items() if wanted.get(x, y) != y or y in freed or ("holding", x) in goal}
+    above = {y: x for x, y in on.items() if y}
+    for block in list(moving):
+        over = above.get(block)
+        while over is not None and over not in moving:
+            moving.add(over)
+            over = above.get(over)
+    return moving
+
+
+@lru_cache(maxsize=256)
+def _wanted(goal: Facts) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
+    """What a goal wants each block to stand on, and all blocks that have to be under it then."""
+    wanted = places(goal)
+    supports = {}
+    for block in wanted:
+        under: list[str] = []
+        place = wanted[block]
+        while place and place not in under:
+            under.append(place)
+            place = wanted.get(place, TABLE)
+        supports[block] = frozenset(under)
+    return wanted, supports
+
+
+# -- generated problems -----------------------------------------------------------------------------------------
+
+
+def generate(seed: int, blocks: int, steps: int) -> Problem:
+    """A problem of 2 to 20 blocks whose shortest plan, found by A*, has `steps` steps.
+
+    Each move is a pick and a put, and 4 * (blocks - 1) steps are enough for any goal, so `steps` is even and at most
+    that. The goal says what stands on what. Equal arguments give equal problems. Raises TaskError for other numbers.
+    """
+    if not 2 <= blocks <= 20:
+        raise TaskError(f"blocks={blocks}: give from 2 to 20")
+    most = 4 * (blocks - 1)
+    if steps not in range(2, most + 1, 2):
+        raise TaskError(f"no problem of {blocks} blocks takes {steps} steps: give an even number from 2 to {most}")
+    rng = random.Random(f"{seed} {blocks} {steps}")
+    names = [chr(ord("a") + index) for index in range(blocks)]
+    for _ in range(30):
+        start = _pile(rng, names)
+        problem = _problem(names, start, _wander(rng, start, steps // 2))
+        if problem.goal and estimate(problem.init, problem.goal) <= steps:
+            with suppress(TaskError):  # too hard to tell: another may be easier
+                plan = shortest_plan(problem, steps, states=5_000)
+                if plan is not None and len(plan) == steps:
+                    return problem
+    problem = _problem(names, *_turned_tower(rng, names, steps // 2))
+    plan = shortest_plan(problem, steps)
+    if plan is None or len(plan) != steps:
+        raise TaskError(f"no problem of {blocks} blocks and {steps} steps came of seed {seed}: give another seed")
+    return problem
+
+
+def _pile(rng: random.Random, names: Sequence[str]) -> dict[str, str]:
+    """Blocks put down one by one, each on the table or on a block that is clear."""
+    on: dict[str, str] = {}
+    for name in rng.sample(names, len(names)):
+        on[name] = rng.choice([TABLE, *sorted(on.keys() - on.values())])
+    return on
+
+
+def _wander(rng: random.Random, start: dict[str, str], moves: int) -> dict[str, str]:
+    """Where blocks are after some moves, each of a clear block that has not moved, while there is one."""
+    on, fresh = dict(start), set(start)
+    for _ in range(moves):
+        clear = sorted(on.keys() - on.values())
+        block = rng.choice([name for name in clear if name in fresh] or clear)
+        fresh.discard(block)
+        on[block] = rng.choice([place for place in (*clear, TABLE) if place not in (block, on[block])] or [TABLE])
+    return on
+
+
+def _turned_tower(rng: random.Random, names: Sequence[str], moves: int) -> tuple[dict[str, str], dict[str, str]]:
+    """A start and a goal that are exactly `moves` moves apart: every block of a tower but two has to move twice.
+
+    The tower's lowest block is to stand on the one above it. All others of the tower come on top, then `single` more
+    blocks, which move once. A tower of n blocks takes 2 * (n - 1) moves: https://doi.org/10.1016/S0004-3702(00)00079-5
+    """
+    count = len(names)
+    height = rng.randint(max(1, moves - count + 2), min(count, moves // 2 + 1))
+    single = moves - 2 * (height - 1)
+    order = rng.sample(names, count)
+    tower, movers, rest = order[:height], order[height : height + single], order[height + single :]
+    start = _pile(rng, rest)
+    for below, block in itertools.pairwise([TABLE, *tower]):
+        start[block] = below
+    start.update(dict.fromkeys(movers, TABLE))
+    turned = tower[:2][::-1] + rng.sample(tower[2:], len(tower[2:])) + movers
+    goal = {**start, **dict(zip(turned, [TABLE, *turned], strict=False))}
+    return start, goal
+
+
+def _problem(names: Sequence[str], start: dict[str, str], goal: dict[str, str]) -> Problem:
+    init: set[Fact] = {("on", x, y) if y else ("ontable", x) for x, y in start.items()}
+    init.update(("clear", x) for x in start.keys() - set(start.values()))
+    return Problem(
+        tuple(names), frozenset({*init, ("handempty",)}), frozenset(("on", x, y) for x, y in goal.items() if y)
+    )

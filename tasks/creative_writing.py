@@ -1,0 +1,190 @@
+"""Creative Writing: a coherent passage whose paragraphs end in given sentences (ToT, section 4.2; SEED, Appendix C).
+
+A thought is a plan and the passage written after it. `endings` and `verify` check the sentences without a model;
+`judge` has a model score coherence.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from tot.decoders.errors import TaskError
+from tot.decoders.request import Request, Sampling
+from tot.state import State
+from tot.task import Task
+from tot.tasks.sentences import paragraphs, similarity, split, typed
+
+if TYPE_CHECKING:
+    from tot.decoders import Decoder
+
+_PASSAGE = re.compile(r"^[ \t*#]{0,9}passage[ \t*]{0,9}:[ \t*]{0,9}", re.IGNORECASE | re.MULTILINE)
+_NEXT = re.compile(r"^[ \t*#]{0,9}(?:analysis|sentences)[ \t*]{0,9}:", re.IGNORECASE | re.MULTILINE)
+_NUMBER = r"([0-9]{1,2}(?:\.[0-9]{1,9})?)(?![0-9])"
+_SCORES = (  # the best sign of a score first
+    re.compile(rf"\bscore[ \t*_]{{0,9}}(?:\bis\b|\bof\b|:|=)[\s:*_\[({{\"'$]{{0,9}}{_NUMBER}", re.IGNORECASE),
+    re.compile(rf"(?<![0-9.]){_NUMBER}[ \t]{{0,3}}(?:/|out[ \t]of)[ \t]{{0,3}}10\b", re.IGNORECASE),
+    re.compile(rf"\A[\s*_\[(]{{0,9}}{_NUMBER}[\s*_\]).]{{0,9}}\Z"),
+)
+_AFTER_PASSAGE = ("\nAnalysis:", "\nSentences:")
+
+
+@dataclass(frozen=True, slots=True)
+class Endings:
+    """Whether each required sentence ends its paragraph, in the order required."""
+
+    exact: tuple[bool, ...]
+    """Word for word: only spacing and the kind of quotes and dashes may differ."""
+    fuzzy: tuple[float, ...]
+    """How alike the paragraph's end and the sentence are, from 0 to 1; 1 where it is exact."""
+
+
+class CreativeWriting(Task):
+    """Input: four sentences. Output: a passage of as many paragraphs, each ending in its sentence.
+
+    The sentences are given in one line, one a line, or as a JSON list of texts; a line is split at its full stops. A
+    question that does not split into four is taken as it is: as many paragraphs are looked for as it has sentences.
+    A thought is a plan and a passage; its value, from 1 to 10, is the passage's coherence. T = 2: one level of
+    thoughts, and the best passage is the answer. In deeper trees each passage is a draft for the next. Score: the
+    share of sentences that end their paragraph exactly.
+    """
+
+    name = "creative_writing"
+    thought = ("plan", "passage")
+    depth = 2
+    search = "bfs:thoughts=3,breadth=1"
+    evaluator = "value"
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "plan": {"max_tokens": 96, "stop": ("\nPassage:", *_AFTER_PASSAGE)},
+        "passage": {"max_tokens": 400, "stop": _AFTER_PASSAGE},
+        "value": {"max_tokens": 160, "stop": ("\nSentences:",)},
+        "vote": {"max_tokens": 8, "stop": ("\n",)},
+        "chain": {"max_tokens": 500, "stop": _AFTER_PASSAGE},
+        "answer": {"max_tokens": 400, "stop": _AFTER_PASSAGE},
+        "judge": {"max_tokens": 160},
+    }
+
+    # -- the question -------------------------------------------------------------------------------------------
+
+    def question_of(self, row: Mapping[str, Any]) -> str:
+        """The sentences: the line of a text file (`text`), else `question`."""
+        return str(row["text"] if "text" in row else row["question"])
+
+    def reference_of(self, row: Mapping[str, Any]) -> str:
+        """The sentences again: they are all it takes to check an answer."""
+        return self.question_of(row)
+
+    def variables(self, state: State) -> dict[str, Any]:
+        """Also `sentences`, those required."""
+        return {
+            **super().variables(state),
+            "demonstrations": self.data("demonstrations"),
+            "sentences": required(state.question),
+        }
+
+    def candidate(self, state: State) -> str:
+        """The last passage, without its plan."""
+        return self.answer_at(state) or super().candidate(state)
+
+    # -- reading what a model wrote -----------------------------------------------------------------------------
+
+    def parse_value(self, text: str) -> float | None:
+        """The score announced last ("Thus the coherency score is 8"), else the last "8/10", else a number alone.
+
+        Other numbers are not scores: an analysis may well count paragraphs.
+        """
+        low, high = self.scale
+        for pattern in _SCORES:
+            scores = [score for score in map(float, pattern.findall(text)) if low <= score <= high]
+            if scores:
+                return scores[-1]
+        return None
+
+    def parse_answer(self, text: str) -> str | None:
+        """What follows the last "Passage:", else all of the text, up to an analysis; None where that is empty."""
+        start = 0
+        for found in _PASSAGE.finditer(text):
+            start = found.end()
+        after = _NEXT.search(text, start)
+        return text[start : after.start() if after else None].strip() or None
+
+    # -- the answer ---------------------------------------------------------------------------------------------
+
+    def answer_at(self, state: State) -> str | None:
+        """The last passage written; None before there is one."""
+        return state.thoughts[-1].parts.get("passage") if state.thoughts else None
+
+    def verify(self, question: str, answer: Any) -> bool:
+        """True where there is one paragraph for each sentence, and each ends in it exactly. Coherence is not judged."""
+        if not isinstance(answer, str):
+            return False
+        exact = endings(question, answer).exact
+        return len(exact) > 0 and all(exact) and len(paragraphs(answer)) == len(exact)
+
+    def score(self, answer: Any | None, reference: Any) -> float:
+        """The share of the sentences in `reference` that end their paragraph exactly."""
+        exact = endings(str(reference), answer).exact if isinstance(answer, str) else ()
+        return sum(exact) / len(exact) if exact else 0.0
+
+    def judge(self, decoder: Decoder, passages: Sequence[str], samples: int = 5, seed: int = 0) -> list[float | None]:
+        """The coherence of each passage on the task's scale, as `decoder`'s model sees it, without the sentences.
+
+        The mean over `samples` replies at temperature 0.7, of those that can be read; None where none can (ToT,
+        section 4.2). Raises TaskError where `samples` is not at least 1.
+        """
+        if samples < 1:
+            raise TaskError(f"samples is {samples}: give at least 1")
+        sampling = Sampling(temperature=0.7, n=samples, seed=seed, **self.sampling["judge"])
+        low, high = self.scale
+        requests = [
+            Request(
+                prompt=self._templates.render("judge", passage=passage, low=low, high=high),
+                sampling=sampling,
+                purpose="evaluate",
+            )
+            for passage in passages
+        ]
+        replies = [completion.text for completion in decoder.generate(requests)] if requests else []
+        means: list[float | None] = []
+        for start in range(0, len(replies), samples):
+            read = [self.parse_value(reply) for reply in replies[start : start + samples]]
+            scores = [score for score in read if score is not None]
+            means.append(sum(scores) / len(scores) if scores else None)
+        return means
+
+
+def required(question: str) -> list[str]:
+    """The sentences that a question asks for: a JSON list's texts, else its lines, else the sentences of its line."""
+    if question.lstrip().startswith("["):
+        try:
+            given = json.loads(question)
+        except (ValueError, RecursionError):
+            given = None
+        if isinstance(given, list) and given and all(isinstance(item, str) and item.strip() for item in given):
+            return [" ".join(item.split()) for item in given]
+    lines = [" ".join(line.split()) for line in question.splitlines() if line.strip()]
+    return lines if len(lines) > 1 else split(question)
+
+
+def endings(question: str, passage: str) -> Endings:
+    """How each required sentence ends its paragraph: the first in the first, and so on.
+
+    A sentence whose paragraph is missing gets False and 0.0; paragraphs beyond the last sentence do not count.
+    """
+    written = paragraphs(passage)
+    exact, fuzzy = [], []
+    for place, sentence in enumerate(required(question)):
+        paragraph = written[place] if place < len(written) else ""
+        ends = bool(paragraph) and _ends_in(typed(paragraph), typed(sentence))
+        last = " ".join(split(paragraph)[-max(1, len(split(sentence))) :])
+        exact.append(ends)
+        fuzzy.append(1.0 if ends else similarity(last, sentence) if last else 0.0)
+    return Endings(tuple(exact), tuple(fuzzy))
+
+
+def _ends_in(paragraph: str, sentence: str) -> bool:
+    before = paragraph.removesuffix(sentence)
+    return len(before) < len(paragraph) and not before[-1:].isalnum()

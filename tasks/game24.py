@@ -1,0 +1,237 @@
+"""Game of 24: join the numbers with + - * / until 24 is left (ToT, section 4.1).
+
+A world task: moves are checked and worked out exactly here, and what a model says is left is never trusted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, ClassVar
+
+from pydantic import JsonValue
+
+from tot.decoders.errors import TaskError
+from tot.state import State, Thought
+from tot.task import Task
+from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
+
+TARGET = 24
+
+# Bounded repeats keep the patterns linear. An operand is a whole number, a decimal or a fraction: 4, 1.5, 8/3, -5.
+_PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-"})
+_TIMES = re.compile(r"\\times|\\cdot|(?<=[0-9) ])[xX](?=[0-9( ])")
+_BULLET = re.compile(r"^\s{0,9}(?:[-*•]\s|\(?[0-9]{1,3}[.):]\s)")
+_OPERAND = r"\(?(-?[0-9]{1,12}(?:\.[0-9]{1,12}|/[0-9]{1,12})?)\)?"
+_MOVE = re.compile(
+    rf"(?<![0-9.)]){_OPERAND}[ \t]{{0,3}}([-+*/])[ \t]{{0,3}}{_OPERAND}[ \t]{{0,3}}=[ \t]{{0,3}}{_OPERAND}"
+    r"(?![0-9(]|[ \t]{0,3}[-+*/=][ \t]{0,3}[0-9(]|\.[0-9])"
+)
+_ANNOUNCED = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is\b)?[ \t*_:=]{0,9}", re.IGNORECASE)
+_EXPRESSION = re.compile(r"[-+*/().0-9 \t]+")
+_NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
+
+
+class Game24(Task):
+    """Input: 2 to 6 numbers, "4 9 10 13". Output: an expression that uses each exactly once and equals 24.
+
+    A thought is one move, "13 - 9 = 4", which leaves one number fewer. T = 4, for four numbers; give the search a depth
+    of n for n. The world is `left`, the numbers left as exact fractions in text, smallest first, and `terms`, the
+    expression each came from. Labels and their values are ToT's. Score: 1 where the expression is a solution, else 0.
+    """
+
+    name = "game24"
+    thought = ("move",)
+    depth = 4
+    labels: ClassVar[Mapping[str, float]] = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
+    default_value = 0.001
+    search = "best-first:rank=prior,batch=4"
+    generator = "enumerate"
+    evaluator = "classify"
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "move": {"max_tokens": 24, "stop": ("\n", " (left")},
+        "propose": {"max_tokens": 160, "stop": ("\n\n",)},
+        "value": {"max_tokens": 64, "stop": ("\n",)},
+        "vote": {"max_tokens": 8, "stop": ("\n",)},
+        "chain": {"max_tokens": 160, "stop": ("\n\n",)},
+        "answer": {"max_tokens": 48, "stop": ("\n",)},
+    }
+
+    # -- the question -------------------------------------------------------------------------------------------
+
+    def start(self, question: str) -> State:
+        """The numbers, in the order given. Raises TaskError where they are not 2 to 6 numbers from 0."""
+        given = super().start(question).question
+        tokens = _numbers(given)
+        for token in tokens:
+            if not _NUMBER.fullmatch(token):
+                raise TaskError(
+                    f"{token[:40]!r} in the puzzle {given[:80]!r} is not a number from 0: "
+                    "give whole numbers or decimals, such as '4 9 10 13'"
+                )
+        if not 2 <= len(tokens) <= 6:
+            raise TaskError(f"the puzzle {given[:80]!r} has {len(tokens)} numbers: give 2 to 6, such as '4 9 10 13'")
+        # A decimal stays as given in its term: written as a fraction it would be two numbers.
+        return State(question=" ".join(tokens), world=_world([(Fraction(token), token) for token in tokens]))
+
+    def question_of(self, row: Mapping[str, Any]) -> str:
+        """The numbers: `Puzzles` in ToT's file, else `question`."""
+        return str(row["Puzzles"] if "Puzzles" in row else row["question"])
+
+    def reference_of(self, row: Mapping[str, Any]) -> str:
+        """The numbers again: they are all it takes to check an answer."""
+        return self.question_of(row)
+
+    # -- prompts ------------------------------------------------------------------------------------------------
+
+    def variables(self, state: State) -> dict[str, Any]:
+        """Also `steps` (each move, and what it left), `left` (numbers as text), `expression` (None before the end)."""
+        reached, steps = self.start(state.question), []
+        for thought in state.thoughts:
+            reached = self.step(reached, thought) or reached
+            steps.append({"move": thought.parts.get("move", ""), "left": " ".join(_left(reached))})
+        entries = _entries(state if state.world is not None else reached)
+        return {
+            **super().variables(state),
+            "demonstrations": self.data("demonstrations"),
+            "steps": steps,
+            "left": " ".join(str(value) for value, _ in entries),
+            "expression": _bare(entries[0][1]) if len(entries) == 1 else None,
+        }
+
+    def candidate(self, state: State) -> str:
+        """The moves made, and the numbers they leave."""
+        return f"{state.text} (left: {' '.join(_left(state))})"
+
+    # -- reading what a model wrote -----------------------------------------------------------------------------
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        """The first move in the text as "a op b = c", numbers written exactly; None where there is none."""
+        return next(iter(self.parse_proposals(text)), None)
+
+    def parse_proposals(self, text: str) -> list[str]:
+        """The moves in the text, each once, in order: a sum of three numbers is not a move."""
+        moves: dict[str, None] = {}
+        for line in _plain(text).splitlines():
+            line = _BULLET.sub("", line)
+            for found in _MOVE.finditer(line):
+                a, operator, b, result = found.groups()
+                chained = line[max(0, found.start() - 9) : found.start()].rstrip()[-1:] in tuple("+-*/=(")
+                if not chained and not any(re.search(r"/0+$", number) for number in (a, b, result)):
+                    moves[f"{Fraction(a)} {operator} {Fraction(b)} = {Fraction(result)}"] = None
+        return list(moves)
+
+    def parse_value(self, text: str) -> float | None:
+        """What the last label in the text is worth; None where there is none."""
+        words = re.findall(r"[a-z]+", text.lower())
+        return next((self.labels[word] for word in reversed(words) if word in self.labels), None)
+
+    def parse_answer(self, text: str) -> str | None:
+        """The expression announced last ("Answer: (13 - 9) * (10 - 4) = 24"); the last one where none is announced."""
+        announced = None
+        for found in _ANNOUNCED.finditer(text):
+            announced = found.end()
+        lines = text[announced:].splitlines()
+        for line in reversed(lines) if announced is None else lines:
+            for run in _EXPRESSION.findall(_BULLET.sub("", _plain(line))):
+                expression = str(run).strip(" \t.*")
+                if len(numbers_in(expression)) > 1 and evaluate(expression) is not None:
+                    return expression
+        return None
+
+    # -- the world ----------------------------------------------------------------------------------------------
+
+    def actions(self, state: State) -> list[str]:
+        """Every legal move, one for each set of numbers that a move can leave; differences may be negative."""
+        values = [value for value, _ in _entries(state)]
+        moves: dict[tuple[Fraction, ...], str] = {}
+        for left, operator, right, result in pairings(values):
+            rest = [value for place, value in enumerate(values) if place not in (left, right)]
+            moves.setdefault(tuple(sorted([*rest, result])), f"{values[left]} {operator} {values[right]} = {result}")
+        return list(moves.values())
+
+    def step(self, state: State, thought: Thought) -> State | None:
+        """The state after a move; None where its numbers are not both left, or its result is wrong."""
+        move = self.parse_thought("move", thought.parts.get("move", ""))
+        if move is None:
+            return None
+        a, operator, b, _, result = move.split(" ")
+        entries = _entries(state)
+        terms = []
+        for operand in (Fraction(a), Fraction(b)):
+            entry = next((entry for entry in entries if entry[0] == operand), None)
+            if entry is None:
+                return None
+            entries.remove(entry)
+            terms.append(entry[1])
+        value = apply(operator, Fraction(a), Fraction(b))
+        if value is None or value != Fraction(result):
+            return None
+        return state.then(thought, _world([*entries, (value, f"({terms[0]} {operator} {terms[1]})")]))
+
+    def key(self, state: State) -> Hashable:
+        """The numbers left, smallest first, however they came about."""
+        return tuple(_left(state))
+
+    def is_terminal(self, state: State) -> bool:
+        return len(_left(state)) == 1
+
+    def is_goal(self, state: State) -> bool:
+        return _left(state) == [str(TARGET)]
+
+    def heuristic(self, state: State) -> float:
+        """Moves still to make: 0 at the goal, and at least 1 elsewhere. Never more than the true cost."""
+        return 0.0 if self.is_goal(state) else float(max(1, len(_left(state)) - 1))
+
+    # -- the answer ---------------------------------------------------------------------------------------------
+
+    def answer_at(self, state: State) -> str | None:
+        """The expression that made 24; None before that."""
+        return _bare(_entries(state)[0][1]) if self.is_goal(state) else None
+
+    def canonical(self, answer: Any) -> str:
+        return "".join(str(answer).split())
+
+    def verify(self, question: str, answer: Any) -> bool:
+        """True where the answer uses each of the question's numbers exactly once and equals 24 exactly."""
+        tokens = _numbers(question)
+        if not isinstance(answer, str) or not all(map(_NUMBER.fullmatch, tokens)):
+            return False
+        given = sorted(Fraction(token) for token in tokens)
+        return sorted(numbers_in(answer)) == given and evaluate(answer) == TARGET
+
+    def score(self, answer: Any | None, reference: Any) -> float:
+        """`reference` is the puzzle's numbers."""
+        return float(self.verify(str(reference), answer))
+
+
+def _numbers(question: str) -> list[str]:
+    return [token for token in re.split(r"[\s,;()\[\]{}]+", question) if token]
+
+
+def _world(entries: Sequence[tuple[Fraction, str]]) -> JsonValue:
+    # Stable, so that equal numbers keep their order.
+    ordered = sorted(entries, key=lambda entry: entry[0])
+    return {"left": [str(value) for value, _ in ordered], "terms": [term for _, term in ordered]}
+
+
+def _left(state: State) -> list[str]:
+    return [str(value) for value, _ in _entries(state)]
+
+
+def _entries(state: State) -> list[tuple[Fraction, str]]:
+    """The numbers left and their terms, smallest first. Raises TaskError for a state that `start` did not make."""
+    match state.world:
+        case {"left": [*left], "terms": [*terms]}:
+            return [(Fraction(str(value)), str(term)) for value, term in zip(left, terms, strict=True)]
+    raise TaskError(f"the state of {state.question[:80]!r} has no numbers left in its world: make it with start()")
+
+
+def _bare(term: str) -> str:
+    # A term that was joined has parentheses all round it.
+    return term.removeprefix("(").removesuffix(")")
+
+
+def _plain(text: str) -> str:
+    return _TIMES.sub("*", text.translate(_PLAIN)).replace("\\div", "/")

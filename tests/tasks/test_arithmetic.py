@@ -1,0 +1,157 @@
+"""Arithmetic: exact values, hostile text, and the solver against every puzzle of a real data set."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import time
+from fractions import Fraction
+from itertools import combinations_with_replacement
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot.decoders.errors import TaskError
+from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings, solvable
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("(13 - 9) * (10 - 4)", "24"),
+        ("8 / (3 - 8 / 3)", "24"),
+        ("9-3-2", "4"),
+        ("8/4/2", "1"),
+        ("2+3*4", "14"),
+        ("(2+3)*4", "20"),
+        ("1/3+1/6", "1/2"),
+        ("1.5 * 16", "24"),
+        (".5*2", "1"),
+        ("-3 + 27", "24"),
+        ("2 * -3", "-6"),
+        ("--3", "3"),
+        ("6 × 8 ÷ 2 − 0", "24"),
+        ("3x8", "24"),
+        ("((((24))))", "24"),
+        ("0 / 5", "0"),
+    ],
+)
+def test_an_expression_has_its_exact_value(text: str, value: str) -> None:
+    assert evaluate(text) == Fraction(value)
+
+
+MALFORMED = "|() | )(|1 +|* 2|+ 2|1 2|2(3)|(2)3|(1|1)|2 ** 3|2 // 3|1,000|1.|٣|8 / 3 = 2|__import__('os')|1e5|24\0"
+
+
+@pytest.mark.parametrize("text", [*MALFORMED.split("|"), "1 / 0", "1 / (2 - 2)"])
+def test_what_is_malformed_or_divides_by_zero_has_no_value(text: str) -> None:
+    assert evaluate(text) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 10_000, "(" * 10_000 + "1" + ")" * 10_000, "-" * 10_000 + "1", "9" * 10_000, " " * 10_000_000]
+)
+def test_text_too_long_or_too_deep_has_no_value_and_takes_no_time(text: str) -> None:
+    begun = time.perf_counter()
+    assert evaluate(text) is None
+    assert numbers_in(text) == []
+    assert time.perf_counter() - begun < 1
+
+
+def test_four_hundred_levels_are_not_too_deep() -> None:
+    assert evaluate("(" * 400 + "24" + ")" * 400) == 24
+    assert evaluate("-(" * 300 + "24" + ")" * 300) == 24
+
+
+@given(st.text(alphabet="0123456789.+-*/()x×÷− \n=a", max_size=40))
+def test_no_text_raises_and_a_value_has_numbers(text: str) -> None:
+    if evaluate(text) is not None:
+        assert numbers_in(text)
+
+
+def nested(part: st.SearchStrategy[str]) -> st.SearchStrategy[str]:
+    return st.tuples(part, st.sampled_from("+-*"), part).map(lambda parts: f"({' '.join(parts)})")
+
+
+@given(st.recursive(st.integers(0, 99).map(str), nested, max_leaves=20))
+def test_values_are_those_python_computes(text: str) -> None:
+    assert evaluate(text) == python(ast.parse(text, mode="eval").body)
+
+
+def python(node: Any) -> int:
+    if isinstance(node, ast.Constant):
+        return int(str(node.value))
+    a, b = python(node.left), python(node.right)
+    return {ast.Add: a + b, ast.Sub: a - b, ast.Mult: a * b}[type(node.op)]
+
+
+def test_the_numbers_of_an_expression_are_those_written() -> None:
+    assert numbers_in("(13 - 9) * (10 - 4)") == [13, 9, 10, 4]
+    assert numbers_in("-3 + 1.5 × 3") == [3, Fraction(3, 2), 3]
+    assert numbers_in("1 3") == [1, 3]  # not 13
+    assert numbers_in("13 apples") == []
+
+
+def test_an_operator_is_applied_exactly_and_never_by_zero() -> None:
+    three, eight = Fraction(3), Fraction(8)
+    assert [apply(operator, eight, three) for operator in "+-*/"] == [11, 5, 24, Fraction(8, 3)]
+    assert apply("/", eight, Fraction(0)) is None
+    with pytest.raises(TaskError, match=r"'%' is not an operator: give one of"):
+        apply("%", eight, three)
+
+
+def test_two_numbers_pair_in_six_ways() -> None:
+    results = [result for _, _, _, result in pairings([Fraction(3), Fraction(8)])]
+    assert results == [11, -5, 5, 24, Fraction(3, 8), Fraction(8, 3)]
+    assert len(list(pairings([Fraction(0), Fraction(8)]))) == 5  # 8 / 0 is none
+    assert len(list(pairings([Fraction(1)] * 4))) == 36
+
+
+# -- the solver -------------------------------------------------------------------------------------------------
+
+
+def test_every_puzzle_of_the_data_set_is_solved_exactly(data: Path) -> None:
+    with (data / "game24.csv").open(encoding="utf-8") as file:
+        puzzles = [[Fraction(number) for number in row["Puzzles"].split()] for row in csv.DictReader(file)]
+    assert len(puzzles) == 1362
+    begun = time.perf_counter()
+    for puzzle in puzzles:
+        expression = solvable(puzzle)
+        assert expression is not None
+        assert evaluate(expression) == 24
+        assert sorted(numbers_in(expression)) == sorted(puzzle)
+    assert time.perf_counter() - begun < 20
+
+
+def test_what_cannot_be_solved_has_no_solution(data: Path) -> None:
+    """Of the 1,820 hands of four cards from 1 to 13, 1,362 can reach 24: those of the data set."""
+    with (data / "game24.csv").open(encoding="utf-8") as file:
+        listed = {tuple(sorted(map(int, row["Puzzles"].split()))) for row in csv.DictReader(file)}
+    hands = list(combinations_with_replacement(range(1, 14), 4))
+    assert {hand for hand in hands if solvable([Fraction(card) for card in hand]) is not None} == listed
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "solution"),
+    [
+        (["3", "3", "8", "8"], 24, "8 / (3 - (8 / 3))"),
+        (["24"], 24, "24"),
+        (["23"], 24, None),
+        (["1", "1", "1", "1"], 24, None),
+        (["1.5", "16"], 24, "1.5 * 16"),
+        (["2/3", "36"], 24, "(2/3) * 36"),
+        (["5", "5"], 0, "5 - 5"),
+    ],
+)
+def test_the_solver_finds_a_solution_where_there_is_one(numbers: list[str], target: int, solution: str | None) -> None:
+    assert solvable([Fraction(number) for number in numbers], target) == solution
+
+
+def test_the_solver_says_how_many_numbers_it_takes() -> None:
+    with pytest.raises(TaskError, match="there are 0 numbers to reach 24 with: give 1 to 6"):
+        solvable([])
+    with pytest.raises(TaskError, match="there are 7 numbers"):
+        solvable([Fraction(1)] * 7)

@@ -1,0 +1,340 @@
+"""The Blocksworld task: questions, prompts, what is read from replies, and its world."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot.decoders.errors import TaskError
+from tot.state import State, Thought
+from tot.tasks.blocks import apply, parse_action, validate_plan
+from tot.tasks.blocks_planner import generate, shortest_plan
+from tot.tasks.blocksworld import Blocksworld, read_text, render
+from tot.tasks.pddl import Problem, read_problem, to_pddl
+
+PDDL = """(define (problem three) (:domain blocksworld-4ops) (:objects a b c)
+(:init (handempty) (ontable a) (on b a) (ontable c) (clear b) (clear c))
+(:goal (and (on a c) (ontable b))))"""
+TEXT = """Blocks: a, b, c.
+Start: b is on a, a is on the table, c is on the table, the hand is empty, b is clear, c is clear.
+Goal: a is on c, b is on the table."""
+PLAN = ["unstack b from a", "put down b", "pick up a", "stack a on c"]
+ANSWER = ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a c)"]
+TEMPLATES = ("action", "value", "self_eval", "propose", "chain", "answer", "vote")
+
+
+@pytest.fixture(scope="module")
+def task() -> Blocksworld:
+    return Blocksworld()
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> list[dict[str, Any]]:
+    lines = (data / "blocksworld_dev.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def after(task: Blocksworld, steps: int, question: str = PDDL) -> State:
+    state = task.start(question)
+    for action in PLAN[:steps]:
+        following = task.step(state, Thought(parts={"action": action}))
+        assert following is not None
+        state = following
+    return state
+
+
+def prompt(task: Blocksworld, template: str, steps: int) -> dict[str, str]:
+    extras: dict[str, dict[str, Any]] = {
+        "propose": {"count": 3},
+        "vote": {"candidates": ["pick up c\nput down c", "unstack b from a"]},
+        "value": {"action": "what a state evaluator adds"},
+    }
+    extra = extras.get(template, {})
+    return {message.role: message.content for message in task.prompt(template, after(task, steps), **extra)}
+
+
+# -- questions --------------------------------------------------------------------------------------------------
+
+
+def test_a_problem_is_asked_in_pddl_or_in_words(task: Blocksworld) -> None:
+    assert render(read_problem(PDDL)) == TEXT
+    for question in (PDDL, TEXT, f"\n {TEXT}\n", f"; a comment\n{PDDL}", TEXT.upper().replace("\n", "\r\n\n")):
+        state = task.start(question)
+        assert state.question == question.strip()
+        assert state.world == ["clear b", "clear c", "handempty", "on b a", "ontable a", "ontable c"]
+        assert task.variables(state)["question"] == TEXT
+
+
+def test_real_and_generated_problems_keep_their_meaning_in_words(rows: list[dict[str, Any]]) -> None:
+    problems = [read_problem(row["pddl"]) for row in rows] + [generate(seed, 20, 12) for seed in range(5)]
+    assert len(problems) == 352 + 5
+    for problem in problems:
+        assert read_text(render(problem)) == problem
+        assert "(" not in render(problem)
+
+
+def test_all_kinds_of_facts_are_said_in_words() -> None:
+    problem = Problem(("a", "b-1"), frozenset({("holding", "a"), ("ontable", "b-1"), ("clear", "b-1")}), frozenset())
+    goal = frozenset({("handempty",), ("clear", "a"), ("ontable", "b-1")})
+    assert "the hand holds a, b-1 is clear" in render(problem)
+    whole = Problem(problem.objects, problem.init, goal)
+    assert read_text(render(whole)) == whole
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("b is on a,", "b is over a,", "Start: 'b is over a' is not a fact: write 'a is on b'"),
+        ("a is on c", "a is on z", "Goal: 'a is on z': there is no block 'z': name it in Blocks"),
+        ("a, b, c", "a, b, c, a", "Blocks: 'a': named twice"),
+        ("a, b, c", "a, b, c d", "Blocks: 'c d': not a name"),
+        ("a, b, c", "a, b, table", "Blocks: 'table': a word of the actions"),
+        ("Goal: a is on c, b is on the table.", "", "the question has no Goal"),
+        ("Goal", "Blocks", "neither PDDL nor three lines"),
+        ("Goal:", "Why not", "'Why not a is on c, b is on the table.': the question is neither PDDL nor three lines"),
+        ("b is clear, ", "", "the start is not possible: nothing is on b, but (clear b) is missing"),
+        ("c is on the table,", "c is on b,", "the start is not possible: c is on b and b is clear exclude each other"),
+        ("a is on c, b", "a is on c, b is on c, b", "this instance can't be solved: "),
+        ("a is on c", "a is on c, c is on a", "can't be solved: c, a stand on each other in a circle"),
+    ],
+)
+def test_a_fault_in_a_question_is_named(task: Blocksworld, old: str, new: str, message: str) -> None:
+    assert old in TEXT
+    with pytest.raises(TaskError) as caught:
+        task.start(TEXT.replace(old, new))
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("", "empty"),
+        ("(" * 1000, "line 1"),
+        (PDDL.replace("(on a c)", "(on a z)"), "line 3: '(on a z)': there is no block 'z'"),
+        (PDDL.replace("(on a c)", "(holding a) (holding c)"), "can't be solved: the hand holds c and the hand holds a"),
+        (PDDL.replace("(handempty)", ""), "the start is not possible: the hand holds nothing"),
+    ],
+)
+def test_a_question_that_cannot_be_answered_is_refused(task: Blocksworld, question: str, message: str) -> None:
+    with pytest.raises(TaskError, match=re.escape(message)):
+        task.start(question)
+
+
+def test_a_row_is_its_own_reference(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
+    for row in rows:
+        question, reference = task.question_of(row), task.reference_of(row)
+        assert question == row["pddl"]
+        assert task.score(row["plan"], reference) == 1
+        assert task.score(row["plan"][:-1], reference) == 0
+        assert task.optimal(question) == row["steps"]
+
+
+# -- prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_all_prompts_about_a_question_begin_with_the_same_message(task: Blocksworld) -> None:
+    heads = {prompt(task, template, steps)["user"] for template in TEMPLATES for steps in (0, 1, 3)}
+    assert len(heads) == 1
+    (head,) = heads
+    assert head.endswith(f"\n\n[STATEMENT]\n{TEXT}")
+    assert head.count("[STATEMENT]") == len(task.data("demonstrations")) + 1
+    assert "\n\n\n" not in head
+
+
+STEPS = "Action 1: unstack b from a\nAction 2: put down b\n"
+
+
+@pytest.mark.parametrize(
+    ("template", "steps", "prefix"),
+    [
+        ("action", 0, "My plan is as follows:\nAction 1:"),
+        ("action", 2, f"My plan is as follows:\n{STEPS}Action 3:"),
+        ("value", 2, f"My plan is as follows:\n{STEPS}Evaluation of action 2:"),
+        ("self_eval", 2, f"My plan is as follows:\n{STEPS}Evaluation of action 2:"),
+        ("chain", 0, "My plan is as follows:\nAction 1:"),
+        ("answer", 0, "My plan is as follows:\nAction 1:"),
+    ],
+)
+def test_the_model_goes_on_with_the_plan_so_far(task: Blocksworld, template: str, steps: int, prefix: str) -> None:
+    assert prompt(task, template, steps)["assistant"] == prefix
+
+
+def test_other_prompts_show_the_plan_the_facts_or_the_candidates(task: Blocksworld) -> None:
+    proposed = prompt(task, "propose", 1)["assistant"]
+    now = "a is on the table, c is on the table, the hand holds b, a is clear, c is clear"
+    assert f"Action 1: unstack b from a\n\nNow {now}.\nUp to 3 actions" in proposed
+    assert proposed.endswith(":\n1.")
+    voted = prompt(task, "vote", 0)["assistant"]
+    assert "2 ways to begin a plan:\n1. pick up c, then put down c\n2. unstack b from a\n\n" in voted
+    assert voted.endswith("is:")
+    answered = prompt(task, "answer", 2)["assistant"]
+    assert STEPS in answered
+    assert answered.endswith(":\nAction 1:")
+
+
+def test_no_prompt_says_how_long_a_plan_is(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
+    for row in rows[::50]:
+        state = task.start(row["pddl"])
+        shown = "".join(message.content for message in task.prompt("action", state)).partition(render_of(row))[2]
+        assert re.findall(r"\d+", shown) == ["1"]
+
+
+def render_of(row: dict[str, Any]) -> str:
+    return render(read_problem(row["pddl"]))
+
+
+def test_the_demonstrations_are_right(task: Blocksworld) -> None:
+    judged = []
+    for demonstration in task.data("demonstrations"):
+        problem, actions = read_text(demonstration["question"]), demonstration["actions"]
+        task.start(demonstration["question"])
+        assert render(problem) == demonstration["question"]
+        left = len(shortest_plan(problem) or [])
+        if "evaluation" not in demonstration:
+            assert validate_plan(problem, actions).valid
+            assert len(actions) == left
+            continue
+        facts = problem.init
+        for step in actions:
+            action = parse_action(step)
+            assert action
+            assert action.text == step
+            before, facts = left, apply(facts, action) or frozenset()
+            left = len(shortest_plan(Problem(problem.objects, facts, problem.goal)) or [])
+            assert facts
+            if step is not actions[-1]:
+                assert left == before - 1  # only the last is judged
+        judged.append(demonstration["evaluation"])
+        assert task.labels[judged[-1]] == (left == before - 1)
+    assert sorted(judged) == ["bad", "good"]
+    assert len(task.data("demonstrations")) == 4
+
+
+def test_an_example_question_comes_with_the_task(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
+    questions = [entry["question"] for entry in task.data("questions")]
+    assert task.example() == questions[0]
+    assert [task.optimal(question) for question in questions] == [4, 6, 6]
+    theirs = {to_pddl(read_problem(row["pddl"])) for row in rows}
+    assert not theirs & {to_pddl(read_problem(question)) for question in questions}
+
+
+# -- replies ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "thought"),
+    [
+        (" unstack b from a", "unstack b from a"),
+        ("2. (unstack b a)", "unstack b from a"),
+        ("Action 12: Pick up the A block.", "pick up a"),
+        ("- then put down b", "put down b"),
+        ("I would pick up a", None),
+        ("12", None),
+        ("", None),
+    ],
+)
+def test_a_thought_is_one_action_in_its_one_form(task: Blocksworld, text: str, thought: str | None) -> None:
+    assert task.parse_thought("action", text) == thought
+
+
+def test_proposals_are_the_lines_that_are_actions_each_once(task: Blocksworld) -> None:
+    reply = " Unstack b from a\n2. pick up c\nperhaps\n3) (pick-up c)\n* put a down"
+    assert task.parse_proposals(reply) == ["unstack b from a", "pick up c", "put down a"]
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [(" good", 1), ("Bad.", 0), ("it is bad, not good", 0), ("goodness", None), ("", None), ("7", None)],
+)
+def test_a_value_is_good_or_bad(task: Blocksworld, reply: str, value: float | None) -> None:
+    assert task.parse_value(reply) == value
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        " unstack b from a\nAction 2: put down b\nAction 3: pick up a\nAction 4: stack a on c\nThe goal is reached.",
+        "(unstack b a)\n(put-down b)\n(pick-up a)\n(stack a c)",
+        "((unstack b a) (put-down b) (pick-up a) (stack a c))",
+        "1. Unstack the b block from a. 2. Put down b. 3. Pick up a. 4. Stack a on top of c.",
+        "First:\nunstack b from a, put down b; then pick up a, and then stack a on c",
+        "unstack b from a\n\nput b on the table\n(PICK-UP A)\nwell\nstack a on c",
+    ],
+)
+def test_a_plan_is_found_however_it_is_separated(task: Blocksworld, text: str) -> None:
+    assert task.parse_answer(text) == ANSWER
+    assert task.verify(PDDL, text)
+    assert task.canonical(text) == task.canonical(ANSWER) == task.canonical(PLAN) == tuple(ANSWER)
+
+
+def test_a_text_without_actions_holds_no_answer(task: Blocksworld) -> None:
+    assert task.parse_answer("no idea (at all)") is None
+    assert not task.verify(PDDL, "no idea (at all)")
+
+
+@given(
+    st.text()
+    | st.lists(st.sampled_from(["stack ", "a ", "on ", "1. ", "(", ")", "\n", "then ", "Action"])).map("".join)
+)
+def test_no_reply_makes_the_readers_raise(text: str) -> None:
+    task = Blocksworld()
+    answer = task.parse_answer(text)
+    assert answer is None or all(parse_action(step) for step in answer)
+    assert not task.verify(PDDL, text)
+    assert all(parse_action(line) for line in task.parse_proposals(text))
+    thought = task.parse_thought("action", text)
+    assert thought is None or task.parse_thought("action", thought) == thought
+    assert task.parse_value(text) is None
+
+
+# -- the world --------------------------------------------------------------------------------------------------
+
+
+def test_the_world_follows_the_actions(task: Blocksworld) -> None:
+    start = task.start(PDDL)
+    assert task.actions(start) == ["unstack b from a", "pick up c"]
+    loose = task.step(start, Thought(parts={"action": "Unstack the b block from a."}))
+    assert loose == after(task, 1)
+    assert loose is not None
+    assert loose.thoughts[0].text == "unstack b from a"
+    assert loose.world == ["clear a", "clear c", "holding b", "ontable a", "ontable c"]
+    assert task.actions(loose) == ["put down b", "stack b on a", "stack b on c"]
+    for illegal in ("pick up a", "stack b on z", "fly", ""):
+        assert task.step(loose, Thought(parts={"action": illegal})) is None
+    back = task.step(loose, Thought(parts={"action": "stack b on a"}))
+    assert back is not None
+    assert task.key(back) == task.key(start) != task.key(loose)
+
+
+def test_a_plan_is_the_answer_where_the_goal_is_reached(task: Blocksworld) -> None:
+    states = [after(task, steps) for steps in range(5)]
+    assert [task.is_terminal(state) for state in states] == [False] * 4 + [True]
+    assert [task.is_goal(state) for state in states] == [False] * 4 + [True]
+    assert [task.answer_at(state) for state in states] == [None] * 4 + [ANSWER]
+    assert [task.reward(state) for state in states] == [0, 0, 0.5, 0.5, 100]
+    assert [task.heuristic(state) for state in states] == [4, 3, 2, 1, 0]
+    assert task.cost(states[0], states[1].thoughts[0]) == 1
+    assert after(task, 4, TEXT).world == states[4].world
+
+
+def test_a_goal_that_holds_already_needs_no_plan(task: Blocksworld) -> None:
+    question = PDDL.replace("(on a c) (ontable b)", "(on b a)")
+    state = task.start(question)
+    assert task.is_terminal(state)
+    assert task.answer_at(state) == []
+    assert task.optimal(question) == 0
+    assert task.verify(question, [])
+    assert not task.verify(question, "no idea")
+
+
+def test_only_a_right_plan_scores(task: Blocksworld) -> None:
+    detour = ["(pick-up c)", "(put-down c)", *ANSWER]
+    assert [task.score(answer, PDDL) for answer in (ANSWER, PLAN, detour)] == [1, 1, 1]
+    assert [task.score(answer, PDDL) for answer in (ANSWER[:3], ANSWER[1:], [], ["fly"], None, 7)] == [0] * 6
+    assert task.canonical(detour) != task.canonical(ANSWER)

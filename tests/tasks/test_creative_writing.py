@@ -1,0 +1,309 @@
+"""Creative Writing: which passages end as they must, how scores are read, and what the model is asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot.decoders.errors import TaskError
+from tot.decoders.request import Completion, Request, Usage
+from tot.state import State, Thought
+from tot.tasks.creative_writing import CreativeWriting, Endings, endings, required
+from tot.tasks.sentences import paragraphs, split
+
+TASK = CreativeWriting()
+SENTENCES = ["The soup was cold.", "I’m a living furnace.", 'He said "go".', "Nobody came."]
+QUESTION = " ".join(SENTENCES)
+PASSAGE = "\n\n".join(f"Some words first. {sentence}" for sentence in SENTENCES)
+FIRST = Thought(parts={"plan": "A plan.", "passage": "One.\n\nTwo."})
+ASKED: dict[str, dict[str, Any]] = {
+    "plan": {},
+    "passage": {"plan": "My plan."},
+    "value": {"plan": "My plan.", "passage": "Three.\n\nFour."},
+    "vote": {"candidates": ["One.\n\nTwo.", "Three."]},
+    "chain": {},
+    "answer": {},
+}
+
+
+def prompt(template: str, thoughts: int = 0) -> dict[str, str]:
+    state = State(question=QUESTION, thoughts=(FIRST,) * thoughts)
+    return {message.role: message.content for message in TASK.prompt(template, state, **ASKED[template])}
+
+
+# -- what is required -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("question", [QUESTION, "\n".join(SENTENCES), json.dumps(SENTENCES), "\n\n".join(SENTENCES)])
+def test_sentences_come_in_a_line_one_a_line_or_as_json(question: str) -> None:
+    assert required(question) == SENTENCES
+    assert endings(question, PASSAGE).exact == (True,) * 4
+
+
+@pytest.mark.parametrize("question", ["[1, 2]", "[]", '["a", ""]', "[" * 100_000, '["a"', '{"a": 1}'])
+def test_what_is_no_list_of_texts_is_taken_as_a_line(question: str) -> None:
+    assert required(question) == split(question)
+
+
+def test_a_line_that_does_not_split_into_four_is_taken_as_it_is(data: Path) -> None:
+    lines = (data / "creative_writing_0_60.txt").read_text(encoding="utf-8").splitlines()
+    assert sorted(len(required(line)) for line in lines) == [3] * 4 + [4] * 56
+    for line in lines:
+        row = {"text": line}
+        question, reference = TASK.question_of(row), TASK.reference_of(row)
+        assert TASK.start(question).question == line
+        passage = "\n\n".join(f"So it was. {sentence}" for sentence in required(question))
+        assert TASK.verify(question, passage)
+        assert TASK.score(passage, reference) == 1
+        spoilt = passage.replace("\n\n", " Or not.\n\n")  # only the last is left as it was
+        assert TASK.score(spoilt, reference) == 1 / len(required(question))
+        assert f"Sentences: {line}" in TASK.prompt("plan", TASK.start(question))[0].content
+
+
+def test_a_row_may_have_its_sentences_as_the_question() -> None:
+    assert TASK.question_of({"question": QUESTION}) == TASK.reference_of({"question": QUESTION}) == QUESTION
+
+
+# -- endings ----------------------------------------------------------------------------------------------------
+
+
+def test_a_passage_with_every_ending_in_place_is_exact() -> None:
+    assert endings(QUESTION, PASSAGE) == Endings((True,) * 4, (1.0,) * 4)
+    assert TASK.verify(QUESTION, PASSAGE)
+    assert TASK.score(PASSAGE, QUESTION) == 1
+
+
+@pytest.mark.parametrize(
+    ("last", "exact", "fuzzy"),
+    [
+        ("Some words. Nobody came.", True, 1),
+        ("Nobody came.", True, 1),
+        ("Nobody  came. ", True, 1),
+        ("nobody came.", False, 1),
+        ("Some words. Nobody came", False, 22 / 23),
+        ("Somebody came.", False, 22 / 26),
+        ("Nobody came. Then they did.", False, 8 / 26),
+        ("Then: AntiNobody came.", False, 24 / 34),
+        ("Xyz.", False, 4 / 16),
+    ],
+)
+def test_an_ending_is_exact_word_for_word_and_fuzzy_by_its_letters(last: str, exact: bool, fuzzy: float) -> None:
+    passage = "\n\n".join([*(f"So. {sentence}" for sentence in SENTENCES[:3]), last])
+    found = endings(QUESTION, passage)
+    assert found.exact == (True, True, True, exact)
+    assert found.fuzzy[:3] == (1, 1, 1)
+    assert found.fuzzy[3] == pytest.approx(fuzzy)  # difflib: twice the letters that match, of all letters
+    assert TASK.verify(QUESTION, passage) is exact
+    assert TASK.score(passage, QUESTION) == (1 if exact else 0.75)
+
+
+def test_the_kind_of_quotes_does_not_count() -> None:
+    passage = PASSAGE.replace("’", "'").replace('"go"', "“go”")
+    assert passage != PASSAGE
+    assert TASK.verify(QUESTION, passage)
+
+
+def test_missing_paragraphs_count_as_wrong() -> None:
+    short = "\n\n".join(PASSAGE.split("\n\n")[:2])
+    assert endings(QUESTION, short) == Endings((True, True, False, False), (1.0, 1.0, 0.0, 0.0))
+    assert TASK.score(short, QUESTION) == 0.5
+    assert endings(QUESTION, "") == Endings((False,) * 4, (0.0,) * 4)
+    assert TASK.score("", QUESTION) == TASK.score(None, QUESTION) == 0
+
+
+def test_a_paragraph_too_many_does_not_verify_but_keeps_its_score() -> None:
+    assert not TASK.verify(QUESTION, f"{PASSAGE}\n\nThe end.")
+    assert TASK.score(f"{PASSAGE}\n\nThe end.", QUESTION) == 1
+    assert TASK.score(f"Title\n\n{PASSAGE}", QUESTION) == 0  # each ending is one paragraph late
+
+
+def test_endings_in_the_wrong_order_are_wrong() -> None:
+    turned = "\n\n".join(reversed(PASSAGE.split("\n\n")))
+    assert endings(QUESTION, turned).exact == (False,) * 4
+    assert not TASK.verify(QUESTION, turned)
+
+
+@pytest.mark.parametrize("answer", [None, 4, [PASSAGE]])
+def test_what_is_not_text_is_no_answer(answer: object) -> None:
+    assert not TASK.verify(QUESTION, answer)
+    assert TASK.score(answer, QUESTION) == 0
+
+
+# -- reading ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("It flows well. Thus the coherency score is 8.", 8),
+        ("Thus the coherency score is 10", 10),
+        ("Thus the coherency score is [7]", 7),
+        ("the coherency score is **6.5**", 6.5),
+        ("The score is 3 so far... Thus the coherency score is 8/10.", 8),
+        ("Coherency score: 8 out of 10", 8),
+        ("a score of 4", 4),
+        ("I would say 9/10.", 9),
+        ("It is 6 out of 10, no, 7 out of 10", 7),
+        (" 8. ", 8),
+        ("Of the 4 paragraphs, 2 hang together.", None),
+        ("Thus the coherency score is 85", None),
+        ("Thus the coherency score is 0", None),
+        ("good", None),
+        ("", None),
+    ],
+)
+def test_the_value_is_the_score_announced_last(reply: str, value: float | None) -> None:
+    assert TASK.parse_value(reply) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Plan: a then b.\nPassage:\nOne.\n\nTwo.", "One.\n\nTwo."),
+        ("**Passage:** One.", "One."),
+        ("Passage: draft\nPassage: One.\nAnalysis: good", "One."),
+        (" One.\n\nTwo. ", "One.\n\nTwo."),
+        ("A rite of passage: it was.", "A rite of passage: it was."),
+        ("Plan: a\nPassage:  ", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_passage_without_its_plan(text: str, answer: str | None) -> None:
+    assert TASK.parse_answer(text) == answer
+
+
+@given(st.text(max_size=80), st.text(max_size=80))
+def test_no_text_raises(question: str, text: str) -> None:
+    TASK.parse_answer(text)
+    TASK.parse_value(text)
+    assert len(endings(question, text).exact) == len(endings(question, text).fuzzy) == len(required(question))
+
+
+@pytest.mark.parametrize("unit", ["passage: ", "score is ", "\n", " ", "*", "8/10 ", "1", ". ", "The score of "])
+def test_hostile_text_takes_linear_time(unit: str) -> None:
+    text = unit * (300_000 // len(unit))
+    begun = time.perf_counter()
+    TASK.parse_answer(text)
+    TASK.parse_value(text)
+    TASK.score(text, QUESTION)
+    assert time.perf_counter() - begun < 5
+
+
+def test_the_answer_of_a_state_is_its_last_passage() -> None:
+    state = State(question=QUESTION)
+    assert TASK.answer_at(state) is None
+    assert TASK.answer_at(state.then(FIRST).then(Thought(parts={"plan": "b", "passage": "Three."}))) == "Three."
+
+
+# -- the judge --------------------------------------------------------------------------------------------------
+
+
+class Echo:
+    """A decoder that gives the replies it was made with, and keeps the requests."""
+
+    def __init__(self, replies: Sequence[str]) -> None:
+        self.replies, self.requests = replies, list[Request]()
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.requests += requests
+        return [Completion(text, (), 0.0, "stop", Usage()) for text in self.replies]
+
+
+def test_the_judge_means_the_scores_it_can_read() -> None:
+    said = "Thus the coherency score is"
+    decoder = Echo([f"{said} 8", f"{said} 5.", "no idea", "no", "idea", "at all"])
+    assert TASK.judge(decoder, ["First.", "Second {{ 7 * 7 }}."], samples=3, seed=5) == [6.5, None]
+    first, second = decoder.requests
+    assert (first.purpose, first.sampling.n, first.sampling.seed) == ("evaluate", 3, 5)
+    assert first.sampling.temperature > 0
+    shown = [message.content for request in (first, second) for message in request.prompt]  # type: ignore[union-attr]
+    assert shown[0].endswith("Passage:\nFirst.")
+    assert shown[1].endswith("Passage:\nSecond {{ 7 * 7 }}.")  # text, not a template
+    assert shown[0].removesuffix("First.") == shown[1].removesuffix("Second {{ 7 * 7 }}.")
+    assert "the coherency score is" in shown[0]
+
+
+def test_the_judge_of_nothing_asks_nothing_and_refuses_no_samples() -> None:
+    decoder = Echo([])
+    assert TASK.judge(decoder, []) == []
+    assert decoder.requests == []
+    with pytest.raises(TaskError, match="samples is 0: give at least 1"):
+        TASK.judge(decoder, ["One."], samples=0)
+
+
+# -- prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_all_prompts_about_a_question_begin_with_the_same_message() -> None:
+    heads = {prompt(template, thoughts)["user"] for template in ASKED for thoughts in (0, 1, 2)}
+    assert len(heads) == 1
+    head = heads.pop()
+    assert head.endswith(f"\n\nSentences: {QUESTION}")
+    assert head.count("\nSentences: ") == len(TASK.data("demonstrations")) + 1
+
+
+@pytest.mark.parametrize(
+    ("template", "thoughts", "prefix"),
+    [
+        ("plan", 0, "Plan:"),
+        ("plan", 1, "Draft:\nOne.\n\nTwo.\n\nWrite it again, better.\nPlan:"),
+        ("passage", 0, "Plan: My plan.\nPassage:"),
+        ("passage", 1, "Draft:\nOne.\n\nTwo.\n\nWrite it again, better.\nPlan: My plan.\nPassage:"),
+        ("chain", 0, "Plan:"),
+        ("answer", 0, "Passage:"),
+        ("answer", 1, "Plan: A plan.\nPassage:"),
+    ],
+)
+def test_the_model_goes_on_with_a_plan_or_its_passage(template: str, thoughts: int, prefix: str) -> None:
+    assert prompt(template, thoughts)["assistant"] == prefix
+
+
+def test_the_evaluator_sees_the_passage_and_has_room_to_analyse_it() -> None:
+    asked = prompt("value", 1)["assistant"]
+    assert asked.startswith("Passage:\nThree.\n\nFour.\n\n")
+    assert asked.endswith("\nAnalysis:")
+    assert "Thus the coherency score is s" in asked
+    assert TASK.sampling["value"]["max_tokens"] >= 160
+
+
+def test_candidates_are_numbered_and_one_number_is_asked_for() -> None:
+    asked = prompt("vote")["assistant"]
+    assert asked.startswith("Choice 1:\nOne.\n\nTwo.\n\nChoice 2:\nThree.\n\n")
+    assert asked.endswith("The best choice is")
+
+
+def test_voters_see_passages_without_plans() -> None:
+    assert TASK.candidate(State(question=QUESTION, thoughts=(FIRST,))) == "One.\n\nTwo."
+
+
+def test_a_plan_stops_before_its_passage_and_a_passage_before_its_analysis() -> None:
+    assert "\nPassage:" in TASK.sampling["plan"]["stop"]
+    assert "\nAnalysis:" in TASK.sampling["passage"]["stop"]
+    assert TASK.sampling["passage"]["max_tokens"] == 400
+
+
+def test_the_demonstrations_do_what_is_asked() -> None:
+    for shown in TASK.data("demonstrations"):
+        question, passage = "\n".join(shown["sentences"]), "\n\n".join(shown["paragraphs"])
+        assert TASK.verify(question, passage)
+        assert split(" ".join(shown["sentences"])) == shown["sentences"]
+        assert len(paragraphs(passage)) == 4
+        head = prompt("plan")["user"]
+        assert f"\nPlan: {shown['plan']}\nPassage:\n{passage}\nAnalysis: {shown['analysis']} Thus the " in head
+        assert TASK.parse_value(f"{shown['analysis']} Thus the coherency score is {shown['score']}.") == shown["score"]
+
+
+def test_what_ships_with_the_task_is_its_own(data: Path) -> None:
+    theirs = set(split((data / "creative_writing_0_60.txt").read_text(encoding="utf-8").replace("\n", " ")))
+    questions = [required(row["question"]) for row in TASK.data("questions")]
+    assert [len(sentences) for sentences in questions] == [4, 4, 4]
+    ours = {sentence for sentences in questions for sentence in sentences}
+    assert not theirs & (ours | {sentence for row in TASK.data("demonstrations") for sentence in row["sentences"]})
+    assert required(TASK.example()) == questions[0]

@@ -1,0 +1,373 @@
+"""Game of 24: its moves, its prompts, and which answers count."""
+
+from __future__ import annotations
+
+import csv
+import time
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot.decoders.errors import TaskError
+from tot.state import State, Thought
+from tot.tasks.arithmetic import evaluate, solvable
+from tot.tasks.game24 import Game24
+
+TASK = Game24()
+ASKED = {
+    "move": {},
+    "propose": {"count": 8},
+    "value": {"move": "13 - 9 = 4"},
+    "vote": {"candidates": ["13 - 9 = 4\n10 - 4 = 6", "4 + 9 = 13"]},
+    "chain": {},
+    "answer": {},
+}
+
+
+def after(question: str, *moves: str) -> State:
+    state = TASK.start(question)
+    for move in moves:
+        reached = TASK.step(state, Thought(parts={"move": move}))
+        assert reached is not None, move
+        state = reached
+    return state
+
+
+def prompt(template: str, *moves: str) -> dict[str, str]:
+    messages = TASK.prompt(template, after("4 9 10 13", *moves), **ASKED[template])
+    return {message.role: message.content for message in messages}
+
+
+# -- the question -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("text", ["4 9 10 13", "4, 9, 10, 13", "[4, 9, 10, 13]", "(4 9 10 13)", " 4\t9;10\n13 "])
+def test_numbers_may_be_parted_by_commas_and_put_in_brackets(text: str) -> None:
+    state = TASK.start(text)
+    assert state.question == "4 9 10 13"
+    assert state.world == {"left": ["4", "9", "10", "13"], "terms": ["4", "9", "10", "13"]}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("4 nine 10", "'nine' in the puzzle '4 nine 10' is not a number from 0: give whole numbers"),
+        ("4 -9 10", "'-9' in the puzzle"),
+        ("4 ٣ 10", "'٣' in the puzzle"),
+        ("4 8/3", "'8/3' in the puzzle"),
+        ("24", r"'24' has 1 numbers: give 2 to 6"),
+        ("1 2 3 4 5 6 7", "has 7 numbers: give 2 to 6"),
+        ("[]", "has 0 numbers"),
+        ("  ", "the question is empty"),
+        ("9" * 10_000, "is not a number from 0"),
+    ],
+)
+def test_what_is_no_puzzle_is_refused_with_its_value(text: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message) as error:
+        TASK.start(text)
+    assert len(str(error.value)) < 300
+
+
+# -- moves ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "move"),
+    [
+        ("13 - 9 = 4", "13 - 9 = 4"),
+        (" 13 - 9 = 4 (left: 4 4 10)", "13 - 9 = 4"),
+        ("13-9=4", "13 - 9 = 4"),
+        ("2. 13 − 9 = 4.", "13 - 9 = 4"),
+        ("- 13 - 9 = 4", "13 - 9 = 4"),
+        ("Move 1: 4 × 6 = 24", "4 * 6 = 24"),
+        ("4 x 6 = 24, done", "4 * 6 = 24"),
+        ("$4 \\times 6 = 24$", "4 * 6 = 24"),
+        ("24 ÷ 9 = 8/3", "24 / 9 = 8/3"),
+        ("8/3 * 9 = 24", "8/3 * 9 = 24"),
+        ("8 / 3 = 8/3", "8 / 3 = 8/3"),
+        ("10 / 4 = 2.5", "10 / 4 = 5/2"),
+        ("4 - 9 = -5", "4 - 9 = -5"),
+        ("4 - (-5) = 9", "4 - -5 = 9"),
+        ("4 * 6 = 023", "4 * 6 = 23"),
+        ("2 + 3 + 4 = 9", None),
+        ("(10 - 4) * 3 = 18", None),
+        ("4 + 9 = 13 + 1", None),
+        ("4 + 9", None),
+        ("4 9 10", None),
+        ("4 / 0 = 1/0", None),
+        ("I give up", None),
+        ("", None),
+    ],
+)
+def test_a_move_is_read_as_one_operation_and_its_result(text: str, move: str | None) -> None:
+    assert TASK.parse_thought("move", text) == move
+
+
+def test_a_reply_lists_moves_each_once() -> None:
+    reply = (
+        " 4 + 9 = 13\n2. 13 - 9 = 4 (left: 4 4 10)\n3. nothing\n4. 4+9=13\n5. 10 - 4 = 6, 4 * 6 = 24\n6. 1 + 2 + 3 = 6"
+    )
+    assert TASK.parse_proposals(reply) == ["4 + 9 = 13", "13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"]
+
+
+@given(st.text(alphabet="0123456789./+-*=()x \n,−", max_size=80))
+def test_what_is_read_as_a_move_reads_back_as_itself(text: str) -> None:
+    for move in TASK.parse_proposals(text):
+        assert TASK.parse_proposals(move) == [move]
+    TASK.parse_answer(text)
+
+
+@pytest.mark.parametrize("unit", ["1 + 1 = 2 ", "1", " ", "(", "1 +", "answer ", "= ", "1.", "-", "\n"])
+def test_hostile_text_takes_linear_time(unit: str) -> None:
+    text = unit * (400_000 // len(unit))
+    begun = time.perf_counter()
+    TASK.parse_proposals(text)
+    TASK.parse_answer(text)
+    TASK.parse_value(text)
+    assert time.perf_counter() - begun < 5
+
+
+def test_a_move_leaves_its_result_and_where_it_came_from() -> None:
+    state = after("4 9 10 13", "13 - 9 = 4")
+    assert state.world == {"left": ["4", "4", "10"], "terms": ["4", "(13 - 9)", "10"]}
+    state = after("3 3 8 8", "8 / 3 = 8/3")
+    assert state.world == {"left": ["8/3", "3", "8"], "terms": ["(8 / 3)", "3", "8"]}
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        "13 - 9 = 5",  # wrong
+        "13 - 8 = 5",  # there is no 8
+        "4 + 4 = 8",  # there is one 4
+        "10 / 4 = 2",  # not exactly
+        "10 / 4 = 2.5 (left: 24)",
+        "nothing",
+    ],
+)
+def test_a_wrong_move_leads_nowhere_and_what_the_model_says_is_left_is_ignored(move: str) -> None:
+    state = TASK.start("4 9 10 13")
+    reached = TASK.step(state, Thought(parts={"move": move}))
+    if "24" in move:
+        assert reached is not None
+        assert TASK.key(reached) == ("5/2", "9", "13")
+    else:
+        assert reached is None
+
+
+def test_every_action_is_legal_and_written_as_it_is_read() -> None:
+    state = TASK.start("4 9 10 13")
+    actions = TASK.actions(state)
+    assert len(actions) == 36
+    assert actions[:3] == ["4 + 9 = 13", "4 - 9 = -5", "9 - 4 = 5"]
+    assert actions == TASK.actions(state)
+    for action in actions:
+        assert TASK.parse_thought("move", action) == action
+        assert TASK.step(state, Thought(parts={"move": action})) is not None
+
+
+def test_equal_numbers_and_results_give_one_action() -> None:
+    assert TASK.actions(TASK.start("2 2")) == ["2 + 2 = 4", "2 - 2 = 0", "2 / 2 = 1"]
+    assert TASK.actions(TASK.start("0 5")) == ["0 + 5 = 5", "0 - 5 = -5", "0 * 5 = 0"]  # and nothing over 0
+    assert TASK.actions(after("4 6", "4 * 6 = 24")) == []
+
+
+def test_states_with_the_same_numbers_left_are_the_same() -> None:
+    one, other = after("2 2 5 6", "2 + 2 = 4"), after("2 2 5 6", "2 * 2 = 4")
+    assert TASK.key(one) == TASK.key(other) == ("4", "5", "6")
+    assert TASK.key(one) != TASK.key(after("2 2 5 6", "5 - 2 = 3"))
+
+
+def test_some_path_of_actions_reaches_the_goal_and_its_answer_verifies() -> None:
+    def search(state: State) -> State | None:
+        if TASK.is_terminal(state):
+            return state if TASK.is_goal(state) else None
+        for action in TASK.actions(state):
+            reached = TASK.step(state, Thought(parts={"move": action}))
+            assert reached is not None
+            assert TASK.heuristic(reached) <= TASK.heuristic(state)
+            if found := search(reached):
+                return found
+        return None
+
+    for question in ("4 9 10 13", "3 3 8 8", "1.5 2 8", "0.5 12", "1 5 5 5"):
+        goal = search(TASK.start(question))
+        assert goal is not None, question
+        assert TASK.verify(question, TASK.answer_at(goal)), question
+    assert search(TASK.start("1 1 1 1")) is None
+
+
+def test_the_goal_is_24_and_nothing_else() -> None:
+    start, goal = TASK.start("4 6"), after("4 6", "4 * 6 = 24")
+    other = after("4 6", "4 + 6 = 10")
+    assert [TASK.is_terminal(state) for state in (start, goal, other)] == [False, True, True]
+    assert [TASK.is_goal(state) for state in (start, goal, other)] == [False, True, False]
+    assert [TASK.heuristic(state) for state in (TASK.start("4 9 10 13"), start, goal, other)] == [3, 1, 0, 1]
+    assert [TASK.answer_at(state) for state in (start, goal, other)] == [None, "4 * 6", None]
+
+
+def test_a_state_without_a_world_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"make it with start\(\)"):
+        TASK.actions(State(question="4 6"))
+
+
+# -- answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("Answer: (13 - 9) * (10 - 4) = 24", "(13 - 9) * (10 - 4)"),
+        (" (13 - 9) * (10 - 4) = 24.", "(13 - 9) * (10 - 4)"),
+        ("13 - 9 = 4\n10 - 4 = 6\nAnswer: (13 - 9) × (10 − 4) = 24\nGood.", "(13 - 9) * (10 - 4)"),
+        ("**Answer: 24 = 4 x 6**", "4 * 6"),
+        ("The answer is:\n4 * 6", "4 * 6"),
+        ("Answer: 4 * 7\nAnswer: 4 * 6", "4 * 6"),
+        ("Move 3: 4 * 6 = 24", "4 * 6"),
+        ("Move 3: 4 * 6 = 24\nAnswer: I do not know", None),
+        ("Answer: 24", None),
+        ("Answer: none (I tried)", None),
+        ("", None),
+    ],
+)
+def test_the_answer_is_the_expression_announced(text: str, answer: str | None) -> None:
+    assert TASK.parse_answer(text) == answer
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("(13 - 9) * (10 - 4)", True),
+        ("(13-9)×(10−4)", True),
+        ("(10 - 4) * (13 - 9)", True),
+        ("(13 - 9) * 6", False),  # 6 is not given
+        ("13 + 10 + 4 - 9", False),  # 18
+        ("(13 - 9) * (10 - 4) + 9 - 9", False),  # 9 three times
+        ("4 * 6", False),
+        ("24", False),
+        ("(13 - 9) * (10 - 4", False),
+        ("(13 - 9) * (10 - 4) = 24", False),  # an equation, not an expression
+        ("13 - 9 10 4", False),
+        ("", False),
+        (None, False),
+        (24, False),
+    ],
+)
+def test_an_answer_uses_each_number_once_and_equals_24(answer: object, right: bool) -> None:
+    assert TASK.verify("4 9 10 13", answer) is right
+    assert TASK.score(answer, "4 9 10 13") == float(right)
+
+
+def test_a_number_given_twice_is_used_twice_and_digits_are_not_joined() -> None:
+    assert TASK.verify("4 4 4 4", "4 * 4 + 4 + 4")
+    assert not TASK.verify("4 4 4 4", "4 * (4 + 4 / 2)")
+    assert not TASK.verify("1 2 12 1", "12 + 12")
+    assert TASK.verify("1.5 16", "1.5 * 16")
+    assert not TASK.verify("3 2 16", "1.5 * 16")
+    assert not TASK.verify("a b", "24 + 0")
+
+
+def test_rows_of_the_data_set_are_puzzles_and_score_by_their_numbers(data: Path) -> None:
+    with (data / "game24.csv").open(encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 1362
+    solved = 0
+    for row in rows[::40]:
+        question = TASK.question_of(row)
+        assert TASK.start(question).question == row["Puzzles"]
+        answer = solvable([Fraction(number) for number in question.split()])
+        solved += TASK.score(answer, TASK.reference_of(row)) == 1
+        assert TASK.score("1 + 23", TASK.reference_of(row)) == 0
+    assert solved == len(rows[::40])
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        (" 4 * 6 = 24. Verdict: sure", 20),
+        ("Likely.", 1),
+        ("not sure at all\nimpossible", 0.001),
+        ("24", None),
+        ("unsure", None),
+        ("", None),
+    ],
+)
+def test_a_value_is_the_worth_of_the_last_label(reply: str, value: float | None) -> None:
+    assert TASK.parse_value(reply) == value
+
+
+# -- prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_all_prompts_about_a_puzzle_begin_with_the_same_message() -> None:
+    paths = ((), ("13 - 9 = 4",), ("13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"))
+    heads = {prompt(template, *moves)["user"] for template in ASKED for moves in paths}
+    assert len(heads) == 1
+    assert heads.pop().endswith("\n\nNumbers: 4 9 10 13")
+
+
+@pytest.mark.parametrize(
+    ("template", "moves", "prefix"),
+    [
+        ("move", (), "Move 1:"),
+        ("move", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\nMove 2:"),
+        ("chain", (), "Move 1:"),
+        ("answer", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\nAnswer:"),
+        ("propose", (), "8 moves from 4 9 10 13:\n1."),
+        ("propose", ("13 - 9 = 4",), "Move 1: 13 - 9 = 4 (left: 4 4 10)\n\n8 moves from 4 4 10:\n1."),
+        ("value", ("13 - 9 = 4",), "Left 4 4 10:"),
+        ("value", ("13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"), "Finished (13 - 9) * (10 - 4):"),
+    ],
+)
+def test_the_model_goes_on_from_what_is_left(template: str, moves: tuple[str, ...], prefix: str) -> None:
+    assert prompt(template, *moves)["assistant"] == prefix
+
+
+def test_states_that_are_the_same_are_judged_by_the_same_prompt() -> None:
+    states = after("2 2 5 6", "2 + 2 = 4"), after("2 2 5 6", "2 * 2 = 4")
+    assert TASK.prompt("value", states[0]) == TASK.prompt("value", states[1])
+
+
+def test_voters_see_all_moves_and_what_they_leave() -> None:
+    assert TASK.candidate(after("4 9 10 13", "13 - 9 = 4", "10 - 4 = 6")) == "13 - 9 = 4\n10 - 4 = 6 (left: 4 6)"
+
+
+def test_candidates_are_numbered_and_one_number_is_asked_for() -> None:
+    asked = prompt("vote")["assistant"]
+    assert "\n1. 13 - 9 = 4, then 10 - 4 = 6\n2. 4 + 9 = 13\n" in asked
+    assert asked.endswith("The best choice is")
+
+
+def test_the_demonstrations_are_right() -> None:
+    shown = TASK.data("demonstrations")
+    for solution in shown["solutions"]:
+        state = TASK.start(solution["question"])
+        for step in solution["steps"]:
+            reached = TASK.step(state, Thought(parts={"move": step["move"]}))
+            assert reached is not None
+            state = reached
+            assert step["left"] == TASK.variables(state)["left"]
+        assert TASK.answer_at(state) is not None
+        assert TASK.verify(solution["question"], solution["answer"])
+    for proposal in shown["proposals"]:
+        for move in proposal["moves"]:
+            assert TASK.step(TASK.start(proposal["left"]), Thought(parts={"move": move})) is not None
+    for judged in shown["judgements"]:
+        expression = solvable([Fraction(number) for number in judged["left"].split()])
+        assert judged["label"] in TASK.labels
+        assert judged["label"] == "likely" or (expression is not None) == (judged["label"] == "sure")
+    for check in shown["checks"]:
+        assert evaluate(check["expression"]) == int(check["value"])
+        assert (check["label"] == "sure") == (check["value"] == "24")
+
+
+def test_what_ships_is_solvable_and_not_from_the_data_set(data: Path) -> None:
+    with (data / "game24.csv").open(encoding="utf-8") as file:
+        theirs = {tuple(sorted(map(int, row["Puzzles"].split()))) for row in csv.DictReader(file)}
+    ours = [row["question"] for row in (*TASK.data("questions"), *TASK.data("demonstrations")["solutions"])]
+    assert not theirs & {tuple(sorted(map(int, question.split()))) for question in ours}
+    assert all(solvable([Fraction(number) for number in question.split()]) for question in ours)
+    assert TASK.start(TASK.example()).question == "5 5 14 20"

@@ -1,0 +1,309 @@
+"""Multiple choice: every form of row, real rows, and which letters in a model's text are an answer."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot.decoders.errors import TaskError
+from tot.state import State, Thought
+from tot.tasks.multiple_choice import MultipleChoice, options
+
+TASK = MultipleChoice()
+QUESTION = "How far?\nA) 5 km\nB) 6 km\nC) 7 km"
+THOUGHTS = (Thought(parts={"rationale": "2 + 4 = 6."}), Thought(parts={"rationale": "And it is km."}))
+ASKED: dict[str, dict[str, Any]] = {
+    "rationale": {},
+    "propose": {"count": 3},
+    "value": {"rationale": "2 + 4 = 6."},
+    "vote": {"candidates": ["2 + 4 = 6.\nSo 6.", "It is 5."]},
+    "chain": {},
+    "answer": {},
+}
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> list[dict[str, Any]]:
+    text = (data / "aqua_dev.jsonl").read_text(encoding="utf-8")
+    return [json.loads(line) for line in text.split("\n") if line]
+
+
+def prompt(template: str, thoughts: int = 0) -> dict[str, str]:
+    state = State(question=QUESTION, thoughts=THOUGHTS[:thoughts])
+    return {message.role: message.content for message in TASK.prompt(template, state, **ASKED[template])}
+
+
+# -- rows -------------------------------------------------------------------------------------------------------
+
+AQUA = {"question": "How far?", "options": ["A)5 km", "B) 6  km", "C)7 km"], "correct": "B"}
+PUBLISHED = {
+    "answerKey": "B",
+    "question": {
+        "stem": "How far?",
+        "choices": [
+            {"label": "A", "text": "5 km"},
+            {"label": "B", "text": "6 km"},
+            {"label": "C", "text": "7 km"},
+        ],
+    },
+}
+HUB = {
+    "question": "How far?",
+    "choices": {"label": ["A", "B", "C"], "text": ["5 km", "6 km", "7 km"]},
+    "answerKey": "B",
+}
+NUMBERED = {**HUB, "choices": {"label": ["1", "2", "3"], "text": ["5 km", "6 km", "7 km"]}, "answerKey": "2"}
+BARE = {"question": "How far?", "options": ["5 km", "6 km", "7 km"], "answer": "b"}
+TYPED = {"question": QUESTION, "answer": "B"}
+
+
+@pytest.mark.parametrize("row", [AQUA, PUBLISHED, HUB, NUMBERED, BARE, TYPED])
+def test_every_form_of_row_becomes_the_same_text_and_label(row: dict[str, Any]) -> None:
+    assert TASK.question_of(row) == QUESTION
+    assert TASK.reference_of(row) == "B"
+    assert options(TASK.question_of(row)) == {"A": "5 km", "B": "6 km", "C": "7 km"}
+
+
+@pytest.mark.parametrize(("answer", "label"), [(True, "A"), (False, "B")])
+def test_a_yes_or_no_question_gets_the_options_yes_and_no(answer: bool, label: str) -> None:
+    row = {"question": "Could it fly?", "answer": answer, "facts": ["It has wings."]}
+    assert TASK.question_of(row) == "Could it fly?\nA) Yes\nB) No"
+    assert TASK.reference_of(row) == label
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"options": ["A)1", "B)2"]}, "has no question: give its text as `question`"),
+        ({"question": {"text": "How?"}}, "has no question"),
+        ({"question": "How?", "options": 5}, "the options '5' are in no known form: give a list"),
+        ({"question": "How?", "options": ["x"] * 27}, "the row has 27 options: give at most 26"),
+        ({"question": "How?", "choices": "AB"}, "the options 'AB' are in no known form"),
+    ],
+)
+def test_a_row_in_no_known_form_is_refused(row: dict[str, Any], message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        TASK.question_of(row)
+
+
+@pytest.mark.parametrize("right", [{}, {"answerKey": ""}, {"correct": "D"}, {"answer": None}])
+def test_a_row_without_a_right_option_has_no_reference(right: dict[str, Any]) -> None:
+    with pytest.raises(TaskError, match="does not name its right option: give its label"):
+        TASK.reference_of({"question": "How far?", "options": ["A)5", "B)6"], **right})
+
+
+def test_all_real_rows_render_read_back_and_score(rows: list[dict[str, Any]]) -> None:
+    assert len(rows) == 254
+    for row in rows:
+        question, reference = TASK.question_of(row), TASK.reference_of(row)
+        state = TASK.start(question)
+        assert state.question == question.strip()
+        assert state.world is None
+        assert question.startswith(row["question"].strip())
+        found = options(state.question)
+        assert [f"{label}){text}".replace(" ", "") for label, text in found.items()] == [
+            "".join(option.split()) for option in row["options"]
+        ]
+        assert reference == row["correct"]
+        assert [TASK.score(label, reference) for label in found] == [float(label == reference) for label in found]
+        assert question in TASK.prompt("answer", state)[0].content
+
+
+def test_the_answer_of_nearly_every_real_rationale_is_read_and_none_is_read_wrong(rows: list[dict[str, Any]]) -> None:
+    """The other 14 rationales name no option, but for two whose last letter follows a sum."""
+    read = [(TASK.parse_answer(row["rationale"]), row["correct"]) for row in rows]
+    assert [pair for pair in read if pair[0] not in (None, pair[1])] == []
+    assert sum(answer == right for answer, right in read) == 240
+
+
+# -- questions --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        QUESTION,
+        "How far?\n\n  (A) 5 km\n  (B) 6 km\n  (C) 7 km\n",
+        "How far?\na. 5 km\nb. 6 km\nc. 7 km",
+        "How far?\nA: 5 km\nB: 6  km\nC: 7 km",
+    ],
+)
+def test_options_may_be_marked_in_several_ways(text: str) -> None:
+    assert TASK.start(text).question == QUESTION
+
+
+def test_lines_marked_in_another_way_belong_to_the_question() -> None:
+    question = "Which holds?\nI. one\nX. two\nA) I only\nB) X only"
+    assert TASK.start(question).question == question
+    assert options(question) == {"A": "I only", "B": "X only"}
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ("How far?", "the question 'How far\\?' ends in 0 options: write the question, then two or more options"),
+        ("How far?\nA) 5", "ends in 1 options"),
+        ("A) 5\nB) 6\nHow far?", "ends in 0 options"),
+        ("How far?\nA) 5\nB)\n", "ends in 0 options"),
+        ("How far?\nA) 5\na) 6", "has several options A"),
+        ("A) 5\nB) 6", "there is no question before the option A\\) '5'"),
+        ("", "the question is empty"),
+    ],
+)
+def test_a_question_without_proper_options_is_refused(question: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
+        TASK.start(question)
+
+
+# -- answers ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "label"),
+    [
+        (" B", "B"),
+        ("B) 6 km", "B"),
+        ("(c)", "C"),
+        ("**B**", "B"),
+        (" b.", "B"),
+        ("A", "A"),
+        ("2 + 4 = 6.\nAnswer: B", "B"),
+        ("Answer: b\nQuestion: next", "B"),
+        ("Answer:\n\nC", "C"),
+        ("the answer is (B)", "B"),
+        ("So the correct answer is option B.", "B"),
+        ("The answer is A because 5 is less.", "A"),
+        ("The answer is B because 6 is more.", "B"),
+        ("The answer would be C, I think.", "C"),
+        ("The answer is $\\boxed{C}$.", "C"),
+        ("The answer is A. No, the answer is C.", "C"),
+        ("A) is too short, so the answer is (B).", "B"),
+        ("Option B fits.", "B"),
+        ("It must be (C), not 5.", "C"),
+        ("I choose B.", "B"),
+        ("Thus, C is the correct answer", "C"),
+        ("so 2x = 9\nD", "D"),
+        ("Ans: B", "B"),
+        ("Answer - D", "D"),
+        ("A car is fast.", None),
+        ("The answer is a car.", None),
+        ("The answer is A car.", None),
+        ("I think so.", None),
+        ("The answer is not A", None),
+        ("the answer is 5", None),
+        ("the answer is E = mc^2", None),
+        ("the answer is x = 5", None),
+        ("The answer isn't known", None),
+        ("The answer is C's", None),
+        ("The answer is Apples", None),
+        ("T = 5, so x is 4", None),
+        ("", None),
+    ],
+)
+def test_a_letter_is_the_answer_only_where_it_is_announced_as_a_label(text: str, label: str | None) -> None:
+    assert TASK.parse_answer(text) == label
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "score"),
+    [("B", "B", 1), ("b", "B", 1), ("(B)", "B", 1), ("B)", "b", 1), ("A", "B", 0), ("", "B", 0), (None, "B", 0)],
+)
+def test_an_answer_is_right_where_the_labels_are_equal(answer: str | None, reference: str, score: float) -> None:
+    assert TASK.score(answer, reference) == score
+
+
+def test_votes_for_a_label_are_counted_together() -> None:
+    assert {TASK.canonical(answer) for answer in ("b", " B ", "(B)", "B.")} == {"B"}
+
+
+def test_the_choices_are_the_labels_which_can_follow_the_prompt() -> None:
+    assert TASK.choices(TASK.start(QUESTION)) == ("A", "B", "C")
+    assert prompt("answer", 1)["assistant"].endswith("\nAnswer:")
+    read = [TASK.parse_answer(f"{prompt('answer', 1)['assistant']} {label}") for label in ("A", "B", "C")]
+    assert read == ["A", "B", "C"]
+
+
+@given(st.text(alphabet="ABIabi ).(:\nanswerisoption*$\\", max_size=80))
+def test_no_text_raises_and_an_answer_is_one_capital(text: str) -> None:
+    label = TASK.parse_answer(text)
+    assert label is None or (len(label) == 1 and label in "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
+    try:
+        state = TASK.start(text)
+    except TaskError:
+        return
+    assert TASK.start(state.question) == state
+    assert len(options(text)) >= 2
+
+
+@pytest.mark.parametrize("unit", ["answer is ", "(A", " ", "A) ", "option ", "'", "\n", "A is ", "\nA) x", "\\text"])
+def test_hostile_text_takes_linear_time(unit: str) -> None:
+    for text in (unit * (200_000 // len(unit)), "answer" + unit * (200_000 // len(unit)) + "!"):
+        begun = time.perf_counter()
+        TASK.parse_answer(text)
+        with pytest.raises(TaskError):
+            options(text)
+        assert time.perf_counter() - begun < 5
+
+
+# -- prompts ----------------------------------------------------------------------------------------------------
+
+
+def test_all_prompts_about_a_question_begin_with_the_same_message() -> None:
+    heads = {prompt(template, thoughts)["user"] for template in ASKED for thoughts in (0, 1, 2)}
+    assert len(heads) == 1
+    head = heads.pop()
+    assert head.endswith(f"\n\nQuestion: {QUESTION}")
+    assert head.count("Question: ") == len(TASK.data("demonstrations")) + 1
+
+
+@pytest.mark.parametrize(
+    ("template", "thoughts", "prefix"),
+    [
+        ("rationale", 0, "Rationale:"),
+        ("rationale", 1, "Rationale: 2 + 4 = 6.\nRationale:"),
+        ("chain", 0, "Rationale:"),
+        ("answer", 0, "Answer:"),
+        ("answer", 1, "Rationale: 2 + 4 = 6.\nAnswer:"),
+        ("propose", 0, "3 different rationales, one a line:\n1."),
+        ("propose", 1, "Rationale: 2 + 4 = 6.\n\n3 different rationales, one a line:\n1."),
+    ],
+)
+def test_the_model_goes_on_with_the_reasoning_so_far(template: str, thoughts: int, prefix: str) -> None:
+    assert prompt(template, thoughts)["assistant"] == prefix
+
+
+def test_the_evaluator_is_asked_for_a_number_on_the_scale() -> None:
+    asked = prompt("value", 2)["assistant"]
+    assert asked.startswith("Rationale: 2 + 4 = 6.\nRationale: And it is km.\n\n")
+    assert "from 1 (wrong) to 10 (certain)" in asked
+    assert asked.endswith("The number is:")
+    assert [TASK.parse_value(reply) for reply in (" 8.", "7/10", "11", "good")] == [8, 7, None, None]
+
+
+def test_candidates_are_numbered_and_one_number_is_asked_for() -> None:
+    asked = prompt("vote")["assistant"]
+    assert "\n1. 2 + 4 = 6. So 6.\n2. It is 5.\n" in asked
+    assert asked.endswith("The best choice is")
+
+
+def test_the_demonstrations_are_written_as_the_model_is_to_write() -> None:
+    head = prompt("answer")["user"]
+    for row in TASK.data("demonstrations"):
+        written = f"Question: {TASK.question_of(row)}\nRationale: {row['rationale']}\nAnswer: {row['correct']}\n\n"
+        assert written in head
+        assert row["correct"] in options(TASK.question_of(row))
+        assert "\n" not in row["rationale"]
+
+
+def test_what_ships_with_the_task_is_its_own(rows: list[dict[str, Any]]) -> None:
+    ours = [*TASK.data("questions"), *TASK.data("demonstrations")]
+    assert not {row["question"] for row in rows} & {row["question"] for row in ours}
+    for row in TASK.data("questions"):
+        assert TASK.reference_of(row) in options(TASK.start(TASK.question_of(row)).question)
+    assert TASK.example().startswith("A shop sells pencils")

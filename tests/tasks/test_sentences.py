@@ -1,0 +1,152 @@
+"""Sentences: tables of what ends one and what does not, real lines, and time on hostile text."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot.tasks.sentences import MAX_COMPARED, paragraphs, plain, similarity, split, typed
+
+# Sentences are parted by "|": the text is the same without it.
+TEXTS = [
+    "It rained. |We left.",
+    "It rained.",
+    "No full stop here",
+    "It rained. |And then",
+    "Why? |Because! |Really?! |Yes!! |Good.",
+    "Dr. Smith met Mr. Jones, Mrs. Jones and Prof. J. R. Smith. |They ate.",
+    "We saw St. Paul and Mt. Etna. |Then we slept.",
+    "Fruit, e.g. Apples and pears, i.e. Sweet things. |Eat them.",
+    "It costs 3.50 or so. |He paid $1.5 in all.",
+    "See Fig. 3 and No. 7 on p. 12. |Then stop.",
+    "He said no. |Then he left.",
+    "He left in Jan. |She left on Feb. 3, in the morning.",
+    "It was I. |He saw me.",
+    "He lives in the U.S. |She does not.",
+    "It opens at 9 a.m. and closes at 5 p.m. |Come early.",
+    "Well... maybe. |Wait... |What? |And so… |The end.",
+    'She said, "Go now." |He went.',
+    'People tell me "orange" but I prefer "pink". |He left.',
+    "“Why?” he asked. |“I know.” |She nodded.",
+    "‘Stop!’ |‘No.’ |They ran.",
+    "(It rained.) |We left [at noon.] |And slept.",
+    "*It rained.* |**We left.**",
+    "In 1999. |Then 7 more came.",
+    "iron rusts. and so on. |Gold does not.",
+    "He saw www.example.com today. |It was down.",
+    "1. First we eat. |Then we sleep.",
+]
+
+
+@pytest.mark.parametrize("marked", TEXTS)
+def test_a_text_splits_where_its_sentences_end(marked: str) -> None:
+    assert split(marked.replace("|", "")) == [sentence.strip() for sentence in marked.split("|")]
+
+
+def test_a_blank_line_ends_a_sentence_and_a_line_end_does_not() -> None:
+    assert split("It rained\n\nWe left") == ["It rained", "We left"]
+    assert split("It rained\n   all day. We left.") == ["It rained all day.", "We left."]
+    assert split("") == split(" \n\n ") == []
+
+
+@given(st.text(alphabet='Ab1.!?…"” (\n)D r', max_size=60))
+def test_splitting_loses_nothing_but_space(text: str) -> None:
+    assert "".join("".join(split(text)).split()) == "".join(text.split())
+    assert all(sentence == " ".join(sentence.split()) != "" for sentence in split(text))
+
+
+def test_56_of_the_60_real_lines_split_into_four_and_the_others_lack_a_full_stop(data: Path) -> None:
+    lines = (data / "creative_writing_0_60.txt").read_text(encoding="utf-8").splitlines()
+    assert len(lines) == 60
+    others = {number: split(line) for number, line in enumerate(lines) if len(split(line)) != 4}
+    assert {number: len(sentences) for number, sentences in others.items()} == {5: 3, 28: 3, 49: 3, 59: 3}
+    joined = [sentence for sentences in others.values() for sentence in sentences if " party " in sentence]
+    assert [sentence.split()[5] for sentence in joined] == ["You", "Just", "The"]
+    assert others[28][1].startswith("The heat He picked up trash")
+    assert all(" ".join(split(line)) == line for line in lines)
+
+
+# -- paragraphs -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("a\n\nb", ["a", "b"]),
+        ("a\n \t\n\n\nb\n", ["a", "b"]),
+        ("a\nb\n\nc", ["a\nb", "c"]),
+        ("a\r\n\r\nb", ["a", "b"]),
+        ("a\nb", ["a", "b"]),
+        ("\n\na  \n", ["a"]),
+        ("", []),
+        (" \n ", []),
+    ],
+)
+def test_paragraphs_are_parted_by_blank_lines_or_else_by_line_ends(text: str, parts: list[str]) -> None:
+    assert paragraphs(text) == parts
+
+
+# -- similarity -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("a", "b"),
+    [
+        ("I’m a living furnace.", "I'm a living furnace."),
+        ("“Yes” – he said…", '"yes" -  He said...'),
+        ("A b\nc", "a  b c"),
+        ("", ""),
+    ],
+)
+def test_case_spacing_and_the_kind_of_quotes_and_dashes_make_no_difference(a: str, b: str) -> None:
+    assert similarity(a, b) == 1
+    assert plain(a) == plain(b)
+
+
+def test_typed_text_keeps_its_case() -> None:
+    assert typed(" I’m “in”\nhere — now… ") == 'I\'m "in" here - now...'
+
+
+def test_similarity_falls_with_the_letters_that_differ() -> None:
+    sentence = "There were no more stairs to climb."
+    close = similarity(sentence, "There were no more steps to climb.")
+    far = similarity(sentence, "The goat won the chess match.")
+    assert 0.9 < close < 1
+    assert 0 < far < 0.6
+    assert similarity("abcd", "abxx") == 0.5  # difflib: 2 * 2 matches / 8 letters
+    assert similarity("abc", "xyz") == similarity("abc", "") == 0
+
+
+@given(st.text(max_size=30), st.text(max_size=30))
+def test_similarity_lies_between_0_and_1(a: str, b: str) -> None:
+    assert 0 <= similarity(a, b) <= 1
+    assert similarity(a, a) == 1
+
+
+def test_of_long_texts_the_ends_are_compared() -> None:
+    end = "z" * MAX_COMPARED
+    assert similarity("a" * 1000 + end, "b" * 1000 + end) == 1
+
+
+# -- time -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("unit", [". ", '."', "A. ", ".", "\n\n", '"', " ", "\n ", "Dr. ", "?!", "a", ".)x", ".x"])
+def test_hostile_text_takes_linear_time(unit: str) -> None:
+    text = unit * (400_000 // len(unit)) + "x"
+    begun = time.perf_counter()
+    split(text)
+    paragraphs(text)
+    similarity(text, text[1:] + "y")
+    assert time.perf_counter() - begun < 5
+
+
+def test_the_worst_texts_are_compared_fast() -> None:
+    begun = time.perf_counter()
+    similarity("a" * 5000, "ab" * 2500)
+    similarity("ab" * 2500, "aab" * 2000)
+    assert time.perf_counter() - begun < 3

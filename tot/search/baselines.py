@@ -1,0 +1,43 @@
+"""Baselines under the same interface: whole solutions written in one go, for comparisons at equal compute.
+
+Chain of thought (Wei et al., 2022), self-consistency (Wang et al., 2023) and best of n. They ask the task's `chain`
+template, not its thoughts.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from tot.search.base import Count, Search, by_value
+from tot.search.growth import Growth
+from tot.search.steps import Steps
+
+
+class ChainOfThought(Search):
+    """One whole solution, decoded greedily."""
+
+    def steps(self, growth: Growth) -> Steps:
+        for chain in (yield growth.expand([growth.tree.root], 1, whole=True)):
+            growth.best = chain
+
+
+class SelfConsistency(Search):
+    """k whole solutions; the answer that most of them give."""
+
+    k: Count = 5
+    aggregate: Literal["best", "vote"] = "vote"
+
+    def steps(self, growth: Growth) -> Steps:
+        for chain in (yield growth.expand([growth.tree.root], self.k, whole=True))[:1]:
+            growth.best = chain
+
+
+class BestOfN(Search):
+    """n whole solutions; the one that the state evaluator values most."""
+
+    n: Count = 5
+
+    def steps(self, growth: Growth) -> Steps:
+        chains = yield growth.expand([growth.tree.root], self.n, whole=True)
+        for chain in by_value((yield growth.evaluate(chains)))[:1]:
+            growth.best = chain

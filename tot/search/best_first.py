@@ -1,0 +1,103 @@
+"""Best-first search over thoughts: always expand the most promising state of the whole frontier.
+
+A* (Hart, Nilsson and Raphael, 1968) where the task knows costs; by the model's values or priors otherwise.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from itertools import count
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from tot.decoders.errors import OptionError
+from tot.search.base import Count, MergingSearch
+from tot.search.growth import Growth
+from tot.search.steps import Steps
+from tot.task import Task
+from tot.tree import Node
+
+
+class BestFirst(MergingSearch):
+    """Best-first search. What comes first is, by `rank`:
+
+    cost    f = g + weight * h, by the task's `cost` and `heuristic` (A*): the first goal to come up is the cheapest
+            where h never overestimates, weight is 1 and every action is tried. The model is not asked for values.
+    value   the state evaluator's value.
+    prior   depth over the probability of the path under the thought generator's priors (Levin tree search; Orseau et
+            al., 2018): what the model thinks likely first, and in the end everything.
+    auto    cost where the task has a heuristic, value elsewhere.
+
+    It ends at the first goal, or when nothing is left. Depth has no limit where the task names its terminal states,
+    unless `depth` is given.
+    """
+
+    rank: Literal["auto", "cost", "value", "prior"] = "auto"
+    thoughts: Count | None = None
+    """After each state; None: as many as the thought generator gives of itself, which A* needs to be all."""
+    batch: Count = 1
+    """States expanded together, the first of the queue: more fill a packed batch, and may be in vain."""
+    weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    max_nodes: Count | None = None
+    """No state is expanded once so many thoughts have grown."""
+
+    def depth_for(self, task: Task) -> int | None:
+        named = type(task).is_terminal is not Task.is_terminal
+        return self.depth if self.depth is not None or named else task.depth
+
+    def steps(self, growth: Growth) -> Steps:
+        rank = self.rank
+        if rank == "auto":
+            rank = "cost" if type(growth.task).heuristic is not Task.heuristic else "value"
+        order = count()
+        queue: list[tuple[float, int, float, Node]] = []
+        closest = math.inf
+
+        def push(node: Node) -> None:
+            nonlocal closest
+            priority, distance = self._priority(rank, node, growth)
+            heapq.heappush(queue, (priority, next(order), node.cost, node))
+            if distance < closest:
+                closest, growth.best = distance, node
+
+        push(growth.tree.root)
+        while queue:
+            batch: list[Node] = []
+            while queue and len(batch) < self.batch:
+                _, _, cost, node = queue[0]
+                if node.goal and not node.pruned:
+                    if batch:
+                        break  # what is about to be expanded may still lead to a cheaper one
+                    growth.best = node
+                    return
+                heapq.heappop(queue)
+                if not (node.pruned or growth.is_end(node) or cost != node.cost):  # a cheaper way was queued since
+                    batch.append(node)
+            if batch and self.max_nodes is not None and len(growth.tree) > self.max_nodes:
+                growth.stop(f"max_nodes: {len(growth.tree) - 1} thoughts of {self.max_nodes}")
+                return
+            children = yield growth.expand(batch, self.thoughts)
+            if growth.solved is not None and rank != "cost":
+                growth.best = growth.solved
+                return
+            if rank == "value":
+                children = yield growth.evaluate(children)
+            for child in children:
+                push(child)
+        growth.stop(f"no goal: all that was proposed was tried, {len(growth.tree) - 1} thoughts")
+
+    def _priority(self, rank: str, node: Node, growth: Growth) -> tuple[float, float]:
+        """What the queue is sorted by, and how far from a goal the node seems; lowest first."""
+        if rank == "cost":
+            distance = growth.heuristic(node)
+            return node.cost + self.weight * distance, distance
+        if rank == "value":
+            distance = math.inf if node.value is None else -node.value
+            return distance, distance
+        path = growth.tree.path(node)[1:]
+        if any(step.prior is None for step in path):
+            raise OptionError("rank=prior needs a thought generator that gives priors: Enumerate() or Sample()")
+        log_probability = sum(math.log(max(step.prior or 0.0, 1e-30)) for step in path)
+        return math.log(max(node.depth, 1)) - log_probability, -float(node.depth)

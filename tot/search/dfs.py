@@ -1,0 +1,73 @@
+"""DFS over thoughts: follow the most valuable child, turn back where a state is not worth going on.
+
+ToT, Algorithm 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tot.search.base import Count, MergingSearch, by_value
+from tot.search.growth import Growth
+from tot.search.steps import Steps
+from tot.tree import Node
+
+
+class DFS(MergingSearch):
+    """Depth-first search.
+
+    A state's children are valued together and visited most valuable first. The search ends at its `goals`-th goal,
+    answering from the most valuable of them, or when nothing is left. A goal is a terminal state that the task takes
+    for a solution; where the task names no terminal states, every state at full depth.
+    """
+
+    thoughts: Count | None = 3
+    """Children asked for at a state; None: as many as the thought generator gives of itself."""
+    threshold: float | None = None
+    """Children of lower value are pruned."""
+    max_children: Count | None = None
+    """Children visited at a state, the best ones; the others are pruned."""
+    max_nodes: Count | None = None
+    """No state is expanded once so many thoughts have grown."""
+    goals: Count = 1
+    """1 stops at the first goal; k takes the best of k."""
+
+    def steps(self, growth: Growth) -> Steps:
+        stack = [growth.tree.root]
+        found: list[Node] = []
+        while stack:
+            node = stack.pop()
+            if node.pruned:
+                continue
+            if node.goal:
+                found.append(node)
+                growth.best = by_value(found)[0]
+                if len(found) >= self.goals:
+                    return
+            if growth.is_end(node):
+                continue
+            if self.max_nodes is not None and len(growth.tree) > self.max_nodes:
+                growth.stop(f"max_nodes: {len(growth.tree) - 1} thoughts of {self.max_nodes}")
+                return
+            children = yield growth.expand([node], self.thoughts)
+            if growth.solved is not None and self.goals == 1:
+                growth.best = growth.solved
+                return
+            children = yield growth.evaluate(children)
+            worth = self._worth(children, growth)
+            if not found and worth and _value(worth[0]) >= _value(growth.best):
+                growth.best = worth[0]
+            stack += worth[::-1]
+
+    def _worth(self, children: Sequence[Node], growth: Growth) -> list[Node]:
+        """The children to visit, in order; the others are pruned."""
+        kept = [child for child in by_value(children) if self.threshold is None or _value(child) >= self.threshold]
+        kept = kept[: self.max_children]
+        for child in children:
+            if child not in kept:
+                growth.tree.prune(child)
+        return kept
+
+
+def _value(node: Node) -> float:
+    return float("-inf") if node.value is None else node.value

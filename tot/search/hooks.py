@@ -1,0 +1,68 @@
+"""Hooks: a user's functions that watch a search, and may prune, re-rank, inject thoughts or stop it.
+
+Each is called with the search under way (a Growth) and the nodes that an event is about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from tot.decoders.errors import OptionError, unknown
+from tot.tree import Node
+
+if TYPE_CHECKING:
+    from tot.search.growth import Growth
+
+EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
+Hook = Callable[["Growth", list[Node]], "Sequence[Node] | None"]
+
+
+class Hooks:
+    """One object with some of these methods, or a mapping from their names to functions.
+
+    on_select         nodes about to be expanded
+    on_expand         new children
+    on_evaluate       nodes that were just valued
+    on_level          BFS: the states kept for the next level
+    on_goal           a state that the task takes for a solution
+    on_simulate       MCTS: the path that a rollout took
+    on_backpropagate  MCTS: the path that a reward was backed up along
+
+    A hook returns None to leave things as they are, or the nodes to go on with, in their new order: those left out are
+    pruned (a goal left out is no goal), those from `growth.inject(parent, "thought")` come in. The last two only watch.
+    `growth.stop("why")` ends the search.
+    """
+
+    def __init__(self, hooks: object | Mapping[str, Hook] | None = None) -> None:
+        if hooks is None:
+            found: dict[str, Any] = {}
+        elif isinstance(hooks, Mapping):
+            found = dict(hooks)
+        else:
+            found = {name: getattr(hooks, name) for name in dir(hooks) if name.startswith("on_")}
+            if not found:
+                raise OptionError(f"hooks={hooks!r} has none of the methods {', '.join(EVENTS)}: define some")
+        for name, hook in found.items():
+            if name not in EVENTS:
+                raise OptionError(unknown("hook", name, EVENTS))
+            if not callable(hook):
+                raise OptionError(f"hook {name} = {hook!r} can't be called: give a function of (growth, nodes)")
+        self._hooks: dict[str, Hook] = found
+
+    def hear(self, event: str, growth: Growth, nodes: list[Node]) -> list[Node]:
+        """Tell the hook of `event`; the nodes to go on with."""
+        hook = self._hooks.get(event)
+        answer = hook(growth, nodes) if hook is not None and nodes else None
+        if answer is None:
+            return nodes
+        kept = list(answer)
+        if event in ("on_simulate", "on_backpropagate"):
+            raise OptionError(f"hook {event} returned nodes, but it can only watch: return None")
+        if not all(isinstance(node, Node) for node in kept):
+            raise OptionError(f"hook {event} returned {kept!r}: return nodes, or None")
+        staying = {node.id for node in kept}
+        for node in nodes:
+            if node.id not in staying and event in ("on_expand", "on_evaluate", "on_level"):
+                growth.tree.prune(node)
+        return kept

@@ -1,0 +1,197 @@
+"""Trace: a run written down as it happens, one JSON line a step, so that a killed run can go on where it was.
+
+A resumed search is run again from the start, taking the recorded steps' results instead of asking for them: searches
+are deterministic, so it comes to the same place, and goes on from there. Every line also holds the nodes it touched, so
+that the tree of an unfinished run can be read without the task.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import TypeAdapter
+
+from tot.decoders.errors import TaskError
+from tot.decoders.request import Usage
+from tot.search.steps import Draft, Evaluation, Expand, Step
+from tot.state import State
+from tot.tree import Node
+
+_FORMAT = "tot.trace"
+_VERSION = 1
+_DRAFTS = TypeAdapter(list[list[Draft]])
+_EVALUATIONS = TypeAdapter(list[Evaluation])
+_USAGE = TypeAdapter(Usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What came of a step, and what it took."""
+
+    results: list[Any]
+    calls: int
+    spent: Usage
+
+
+class Trace:
+    """One run's file, open for appending; one process at a time."""
+
+    def __init__(self, path: Path, file: IO[str], header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
+        self.path = path
+        self.header = header
+        self._file = file
+        self._recorded = deque(lines)
+
+    @classmethod
+    def create(cls, path: str | Path, **header: Any) -> Trace:
+        """A new trace; `header` is JSON data that goes in front of it.
+
+        Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
+        """
+        path = Path(path)
+        file = _open(path, "a+")
+        file.seek(0)
+        text = file.read()
+        found, lines = _parse(path, text)
+        if found is None and text:
+            raise TaskError(f"{path} holds something other than a trace: give another file")
+        if found is not None and not _finished(lines):
+            raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
+        file.seek(0)
+        file.truncate()
+        trace = cls(path, file, header, ())
+        trace._write({"format": _FORMAT, "version": _VERSION, **header})
+        return trace
+
+    @classmethod
+    def resume(cls, path: str | Path) -> Trace:
+        """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
+        path = Path(path)
+        file = _open(path, "r+")
+        text = file.read()
+        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
+        found, lines = _parse(path, whole)
+        if found is None:
+            raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
+        if _finished(lines):
+            raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
+        file.seek(len(whole.encode()))
+        file.truncate()
+        return cls(path, file, found, lines)
+
+    def begin(self, root: State, about: dict[str, Any]) -> None:
+        """Note what the run is about; resumed, check that it is about the same. Raises TaskError naming what is not."""
+        line = json.loads(json.dumps({"step": "start", **about, "root": root.model_dump(mode="json")}))
+        if not self._recorded:
+            self._write(line)
+            return
+        recorded = self._recorded.popleft()
+        for name, wanted in line.items():
+            if recorded.get(name) != wanted:
+                raise TaskError(
+                    f"{self.path} is of another run: its {name} is {recorded.get(name)!r}, not {wanted!r}; resume it "
+                    "with what it was started with"
+                )
+
+    # -- reading --------------------------------------------------------------------------------------------------
+
+    def step(self, step: Step) -> Recorded | None:
+        """What was recorded of `step`; None where the record ends. Raises TaskError where it tells of another step."""
+        if not self._recorded:
+            return None
+        line = self._recorded.popleft()
+        wanted = _described(step)
+        if {name: line.get(name) for name in wanted} != wanted:
+            raise TaskError(
+                f"{self.path} does not fit: it goes on with {line.get('step')} of {line.get('nodes')}, the search with "
+                f"{wanted['step']} of {wanted['nodes']}; the task or the program has changed since: start anew"
+            )
+        results = (_DRAFTS if isinstance(step, Expand) else _EVALUATIONS).validate_python(line["results"])
+        return Recorded(results, line["calls"], _USAGE.validate_python(line["spent"]))
+
+    def answers(self) -> list[Any] | None:
+        """The recorded answers; None where the record ends."""
+        return self._recorded.popleft()["answers"] if self._recorded else None
+
+    # -- writing --------------------------------------------------------------------------------------------------
+
+    def write_step(self, step: Step, done: Recorded, nodes: Sequence[Node]) -> None:
+        adapter: TypeAdapter[Any] = _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
+        touched = {node.id: node.model_dump(mode="json", exclude_defaults=True) for node in nodes}
+        self._write(
+            {
+                **_described(step),
+                "results": adapter.dump_python(done.results, mode="json", exclude_defaults=True),
+                "calls": done.calls,
+                "spent": asdict(done.spent),
+                "tree": list(touched.values()),
+            }
+        )
+
+    def write_answers(self, answers: Sequence[Any]) -> None:
+        self._write({"step": "answer", "answers": list(answers)})
+
+    def finish(self, run: dict[str, Any]) -> None:
+        """Write the finished run, and close."""
+        self._write({"step": "end", "run": run})
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, line: dict[str, Any]) -> None:
+        try:
+            self._file.write(json.dumps(line, ensure_ascii=True) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise TaskError(f"{self.path} can't be written: {error.strerror or error}") from None
+
+
+def _described(step: Step) -> dict[str, Any]:
+    kind = {"step": "expand"} if isinstance(step, Expand) else {"step": "evaluate", "fast": step.fast}
+    return {**kind, "nodes": [node.id for node in step.nodes]}
+
+
+def _open(path: Path, mode: str) -> IO[str]:
+    try:
+        file = path.open(mode, encoding="utf-8")
+    except OSError as error:
+        raise TaskError(f"{path} can't be opened: {error.strerror or error}; give another file") from None
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        file.close()
+        raise TaskError(f"{path} is in use by another run: wait for it, or give another file") from None
+    return file
+
+
+def _finished(lines: Sequence[dict[str, Any]]) -> bool:
+    return bool(lines) and lines[-1]["step"] == "end"
+
+
+def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
+    """The header and the steps; no header where this is not a trace."""
+    header: dict[str, Any] | None = None
+    lines: list[dict[str, Any]] = []
+    for number, raw in enumerate(text.split("\n")[:-1], 1):
+        try:
+            line = json.loads(raw)
+        except (ValueError, RecursionError):
+            line = None
+        if number == 1:
+            if not isinstance(line, dict) or line.get("format") != _FORMAT:
+                return None, []
+            if line.get("version") != _VERSION:
+                raise TaskError(f"{path} has version {line.get('version')!r}: this program reads {_VERSION}")
+            header = line
+        elif isinstance(line, dict) and "step" in line:
+            lines.append(line)
+        else:
+            raise TaskError(f"{path}, line {number} is damaged: delete it and what follows, then resume")
+    return header, lines
