@@ -45,7 +45,7 @@ class Blocksworld(Task):
     labels: ClassVar[Mapping[str, float]] = {"good": 1.0, "bad": 0.0}
     default_value = 0.0
     search = "best-first:rank=prior"
-    generator = "enumerate"
+    generator = "enumerate:temperature=3"
     evaluator = "likelihood"
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "action": {"max_tokens": 16, "stop": ("\n",)},

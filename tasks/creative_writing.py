@@ -61,6 +61,7 @@ class CreativeWriting(Task):
         "plan": {"max_tokens": 96, "stop": ("\nPassage:", *_AFTER_PASSAGE)},
         "passage": {"max_tokens": 400, "stop": _AFTER_PASSAGE},
         "value": {"max_tokens": 160, "stop": ("\nSentences:",)},
+        "propose": {"max_tokens": 320, "stop": ("\n\n", "\nPassage:")},
         "vote": {"max_tokens": 8, "stop": ("\n",)},
         "chain": {"max_tokens": 500, "stop": _AFTER_PASSAGE},
         "answer": {"max_tokens": 400, "stop": _AFTER_PASSAGE},

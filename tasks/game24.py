@@ -97,8 +97,13 @@ class Game24(Task):
             "demonstrations": self.data("demonstrations"),
             "steps": steps,
             "left": " ".join(str(value) for value, _ in entries),
-            "expression": _bare(entries[0][1]) if len(entries) == 1 else None,
+            "expression": _bare(entries[0][1]) if len(entries) == 1 else self._in_chain(state),
         }
+
+    def _in_chain(self, state: State) -> str | None:
+        """The expression that a solution written in one go comes to."""
+        chain = state.thoughts[-1].parts.get(self.chain) if state.thoughts else None
+        return None if chain is None else self.parse_answer(chain)
 
     def candidate(self, state: State) -> str:
         """The moves made, and the numbers they leave."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from tot import State, Task
@@ -13,7 +13,8 @@ class GSM8K(Task):
     """Input: a word problem. Output: a number, as text.
 
     A thought is a sub-question and its sub-answer; its value, from 1 to 10, is how much it helps. T = 4: three levels
-    of thoughts, then the answer. Score: 1 where the numbers are equal, else 0.
+    of thoughts, then the answer. Score: 1 where the numbers are equal, else 0. `solve(..., **rap("gsm8k"))` searches it
+    as RAP does; a search with aggregate="vote" lets the answers at all leaves vote, each with its state's value.
     """
 
     name = "gsm8k"
@@ -22,6 +23,9 @@ class GSM8K(Task):
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sub_question": {"max_tokens": 64, "stop": ("\n",)},
         "sub_answer": {"max_tokens": 96, "stop": ("\n",)},
+        "propose": {"max_tokens": 128, "stop": ("\n\n", "Sub-answer")},
+        "chain": {"max_tokens": 320, "stop": ("\n\n", "\nQuestion:")},
+        "vote": {"max_tokens": 8, "stop": ("\n",)},
         "answer": {"max_tokens": 64, "stop": ("\n",)},
     }
 
@@ -33,6 +37,14 @@ class GSM8K(Task):
 
     def parse_answer(self, text: str) -> str | None:
         return strict_answer(text) or flexible_answer(text)
+
+    def candidate(self, state: State) -> str:
+        """All steps: voters compare ways to go on, not last steps."""
+        return state.text
+
+    def canonical(self, answer: Any) -> Hashable:
+        """The number, however it is written."""
+        return flexible_answer(str(answer)) or super().canonical(answer)
 
     def score(self, answer: str | None, reference: str) -> float:
         """`reference` is a number, or a GSM8K solution that ends in `#### N`."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import OptionError, TaskError, unknown
 from tot.state import State
 from tot.task import Task
 from tot.tasks.numbers import parse_value
@@ -62,6 +62,13 @@ class MultipleChoice(Task):
         "chain": {"max_tokens": 192, "stop": ("\n\n", "\nQuestion:")},
         "answer": {"max_tokens": 8, "stop": ("\n",)},
     }
+
+    def __init__(self, by: Literal["likelihood", "text"] = "likelihood") -> None:
+        """The choice after the rationale: the likeliest label, or the one that the model writes."""
+        super().__init__()
+        if by not in ("likelihood", "text"):
+            raise OptionError(unknown("way to choose", by, ("likelihood", "text")))
+        self._by = by
 
     # -- the question -------------------------------------------------------------------------------------------
 
@@ -123,8 +130,8 @@ class MultipleChoice(Task):
     # -- the answer ---------------------------------------------------------------------------------------------
 
     def choices(self, state: State) -> tuple[str, ...]:
-        """The labels of the question's options."""
-        return tuple(options(state.question))
+        """The labels of the question's options, where the choice is made by likelihood."""
+        return tuple(options(state.question)) if self._by == "likelihood" else ()
 
     def canonical(self, answer: Any) -> str:
         return str(answer).strip(" \t\n().:").upper()

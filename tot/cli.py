@@ -302,6 +302,18 @@ def models_command() -> None:
         console.print(Text("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note)))))
 
 
+@app.command("export")
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run or a trace that tot solve --out wrote.")],
+    to: Annotated[Path, typer.Argument(help="A .graphml, .dot or .gv file.")],
+) -> None:
+    """Write a run's tree as GraphML or DOT."""
+    from tot.export import export
+    from tot.tree import ThoughtTree
+
+    export(ThoughtTree.load(run), to)
+
+
 @bench.command("packed")
 def bench_packed_command(
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
@@ -312,6 +324,21 @@ def bench_packed_command(
     from tot.bench.packed import run
 
     run(model, rounds, out, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+
+
+@bench.command("planning")
+def bench_planning_command(
+    data: Annotated[Path, typer.Option(help="Blocksworld instances: rows with `pddl` and `steps`.")],
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    count: Annotated[int, typer.Option(min=1, help="Instances, drawn from those that fit.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Only instances whose known plan is not longer.")] = 6,
+    nodes: Annotated[int, typer.Option(min=1, help="Thoughts a search may grow.")] = 100,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs that the sides without a model are averaged over.")] = 10,
+) -> None:
+    """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
+    from tot.bench.planning import run
+
+    run(data, model, count, steps, nodes, seeds, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -105,7 +105,7 @@ def parts_of(
     }
 
 
-def rap(task: Task) -> dict[str, Any]:
+def rap(task: Task | type[Task] | str) -> dict[str, Any]:
     """RAP (Hao et al., 2023) for a task: options of `solve`, `solve(task, question, **rap(task))`.
 
     MCTS with greedy rollouts, where fast rewards stand for Q until a child is visited. With a world (Blocksworld): the
@@ -113,12 +113,14 @@ def rap(task: Task) -> dict[str, Any]:
     sub-questions (GSM8K): the likelihood of Yes when asked whether the step is useful, and the share of eight sampled
     sub-answers that agree, as r_a^0.5 * r_b^0.5. Both ask the task's template `self_eval`.
     """
+    task = load_task(task)
     labels = task.labels or {"Yes": 1.0, "No": 0.0}
     judged = Likelihood(template="self_eval", labels=labels)
     if type(task).actions is not Task.actions:
+        generator = named("generator", task.generator, GENERATORS)
         return {
             "search": MCTS(thoughts=None, rollout="greedy", cum_reward="sum", calc_q="mean"),
-            "generator": Enumerate(),
+            "generator": generator if isinstance(generator, Enumerate) else Enumerate(),
             "evaluator": Combine(parts=(Prior(), judged), weights=(0.5, 0.5), rule="log"),
         }
     return {

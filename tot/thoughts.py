@@ -94,6 +94,9 @@ class Enumerate(_Generator):
 
     n: Count | None = None
     """The best n, where the search does not say how many; None takes all."""
+    temperature: Annotated[float, Field(gt=0)] = 1.0
+    """Of the priors: above 1 they are flatter than the model has them, for a model that is too sure of itself. Further
+    templates of a thought are sampled at it."""
     prior: Literal["model", "uniform", "random"] = "model"
     """uniform and random ask no model: the task's own order, or an order and priors drawn by the seed."""
 
@@ -128,7 +131,7 @@ class Enumerate(_Generator):
             if ask:
                 (completion,) = next(completions)
                 totals = [choice.total for choice in completion.choice_logprobs]
-                scored.append((_softmax(totals) if totals else [0.0] * len(actions), completion.usage))
+                scored.append((self._softmax(totals) if totals else [0.0] * len(actions), completion.usage))
             elif self.prior == "random":
                 draw = problem.growth.random("prior", problem.tree.place(node))
                 weights = [-math.log(1 - draw.random()) for _ in actions]  # normalised: uniform over the simplex
@@ -136,6 +139,13 @@ class Enumerate(_Generator):
             else:
                 scored.append(([1 / len(actions) for _ in actions], None))
         return scored
+
+    def _softmax(self, logprobs: Sequence[float]) -> list[float]:
+        top = max(logprobs)
+        if top == -math.inf:
+            return [1 / len(logprobs)] * len(logprobs)
+        weights = [math.exp((logprob - top) / self.temperature) for logprob in logprobs]
+        return [weight / sum(weights) for weight in weights]
 
 
 async def write(
@@ -196,11 +206,3 @@ async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperatur
     drafts = [[Draft(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
     await write(problem, nodes, drafts, [problem.task.chain], temperature if count > 1 else 0.0)
     return drafts
-
-
-def _softmax(logprobs: Sequence[float]) -> list[float]:
-    top = max(logprobs)
-    if top == -math.inf:
-        return [1 / len(logprobs)] * len(logprobs)
-    weights = [math.exp(logprob - top) for logprob in logprobs]
-    return [weight / sum(weights) for weight in weights]

@@ -273,12 +273,17 @@ def _from_steps(lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def write_json(path: Path, data: Any) -> None:
+    """`write_text` of JSON."""
+    write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     """Write to a file beside `path`, then rename. Raises TaskError where that is impossible."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        temporary.write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        temporary.write_text(text, encoding="utf-8")
         temporary.replace(path)
     except (OSError, UnicodeError) as error:
         temporary.unlink(missing_ok=True)
         reason = getattr(error, "strerror", None) or error
-        raise TaskError(f"{path} can't be written: {reason}; give another --out") from None
+        raise TaskError(f"{path} can't be written: {reason}; give another file") from None

@@ -40,6 +40,8 @@ def _label(node: Node) -> Text:
     value = "  –  " if node.value is None else f"{node.value:5.2f}"
     text = Text(f"{'★' if node.chosen else '·'} {value}  ", style="bold green" if node.chosen else "cyan")
     assert node.thought is not None
+    if node.visits:
+        text.append(f"{node.visits} visits  ", style="dim")
     text.append(plain(" → ".join(" ".join(part.split()) for part in node.thought.parts.values())), style="default")
     return text
 

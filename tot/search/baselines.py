@@ -22,7 +22,7 @@ class ChainOfThought(Search):
 
 
 class SelfConsistency(Search):
-    """k whole solutions; the answer that most of them give."""
+    """k whole solutions; an answer that the task verifies, else the one that most of them give."""
 
     k: Count = 5
     aggregate: Literal["best", "vote"] = "vote"
@@ -33,11 +33,14 @@ class SelfConsistency(Search):
 
 
 class BestOfN(Search):
-    """n whole solutions; the one that the state evaluator values most."""
+    """n whole solutions; one that the task verifies, else the one that the state evaluator values most."""
 
     n: Count = 5
 
     def steps(self, growth: Growth) -> Steps:
         chains = yield growth.expand([growth.tree.root], self.n, whole=True)
+        if growth.solved is not None:
+            growth.best = growth.solved
+            return
         for chain in by_value((yield growth.evaluate(chains)))[:1]:
             growth.best = chain

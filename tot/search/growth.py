@@ -193,7 +193,7 @@ class Growth:
             parent.spend(draft.usage)
             return None
         thought = state.thoughts[-1]  # as the task wrote it down
-        key = self._call("key", state)
+        key = thought.text if whole else self._call("key", state)
         cost = parent.cost + (0.0 if whole else self._cost(parent, thought))
         if any(self._keys[step.id] == key for step in self.tree.path(parent)):  # it leads back to where the path was
             parent.rejected += 1

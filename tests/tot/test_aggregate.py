@@ -1,0 +1,259 @@
+"""The answer of a search: the best state's, one voted for, the likeliest choice; and searches without a model."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import (
+    BFS,
+    Enumerate,
+    Heuristic,
+    Prior,
+    Propose,
+    Sample,
+    SelfConsistency,
+    Solution,
+    State,
+    Task,
+    Thought,
+    Value,
+    solve,
+)
+from tot.decoders import OptionError, RequestError
+from tot.decoders.request import ChoiceLogprob
+
+FOUR = {"grow": ["a", "b", "c", "d"], "value a": "9", "value b": "5", "value c": "6", "value d": "2"}
+
+
+def grow(task: Any, decoder: Any, aggregate: Any = "vote", **options: Any) -> Solution:
+    search = BFS(thoughts=4, breadth=4, depth=2, aggregate=aggregate)
+    return solve(task, "q", **{"decoder": decoder, "search": search, "evaluator": Value()} | options)
+
+
+def chosen(solution: Solution) -> str:
+    """The path that was chosen."""
+    return "/".join(node.thought.text for node in solution.tree if node.chosen and node.thought)
+
+
+# -- votes ------------------------------------------------------------------------------------------------------
+
+
+def test_complete_states_vote_with_their_values_and_the_best_of_them_may_lose(letters: Any, scripted: Any) -> None:
+    replies = {"answer a": "1", "answer b": "2", "answer c": "2", "answer d": "1"}  # 9 + 2 for 1, 5 + 6 for 2
+    tied = grow(letters, scripted(FOUR | replies))
+    assert (tied.answer, chosen(tied)) == ("1", "a")
+    lost = grow(letters, scripted(FOUR | replies | {"answer d": "3"}))  # 9 for 1, 11 for 2, 2 for 3
+    assert (lost.answer, lost.value, chosen(lost)) == ("2", 6, "c")  # the best that voted for it
+    best = grow(letters, scripted(FOUR | replies), aggregate="best")
+    assert (best.answer, best.value, chosen(best)) == ("1", 9, "a")
+
+
+def test_all_complete_states_are_asked_in_one_batch_and_each_with_a_seed_of_its_own(
+    letters: Any, scripted: Any
+) -> None:
+    decoder = scripted(FOUR)
+    solution = grow(letters, decoder)
+    assert decoder.asked[-1] == ["answer a", "answer b", "answer c", "answer d"]
+    assert len({request.sampling.seed for request in decoder.batches[-1]}) == 4
+    assert solution.calls == 4 + 4 + 4
+
+
+def test_answers_that_say_the_same_are_one(letters: Any, scripted: Any) -> None:
+    task = type("Numbers", (letters,), {"canonical": lambda self, answer: float(answer)})
+    replies = {"answer a": "1", "answer b": "2.0", "answer c": "2", "answer d": "3"}
+    solution = grow(task, scripted(FOUR | replies))
+    assert (solution.answer, solution.value) == ("2", 6)
+    plain = grow(letters, scripted(FOUR | replies))
+    assert plain.answer == "1"  # as texts they differ, and 9 is most
+
+
+def test_a_state_without_an_answer_has_no_vote(letters: Any, scripted: Any) -> None:
+    replies = {"answer a": " ", "answer b": "2", "answer c": "\n", "answer d": "3"}
+    solution = grow(letters, scripted(FOUR | replies))
+    assert (solution.answer, solution.value, chosen(solution)) == ("2", 5, "b")
+
+
+def test_where_no_state_has_an_answer_the_best_states_text_is_read(letters: Any, scripted: Any) -> None:
+    empty = {f"answer {name}": "" for name in "abcd"}
+    solution = grow(letters, scripted(FOUR | empty))
+    assert (solution.answer, solution.value) == ("a", 9)
+
+
+def test_an_answer_that_a_budget_cut_off_has_no_vote(letters: Any, scripted: Any) -> None:
+    replies = {"answer a": scripted.completion("1", "budget"), "answer b": "2", "answer c": "3", "answer d": "2"}
+    assert grow(letters, scripted(FOUR | replies)).answer == "2"  # 5 + 2 against 6
+
+
+def test_a_thought_that_was_drawn_twice_votes_twice(letters: Any, scripted: Any) -> None:
+    table = {"grow": ["a", "b", "b", "b"], "value a": "8", "value b": "3", "answer a": "1", "answer b": "2"}
+    assert grow(letters, scripted(table)).answer == "2"  # 3 times 3 against 8
+
+
+def test_states_that_ended_early_vote_with_the_deepest(letters: Any, scripted: Any) -> None:
+    task = type("Ending", (letters,), {"is_terminal": lambda self, state: state.text.endswith("!")})
+    table = {"grow": ["a!", "b"], "value a!": "4", "value b": "3", "grow b": ["c", "d!"]}
+    table |= {"value b/c": "9", "value b/d!": "3", "answer a!": "1", "answer b/d!": "2", "answer b/c": "2"}
+    decoder = scripted(table)
+    search = BFS(thoughts=2, breadth=2, depth=3, aggregate="vote")
+    solution = solve(task, "q", decoder=decoder, search=search, evaluator=Value())
+    assert sorted(decoder.asked[-1]) == ["answer a!", "answer b/c", "answer b/d!"]
+    assert (solution.answer, solution.value) == ("2", 9)
+
+
+def test_a_verified_answer_needs_no_votes(letters: Any, scripted: Any) -> None:
+    def answer_at(self: Task, state: State) -> str | None:
+        return "right" if state.text == "d" else None
+
+    fields = {"answer_at": answer_at, "verify": lambda self, question, answer: answer == "right"}
+    decoder = scripted(FOUR)
+    solution = grow(type("Sure", (letters,), fields), decoder)
+    assert (solution.answer, solution.solved, chosen(solution)) == ("right", True, "d")
+    assert decoder.asked == [["grow"]]
+
+
+def test_self_consistency_takes_the_answer_of_most_chains(letters: Any, scripted: Any) -> None:
+    templates = letters.templates | {"chain": "chain"}
+    fields = {"templates": templates, "parse_answer": lambda self, text: text[-1] if text[-1].isdigit() else None}
+    decoder = scripted({"chain": ["so 1", "so 2", "no idea", "thus 2", "so 3"]})
+    solution = solve(type("Chained", (letters,), fields), "q", decoder=decoder, search=SelfConsistency(k=5))
+    assert decoder.asked == [["chain"]]
+    assert (solution.answer, chosen(solution)) == ("2", "so 2")
+
+
+# -- choices ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def choosing(letters: Any) -> type[Task]:
+    """As Letters; the answer is yes, no or maybe."""
+    return type("Choosing", (letters,), {"choices": lambda self, state: ["yes", "no", "maybe not"]})
+
+
+def likelihoods(scripted: Any, *probabilities: float) -> Any:
+    scores = tuple(ChoiceLogprob(math.log(p), tokens) for p, tokens in zip(probabilities, (1, 1, 4), strict=True))
+    return scripted.completion("", "stop", 0, choice_logprobs=scores)
+
+
+def test_the_likeliest_choice_is_the_answer(choosing: Any, scripted: Any) -> None:
+    decoder = scripted(FOUR | {"answer a": likelihoods(scripted, 0.2, 0.3, 0.1)})
+    solution = grow(choosing, decoder, aggregate="best")
+    assert solution.answer == "no"
+    assert decoder.requests[-1].choices == ("yes", "no", "maybe not")
+    assert decoder.requests[-1].purpose == "answer"
+
+
+def test_the_likeliest_choice_is_that_of_the_highest_whole_probability(choosing: Any, scripted: Any) -> None:
+    decoder = scripted(FOUR | {"answer a": likelihoods(scripted, 0.2, 0.3, 0.25)})  # a token, "maybe not" has more
+    assert grow(choosing, decoder, aggregate="best").answer == "no"
+    tied = scripted(FOUR | {"answer a": likelihoods(scripted, 0.3, 0.3, 0.3)})
+    assert grow(choosing, tied, aggregate="best").answer == "yes"
+
+
+def test_choices_after_a_prefix_begin_with_a_space_and_the_answer_does_not(choosing: Any, scripted: Any) -> None:
+    prefixed = "{% block user %}u{% endblock %}{% block assistant %}It is{% endblock %}"
+    task = type("Prefixed", (choosing,), {"templates": choosing.templates | {"answer": prefixed}})
+    decoder = scripted(FOUR | {"It is": likelihoods(scripted, 0.1, 0.2, 0.5)})
+    assert grow(task, decoder, aggregate="best").answer == "maybe not"
+    assert decoder.requests[-1].choices == (" yes", " no", " maybe not")
+
+
+def test_choices_vote_too(choosing: Any, scripted: Any) -> None:
+    yes, no = likelihoods(scripted, 0.5, 0.1, 0.1), likelihoods(scripted, 0.1, 0.5, 0.1)
+    decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": yes})
+    assert grow(choosing, decoder).answer == "yes"  # 9 + 2 against 5 + 6: the first to come
+    decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": no})
+    assert grow(choosing, decoder).answer == "no"
+
+
+def test_a_real_decoder_chooses_the_continuation_of_the_highest_likelihood(choosing: Any, tiny: Any) -> None:
+    from tot.decoders import Request
+
+    with tiny() as decoder:
+        solution = solve(choosing, "q", decoder=decoder, search=BFS(thoughts=1, depth=2), max_tokens=4)
+        state = solution.tree.state(solution.tree[1])
+        prompt = choosing().prompt("answer", state)
+        scores = {
+            choice: decoder.generate([Request(prompt=prompt, choices=(choice,))])[0].choice_logprobs[0].total
+            for choice in choosing().choices(state)
+        }
+    assert solution.answer == max(scores, key=lambda choice: scores[choice])
+    assert solution.parse_failures == 0
+
+
+# -- no model ---------------------------------------------------------------------------------------------------
+
+
+class Countdown(Task):
+    """Take 1 or 2 from a number until nothing is left."""
+
+    templates: ClassVar = {"answer": "answer"}
+    depth = 6
+
+    def start(self, question: str) -> State:
+        return State(question=question, world=int(question))
+
+    def actions(self, state: State) -> Sequence[str]:
+        return [str(take) for take in (1, 2) if isinstance(state.world, int) and take <= state.world]
+
+    def step(self, state: State, thought: Thought) -> State:
+        assert isinstance(state.world, int)
+        return state.then(thought, state.world - int(thought.text))
+
+    def is_terminal(self, state: State) -> bool:
+        return state.world == 0
+
+    def heuristic(self, state: State) -> float:
+        assert isinstance(state.world, int)
+        return state.world / 2
+
+    def answer_at(self, state: State) -> list[str] | None:
+        return [thought.text for thought in state.thoughts] if state.world == 0 else None
+
+    def verify(self, question: str, answer: Any) -> bool:
+        return sum(map(int, answer)) == int(question)
+
+
+@pytest.mark.parametrize("search", ["best-first", "bfs:thoughts=none", "dfs:thoughts=none", "mcts:thoughts=none"])
+def test_a_task_with_a_world_is_solved_without_a_model(search: str) -> None:
+    options = {"generator": Enumerate(prior="uniform"), "evaluator": Heuristic()}
+    solution = solve(Countdown, "5", model=None, search=search, **options)  # type: ignore[arg-type]
+    assert solution.solved
+    assert sum(map(int, solution.answer or ())) == 5
+    assert (solution.calls, solution.usage.new_tokens, solution.stopped) == (0, 0, None)
+    assert {node.decoder for node in solution.tree} == {None}
+
+
+def test_without_a_model_the_shortest_plan_is_found() -> None:
+    solution = solve(Countdown, "5", model=None, search="best-first", generator=Enumerate(prior="uniform"))
+    assert sorted(solution.answer or ()) == ["1", "2", "2"]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"generator": Sample()},
+        {"generator": Propose()},
+        {"generator": Enumerate()},
+        {"generator": Enumerate(prior="uniform"), "evaluator": Value()},
+    ],
+)
+def test_what_asks_a_model_says_what_to_give_where_there_is_none(options: Any) -> None:
+    every = dict.fromkeys(("thought", "value", "propose", "answer"), "text")
+    task = type("Told", (Countdown,), {"templates": every})
+    with pytest.raises(RequestError, match=r"this search asks a model, and there is none: give model=\.\.\., or a gen"):
+        solve(task, "5", **{"model": None, "search": BFS(thoughts=2), "evaluator": Prior()} | options)
+
+
+def test_without_a_model_and_an_answer_of_its_own_the_best_state_speaks(letters: Any) -> None:
+    task = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b"]})
+    options = {"generator": Enumerate(prior="uniform"), "evaluator": Prior(), "search": BFS(thoughts=2, depth=2)}
+    assert solve(task, "q", model=None, **options).answer == "a"  # type: ignore[arg-type]
+
+
+def test_a_decoder_for_no_model_has_no_options_to_take() -> None:
+    with pytest.raises(OptionError, match="unknown purpose 'judge'"):
+        solve(Countdown, "5", model=None, decoder={"judge": "ar"}, generator=Enumerate(prior="uniform"))  # type: ignore[dict-item]

@@ -1,0 +1,146 @@
+"""Chain of thought, self-consistency and best of n: whole solutions from the `chain` template, through solve()."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BestOfN, ChainOfThought, SelfConsistency, State, Task, Value, solve
+from tot.tasks.game24 import Game24
+
+
+class Riddle(Task):
+    """The answer is a solution's last word, whatever its case."""
+
+    templates: ClassVar = {"chain": "solve {{ question }}", "value": "value {{ chain }}"}
+
+    def parse_answer(self, text: str) -> str | None:
+        words = text.split()
+        return words[-1] if words and words[-1] != "..." else None
+
+    def canonical(self, answer: Any) -> Hashable:
+        return str(answer).lower()
+
+
+class Checked(Riddle):
+    """As Riddle; "yes" is right."""
+
+    def verify(self, question: str, answer: Any) -> bool:
+        return bool(str(answer).lower() == "yes")
+
+
+# -- chain of thought -------------------------------------------------------------------------------------------
+
+
+def test_chain_of_thought_is_one_solution_decoded_greedily_and_nothing_more_is_asked(scripted: Any) -> None:
+    decoder = scripted({"solve q": "first this, then that, so yes"})
+    solution = solve(Riddle, "q", decoder=decoder, search=ChainOfThought())
+    assert decoder.asked == [["solve q"]]
+    (request,) = decoder.requests
+    assert (request.sampling.n, request.sampling.temperature, request.purpose) == (1, 0.0, "generate")
+    assert (solution.answer, solution.calls, solution.stopped) == ("yes", 1, None)
+    assert [(node.depth, node.terminal, node.chosen) for node in solution.tree] == [(0, False, True), (1, True, True)]
+
+
+def test_a_chain_without_an_answer_gives_none(scripted: Any) -> None:
+    decoder = scripted({"solve q": "well ..."})
+    solution = solve(Riddle, "q", decoder=decoder, search=ChainOfThought())
+    assert (solution.answer, decoder.asked) == (None, [["solve q"]])
+
+
+def test_a_chain_is_not_put_through_the_tasks_steps(scripted: Any) -> None:
+    def step(self: Task, state: State, thought: Any) -> None:
+        return None
+
+    task = type("Strict", (Riddle,), {"step": step})
+    assert solve(task, "q", decoder=scripted({"solve q": "so yes"}), search=ChainOfThought()).answer == "yes"
+
+
+# -- self-consistency -------------------------------------------------------------------------------------------
+
+
+def consistent(task: Any, scripted: Any, replies: list[str]) -> Any:
+    decoder = scripted({"solve q": replies})
+    solution = solve(task, "q", decoder=decoder, search=SelfConsistency(k=len(replies)))
+    assert decoder.asked == [["solve q"]]
+    assert decoder.requests[0].sampling.n == len(replies)
+    assert decoder.requests[0].sampling.temperature > 0
+    return solution
+
+
+def test_the_answer_is_what_most_solutions_say_however_they_write_it(scripted: Any) -> None:
+    """Three say yes in three ways; no text comes twice, but "no" would win if answers were compared as texts."""
+    solution = consistent(Riddle, scripted, ["it is no", "I say Yes", "so no", "so YES", "well, yes"])
+    assert solution.answer == "Yes"
+    assert [node.chosen for node in solution.tree] == [True, False, True, False, False, False]
+
+
+def test_solutions_that_are_the_same_text_are_one_node_and_still_as_many_votes(scripted: Any) -> None:
+    solution = consistent(Riddle, scripted, ["so yes", "I say yes", "no", "no", "no"])
+    assert len(solution.tree) == 4
+    assert (solution.answer, solution.tree[3].merged) == ("no", 2)
+
+
+def test_a_tie_goes_to_the_answer_that_came_first(scripted: Any) -> None:
+    assert consistent(Riddle, scripted, ["so no", "so yes", "thus yes", "thus no"]).answer == "no"
+
+
+def test_solutions_without_an_answer_have_no_vote(scripted: Any) -> None:
+    assert consistent(Riddle, scripted, ["a ...", "b ...", "c ...", "so yes"]).answer == "yes"
+    assert consistent(Riddle, scripted, ["a ...", "b ..."]).answer is None
+
+
+@pytest.mark.parametrize(
+    "replies", [["so no", "so yes", "thus yes"], ["so yes", "so no", "thus yes"], ["so no", "thus yes", "hence yes"]]
+)
+def test_a_majority_that_is_right_is_the_answer_wherever_it_stands(replies: list[str], scripted: Any) -> None:
+    solution = consistent(Checked, scripted, replies)
+    assert (solution.answer, solution.solved) == ("yes", True)
+
+
+def test_five_solutions_are_drawn_unless_told_otherwise(scripted: Any) -> None:
+    decoder = scripted({"solve q": ["so yes"] * 5})
+    solve(Riddle, "q", decoder=decoder, search="self-consistency")
+    assert decoder.requests[0].sampling.n == 5
+
+
+# -- best of n --------------------------------------------------------------------------------------------------
+
+
+def test_best_of_n_takes_the_solution_that_the_evaluator_values_most(scripted: Any) -> None:
+    values = {"value so no": "4", "value so yes": "8", "value maybe": "8"}
+    decoder = scripted({"solve q": ["so no", "so yes", "maybe"]} | values)
+    solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value())
+    assert decoder.asked == [["solve q"], ["value so no", "value so yes", "value maybe"]]
+    assert (solution.answer, solution.value) == ("yes", 8)
+
+
+def test_best_of_n_does_not_count_votes(scripted: Any) -> None:
+    values = {"value so no": "4", "value thus no": "4", "value so yes": "5"}
+    decoder = scripted({"solve q": ["so no", "thus no", "so yes"]} | values)
+    assert solve(Riddle, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value()).answer == "yes"
+
+
+# -- tasks with a world -----------------------------------------------------------------------------------------
+
+WRONG, RIGHT = "Answer: 13 + 9 + 10 + 4", "Answer: (13 - 9) * (10 - 4)"
+
+
+@pytest.mark.parametrize("reply", [RIGHT, WRONG])
+def test_a_chain_of_a_task_with_a_world_is_a_solution_as_any_other(reply: str, scripted: Any) -> None:
+    prompt = Game24().prompt("chain", Game24().start("4 9 10 13"))[-1].content
+    decoder = scripted({prompt: reply})
+    solution = solve(Game24, "4 9 10 13", decoder=decoder, search=ChainOfThought())
+    assert (solution.answer, solution.solved) == (reply.removeprefix("Answer: "), reply == RIGHT)
+    assert (len(solution.tree), solution.rejected) == (2, 0)
+    assert len(decoder.asked) == 1
+
+
+def test_several_chains_of_a_task_with_a_world_stay_apart(scripted: Any) -> None:
+    prompt = Game24().prompt("chain", Game24().start("4 9 10 13"))[-1].content
+    decoder = scripted({prompt: [WRONG, RIGHT, f"Easy. {RIGHT}"]})
+    solution = solve(Game24, "4 9 10 13", decoder=decoder, search=SelfConsistency(k=3))
+    assert (solution.answer, solution.solved) == (RIGHT.removeprefix("Answer: "), True)
+    assert len(solution.tree) == 4

@@ -1,0 +1,297 @@
+"""Best-first search: A*, by value, and by the generator's priors, on graphs worked out by hand and drawn at random.
+
+A place's roads are thoughts: "b" goes on to the place b, at the cost that the map gives.
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import itertools
+import random
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tot import DFS, BestFirst, Enumerate, Expand, Growth, Heuristic, Node, State, Task, Thought, solve
+from tot.decoders import OptionError
+from tot.search.problem import Problem
+from tot.search.steps import Draft, Evaluation
+from tot.tasks.arithmetic import evaluate
+from tot.tasks.blocks_planner import generate, shortest_plan
+from tot.tasks.blocksworld import Blocksworld, render
+from tot.tasks.game24 import Game24
+from tot.values import Evaluator
+
+Map = Mapping[str, Mapping[str, float]]
+HILLS: Map = {"s": {"a": 1, "b": 4}, "a": {"b": 2, "c": 5, "g": 12}, "b": {"c": 2}, "c": {"g": 3}}
+AHEAD = {"s": 7.0, "a": 6.0, "b": 4.0, "c": 2.0, "g": 0.0}
+
+
+class Roads(Task):
+    """From s to g."""
+
+    depth = 2  # which holds for no search here, since the end is named
+
+    def __init__(self, roads: Map, ahead: Mapping[str, float]) -> None:
+        super().__init__()
+        self.roads, self.ahead = roads, ahead
+
+    def start(self, question: str) -> State:
+        return State(question=question, world="s")
+
+    def actions(self, state: State) -> list[str]:
+        return list(self.roads.get(str(state.world), {}))
+
+    def step(self, state: State, thought: Thought) -> State:
+        return state.then(thought, thought.text)
+
+    def cost(self, state: State, thought: Thought) -> float:
+        return self.roads[str(state.world)][thought.text]
+
+    def heuristic(self, state: State) -> float:
+        return self.ahead[str(state.world)]
+
+    def is_terminal(self, state: State) -> bool:
+        return state.world == "g"
+
+
+def ride(growth: Growth, most: int = 10_000) -> list[str]:
+    """Answers with all roads; returns the places expanded, those of one step in one text."""
+    expanded: list[str] = []
+    while (step := growth.ask()) is not None:
+        assert isinstance(step, Expand)
+        assert step.count is None
+        assert len(expanded) < most
+        expanded.append("".join(str(state.world) for state in step.states))
+        growth.tell([growth.task.actions(state) for state in step.states])
+    return expanded
+
+
+def route(growth: Growth) -> str:
+    return "s" + "".join(thought.text for thought in growth.tree.state(growth.best).thoughts)
+
+
+def length(roads: Map, path: str) -> float:
+    return sum(roads[a][b] for a, b in itertools.pairwise(path))
+
+
+# -- A* ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_star_finds_the_cheapest_way_and_expands_what_it_should() -> None:
+    growth = BestFirst().start(Roads(HILLS, AHEAD), "q")
+    assert ride(growth) == ["s", "a", "b", "c"]
+    assert (route(growth), growth.best.cost, growth.best.goal, growth.stopped) == ("sabcg", 8, True, None)
+
+
+def test_a_state_is_opened_again_where_the_estimate_was_inconsistent() -> None:
+    """c is taken from s for 3 at first, since a's estimate of 11 is right but c's of 0 is far too low."""
+    roads = {"s": {"a": 1, "c": 3}, "a": {"c": 1}, "c": {"g": 10}}
+    growth = BestFirst().start(Roads(roads, {"s": 0, "a": 11, "c": 0, "g": 0}), "q")
+    assert ride(growth) == ["s", "c", "a", "c"]
+    assert (route(growth), growth.best.cost) == ("sacg", 12)
+
+
+def test_weight_0_is_dijkstras_algorithm_and_does_not_look_ahead() -> None:
+    misleading = {"s": 99.0, "a": 50.0, "b": 0.0, "c": 70.0, "g": 0.0}
+    growth = BestFirst(weight=0).start(Roads(HILLS, misleading), "q")
+    assert ride(growth) == ["s", "a", "b", "c"]  # at 0, 1, 3, 5
+    assert (route(growth), growth.best.cost) == ("sabcg", 8)
+
+
+def test_a_large_weight_goes_by_the_estimate_and_may_pay_for_it() -> None:
+    growth = BestFirst(weight=100).start(Roads(HILLS, AHEAD), "q")
+    assert ride(growth) == ["s", "b", "c"]  # the least still to come: 4 against 6, then 2 against 6
+    assert (route(growth), growth.best.cost) == ("sbcg", 9)
+
+
+def test_several_states_are_expanded_at_once_and_the_way_is_still_the_cheapest() -> None:
+    """a and b go together, so g is met for 13 first; it has to wait until nothing cheaper is left."""
+    growth = BestFirst(batch=2).start(Roads(HILLS, AHEAD), "q")
+    assert ride(growth)[:2] == ["s", "ab"]
+    assert (route(growth), growth.best.cost) == ("sabcg", 8)
+
+
+def test_roads_in_circles_end_and_their_goal_is_found() -> None:
+    roads = {a: {b: 1.0 for b in "sabc" if b != a} for a in "sabc"} | {"c": {"s": 1.0, "g": 5.0}}
+    growth = BestFirst().start(Roads(roads, dict.fromkeys("sabcg", 0.0)), "q")
+    ride(growth)
+    assert (route(growth), growth.best.cost) == ("scg", 6)
+    assert len(growth.tree) == 5
+
+
+def cheapest(roads: Map, start: str) -> float:
+    done: set[str] = set()
+    queue = [(0.0, start)]
+    while queue:
+        cost, place = heapq.heappop(queue)
+        if place == "g":
+            return cost
+        if place not in done:
+            done.add(place)
+            for other, more in roads.get(place, {}).items():
+                heapq.heappush(queue, (cost + more, other))
+    return float("inf")
+
+
+@settings(max_examples=300)
+@given(seed=st.integers(0, 10**6), batch=st.integers(1, 3), merge=st.booleans())
+def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too_high(
+    seed: int, batch: int, merge: bool
+) -> None:
+    draw = random.Random(seed)
+    places = "sabcdeg"
+    roads = {a: {b: float(draw.randint(0, 9)) for b in places if b != a and draw.random() < 0.45} for a in places}
+    true = {place: cheapest(roads, place) for place in places}
+    ahead = {place: draw.choice([0.0, 0.5, 1.0]) * min(true[place], 30.0) for place in places}
+    growth = BestFirst(batch=batch, merge=merge).start(Roads(roads, ahead), "q")
+    ride(growth)
+    if true["s"] == float("inf"):
+        assert growth.stopped == f"no goal: all that was proposed was tried, {len(growth.tree) - 1} thoughts"
+    else:
+        assert length(roads, route(growth)) == growth.best.cost == true["s"]
+        assert growth.stopped is None
+
+
+def test_a_map_without_a_way_is_tried_to_the_end_and_says_so() -> None:
+    growth = BestFirst().start(Roads({"s": {"a": 1, "b": 1}, "a": {"b": 1}, "b": {"s": 1}}, AHEAD), "q")
+    assert ride(growth) == ["s", "b", "a"]
+    assert growth.stopped == "no goal: all that was proposed was tried, 2 thoughts"
+    assert route(growth) == "sb"  # the closest, by the estimate
+
+
+@pytest.mark.parametrize(("most", "expanded", "said"), [(2, 1, "2 thoughts of 2"), (3, 2, "4 thoughts of 3")])
+def test_max_nodes_ends_the_search_and_says_so(most: int, expanded: int, said: str) -> None:
+    growth = BestFirst(max_nodes=most).start(Roads(HILLS, AHEAD), "q")
+    assert ride(growth) == ["s", "a"][:expanded]
+    assert growth.stopped == f"max_nodes: {said}"
+
+
+def test_only_a_depth_given_to_the_search_is_a_limit_where_ends_are_named() -> None:
+    growth = BestFirst(depth=3).start(Roads(HILLS, AHEAD), "q")
+    ride(growth)
+    assert (route(growth), growth.best.cost) == ("sag", 13)
+
+
+# -- by value, by prior -----------------------------------------------------------------------------------------
+
+
+class Paths(Task):
+    """A state is its path; one that ends in "!" is the end."""
+
+    def is_terminal(self, state: State) -> bool:
+        return state.text.endswith("!")
+
+
+@pytest.fixture
+def drive() -> Callable[..., list[str]]:
+    """Answers every step from tables by path; returns the paths expanded, those of one step in one text."""
+
+    def run(growth: Growth, children: Mapping[str, Any], value: Mapping[str, float]) -> list[str]:
+        expanded = []
+        while (step := growth.ask()) is not None:
+            at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
+            if isinstance(step, Expand):
+                expanded.append(" ".join(at))
+            growth.tell([children.get(p, []) if isinstance(step, Expand) else value[p] for p in at])
+        return expanded
+
+    return run
+
+
+VALUED = {"": ["a", "b"], "a": ["c", "d"], "b": ["e!"], "a/c": ["f"]}
+VALUES = {"a": 6, "b": 3, "a/c": 4, "a/d": 2, "a/c/f": 1, "b/e!": 0}
+
+
+@pytest.mark.parametrize("rank", ["auto", "value"])
+def test_the_most_valuable_state_of_the_whole_frontier_is_next(rank: Any, drive: Any) -> None:
+    growth = BestFirst(rank=rank).start(Paths(), "q")
+    assert drive(growth, VALUED, VALUES) == ["", "a", "a/c", "b", "a/d", "a/c/f"]
+    assert growth.tree.state(growth.best).text == "b\ne!"  # worth least, and still the only goal
+    assert growth.stopped is None
+
+
+def test_equals_are_expanded_in_the_order_in_which_they_came(drive: Any) -> None:
+    growth = BestFirst(rank="value", batch=2).start(Paths(), "q")
+    assert drive(growth, {"": ["a", "b", "c"]}, {"a": 1, "b": 1, "c": 1}) == ["", "a b", "c"]
+
+
+def priored(**priors: float) -> list[Draft]:
+    return [Draft(Thought(parts={"thought": text}), prior=prior) for text, prior in priors.items()]
+
+
+def test_by_prior_depth_over_probability_decides(drive: Any) -> None:
+    """a: 1 / 0.76 = 1.3; b: 1 / 0.24 = 4.17; a/c: 2 / (0.76 * 0.6) = 4.39, though likelier than b; a/d: 6.6."""
+    growth = BestFirst(rank="prior").start(Paths(), "q")
+    children = {"": priored(b=0.24, a=0.76), "a": priored(c=0.6, d=0.4)}
+    assert drive(growth, children, {}) == ["", "a", "b", "a/c", "a/d"]
+    assert growth.stopped == "no goal: all that was proposed was tried, 4 thoughts"
+
+
+def test_by_prior_a_thought_without_one_is_refused() -> None:
+    growth = BestFirst(rank="prior").start(Paths(), "q")
+    growth.ask()
+    growth.tell([["a"]])
+    with pytest.raises(OptionError, match=r"rank=prior needs a thought generator that gives priors: Enumerate\(\) or"):
+        growth.ask()
+
+
+# -- real puzzles without a model -------------------------------------------------------------------------------
+
+
+def test_plans_for_200_piles_of_blocks_are_as_short_as_can_be() -> None:
+    task = Blocksworld()
+    for seed in range(200):
+        problem = generate(seed, 3 + seed % 3, 2 + 2 * (seed % 4))
+        optimal = shortest_plan(problem)
+        assert optimal is not None
+        question = render(problem)
+        options: dict[str, Any] = {"generator": Enumerate(prior="uniform"), "evaluator": Heuristic()}
+        solution = solve(task, question, model=None, search=BestFirst(), **options)
+        assert solution.solved
+        assert isinstance(solution.answer, list)
+        assert len(solution.answer) == len(optimal), question
+        assert (solution.calls, solution.usage.forwards) == (0, 0)
+
+
+class Plain(Evaluator):
+    """Two numbers that don't make 24 are impossible. Of more, good ones divide 24; fractions and zeros are bad."""
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        worlds: list[Any] = [node.world for node in nodes]
+        return [Evaluation(self.worth(world["left"])) for world in worlds]
+
+    def worth(self, left: list[str]) -> float:
+        if len(left) == 2:
+            a, b = map(Fraction, left)
+            reached = [a + b, a - b, b - a, a * b, a / b if b else 0, b / a if a else 0]
+            return 100.0 if 24 in reached else -100.0
+        return sum(
+            -2.0 if "/" in number or number == "0" else -1.0 if number[0] == "-" else float(24 % int(number) == 0)
+            for number in left
+        )
+
+
+def test_all_puzzles_of_the_game_of_24_are_solved_without_a_model_within_a_minute(data: Path) -> None:
+    with (data / "game24.csv").open(encoding="utf-8") as file:
+        puzzles = [row["Puzzles"] for row in csv.DictReader(file)]
+    assert len(puzzles) == 1362
+    options: dict[str, Any] = {"generator": Enumerate(prior="uniform"), "evaluator": Plain()}
+    task = Game24()
+    began = time.process_time()
+    for puzzle in puzzles:
+        solution = solve(task, puzzle, model=None, search=DFS(thoughts=None, threshold=-50), **options)
+        assert solution.solved, puzzle
+        used = sorted(map(int, re.findall(r"\d+", str(solution.answer))))
+        assert used == sorted(map(int, puzzle.split()))
+        assert evaluate(str(solution.answer)) == 24
+        assert solution.calls == 0
+    assert time.process_time() - began < 60

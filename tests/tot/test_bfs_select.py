@@ -1,0 +1,176 @@
+"""Which states breadth-first search keeps: the best, or a draw by value; the best as in ToT's published loop.
+
+Thoughts are letters; a path of them reads "ab".
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import permutations
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import BFS, Expand, Growth, Node, Task, Thought
+
+Children = Callable[[str], Sequence[str]]
+Values = Callable[[str], float | None]
+
+
+class Letters(Task):
+    """Any letters; no state but one at full depth is an end."""
+
+    depth = 2
+
+
+def path(growth: Growth, node: Node) -> str:
+    return "".join(thought.text for thought in growth.tree.state(node).thoughts)
+
+
+def kept_by(search: BFS, children: Children, value: Values, seed: int = 0) -> tuple[list[list[str]], str]:
+    """The states kept at every level, and the one that the answer is asked at."""
+    levels: list[list[str]] = []
+
+    def listen(growth: Growth, nodes: list[Node]) -> None:
+        levels.append([path(growth, node) for node in nodes])
+
+    growth = search.start(Letters(), "q", seed=seed, hooks={"on_level": listen})
+    while (step := growth.ask()) is not None:
+        at = [path(growth, node) for node in step.nodes]
+        growth.tell([list(children(p)) if isinstance(step, Expand) else value(p) for p in at])
+    return levels, path(growth, growth.best)
+
+
+def one_level(search: BFS, values: dict[str, float | None], seed: int = 0) -> list[str]:
+    return kept_by(search, lambda _: list(values), lambda p: values[p], seed)[0][0]
+
+
+# -- the best ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("breadth", "kept"), [(1, ["b"]), (2, ["b", "a"]), (3, ["b", "a", "c"]), (9, ["b", "a", "c", "d"])]
+)
+def test_equals_are_kept_in_the_order_in_which_they_came(breadth: int, kept: list[str]) -> None:
+    assert one_level(BFS(breadth=breadth), {"a": 5, "b": 8, "c": 5, "d": 5}) == kept
+
+
+def test_states_without_a_value_are_the_last_to_be_kept() -> None:
+    assert one_level(BFS(breadth=3), {"a": None, "b": -2, "c": None, "d": 3}) == ["d", "b", "a"]
+
+
+# -- a draw -----------------------------------------------------------------------------------------------------
+
+
+def drawn(values: dict[str, float | None], breadth: int, times: int) -> Counter[tuple[str, ...]]:
+    search = BFS(breadth=breadth, select="sample")
+    return Counter(tuple(one_level(search, values, seed)) for seed in range(times))
+
+
+def test_a_draw_keeps_no_state_twice_and_all_where_there_is_room() -> None:
+    for kept in drawn(dict(zip("abcdef", range(6), strict=True)), 4, 200):
+        assert len(set(kept)) == 4
+    assert all(sorted(kept) == ["a", "b"] for kept in drawn({"a": 1, "b": 2}, 5, 20))
+
+
+def test_draws_are_by_value_and_without_replacement() -> None:
+    """The first is x with probability v_x / 8, the second y with v_y / (8 - v_x)."""
+    values = {"a": 1.0, "b": 2.0, "c": 5.0}
+    times = 2000
+    counts = drawn(dict(values), 2, times)
+    expected = {(x, y): times * values[x] / 8 * values[y] / (8 - values[x]) for x, y in permutations("abc", 2)}
+    assert sum(expected.values()) == pytest.approx(times)
+    assert set(counts) <= set(expected)
+    chi_square = sum((counts[pair] - wanted) ** 2 / wanted for pair, wanted in expected.items())
+    assert chi_square < 20.5  # 5 degrees of freedom: passed by chance 999 times in 1000
+
+
+@pytest.mark.parametrize("worthless", [0.0, None, -3.0])
+def test_where_nothing_has_worth_all_are_equally_likely(worthless: float | None) -> None:
+    counts = drawn(dict.fromkeys("abc", worthless), 1, 900)
+    assert sum((counts[letter,] - 300) ** 2 / 300 for letter in "abc") < 13.8  # 2 degrees of freedom
+
+
+def test_states_without_worth_are_drawn_after_all_others() -> None:
+    counts = drawn({"a": None, "b": 0.0, "c": 4.0, "d": -1.0}, 2, 600)
+    assert {kept[0] for kept in counts} == {"c"}
+    assert sum((counts["c", letter] - 200) ** 2 / 200 for letter in "abd") < 13.8
+
+
+def test_the_draw_depends_on_the_seed_alone() -> None:
+    search = BFS(breadth=3, select="sample", depth=4)
+
+    def grown(seed: int) -> list[list[str]]:
+        return kept_by(search, lambda _: "abc", lambda p: float(len(p)), seed)[0]
+
+    assert grown(1) == grown(1)
+    assert len({str(grown(seed)) for seed in range(20)}) > 15
+    assert len({str(level) for level in ([p[-1] for p in level] for level in grown(1))}) > 1  # each level its own
+
+
+# -- ToT's published loop ---------------------------------------------------------------------------------------
+
+
+def published(children: Children, value: Callable[[str], float], levels: int, b: int) -> tuple[list[list[str]], str]:
+    """Level by level: the thoughts after each kept path, doubles dropped, valued; the b best, equals as they came."""
+    paths, kept = [""], []
+    for _ in range(levels):
+        new = list(dict.fromkeys(p + thought for p in paths for thought in children(p)))
+        if not new:
+            break
+        values = [value(p) for p in new]
+        order = sorted(range(len(new)), key=lambda i: values[i], reverse=True)[:b]
+        paths = [new[i] for i in order]
+        kept.append(paths)
+    return kept, paths[0]
+
+
+@given(seed=st.integers(0, 10**6), n=st.integers(0, 4), b=st.integers(1, 4), levels=st.integers(0, 4))
+def test_the_states_kept_are_those_of_tots_published_loop(seed: int, n: int, b: int, levels: int) -> None:
+    """Trees drawn at random, with doubles, dead ends and many values that are equal."""
+
+    def children(p: str) -> list[str]:
+        draw = random.Random(f"{seed} children {p}")
+        return [draw.choice("abcd") for _ in range(draw.randint(min(n, 1), n))]
+
+    def value(p: str) -> float:
+        return random.Random(f"{seed} value {p}").choice([-1.0, 0.5, 1.0, 2.0])
+
+    search = BFS(thoughts=None, breadth=b, depth=levels + 1)
+    assert kept_by(search, children, value) == published(children, value, levels, b)
+
+
+def test_a_thought_is_grown_after_each_kept_state_as_often_as_it_is_told() -> None:
+    """The loop above against numbers by hand: breadth 2, "ab" dropped as the third of its level."""
+    values: dict[str, Any] = {"a": 1, "b": 3, "ab": 2, "ba": 5, "bb": 4, "baa": 1, "bab": 1, "bba": 2, "bbb": 0}
+    levels, best = kept_by(BFS(breadth=2, depth=4), lambda p: "bb" if p == "a" else "abb", lambda p: values[p])
+    assert levels == [["b", "a"], ["ba", "bb"], ["bba", "baa"]]
+    assert best == "bba"
+    assert published(lambda p: "bb" if p == "a" else "abb", lambda p: values[p], 3, 2) == (levels, best)
+
+
+def test_a_merged_state_takes_one_place_among_those_kept() -> None:
+    """An end kept from a level above, which a cheaper way reaches again, is still one state."""
+
+    class Roads(Letters):
+        def step(self, state: Any, thought: Thought) -> Any:
+            return state.then(thought, thought.text[-1])
+
+        def cost(self, state: Any, thought: Thought) -> float:
+            return float(thought.text[0])
+
+        def is_terminal(self, state: Any) -> bool:
+            return bool(state.world == "x")
+
+    levels: list[list[Any]] = []
+    hooks = {"on_level": lambda growth, nodes: levels.append([node.world for node in nodes])}
+    growth = BFS(breadth=3, merge=True, depth=4).start(Roads(), "q", hooks=hooks)
+    tables = {None: ["9x", "1y"], "y": ["1x", "1z"]}
+    while (step := growth.ask()) is not None:
+        worlds: list[Any] = [state.world for state in step.states]
+        growth.tell([tables.get(world, []) if isinstance(step, Expand) else 1 for world in worlds])
+    assert levels == [["x", "y"], ["x", "z"]]

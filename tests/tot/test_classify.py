@@ -1,0 +1,139 @@
+"""Evaluations in words: the label that a reply names, and labels weighed by their likelihood."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
+from tot.decoders import OptionError
+from tot.decoders.request import ChoiceLogprob
+from tot.search.problem import Problem
+from tot.search.steps import Evaluation
+
+JUDGED = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
+ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)
+
+
+@pytest.fixture
+def judged(letters: Any) -> type[Task]:
+    """As Letters, with ToT's labels of the Game of 24."""
+    return type("Judged", (letters,), {"labels": JUDGED, "default_value": 0.25})
+
+
+def evaluate(task: Any, decoder: Any, evaluator: Any) -> Solution:
+    """A tree of one thought, "a", and the decoder's replies to "value a"."""
+    return solve(task, "q", decoder=decoder, search=ONE_THOUGHT, evaluator=evaluator)
+
+
+# -- Classify ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("sure", 20.0),
+        ("LIKELY.", 1.0),
+        ("impossible", 0.001),
+        ("4 + 20 = 24: sure", 20.0),
+        ("impossible? no: 6 * 4 = 24, sure", 20.0),  # the last one
+        ("sure\nimpossible", 0.001),
+        ("it is likely, not impossible", 1.0),
+        ("not sure, but likely", 1.0),
+        ("likely; not a sure thing", 1.0),
+    ],
+)
+def test_the_last_label_that_a_reply_names_is_its_value(judged: Any, scripted: Any, reply: str, value: float) -> None:
+    solution = evaluate(judged, scripted({"grow": "a", "value a": reply}), Classify())
+    assert solution.tree[1].value == value
+    assert solution.parse_failures == 0
+
+
+@pytest.mark.parametrize("reply", ["", "24", "not sure", "Not  sure!", "surely", "unlikely", "not a likely one"])
+def test_a_reply_without_a_label_is_the_default_and_counted(judged: Any, scripted: Any, reply: str) -> None:
+    solution = evaluate(judged, scripted({"grow": "a", "value a": reply}), Classify())
+    assert solution.tree[1].value == 0.25
+    assert solution.parse_failures == solution.tree[1].parse_failures == 1
+
+
+def test_labels_given_go_before_the_tasks(judged: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": "a", "value a": "sure, that is very good (not good: good)"})
+    evaluator = Classify(labels={"good": 0.5, "very good": 1.0, "bad": 0.0})
+    assert evaluate(judged, decoder, evaluator).tree[1].value == 0.5
+    longest = scripted({"grow": "a", "value a": "very good"})
+    assert evaluate(judged, longest, evaluator).tree[1].value == 1.0  # the longest label that fits
+
+
+def test_a_label_may_hold_signs(letters: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": "a", "value a": "B+"})
+    assert evaluate(letters, decoder, Classify(labels={"B": 2.0, "B+": 2.3, "B.": 0.0})).tree[1].value == 2.3
+
+
+def test_the_value_is_the_mean_of_the_samples(judged: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": "a", "value a": ["sure", "likely", "no idea"]})
+    solution = evaluate(judged, decoder, Classify(samples=3, temperature=0.7))
+    assert solution.tree[1].value == pytest.approx((20 + 1 + 0.25) / 3)
+    assert solution.parse_failures == 1
+
+
+def test_without_labels_it_says_what_to_give(letters: Any, scripted: Any) -> None:
+    with pytest.raises(OptionError, match=r"task Letters has no `labels` to classify by: give Classify\(labels=\.\.\."):
+        evaluate(letters, scripted({"grow": "a"}), Classify())
+
+
+def test_another_template_may_be_asked(judged: Any, scripted: Any) -> None:
+    task = type("Twice", (judged,), {"templates": judged.templates | {"check": "check {{ thought }}"}})
+    decoder = scripted({"grow": "a", "check a": "likely"})
+    assert evaluate(task, decoder, Classify(template="check")).tree[1].value == 1.0
+
+
+# -- Likelihood with labels -------------------------------------------------------------------------------------
+
+
+def likelihoods(scripted: Any, *probabilities: float) -> Any:
+    """A decoder that gives the labels these probabilities."""
+    scores = tuple(ChoiceLogprob(math.log(p), 1) for p in probabilities)
+    return scripted({"grow": "a", "value a": scripted.completion("", "stop", 0, choice_logprobs=scores)})
+
+
+def test_the_likelihood_of_yes_is_its_share_against_no(letters: Any, scripted: Any) -> None:
+    decoder = likelihoods(scripted, 0.06, 0.02)  # the rest went elsewhere
+    solution = evaluate(letters, decoder, Likelihood(labels={"Yes": 1.0, "No": 0.0}))
+    assert solution.tree[1].value == pytest.approx(0.75)
+    (request,) = [request for request in decoder.requests if request.purpose == "evaluate"]
+    assert request.choices == ("Yes", "No")
+    assert request.close_choices
+
+
+def test_labels_are_the_tasks_own_where_none_are_given(judged: Any, scripted: Any) -> None:
+    decoder = likelihoods(scripted, 0.1, 0.2, 0.1)
+    value = evaluate(judged, decoder, Likelihood()).tree[1].value
+    assert value == pytest.approx((20 * 0.1 + 1 * 0.2 + 0.001 * 0.1) / 0.4)
+
+
+# -- values that are no numbers ---------------------------------------------------------------------------------
+
+
+class Broken:
+    """An evaluator that gives the values it was made with."""
+
+    def __init__(self, *values: float) -> None:
+        self.values = values
+
+    def key(self, problem: Problem, node: Node) -> None:
+        return None
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        return [Evaluation(value) for value in self.values[: len(nodes)]]
+
+
+def test_a_value_that_is_not_a_number_is_the_default_and_counted(judged: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": ["a", "b", "c"]})
+    search = BFS(thoughts=3, depth=2)
+    solution = solve(judged, "q", decoder=decoder, search=search, evaluator=Broken(math.nan, 0.1, math.nan))
+    assert [node.value for node in solution.tree] == [None, 0.25, 0.1, 0.25]
+    assert [node.parse_failures for node in solution.tree] == [0, 1, 0, 1]
+    assert solution.value == 0.25

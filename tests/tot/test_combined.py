@@ -1,0 +1,225 @@
+"""Evaluators that ask no model of their own, and mixtures of several: every number is worked out by hand."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tot import (
+    BFS,
+    Combine,
+    Confidence,
+    Enumerate,
+    Heuristic,
+    Node,
+    Prior,
+    Random,
+    Sample,
+    Solution,
+    Task,
+    Value,
+    solve,
+)
+from tot.decoders import OptionError, TaskError
+from tot.search.problem import Problem
+from tot.search.steps import Evaluation
+from tot.values import Evaluator
+
+ONE_LEVEL = BFS(thoughts=2, breadth=2, depth=2)
+
+
+class Table(Evaluator):
+    """Values by the text of the last thought; keeps count of what it was asked."""
+
+    values: dict[str, float | None]
+    asked: list[str] = []  # noqa: RUF012 - pydantic copies it
+    name: str = "table"
+
+    def key(self, problem: Problem, node: Node) -> Hashable | None:
+        assert node.thought is not None
+        return self.name, node.thought.text
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        texts = [node.thought.text for node in nodes if node.thought]
+        self.asked.extend(texts)
+        return [Evaluation(self.values[text]) for text in texts]
+
+
+def grow(task: Any, decoder: Any, evaluator: Any, search: Any = ONE_LEVEL, **options: Any) -> Solution:
+    return solve(task, "q", decoder=decoder, search=search, evaluator=evaluator, **options)
+
+
+def value(letters: Any, scripted: Any, evaluator: Any) -> float | None:
+    """What the evaluator gives to the one thought "a"."""
+    decoder = scripted({"grow": ["a"]})
+    found: float | None = grow(letters, decoder, evaluator, BFS(thoughts=1, depth=2)).tree[1].value
+    return found
+
+
+def table(name: str, number: float | None) -> Table:
+    return Table(values={"a": number}, name=name)
+
+
+# -- what is combined -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("rule", "values", "weights", "combined"),
+    [
+        ("sum", (3.0, 5.0), (1.0, 1.0), 8.0),
+        ("sum", (3.0, 5.0), (0.5, -0.25), 0.25),
+        ("sum", (-3.0, 5.0, 2.0), (1.0, 1.0, 2.0), 6.0),
+        ("product", (0.25, 0.64), (0.5, 0.5), 0.4),  # RAP: r_a^alpha * r_b^(1 - alpha)
+        ("product", (0.5, 0.8), (1.0, 0.0), 0.5),
+        ("product", (0.0, 0.8), (0.5, 0.5), 0.0),
+        ("product", (2.0, 3.0), (2.0, 1.0), 12.0),
+        ("log", (math.e, math.e**3), (0.5, 0.5), 2.0),
+        ("log", (0.25, 0.64), (0.5, 0.5), math.log(0.4)),
+        ("log", (0.0, 1.0), (0.5, 0.5), 0.5 * math.log(1e-12)),  # bad beyond measure, not beyond arithmetic
+    ],
+)
+def test_values_are_combined_by_the_rule(
+    letters: Any, scripted: Any, rule: Any, values: tuple[float, ...], weights: tuple[float, ...], combined: float
+) -> None:
+    parts = tuple(table(str(i), number) for i, number in enumerate(values))
+    found = value(letters, scripted, Combine(parts=parts, weights=weights, rule=rule))
+    assert found == pytest.approx(combined)
+
+
+def test_the_rule_is_a_weighted_sum_where_none_is_given(letters: Any, scripted: Any) -> None:
+    assert value(letters, scripted, Combine(parts=(table("x", 3), table("y", 4)), weights=(1, 10))) == 43
+
+
+@pytest.mark.parametrize("rule", ["product", "log"])
+def test_values_below_0_can_only_be_summed(letters: Any, scripted: Any, rule: Any) -> None:
+    parts = (table("x", -1.0), table("y", 2.0))
+    with pytest.raises(OptionError, match=rf"Combine\(rule='{rule}'\) of \[-1\.0, 2\.0\]: values below 0 can only"):
+        value(letters, scripted, Combine(parts=parts, weights=(1, 1), rule=rule))
+
+
+@pytest.mark.parametrize(("parts", "weights"), [(1, (0.5, 0.5)), (2, (1.0,)), (0, ())])
+def test_parts_and_weights_that_do_not_match_are_refused(parts: int, weights: tuple[float, ...]) -> None:
+    with pytest.raises(ValidationError, match=f"{parts} parts and {len(weights)} weights: give one weight for each"):
+        Combine(parts=tuple(table(str(i), 1) for i in range(parts)), weights=weights)
+
+
+def test_where_one_part_was_cut_off_there_is_no_value(letters: Any, scripted: Any) -> None:
+    assert value(letters, scripted, Combine(parts=(table("x", 3), table("y", None)), weights=(1, 1))) is None
+
+
+def test_combinations_may_be_combined(letters: Any, scripted: Any) -> None:
+    inner = Combine(parts=(table("x", 2), table("y", 8)), weights=(0.5, 0.5), rule="product")
+    assert value(letters, scripted, Combine(parts=(inner, table("z", 3)), weights=(2, 1))) == pytest.approx(11)
+
+
+def test_tokens_and_failures_of_all_parts_are_the_nodes(letters: Any, scripted: Any) -> None:
+    two = type("Two", (letters,), {"templates": letters.templates | {"other": "other"}, "default_value": 2.0})
+    decoder = scripted({"grow": ["a"], "value a": "8", "other": "no idea"})
+    parts = (Value(), Value(template="other", samples=1))
+    search = BFS(thoughts=1, depth=2)
+    solution = grow(two, decoder, Combine(parts=parts, weights=(1, 10)), search)
+    assert solution.tree[1].value == 28
+    assert solution.tree[1].new_tokens == 15
+    assert solution.parse_failures == 1
+
+
+# -- what is asked once -----------------------------------------------------------------------------------------
+
+
+def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) -> None:
+    first = Table(values={"a": 1, "b": 2, "c": 3}, name="first")
+    second = Table(values={"a": 10, "b": 20, "c": 30}, name="second")
+    decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "c"]})
+    evaluator = Combine(parts=(first, second), weights=(1, 1))
+    solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
+    assert sorted(first.asked) == sorted(second.asked) == ["a", "b", "c"]
+    texts = {"/".join(t.text for t in solution.tree.state(node).thoughts): node.value for node in solution.tree}
+    assert texts == {"": None, "a": 11, "b": 22, "a/b": 22, "a/c": 33, "b/a": 11, "b/c": 33}
+
+
+def test_a_part_is_shared_even_where_another_depends_on_the_place(letters: Any, scripted: Any) -> None:
+    part = Table(values={"a": 1, "b": 2})
+    decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"]})
+    evaluator = Combine(parts=(part, Prior()), weights=(1, 1))
+    solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
+    assert sorted(part.asked) == ["a", "b"]
+    assert sorted(node.value for node in solution.tree if node.value) == [1.5, 1.5, 1.5, 2.5, 2.5, 2.5]
+
+
+def test_a_part_that_stands_there_twice_is_asked_once(letters: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": ["a", "b"], "value a": "3", "value b": "4"})
+    solution = grow(letters, decoder, Combine(parts=(Value(), Value()), weights=(1, 10)))
+    assert [node.value for node in solution.tree] == [None, 33, 44]
+    asked = [request.prompt[-1].content for request in decoder.requests if request.purpose == "evaluate"]
+    assert sorted(asked) == ["value a", "value b"]
+
+
+# -- without a model --------------------------------------------------------------------------------------------
+
+
+def test_a_heuristic_is_worth_the_less_the_more_is_to_be_done(letters: Any, scripted: Any) -> None:
+    task = type("Far", (letters,), {"heuristic": lambda self, state: {"a": 3, "b": 0.5}[state.text]})
+    solution = grow(task, scripted({"grow": ["a", "b"]}), Heuristic())
+    assert [node.value for node in solution.tree] == [None, -3, -0.5]
+    assert solution.value == -0.5
+
+
+def test_a_task_without_a_heuristic_says_what_to_define(letters: Any, scripted: Any) -> None:
+    with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another way of judging"):
+        grow(letters, scripted({"grow": ["a", "b"]}), Heuristic())
+
+
+def test_a_prior_is_the_generators_probability(letters: Any, scripted: Any) -> None:
+    task = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b", "c", "d"]})
+    search = BFS(thoughts=None, depth=2)
+    solution = grow(task, scripted({}), Prior(), search, generator=Enumerate(prior="uniform"))
+    assert [node.value for node in solution.tree] == [None, 0.25, 0.25, 0.25, 0.25]
+
+
+def test_confidence_is_the_share_of_samples_that_agreed(letters: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": ["a", "a", "x", "b", "b", "b"]})
+    solution = grow(letters, decoder, Confidence(), generator=Sample(votes=3))
+    assert [node.value for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
+
+
+def test_confidence_without_votes_says_how_to_get_it(letters: Any, scripted: Any) -> None:
+    with pytest.raises(OptionError, match=r"the thought generator gives no confidence: use Sample\(votes=8\)"):
+        grow(letters, scripted({"grow": ["a", "b"]}), Confidence())
+
+
+def test_a_thought_without_a_prior_says_which_generators_give_one(letters: Any, scripted: Any) -> None:
+    class Given:
+        def on_expand(self, growth: Any, nodes: Sequence[Node]) -> list[Node]:
+            return [growth.inject(growth.tree.root, "mine")]
+
+    with pytest.raises(OptionError, match=r"gives no prior: use Enumerate\(\) or Sample\(\)"):
+        grow(letters, scripted({"grow": ["a", "b"]}), Prior(), hooks=Given())
+
+
+def test_random_values_depend_on_the_seed_and_the_place_alone(letters: Any, scripted: Any) -> None:
+    table = {"grow": ["a", "b"]}
+    runs = [grow(letters, scripted(table), Random(), seed=seed) for seed in (1, 1, 2)]
+    first, again, other = ([node.value or 0.0 for node in solution.tree][1:] for solution in runs)
+    assert first == again
+    assert len({*first, *other}) == 4
+    assert all(0 <= number < 1 for number in first + other)
+    renamed = grow(letters, scripted({"grow": ["c", "d"]}), Random(), seed=1)
+    assert [node.value for node in renamed.tree][1:] == first
+
+
+def test_a_part_that_is_not_a_number_makes_the_default(letters: Any, scripted: Any) -> None:
+    careful = type("Careful", (letters,), {"default_value": 2.5})
+    parts: tuple[Any, ...] = (table("x", math.nan), table("y", 1.0))
+    for rule in ("sum", "product", "log"):
+        assert value(careful, scripted, Combine(parts=parts, weights=(1, 1), rule=rule)) == 2.5  # type: ignore[arg-type]
+
+
+def test_the_parts_of_a_task_may_be_used_by_name_and_by_hand(letters: Any, scripted: Any) -> None:
+    task: type[Task] = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b"]})
+    by_name = grow(task, scripted({}), "prior", generator="enumerate:prior=uniform")
+    by_hand = grow(task, scripted({}), Prior(), generator=Enumerate(prior="uniform"))
+    assert [node.value for node in by_name.tree] == [node.value for node in by_hand.tree] == [None, 0.5, 0.5]

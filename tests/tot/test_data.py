@@ -1,0 +1,93 @@
+"""Rows of data sets in local files of every kind, and files that can't be read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tot.data import row, rows
+from tot.decoders import OptionError
+
+ROWS = [{"question": "2 + 2?", "answer": 4}, {"question": "a, b\nor é?", "answer": 5}]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The same two rows in every format; lines of text."""
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ROWS))
+    (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
+    (tmp_path / "a.csv").write_text('question,answer\n2 + 2?,4\n"a, b\nor é?",5\n', encoding="utf-8")
+    (tmp_path / "A.JSONL").write_text(json.dumps(ROWS[0]) + "\n")
+    (tmp_path / "a.txt").write_text("first line\nsecond, é\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
+def test_rows_are_the_same_in_every_format(folder: Path, name: str) -> None:
+    assert list(rows(folder / name)) == ROWS
+    assert row(folder / name, 0) == ROWS[0]
+    assert row(str(folder / name), 1) == ROWS[1]
+
+
+def test_a_parquet_file_is_read_too(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    Dataset.from_list(ROWS).to_parquet(str(tmp_path / "a.parquet"))
+    assert list(rows(tmp_path / "a.parquet")) == ROWS
+
+
+def test_lines_of_text_are_rows(folder: Path) -> None:
+    assert list(rows(folder / "a.txt")) == [{"text": "first line"}, {"text": "second, é"}]
+
+
+def test_a_suffix_may_be_in_capitals(folder: Path) -> None:
+    assert row(folder / "A.JSONL", 0) == ROWS[0]
+
+
+def test_rows_are_read_as_they_are_wanted(tmp_path: Path) -> None:
+    many = tmp_path / "many.jsonl"
+    many.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(5000)))
+    assert next(rows(many)) == {"n": 0}
+    assert row(many, 4999) == {"n": 4999}
+
+
+@pytest.mark.parametrize("number", [2, 99, -1])
+def test_a_row_that_is_not_there_is_refused_by_number(folder: Path, number: int) -> None:
+    with pytest.raises(OptionError, match=rf"a\.jsonl has no row {number}: rows are counted from 0"):
+        row(folder / "a.jsonl", number)
+
+
+@pytest.mark.parametrize("name", ["a.yaml", "a.tsv", "a", "jsonl"])
+def test_another_kind_of_file_is_refused_with_the_known_ones(folder: Path, name: str) -> None:
+    (folder / name).write_text("question: 1")
+    with pytest.raises(
+        OptionError, match=r"unknown kind of data set '.*: choose one of \.csv, \.json, \.jsonl, \.parq"
+    ):
+        row(folder / name, 0)
+
+
+def test_a_file_that_is_not_there_is_refused_by_name(folder: Path) -> None:
+    for name in ("absent.jsonl", ""):
+        with pytest.raises(OptionError):
+            row(folder / name, 0)
+    with pytest.raises(OptionError, match=r"absent\.jsonl: there is no such file"):
+        row(folder / "absent.jsonl", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("x.jsonl", b'{"question": '), ("x.json", b"no json"), ("x.parquet", b"PAR0"), ("x.csv", b"a,b\n1,2,3\n\xff")],
+)
+def test_a_damaged_file_is_refused_by_name_on_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(OptionError, match=rf"{name} can't be read: .+") as refused:
+        row(tmp_path / name, 0)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_real_data_set_has_questions_and_answers(data: Path) -> None:
+    first = row(data / "gsm8k_test_0_400.jsonl", 0)
+    assert first["question"].startswith("Janet")
+    assert first["answer"].endswith("#### 18")

@@ -1,0 +1,55 @@
+"""GraphML and DOT: read back by the libraries that read them, with hostile text as labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import networkx as nx
+import pydot
+import pytest
+
+from tot import State, Thought, ThoughtTree
+from tot.decoders.errors import OptionError
+from tot.export import dot, export, graphml
+
+HOSTILE = 'say "<b>&amp;</b>" \\ \\n ]; x -> y [label="z"\nline two\x00\x1b é 🙂'
+
+
+@pytest.fixture
+def tree() -> ThoughtTree:
+    tree = ThoughtTree(State(question="q <1>"))
+    a = tree.add(tree.root, Thought(parts={"thought": HOSTILE}), value=2.5, visits=3)
+    b = tree.add(tree.root, Thought(parts={"thought": "b"}))
+    c = tree.add(a, Thought(parts={"thought": "c"}), terminal=True)
+    tree.link(b, c, Thought(parts={"thought": "other way"}))
+    tree.choose(c)
+    return tree
+
+
+def test_graphml_holds_all_nodes_edges_links_and_fields(tree: ThoughtTree) -> None:
+    graph = nx.parse_graphml(graphml(tree))
+    assert set(graph.edges) == {("0", "1"), ("0", "2"), ("1", "3"), ("2", "3")}
+    assert graph.nodes["0"]["label"] == "q <1>"
+    assert graph.nodes["1"]["label"] == HOSTILE.replace("\x00", "�").replace("\x1b", "�")
+    assert (graph.nodes["1"]["value"], graph.nodes["1"]["visits"], graph.nodes["3"]["terminal"]) == (2.5, 3, True)
+    assert graph.edges["2", "3"] == {"kind": "link", "label": "other way"}
+    assert graph.edges["1", "3"] == {"kind": "thought"}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydot's own
+def test_dot_is_one_graph_whatever_the_thoughts_say(tree: ThoughtTree) -> None:
+    (drawing,) = pydot.graph_from_dot_data(dot(tree))
+    edges = {(edge.get_source(), edge.get_destination()): edge.get("style") for edge in drawing.get_edges()}
+    assert edges == {("0", "1"): None, ("0", "2"): None, ("1", "3"): None, ("2", "3"): "dashed"}
+    nodes = {node.get_name(): node for node in drawing.get_nodes() if node.get_name() != "node"}
+    assert set(nodes) == {"0", "1", "2", "3"}
+    assert nodes["1"].get("label").startswith('"say \\"<b>&amp;</b>\\" \\\\ \\\\n ]; x -> y [label=\\"z\\"\\nline two')
+    assert [nodes[name].get("style") for name in "0123"] == ["bold", "bold", "solid", "bold"]
+
+
+def test_the_suffix_says_which(tree: ThoughtTree, tmp_path: Path) -> None:
+    for name, written in (("t.graphml", graphml(tree)), ("t.dot", dot(tree)), ("t.gv", dot(tree))):
+        export(tree, tmp_path / name)
+        assert (tmp_path / name).read_text(encoding="utf-8") == written
+    with pytest.raises(OptionError, match=r"unknown kind of graph file '\.png': choose one of \.dot, \.graphml, \.gv"):
+        export(tree, tmp_path / "t.png")

@@ -1,0 +1,341 @@
+"""A search asked and told by hand: steps and their order, thoughts into the tree, and what is wrong with a task.
+
+Thoughts are letters; a path of them reads "a/b".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, Growth, State, Task, Thought
+from tot.decoders import TaskError, Usage
+from tot.search.steps import Draft, Evaluation
+
+
+class Paths(Task):
+    """A state is its path; one that ends in "!" is terminal, and a goal where it ends in "!!"."""
+
+    depth = 3
+
+    def is_terminal(self, state: State) -> bool:
+        return state.text.endswith("!")
+
+    def is_goal(self, state: State) -> bool:
+        return state.text.endswith("!!")
+
+
+class Places(Task):
+    """A state is the place that the last thought led to: the part of its text after the last "-"."""
+
+    depth = 9
+    end: ClassVar[str] = "goal"
+
+    def start(self, question: str) -> State:
+        return super().start(question).model_copy(update={"world": "start"})
+
+    def step(self, state: State, thought: Thought) -> State:
+        return state.then(thought, thought.text.rpartition("-")[2])
+
+    def cost(self, state: State, thought: Thought) -> float:
+        return float(thought.text.split("-")[0]) if "-" in thought.text else 1.0
+
+    def is_terminal(self, state: State) -> bool:
+        return state.world == self.end
+
+
+@pytest.fixture
+def drive() -> Callable[..., list[str]]:
+    """Answers every step from tables of children and of values, by path; returns what was asked, step by step."""
+
+    def run(growth: Growth, children: dict[str, Any], value: dict[str, float] | None = None) -> list[str]:
+        asked = []
+        while (step := growth.ask()) is not None:
+            at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
+            asked.append(f"{type(step).__name__.lower()} {' '.join(at)}".strip())
+            growth.tell(
+                [children.get(path, ()) for path in at]
+                if isinstance(step, Expand)
+                else [None if value is None else value[path] for path in at]
+            )
+        return asked
+
+    return run
+
+
+def texts(nodes: Sequence[Any]) -> list[str]:
+    return [node.thought.text for node in nodes if node.thought]
+
+
+# -- ask and tell -----------------------------------------------------------------------------------------------
+
+
+def test_steps_come_in_order_and_carry_nodes_states_and_count() -> None:
+    growth = BFS(thoughts=4, breadth=1).start(Paths(), "q")
+    first = growth.ask()
+    assert isinstance(first, Expand)
+    assert (first.nodes, first.states, first.count, first.whole) == (
+        (growth.tree.root,),
+        (State(question="q"),),
+        4,
+        False,
+    )
+    a, b = growth.tell([["a", "b"]])
+    second = growth.ask()
+    assert isinstance(second, Evaluate)
+    assert second.nodes == (a, b)
+    assert [state.text for state in second.states] == ["a", "b"]
+    assert not second.fast
+    assert growth.tell([3, 5.5]) == [a, b]
+    assert (a.value, b.value, growth.best) == (3, 5.5, growth.tree.root)  # best moves when the search goes on
+    third = growth.ask()
+    assert isinstance(third, Expand)
+    assert (third.nodes, growth.best) == ((b,), b)
+
+
+def test_the_same_step_is_given_until_it_is_told_and_none_after_the_end() -> None:
+    growth = BFS(depth=2).start(Paths(), "q")
+    assert growth.ask() is growth.ask() is not None
+    growth.tell([["a"]])
+    assert growth.ask() is growth.ask() is not None
+    growth.tell([1.0])
+    assert [growth.ask(), growth.ask()] == [None, None]
+    with pytest.raises(TaskError, match=r"nothing was asked: call ask\(\) before tell\(\)"):
+        growth.tell([])
+
+
+def test_nothing_can_be_told_before_it_is_asked() -> None:
+    with pytest.raises(TaskError, match="nothing was asked"):
+        BFS().start(Paths(), "q").tell([["a"]])
+
+
+def test_texts_thoughts_and_drafts_may_be_told() -> None:
+    growth = BFS().start(Paths(), "q")
+    growth.ask()
+    draft = Draft(Thought(parts={"thought": "c"}), Usage(new_tokens=7), prior=0.25, confidence=0.5, decoder="hand")
+    nodes = growth.tell([["a", Thought(parts={"thought": "b"}), draft, Draft(None, Usage(new_tokens=2), 3)]])
+    assert texts(nodes) == ["a", "b", "c"]
+    assert (nodes[2].new_tokens, nodes[2].prior, nodes[2].confidence, nodes[2].decoder) == (7, 0.25, 0.5, "hand")
+    assert (growth.tree.root.parse_failures, growth.tree.root.new_tokens, growth.tree.root.rejected) == (3, 2, 0)
+
+
+def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() -> None:
+    task = type("Careful", (Paths,), {"default_value": 2.5})()
+    growth = BFS().start(task, "q")
+    growth.ask()
+    growth.tell([["a", "b", "c", "d"]])
+    growth.ask()
+    a, b, c, d = growth.tell([4, Evaluation(6.0, Usage(new_tokens=9), 1), None, float("nan")])
+    assert [node.value for node in (a, b, c, d)] == [4, 6, None, 2.5]
+    assert [node.parse_failures for node in (a, b, c, d)] == [0, 1, 0, 1]
+    assert b.new_tokens == 9
+
+
+@pytest.mark.parametrize("results", [[], [["a"], ["b"]]])
+def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[Any]) -> None:
+    growth = BFS().start(Paths(), "q")
+    step = growth.ask()
+    with pytest.raises(TaskError, match=f"{len(results)} results for 1 nodes: tell one for each, in their order"):
+        growth.tell(results)
+    assert growth.ask() is step
+    assert len(growth.tree) == 1
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        (["ab"], "'ab' is not a list of thoughts: tell a list for each node"),
+        ([None], "None is not a list of thoughts"),
+        ([{"a": 1}], "is not a list of thoughts"),
+        ([Thought(parts={"thought": "a"})], "is not a list of thoughts"),
+        ([[3]], "3 is not a thought: tell texts, Thoughts or Drafts"),
+        ([[["a"]]], r"\['a'\] is not a thought"),
+    ],
+)
+def test_what_is_no_thought_is_refused(results: list[Any], said: str) -> None:
+    growth = BFS().start(Paths(), "q")
+    growth.ask()
+    with pytest.raises(TaskError, match=said):
+        growth.tell(results)
+
+
+@pytest.mark.parametrize("value", ["high", [1], {"value": 3}])
+def test_what_is_no_value_is_refused(value: Any) -> None:
+    growth = BFS().start(Paths(), "q")
+    growth.ask()
+    growth.tell([["a"]])
+    growth.ask()
+    with pytest.raises(TaskError, match=r"value|number"):
+        growth.tell([value])
+
+
+def test_results_put_right_after_a_refusal_count_as_if_told_at_once() -> None:
+    growth = BFS(thoughts=None, breadth=2).start(Paths(), "q")
+    growth.ask()
+    growth.tell([["a", "b"]])
+    growth.ask()
+    growth.tell([1, 1])
+    growth.ask()
+    with pytest.raises(TaskError):
+        growth.tell([["c"], [3]])
+    assert texts(growth.tell([["c"], ["d"]])) == ["c", "d"]
+
+
+def test_stop_ends_the_search_as_it_stands() -> None:
+    growth = BFS().start(Paths(), "q")
+    growth.ask()
+    (a,) = growth.tell([["a"]])
+    growth.ask()
+    growth.tell([1])
+    growth.ask()
+    growth.stop("enough")
+    assert growth.ask() is None
+    assert (growth.stopped, growth.best) == ("enough", a)
+
+
+def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
+    growth = DFS(thoughts=1).start(Paths(), "q")
+    node = growth.inject(growth.tree.root, "mine!!")
+    assert node is not None
+    assert (node.parent, node.depth, node.terminal, node.goal, growth.goals) == (0, 1, True, True, [node])
+    assert growth.inject(growth.tree.root, Thought(parts={"thought": "mine!!"})) is None
+    assert node.merged == 1
+    refusing = type("Refusing", (Paths,), {"step": lambda self, state, thought: None})()
+    other = DFS().start(refusing, "q")
+    assert other.inject(other.tree.root, "mine") is None
+    assert (len(other.tree), other.tree.root.rejected) == (1, 1)
+
+
+# -- what a task does wrong -------------------------------------------------------------------------------------
+
+
+def told(task: Task, thoughts: Sequence[str] = ("b",)) -> Growth:
+    """After "a", `thoughts` are told."""
+    growth = BFS().start(task, "q")
+    growth.ask()
+    growth.tell([["a"]])
+    growth.ask()
+    growth.tell([1])
+    growth.ask()
+    growth.tell([list(thoughts)])
+    return growth
+
+
+def broken(**methods: Callable[..., Any]) -> Task:
+    """Paths with methods that go wrong after the first thought, and are as ever before it."""
+
+    def after_a(name: str, wrong: Callable[..., Any]) -> Callable[..., Any]:
+        def method(self: Task, state: State, *rest: Any) -> Any:
+            return wrong(state, *rest) if state.thoughts else getattr(Paths, name)(self, state, *rest)
+
+        return method
+
+    return type("Broken", (Paths,), {name: after_a(name, wrong) for name, wrong in methods.items()})()
+
+
+def fail(*_: Any) -> Any:
+    raise KeyError("lost")
+
+
+@pytest.mark.parametrize("method", ["step", "cost"])
+def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) -> None:
+    with pytest.raises(
+        TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': mend the task"
+    ) as caught:
+        told(broken(**{method: fail}))
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize("method", ["key", "is_terminal"])
+def test_so_is_one_that_looks_at_the_new_state(method: str) -> None:
+    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': mend the task"):
+        told(broken(**{method: fail}))
+
+
+@pytest.mark.parametrize("method", ["is_goal", "verify"])
+def test_so_is_one_that_looks_at_an_end(method: str) -> None:
+    task = type("Broken", (Paths,), {method: fail, "answer_at": lambda self, state: state.text or None})()
+    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost'"):
+        told(task, ["b!"])
+
+
+def test_an_error_that_the_task_raises_on_purpose_stays_its_own() -> None:
+    def refuse(state: State, thought: Thought) -> State:
+        raise TaskError("no more of this")
+
+    with pytest.raises(TaskError, match=r"^no more of this$"):
+        told(broken(step=refuse))
+
+
+@pytest.mark.parametrize("nonsense", ["b", 3, True, State(question="q")])
+def test_a_step_to_something_other_than_the_next_state_is_refused(nonsense: Any) -> None:
+    with pytest.raises(TaskError, match=r"Broken\.step gave .*: return state\.then\(thought, world\), or None"):
+        told(broken(step=lambda state, thought: nonsense))
+
+
+@pytest.mark.parametrize("world", [{1, 2}, object(), {"left": {3}}, (1, 2)])
+def test_a_world_that_is_not_json_is_refused(world: Any) -> None:
+    with pytest.raises(
+        TaskError, match=r"Broken\.step gave a world that is not JSON data, .*: use text, numbers, lists"
+    ):
+        told(broken(step=lambda state, thought: state.then(thought, world)))
+
+
+@pytest.mark.parametrize("cost", [-1, -0.001, float("nan")])
+def test_a_negative_cost_is_refused(cost: float) -> None:
+    with pytest.raises(TaskError, match=rf"Broken\.cost of 'b' is {float(cost)}: it has to be 0 or more"):
+        told(broken(cost=lambda state, thought: cost))
+
+
+@pytest.mark.parametrize("cost", [None, "much"])
+def test_a_cost_that_is_no_number_is_refused(cost: Any) -> None:
+    with pytest.raises(TaskError, match=r"Broken\.cost"):
+        told(broken(cost=lambda state, thought: cost))
+
+
+@pytest.mark.parametrize("heuristic", [None, "near", float("nan")])
+def test_a_heuristic_that_is_no_number_is_refused(heuristic: Any) -> None:
+    task = type("Broken", (Paths,), {"heuristic": lambda self, state: heuristic})()
+    with pytest.raises(TaskError, match=r"Broken\.heuristic"):
+        BestFirst().start(task, "q").ask()
+
+
+def test_a_key_that_cannot_be_hashed_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"Broken\.key"):
+        told(broken(key=lambda state: [state.text]))
+
+
+# -- thoughts that are not legal --------------------------------------------------------------------------------------
+
+
+def test_thoughts_that_are_not_legal_are_rejected_and_counted() -> None:
+    legal = broken(step=lambda state, thought: state.then(thought) if thought.text < "m" else None)
+    growth = told(legal, ["x", "b", "y", "c"])
+    assert texts(list(growth.tree)) == ["a", "b", "c"]
+    assert [node.rejected for node in growth.tree] == [0, 2, 0, 0]
+
+
+# -- nothing to do ----------------------------------------------------------------------------------------------
+
+PLAIN = [BFS(), DFS(), BestFirst(rank="value"), MCTS()]
+
+
+@pytest.mark.parametrize("search", PLAIN, ids=repr)
+def test_where_the_goal_is_true_at_the_root_no_step_is_asked(search: Any) -> None:
+    growth = search.start(type("There", (Places,), {"end": "start"})(), "q")
+    assert growth.ask() is None
+    assert (growth.best, growth.goals, growth.stopped) == (growth.tree.root, [growth.tree.root], None)
+
+
+@pytest.mark.parametrize("search", PLAIN, ids=repr)
+def test_where_there_are_no_actions_the_search_ends_at_the_root_and_says_why(search: Any, drive: Any) -> None:
+    growth = search.start(Places(), "q")
+    assert drive(growth, {}) == ["expand"]
+    assert (growth.best, len(growth.tree)) == (growth.tree.root, 1)
+    assert growth.stopped in (
+        "no goal among 0 thoughts",
+        "no goal: all that was proposed was tried, 0 thoughts",
+        "no terminal state was reached in 0 iterations",
+    )

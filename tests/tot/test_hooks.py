@@ -1,0 +1,240 @@
+"""Hooks: which events a search tells of, with which nodes, and what a hook may do about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Expand, Growth, Node, State, Task, Thought
+from tot.decoders import OptionError
+
+CHILDREN = {"": ["a", "b"], "a": ["e", "f"], "b": ["c!!", "d"]}
+VALUES = {"a": 1, "b": 2, "a/e": 1, "a/f": 1, "b/c!!": 5, "b/d": 3, "mine": 9}
+EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
+
+
+class Paths(Task):
+    """A state is its path; one that ends in "!" is terminal, and a goal where it ends in "!!"."""
+
+    depth = 3
+
+    def is_terminal(self, state: State) -> bool:
+        return state.text.endswith("!")
+
+    def is_goal(self, state: State) -> bool:
+        return state.text.endswith("!!")
+
+
+def path(growth: Growth, node: Node) -> str:
+    return "/".join(thought.text for thought in growth.tree.state(node).thoughts)
+
+
+@pytest.fixture
+def drive() -> Callable[..., list[str]]:
+    """Answers every step from CHILDREN and VALUES; returns what was asked."""
+
+    def run(growth: Growth) -> list[str]:
+        asked = []
+        while (step := growth.ask()) is not None:
+            at = [path(growth, node) for node in step.nodes]
+            asked.append(" ".join([type(step).__name__.lower(), *filter(None, at)]))
+            if isinstance(step, Expand) and step.whole:
+                growth.tell([[Thought(parts={"chain": "b"}), Thought(parts={"chain": "a"})]])
+            else:
+                growth.tell([CHILDREN.get(p, []) if isinstance(step, Expand) else VALUES[p] for p in at])
+        return asked
+
+    return run
+
+
+# -- what is heard ----------------------------------------------------------------------------------------------
+
+FIRST = ["select ", "expand a b", "evaluate a b"]
+SECOND = ["select b", "goal b/c!!", "expand b/c!! b/d", "evaluate b/c!! b/d"]
+
+
+@pytest.mark.parametrize(
+    ("search", "heard"),
+    [
+        (BFS(breadth=1), [*FIRST, "level b", *SECOND, "level b/c!!"]),
+        (DFS(), [*FIRST, *SECOND]),
+        (BestFirst(rank="value"), [*FIRST, *SECOND]),
+        (MCTS(iterations=2), [*FIRST, "backpropagate  b", *SECOND, "backpropagate  b b/c!!"]),
+        (
+            MCTS(iterations=1, rollout="greedy"),
+            [*FIRST, *SECOND, "simulate b b/c!!", "backpropagate  b b/c!!"],
+        ),
+        (ChainOfThought(), ["select ", "expand b a"]),
+        (BestOfN(), ["select ", "expand b a", "evaluate b a"]),
+    ],
+    ids=repr,
+)
+def test_every_event_is_heard_with_its_nodes_in_its_place(search: Any, heard: list[str], drive: Any) -> None:
+    said: list[str] = []
+
+    def listen(event: str) -> Callable[[Growth, list[Node]], None]:
+        def hook(growth: Growth, nodes: list[Node]) -> None:
+            said.append(f"{event.removeprefix('on_')} {' '.join(path(growth, node) for node in nodes)}")
+
+        return hook
+
+    drive(search.start(Paths(), "q", hooks={event: listen(event) for event in EVENTS}))
+    assert said == heard
+
+
+def test_the_methods_of_an_object_are_hooks_and_see_the_search(drive: Any) -> None:
+    class Watching:
+        def __init__(self) -> None:
+            self.seen: list[tuple[int, int]] = []
+
+        def on_evaluate(self, growth: Growth, nodes: list[Node]) -> None:
+            self.seen.append((len(growth.tree), len(nodes)))
+
+        def other(self) -> None:
+            raise AssertionError
+
+    watching = Watching()
+    asked = drive(BFS(breadth=1).start(Paths(), "q", hooks=watching))
+    assert watching.seen == [(3, 2), (5, 2)]
+    assert asked == drive(BFS(breadth=1).start(Paths(), "q"))
+
+
+def test_an_event_about_no_nodes_is_not_heard() -> None:
+    heard: list[Any] = []
+    growth = BFS().start(Paths(), "q", hooks={"on_expand": lambda growth, nodes: heard.append(nodes)})
+    growth.ask()
+    growth.tell([[]])
+    assert growth.ask() is None
+    assert heard == []
+
+
+# -- what a hook may do -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("event", "asked"),
+    [
+        ("on_select", []),
+        ("on_expand", ["expand"]),
+        ("on_evaluate", ["expand", "evaluate a b"]),
+        ("on_level", ["expand", "evaluate a b"]),
+    ],
+)
+def test_a_hook_can_stop_the_search(event: str, asked: list[str], drive: Any) -> None:
+    growth = BFS(breadth=1).start(Paths(), "q", hooks={event: lambda growth, nodes: growth.stop("seen enough")})
+    assert drive(growth) == asked
+    assert growth.stopped == "seen enough"
+
+
+@pytest.mark.parametrize("search", [BFS(breadth=1), DFS(), BestFirst(rank="value"), MCTS()], ids=repr)
+def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -> None:
+    growth = search.start(Paths(), "q", hooks={"on_goal": lambda growth, nodes: growth.stop("a goal will do")})
+    drive(growth)
+    assert growth.stopped == "a goal will do"
+    assert [path(growth, node) for node in growth.goals] == ["b/c!!"]
+    assert growth.best is growth.goals[0]
+
+
+@pytest.mark.parametrize(
+    ("event", "asked"),
+    [
+        ("on_expand", ["expand", "evaluate a", "expand a", "evaluate a/e a/f"]),
+        ("on_evaluate", ["expand", "evaluate a b", "expand a", "evaluate a/e a/f"]),
+        ("on_level", ["expand", "evaluate a b", "expand a", "evaluate a/e a/f"]),
+        ("on_select", ["expand", "evaluate a b", "expand a", "evaluate a/e a/f"]),
+    ],
+)
+def test_nodes_that_a_hook_leaves_out_are_pruned(event: str, asked: list[str], drive: Any) -> None:
+    def without_b(growth: Growth, nodes: list[Node]) -> list[Node]:
+        return [node for node in nodes if not path(growth, node).startswith("b")]
+
+    growth = BFS(breadth=2).start(Paths(), "q", hooks={event: without_b})
+    assert drive(growth) == asked
+    assert [path(growth, node) for node in growth.tree if node.pruned] == ["b"]
+
+
+@pytest.mark.parametrize("search", [DFS(), BestFirst(rank="value"), MCTS(iterations=4)], ids=repr)
+def test_no_search_goes_on_from_a_pruned_node(search: Any, drive: Any) -> None:
+    def without_b(growth: Growth, nodes: list[Node]) -> list[Node]:
+        return [node for node in nodes if path(growth, node) != "b"]
+
+    growth = search.start(Paths(), "q", hooks={"on_evaluate": without_b})
+    assert not any(step.startswith("expand b") for step in drive(growth))
+    assert path(growth, growth.best).startswith("a")
+
+
+def test_a_hook_can_put_nodes_in_another_order(drive: Any) -> None:
+    backwards = {"on_expand": lambda growth, nodes: nodes[::-1]}
+    assert drive(BFS(breadth=2).start(Paths(), "q", hooks=backwards))[1] == "evaluate b a"
+    upside_down = {"on_level": lambda growth, nodes: nodes[::-1]}
+    assert drive(BFS(breadth=2).start(Paths(), "q"))[2] == "expand b a"
+    assert drive(BFS(breadth=2).start(Paths(), "q", hooks=upside_down))[2] == "expand a b"
+
+
+def test_a_hook_can_bring_in_a_thought_of_its_own(drive: Any) -> None:
+    def add(growth: Growth, nodes: list[Node]) -> list[Node] | None:
+        mine = growth.inject(growth.tree.root, "mine") if nodes[0].depth == 1 else None
+        return [*nodes, mine] if mine is not None else None
+
+    growth = BFS(breadth=1).start(Paths(), "q", hooks={"on_expand": add})
+    assert drive(growth) == ["expand", "evaluate a b mine", "expand mine"]
+    assert path(growth, growth.best) == "mine"
+
+
+def test_a_goal_that_a_hook_refuses_is_no_goal_and_the_search_goes_on(drive: Any) -> None:
+    growth = DFS().start(Paths(), "q", hooks={"on_goal": lambda growth, nodes: []})
+    assert drive(growth)[-2:] == ["expand a", "evaluate a/e a/f"]
+    assert (growth.goals, [node.goal for node in growth.tree]) == ([], [False] * 7)
+    assert growth.stopped == "no goal among 6 thoughts"
+    whole = DFS().start(Paths(), "q", hooks={"on_goal": lambda growth, nodes: nodes})
+    drive(whole)
+    assert [path(whole, node) for node in whole.goals] == ["b/c!!"]
+
+
+# -- what is no hook --------------------------------------------------------------------------------------------
+
+
+class Misnamed:
+    def on_expnd(self, growth: Growth, nodes: list[Node]) -> None: ...
+
+
+class NotAMethod:
+    on_goal = True
+
+
+@pytest.mark.parametrize(
+    ("hooks", "said"),
+    [
+        (
+            {"on_expnd": print},
+            r"unknown hook 'on_expnd' \(did you mean on_expand\?\): choose one of on_backpropagate, ",
+        ),
+        (Misnamed(), r"unknown hook 'on_expnd' \(did you mean on_expand\?\)"),
+        ({3: print}, "unknown hook"),
+        ({"on_expand": 3}, r"hook on_expand = 3 can't be called: give a function of \(growth, nodes\)"),
+        (NotAMethod(), "hook on_goal = True can't be called"),
+        (print, "has none of the methods on_select, on_expand, .*: define some"),
+        ([print], "has none of the methods"),
+        (3, "hooks=3 has none of the methods"),
+    ],
+)
+def test_what_is_no_hook_is_refused_when_the_search_starts(hooks: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        BFS().start(Paths(), "q", hooks=hooks)
+
+
+@pytest.mark.parametrize("answer", ["ab", [1], [None], 5, True, {"a": 1}])
+def test_a_hook_that_returns_something_other_than_nodes_is_refused(answer: Any) -> None:
+    growth = BFS().start(Paths(), "q", hooks={"on_expand": lambda growth, nodes: answer})
+    growth.ask()
+    with pytest.raises(OptionError, match=r"hook on_expand returned .*: return nodes, or None"):
+        growth.tell([["a"]])
+
+
+@pytest.mark.parametrize("event", ["on_simulate", "on_backpropagate"])
+def test_a_hook_that_can_only_watch_may_return_nothing(event: str, drive: Any) -> None:
+    growth = MCTS(rollout="greedy").start(Paths(), "q", hooks={event: lambda growth, nodes: nodes})
+    with pytest.raises(OptionError, match=f"hook {event} returned nodes, but it can only watch: return None"):
+        drive(growth)

@@ -1,0 +1,285 @@
+"""Monte Carlo tree search: which child is followed, what is backed up, against numbers by hand and a second UCT.
+
+Thoughts are letters; a path of them reads "ab". States at full depth are the ends.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import MCTS, Expand, Growth, Node, State, Task, Thought
+from tot.search.steps import Draft
+
+
+class Letters(Task):
+    depth = 3
+
+
+def path(growth: Growth, node: Node) -> str:
+    return "".join(thought.text for thought in growth.tree.state(node).thoughts)
+
+
+Drive = Callable[..., tuple[Growth, list[str]]]
+
+
+@pytest.fixture
+def drive() -> Drive:
+    """Runs a search on tables by path; the growth, and every path that a reward was backed up along, by its end."""
+
+    def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[Growth, list[str]]:
+        ends: list[str] = []
+        hooks = {"on_backpropagate": lambda growth, nodes: ends.append(path(growth, nodes[-1]))}
+        growth = search.start(task or Letters(), "q", hooks=hooks)
+        while (step := growth.ask()) is not None:
+            at = [path(growth, node) for node in step.nodes]
+            growth.tell([children(p) if isinstance(step, Expand) else value(p) for p in at])
+        return growth, ends
+
+    return run
+
+
+def learnt(growth: Growth) -> dict[str, tuple[int, float | None]]:
+    return {path(growth, node): (node.visits, node.q) for node in growth.tree if node.visits}
+
+
+def arms(values: Mapping[str, float]) -> tuple[Any, Any]:
+    return (lambda p: list(values)), (lambda p: values[p])
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------
+
+ARMS = {"a": 0.5, "b": 0.4, "c": 0.0}
+
+
+def test_uct_by_hand_where_fast_rewards_stand_for_unvisited_children(drive: Drive) -> None:
+    """Scores before each visit, for a, b and c, after 0 to 6 visits to their parent; sqrt(ln 2) = 0.833.
+
+    1, 2: 0.5, 0.4, 0 (ln 1 = 0)     3: 1.089, 1.233, 0.833    4: 1.241, 1.448, 1.048
+    5: 1.333, 1.233, 1.177           6: 1.233, 1.297, 1.269    7: 1.273, 1.173, 1.339
+    """
+    growth, ends = drive(MCTS(depth=2, iterations=7), *arms(ARMS))
+    assert "".join(ends) == "aabbabc"
+    assert {name: known[0] for name, known in learnt(growth).items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+    assert growth.tree[1].q == 0.5
+    assert growth.tree.root.q == pytest.approx((3 * 0.5 + 3 * 0.4 + 0) / 7)
+
+
+def test_uct_by_hand_where_every_child_is_visited_once_first(drive: Drive) -> None:
+    """4: 1.548, 1.448, 1.048    5: 1.333, 1.577, 1.177    6: 1.397, 1.297, 1.269    7: 1.273, 1.347, 1.339"""
+    _, ends = drive(MCTS(depth=2, iterations=7, fast=None), *arms(ARMS))
+    assert "".join(ends) == "abcabab"
+
+
+def test_puct_by_hand(drive: Drive) -> None:
+    """a: 1 + 0.2 sqrt(N) / (1 + n), b: 0.8 sqrt(N) / (1 + n), with N = 1 for a parent that was not visited yet.
+
+    1: 1.2, 0.8    2: 1.1, 0.8    3: 1.094, 1.131    4: 1.115, 0.693    5: 1.1, 0.8
+    """
+    drafts = [Draft(Thought(parts={"thought": text}), prior=prior) for text, prior in (("a", 0.2), ("b", 0.8))]
+    _, ends = drive(MCTS(depth=2, iterations=5, rule="puct"), lambda p: drafts, lambda p: {"a": 1.0, "b": 0.0}[p])
+    assert "".join(ends) == "aabaa"
+
+
+def test_a_visited_leaf_is_expanded_only_when_the_search_comes_through_it_again(drive: Drive) -> None:
+    def asked(iterations: int) -> list[str]:
+        expanded: list[str] = []
+        children = lambda p: expanded.append(p) or ["a"]  # type: ignore[func-returns-value] # noqa: E731
+        _, ends = drive(MCTS(depth=4, iterations=iterations), children, lambda p: 1.0)
+        assert ends == ["a", "aa", "aaa", "aaa"][:iterations]
+        return expanded
+
+    assert [asked(n) for n in (1, 2, 3, 4)] == [[""], ["", "a"], ["", "a", "aa"], ["", "a", "aa"]]
+
+
+CHAIN: tuple[Any, Any] = (lambda p: {"": ["a"], "a": ["b"]}.get(p, []), lambda p: {"a": 3.0, "ab": 5.0}[p])
+
+
+@pytest.mark.parametrize(
+    ("cum_reward", "calc_q", "root", "a", "b"),
+    [
+        ("sum", "mean", (3 + 8) / 2, (3 + 8) / 2, 5),
+        ("sum", "max", 8, 8, 5),
+        ("mean", "mean", (3 + 4) / 2, (3 + 4) / 2, 5),
+        ("mean", "max", 4, 4, 5),
+        ("max", "mean", (3 + 5) / 2, (3 + 5) / 2, 5),
+        (lambda rewards: rewards[-1] * 10, "mean", (30 + 50) / 2, (30 + 50) / 2, 50),
+        (min, "max", 3, 3, 5),
+    ],
+)
+def test_rewards_along_the_path_are_cumulated_and_q_is_their_mean_or_max(
+    cum_reward: Any, calc_q: Any, root: float, a: float, b: float, drive: Drive
+) -> None:
+    growth, _ = drive(MCTS(iterations=2, cum_reward=cum_reward, calc_q=calc_q), *CHAIN)
+    assert learnt(growth) == {"": (2, root), "a": (2, a), "ab": (1, b)}
+
+
+def test_a_state_is_worth_its_value_and_what_the_task_adds(drive: Drive) -> None:
+    task = type("Rewarding", (Letters,), {"reward": lambda self, state: 100.0 * (state.text == "a\nb")})()
+    growth, _ = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
+    assert [node.reward for node in growth.tree] == [None, 3, 105]
+    assert learnt(growth) == {"": (2, (3 + 108) / 2), "a": (2, (3 + 108) / 2), "ab": (1, 105)}
+
+
+# -- bandits ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fast", ["evaluator", None])
+def test_the_best_arm_gets_the_most_visits_and_its_q_is_its_mean(fast: Any, drive: Drive) -> None:
+    means = {"a": 0.2, "b": 0.5, "c": 0.8, "d": 0.4}
+    growth, _ = drive(MCTS(depth=2, iterations=400, fast=fast, output="max_visit", exploration=0.5), *arms(means))
+    known = learnt(growth)
+    assert all(known[arm][1] == pytest.approx(mean) for arm, mean in means.items())
+    assert known["c"][0] > 300
+    assert (path(growth, growth.best), known[""][0]) == ("c", 400)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_so_does_it_under_noise(seed: int, drive: Drive) -> None:
+    """The reward of an arm is its mean plus noise of three times the gap between the best two."""
+    noise = random.Random(seed)
+    means = {"a": 0.2, "b": 0.5, "c": 0.8, "d": 0.4}
+    search = MCTS(
+        depth=2,
+        iterations=1500,
+        fast=None,
+        output="max_visit",
+        cum_reward=lambda rewards: rewards[0] + noise.gauss(0, 0.9),
+    )
+    growth, _ = drive(search, *arms(means))
+    known = learnt(growth)
+    assert max("abcd", key=lambda arm: known[arm][0]) == path(growth, growth.best) == "c"
+    assert known["c"][1] == pytest.approx(0.8, abs=0.15)
+
+
+# -- a second UCT -----------------------------------------------------------------------------------------------
+
+
+def reference(
+    children: Callable[[str], Sequence[str]],
+    value: Callable[[str], float],
+    iterations: int,
+    levels: int,
+    *,
+    weight: float,
+    fast: bool,
+    cumulate: Callable[[list[float]], float],
+    q_of: Callable[[list[float]], float],
+    prior: Callable[[str], float] | None,
+) -> dict[str, tuple[int, float]]:
+    """UCT, or PUCT where there are priors, in as few words as can be: visits and Q of every state that was visited."""
+    visits: dict[str, int] = defaultdict(int)
+    returns: dict[str, list[float]] = defaultdict(list)
+    grown = {""}
+
+    def score(parent: str, child: str) -> float:
+        above, n = max(visits[parent], 1), visits[child]
+        if n:
+            q = q_of(returns[child])
+        elif fast:
+            q = value(child)
+        elif prior is None:
+            return math.inf
+        else:
+            q = q_of(returns[parent]) if returns[parent] else 0.0
+        if prior is not None:
+            return q + weight * prior(child) * above**0.5 / (1 + n)
+        return q + weight * (math.log(above) / max(n, 1)) ** 0.5
+
+    for _ in range(iterations):
+        walk = [""]
+        while True:
+            here = walk[-1]
+            if here and visits[here] and here not in grown and len(here) < levels:
+                grown.add(here)
+            elif here not in grown:
+                break
+            if not children(here):
+                break
+            walk.append(max((here + c for c in children(here)), key=lambda child: score(walk[-1], child)))
+        rewards = [value(state) for state in walk[1:]]
+        for i, state in enumerate(walk):
+            returns[state].append(cumulate(rewards[max(i - 1, 0) :]))
+            visits[state] += 1
+    return {state: (visits[state], q_of(returns[state])) for state in visits if visits[state]}
+
+
+def mean(numbers: list[float]) -> float:
+    return sum(numbers) / len(numbers)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    fast=st.booleans(),
+    puct=st.booleans(),
+    cum_reward=st.sampled_from(["sum", "mean", "max"]),
+    calc_q=st.sampled_from(["mean", "max"]),
+    exploration=st.sampled_from([0.0, 0.7, 1.0, 3.0]),
+)
+def test_visits_and_q_are_those_of_a_second_uct(
+    drive: Drive, seed: int, fast: bool, puct: bool, cum_reward: Any, calc_q: Any, exploration: float
+) -> None:
+    """Trees of two or three levels drawn at random, some states without children, for 20 iterations."""
+    levels = 2 + seed % 2
+
+    def children(p: str) -> list[str]:
+        return list("abcd")[: random.Random(f"{seed} {p}").randint(0 if p else 1, 4)]
+
+    def value(p: str) -> float:
+        return random.Random(f"{seed} value {p}").random()
+
+    def weight(p: str) -> float:
+        return random.Random(f"{seed} prior {p}").random()
+
+    def drafts(p: str) -> list[Draft]:
+        return [Draft(Thought(parts={"thought": c}), prior=weight(p + c)) for c in children(p)]
+
+    search = MCTS(
+        depth=levels + 1,
+        iterations=20,
+        fast="evaluator" if fast else None,
+        rule="puct" if puct else "uct",
+        cum_reward=cum_reward,
+        calc_q=calc_q,
+        exploration=exploration,
+    )
+    growth, ends = drive(search, drafts, value)
+    wanted = reference(
+        children,
+        value,
+        20,
+        levels,
+        weight=exploration,
+        fast=fast,
+        cumulate={"sum": sum, "mean": mean, "max": max}[cum_reward],
+        q_of={"mean": mean, "max": max}[calc_q],
+        prior=weight if puct else None,
+    )
+    found = learnt(growth)
+    assert len(ends) == 20
+    assert {state: known[0] for state, known in found.items()} == {state: known[0] for state, known in wanted.items()}
+    assert {s: known[1] for s, known in found.items()} == pytest.approx({s: known[1] for s, known in wanted.items()})
+
+
+def test_the_second_uct_gives_the_numbers_by_hand() -> None:
+    options: dict[str, Any] = {"weight": 1.0, "cumulate": sum, "q_of": mean, "prior": None}
+    known = reference(lambda p: "" if p else "abc", lambda p: ARMS[p], 7, 1, fast=True, **options)
+    assert {state: n for state, (n, _) in known.items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+    known = reference(lambda p: "" if p else "abc", lambda p: ARMS[p], 7, 1, fast=False, **options)
+    assert {state: n for state, (n, _) in known.items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+
+
+def test_a_state_without_a_way_on_is_visited_again_but_is_no_end(drive: Drive) -> None:
+    growth, ends = drive(MCTS(iterations=3), lambda p: [] if p else ["a"], lambda p: 2.0)
+    assert ends == ["a", "a", "a"]
+    assert learnt(growth) == {"": (3, 2), "a": (3, 2)}
+    assert growth.stopped == "no terminal state was reached in 3 iterations"
+    assert isinstance(growth.tree.state(growth.best), State)
+    assert path(growth, growth.best) == "a"

@@ -1,0 +1,234 @@
+"""Thoughts that lead to a state which was met before: among siblings, on the path, or elsewhere in the tree.
+
+A thought such as "2-x" leads to the place x, and costs 2; "x" alone costs 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tot import BFS, DFS, MCTS, BestFirst, Expand, State, Task, Thought
+from tot.decoders import Usage
+from tot.search.steps import Draft
+
+
+class Places(Task):
+    """A state is the place that the last thought led to: the part of its text after the last "-"."""
+
+    depth = 9
+
+    def start(self, question: str) -> State:
+        return super().start(question).model_copy(update={"world": "start"})
+
+    def step(self, state: State, thought: Thought) -> State:
+        return state.then(thought, thought.text.rpartition("-")[2])
+
+    def cost(self, state: State, thought: Thought) -> float:
+        return float(thought.text.split("-")[0]) if "-" in thought.text else 1.0
+
+    def is_terminal(self, state: State) -> bool:
+        return state.world == "goal"
+
+
+# -- thoughts that add nothing ----------------------------------------------------------------------------------
+
+
+def test_siblings_that_lead_to_one_state_are_one_whose_priors_add_up() -> None:
+    told = [Draft(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
+            for text, prior in (("go-x", 0.5), ("y", 0.2), ("x", 0.25), ("jump-x", 0.05))]  # fmt: skip
+    task = type("Free", (Places,), {"cost": lambda self, state, thought: 1.0})()
+    growth = BFS().start(task, "q")
+    growth.ask()
+    x, y = growth.tell([told])
+    assert [(node.world, node.merged, node.new_tokens) for node in (x, y)] == [("x", 2, 12), ("y", 0, 4)]
+    assert (x.prior, y.prior) == pytest.approx((0.8, 0.2))
+    assert len(growth.tree) == 3
+
+
+def test_of_siblings_that_lead_to_one_state_the_cheapest_is_the_way_there() -> None:
+    growth = BestFirst(rank="value").start(Places(), "q")
+    growth.ask()
+    (x,) = growth.tell([["5-x", "2-x", "3-x"]])
+    assert (x.cost, x.merged) == (2, 2)
+    assert growth.tree.state(x).thoughts[-1].text == "2-x"
+
+
+@pytest.mark.parametrize("back", ["start", "x"])
+def test_a_thought_that_leads_back_to_where_its_path_has_been_is_dropped(back: str) -> None:
+    growth = BFS(merge=False, breadth=1).start(Places(), "q")
+    for place, more in (("start", ["x"]), ("x", ["y"]), ("y", [back, "z"])):
+        step = growth.ask()
+        assert isinstance(step, Expand)
+        assert step.states[0].world == place
+        growth.tell([more])
+        growth.ask()
+        growth.tell([1])
+    assert [node.world for node in growth.tree] == ["start", "x", "y", "z"]
+    assert [node.rejected for node in growth.tree] == [0, 0, 1, 0]
+
+
+SEARCHES = [
+    BFS(thoughts=None, breadth=99, depth=99, merge=False),
+    BFS(thoughts=None, breadth=99, depth=99),
+    DFS(thoughts=None, merge=False, depth=99),
+    DFS(thoughts=None, depth=99),
+    BestFirst(rank="value", merge=False),
+    BestFirst(rank="value"),
+    MCTS(thoughts=None, iterations=60, depth=99),
+]
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=repr)
+def test_every_search_of_a_graph_of_circles_without_a_goal_ends_and_says_so(search: Any) -> None:
+    """Five places, each joined to each and to itself: no path may hold a place twice."""
+    places = ["start", "v", "w", "x", "y"]
+    growth = search.start(Places(), "q")
+    steps = 0
+    while (step := growth.ask()) is not None:
+        steps += 1
+        assert steps < 2000
+        growth.tell([places if isinstance(step, Expand) else 1.0 for _ in step.nodes])
+    simple_paths = 4 + 4 * 3 + 4 * 3 * 2 + 4 * 3 * 2 * 1
+    assert len(growth.tree) - 1 <= simple_paths
+    for node in growth.tree:
+        worlds = [step.world for step in growth.tree.path(node)]
+        assert len(set(worlds)) == len(worlds)
+    if getattr(search, "merge", False) is None:
+        assert len(growth.tree) == 5
+    assert growth.stopped is not None
+    assert growth.stopped.startswith("no ")
+
+
+# -- a graph of thoughts ----------------------------------------------------------------------------------------
+
+
+def test_states_met_elsewhere_are_folded_together_and_the_other_way_in_is_a_link() -> None:
+    growth = BFS(merge=True).start(Places(), "q")
+    growth.ask()
+    v, w = growth.tell([["v", "w"]])
+    growth.ask()
+    growth.tell([2, 1])
+    growth.ask()
+    (x,) = growth.tell([["x"], ["x"]])
+    assert (x.parent, x.merged, x.cost) == (v.id, 1, 2)
+    assert [(tail.id, head.id, thought.text) for tail, head, thought in growth.tree.links()] == [(w.id, x.id, "x")]
+
+
+def test_without_merging_both_stay() -> None:
+    growth = BFS(merge=False).start(Places(), "q")
+    growth.ask()
+    v, w = growth.tell([["v", "w"]])
+    growth.ask()
+    growth.tell([2, 1])
+    growth.ask()
+    assert [node.parent for node in growth.tell([["x"], ["x"]])] == [v.id, w.id]
+    assert growth.tree.links() == []
+
+
+def test_a_cheaper_way_moves_the_state_with_all_that_stands_on_it() -> None:
+    growth = DFS(merge=True, thoughts=None).start(Places(), "q")
+    growth.ask()
+    growth.tell([["5-v", "1-w"]])
+    growth.ask()
+    growth.tell([9, 1])  # v first
+    growth.ask()
+    (x,) = growth.tell([["5-x"]])  # 10
+    growth.ask()
+    growth.tell([9])
+    growth.ask()
+    (y,) = growth.tell([["1-y"]])  # 11
+    assert (x.cost, y.cost) == (10, 11)
+    growth.ask()
+    growth.tell([1])
+    while isinstance(step := growth.ask(), Expand) and step.states[0].world != "w":
+        growth.tell([[]])
+    (moved,) = growth.tell([["2-x"]])
+    assert moved is x
+    assert (x.cost, growth.tree.path(x)[1].world) == (3, "w")
+    assert [thought.text for thought in growth.tree.state(x).thoughts] == ["1-w", "2-x"]
+    assert [thought.text for thought in growth.tree.state(y).thoughts] == ["1-w", "2-x", "1-y"]
+    assert [(tail.world, head.world, thought.text) for tail, head, thought in growth.tree.links()] == [
+        ("v", "x", "5-x")
+    ]
+
+
+def test_a_state_that_moved_has_the_world_of_its_new_way() -> None:
+    """The world also notes how it came about, which the key leaves out."""
+
+    def step(self: Task, state: State, thought: Thought) -> State:
+        place = thought.text.rpartition("-")[2]
+        return state.then(thought, {"place": place, "came": [*(state.world or {}).get("came", ()), thought.text]})  # type: ignore[union-attr,misc,list-item]
+
+    members = {
+        "start": lambda self, question: State(question=question, world={"place": "start", "came": []}),
+        "step": step,
+        "key": lambda self, state: state.world["place"],
+        "is_terminal": lambda self, state: False,
+    }
+    growth = BFS(merge=True).start(type("Noting", (Places,), members)(), "q")
+    growth.ask()
+    growth.tell([["9-v", "1-w"]])
+    growth.ask()
+    growth.tell([1, 1])
+    growth.ask()
+    (x,) = growth.tell([["1-x"], ["2-x"]])
+    assert [thought.text for thought in growth.tree.state(x).thoughts] == ["1-w", "2-x"]
+    assert growth.tree.state(x).world == {"place": "x", "came": ["1-w", "2-x"]}
+
+
+def test_places_in_the_tree_stay_different_after_a_move() -> None:
+    growth = BFS(merge=True, thoughts=None).start(Places(), "q")
+    v, w = (growth.inject(growth.tree.root, text) for text in ("2-v", "3-w"))
+    assert v is not None
+    assert w is not None
+    x = growth.inject(v, "1-x")
+    assert x is not None
+    assert growth.inject(w, "1-x") is None  # 4 against 3: a link
+    assert growth.inject(growth.tree.root, "1-w") is w
+    assert growth.inject(w, "1-x") is x  # 2 against 3
+    growth.inject(w, "1-y")
+    growth.inject(w, "1-z")
+    assert x.parent == w.id
+    assert len({growth.tree.place(node) for node in growth.tree}) == len(growth.tree) == 6
+
+
+def test_what_stands_on_a_moved_state_moves_up_with_it() -> None:
+    growth = BFS(merge=True).start(Places(), "q")
+    v, w = (growth.inject(growth.tree.root, text) for text in ("1-v", "1-w"))
+    assert v is not None
+    assert w is not None
+    x = growth.inject(w, "1-x")
+    assert x is not None
+    y = growth.inject(x, "1-y")
+    assert y is not None
+    assert growth.inject(growth.tree.root, "1-x") is x
+    assert (x.depth, x.cost) == (1, 1)
+    assert y.depth == len(growth.tree.path(y)) - 1 == 2
+
+
+def test_a_state_goes_back_to_an_old_parent_that_has_become_the_cheaper_way() -> None:
+    growth = BFS(merge=True).start(Places(), "q")
+    root = growth.tree.root
+    v, w = (growth.inject(root, text) for text in ("5-v", "4-w"))
+    assert v is not None
+    assert w is not None
+    x = growth.inject(v, "1-x")
+    assert x is not None
+    assert growth.inject(w, "1-x") is x  # 5 against 6
+    assert growth.inject(root, "1-v") is v
+    assert growth.inject(v, "1-x") is x  # 2 against 5
+    assert (x.cost, x.parent) == (2, v.id)
+
+
+def test_merging_is_the_default_for_tasks_with_a_world_alone() -> None:
+    assert [search().merges(State(question="q", world=0)) for search in (BFS, DFS, BestFirst, MCTS)] == [
+        True,
+        True,
+        True,
+        False,
+    ]
+    assert not any(search().merges(State(question="q")) for search in (BFS, DFS, BestFirst, MCTS))
+    assert BFS(merge=True).merges(State(question="q"))
+    assert not BFS(merge=False).merges(State(question="q", world=0))

@@ -1,0 +1,263 @@
+"""Searches, generators, evaluators and tasks by name, with options in the text; what is unknown is refused by name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import (
+    BFS,
+    DFS,
+    MCTS,
+    BestFirst,
+    BestOfN,
+    ChainOfThought,
+    Classify,
+    Combine,
+    Confidence,
+    Enumerate,
+    Heuristic,
+    Likelihood,
+    Prior,
+    Propose,
+    Random,
+    RewardModel,
+    Sample,
+    SelfConsistency,
+    State,
+    Task,
+    Value,
+    Vote,
+    load_task,
+    rap,
+    solve,
+)
+from tot.decoders import OptionError, TaskError
+from tot.named import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
+
+KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "meant"),
+    [
+        ("search", "bfs", BFS()),
+        ("search", "dfs", DFS()),
+        ("search", "best-first", BestFirst()),
+        ("search", "mcts", MCTS()),
+        ("search", "cot", ChainOfThought()),
+        ("search", "self-consistency", SelfConsistency()),
+        ("search", "best-of-n", BestOfN()),
+        ("generator", "sample", Sample()),
+        ("generator", "propose", Propose()),
+        ("generator", "enumerate", Enumerate()),
+        ("evaluator", "likelihood", Likelihood()),
+        ("evaluator", "value", Value()),
+        ("evaluator", "classify", Classify()),
+        ("evaluator", "vote", Vote()),
+        ("evaluator", "heuristic", Heuristic()),
+        ("evaluator", "prior", Prior()),
+        ("evaluator", "confidence", Confidence()),
+        ("evaluator", "random", Random()),
+        ("evaluator", "reward-model:model=folder", RewardModel(model="folder")),
+        ("search", "mcts:iterations=20,exploration=2", MCTS(iterations=20, exploration=2)),
+        ("search", " mcts : iterations = 20 , rule=puct ", MCTS(iterations=20, rule="puct")),
+        ("search", "mcts:rollout=none,thoughts=none", MCTS(rollout="none", thoughts=None)),
+        ("search", "mcts:fast=none", MCTS(fast=None)),
+        ("search", "mcts:until_solved=false,cum_reward=max", MCTS(until_solved=False, cum_reward="max")),
+        ("search", "bfs:thoughts=None,merge=true,aggregate=vote", BFS(thoughts=None, merge=True, aggregate="vote")),
+        ("search", "bfs:", BFS()),
+        ("search", "dfs:threshold=-0.5,goals=2", DFS(threshold=-0.5, goals=2)),
+        ("search", "best-first:rank=prior,batch=4", BestFirst(rank="prior", batch=4)),
+        ("generator", "sample:n=8,votes=3,temperature=1", Sample(n=8, votes=3, temperature=1)),
+        ("generator", "enumerate:n=none,prior=random", Enumerate(prior="random")),
+        ("evaluator", "value:samples=3,template=judge", Value(samples=3, template="judge")),
+        ("evaluator", "vote:samples=2", Vote(samples=2)),
+        ("evaluator", "reward-model:model=a/b,kind=process", RewardModel(model="a/b", kind="process")),
+    ],
+)  # fmt: skip
+def test_a_text_names_an_object_with_its_options(kind: str, text: str, meant: Any) -> None:
+    found = named(kind, text, KNOWN[kind])
+    assert type(found) is type(meant)
+    assert found == meant
+
+
+def test_every_known_name_is_covered_above() -> None:
+    (mark,) = [m for m in test_a_text_names_an_object_with_its_options.pytestmark if m.name == "parametrize"]  # type: ignore[attr-defined]
+    covered = {(kind, text.partition(":")[0].strip()) for kind, text, _ in mark.args[1]}
+    assert covered == {(kind, name) for kind, known in KNOWN.items() for name in known}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of best-first, best-of-n, bfs, "),
+        ("search", "", r"unknown search '': choose one of best-first"),
+        ("generator", "sampel:n=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of enumerate, "),
+        ("evaluator", "judge", r"unknown evaluator 'judge': choose one of classify, confidence, heuristic, likelihood"),
+        ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, merge, thoughts, br"),
+        ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
+        ("search", "bfs:breadth=many", r"search bfs, option breadth: .*valid integer"),
+        ("search", "bfs:breadth", r"search 'bfs:breadth': 'breadth' is no option: write bfs:option=value,option=value"),
+        ("search", "mcts:rule=best", r"search mcts, option rule: Input should be 'uct' or 'puct'"),
+        ("search", "mcts:exploration=inf", r"search mcts, option exploration: "),
+        ("generator", "enumerate:prior=none", r"generator enumerate, option prior: Input should be 'model', 'uniform'"),
+        ("evaluator", "reward-model", r"evaluator reward-model, option model: Field required"),
+        ("search", "mcts:fast=nonsense", r"nonsense.*"),  # no evaluator is called so
+    ],
+)  # fmt: skip
+def test_what_is_not_known_is_refused_with_the_choices(kind: str, text: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        named(kind, text, KNOWN[kind])
+
+
+def test_mctss_fast_evaluator_may_be_named(letters: Any, scripted: Any) -> None:
+    decoder = scripted({"grow": ["a", "b"]})
+    search = "mcts:thoughts=2,depth=2,iterations=1,fast=prior"
+    solution = solve(letters, "q", decoder=decoder, search=search, evaluator="random")
+    assert [node.fast for node in solution.tree] == [None, 0.5, 0.5]
+
+
+def test_an_object_is_itself_and_takes_no_options_besides_its_own() -> None:
+    search, own = BFS(breadth=7), object()
+    assert named("search", search, SEARCHES) is search
+    assert named("search", own, SEARCHES) is own
+    assert named("search", search, SEARCHES, depth=None) is search
+    with pytest.raises(OptionError, match="depth=3 can't be set here: the search comes ready made; name one, such as"):
+        named("search", search, SEARCHES, depth=3)
+
+
+def test_options_beside_a_text_go_before_those_in_it() -> None:
+    assert named("search", "bfs:breadth=2,depth=5", SEARCHES, depth=3, thoughts=None) == BFS(breadth=2, depth=3)
+    with pytest.raises(OptionError, match="search mcts, option breadth: "):
+        named("search", "mcts", SEARCHES, breadth=3)
+
+
+# -- the parts of a run -----------------------------------------------------------------------------------------
+
+
+def test_what_is_not_given_is_the_tasks_own(letters: Any) -> None:
+    own = {"search": "dfs:goals=2", "generator": "propose", "evaluator": "value:samples=2"}
+    task = type("Own", (letters,), own)()
+    assert parts_of(task) == {"search": DFS(goals=2), "generator": Propose(), "evaluator": Value(samples=2)}
+    assert parts_of(task, search="bfs", evaluator=Prior()) == {
+        "search": BFS(),
+        "generator": Propose(),
+        "evaluator": Prior(),
+    }
+    assert parts_of(letters()) == {"search": BFS(), "generator": Sample(), "evaluator": Likelihood()}
+
+
+def test_rap_sets_all_three(letters: Any) -> None:
+    judged = Likelihood(template="self_eval", labels={"Yes": 1.0, "No": 0.0})
+    parts = parts_of(letters(), search="rap")
+    assert parts == rap(letters())
+    assert parts["search"] == MCTS(thoughts=4, rollout="greedy", cum_reward="mean", calc_q="max", fast=judged)
+    assert parts["generator"] == Sample(votes=8)
+    assert parts["evaluator"] == Combine(parts=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
+
+
+def test_rap_with_a_world_adds_up_log_likelihoods(letters: Any) -> None:
+    fields = {"actions": lambda self, state: ["a"], "labels": {"good": 1.0, "bad": 0.0}}
+    parts = parts_of(type("World", (letters,), fields)(), search="rap")
+    judged = Likelihood(template="self_eval", labels={"good": 1.0, "bad": 0.0})
+    assert parts["search"] == MCTS(thoughts=None, rollout="greedy", cum_reward="sum", calc_q="mean")
+    assert parts["generator"] == Enumerate()
+    assert parts["evaluator"] == Combine(parts=(Prior(), judged), weights=(0.5, 0.5), rule="log")
+
+
+def test_parts_of_rap_may_be_replaced(letters: Any) -> None:
+    parts = parts_of(letters(), search="rap", generator="sample:votes=2", evaluator="random")
+    assert (parts["generator"], parts["evaluator"]) == (Sample(votes=2), Random())
+    assert parts["search"].rollout == "greedy"
+
+
+# -- tasks ------------------------------------------------------------------------------------------------------
+
+RIDDLE = """
+from tot import State, Task
+
+class Riddle(Task):
+    depth = 2
+
+class Harder(Riddle):
+    name = "harder_riddle"
+
+not_a_task = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    """A task's file, and its templates in a folder beside it."""
+    (tmp_path / "riddle").mkdir()
+    for name in ("thought", "value", "answer"):
+        (tmp_path / "riddle" / f"{name}.jinja").write_text(f"{name} of {{{{ question }}}}")
+    (tmp_path / "my_riddles.py").write_text(RIDDLE)
+    return tmp_path / "my_riddles.py"
+
+
+def test_a_task_is_an_object_a_class_or_a_name(letters: Any) -> None:
+    task = letters()
+    assert load_task(task) is task
+    assert type(load_task(letters)) is letters
+    assert [type(load_task(name)).__name__ for name in ("game24", "gsm8k", "blocksworld")] == [
+        "Game24",
+        "GSM8K",
+        "Blocksworld",
+    ]
+
+
+def test_a_task_is_a_class_in_a_file_with_its_templates_beside_it(file: Path) -> None:
+    task = load_task(f"{file}:Riddle")
+    assert isinstance(task, Task)
+    assert (type(task).__name__, task.depth, task.name) == ("Riddle", 2, "riddle")
+    assert task.prompt("thought", State(question="what?"))[0].content == "thought of what?"
+
+
+def test_a_task_in_a_file_is_solved(file: Path, scripted: Any) -> None:
+    solution = solve(f"{file}:Riddle", "what?", decoder=scripted({"value of what?": "7"}), evaluator="value")
+    assert (solution.value, solution.answer) == (7, "answer of what?")
+
+
+def test_a_relative_path_will_do(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(file.parent)
+    task = load_task("my_riddles.py:Riddle")
+    monkeypatch.chdir("/")
+    assert task.prompt("answer", State(question="what?"))[0].content == "answer of what?"
+
+
+@pytest.mark.parametrize("name", ["Ridle", "not_a_task", "State", ""])
+def test_a_class_that_is_not_in_the_file_is_refused_with_those_that_are(file: Path, name: str) -> None:
+    said = rf"unknown task in .*my_riddles\.py '{name}'.*: choose one of Harder, Riddle$"
+    with pytest.raises(OptionError, match=said):
+        load_task(f"{file}:{name}")
+
+
+def test_a_file_that_raises_is_named_with_what_it_raised(file: Path) -> None:
+    for text, said in (
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def", "SyntaxError: .*"),
+        ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+    ):
+        file.write_text(text)
+        with pytest.raises(TaskError, match=rf"my_riddles\.py can't be run: {said}"):
+            load_task(f"{file}:Riddle")
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ("absent.py:Riddle", r"absent\.py: there is no such file; give path/to/file\.py:ClassName"),
+        ("absent.py", r"absent\.py: name the class in it, as in absent\.py:MyTask"),
+        ("gam24", r"unknown task 'gam24' \(did you mean game24\?\): choose one of .*game24.*; or path/to/file\.py"),
+        ("", r"unknown task '': choose one of .*blocksworld"),
+        ("game24:Game24", r"unknown task 'game24:Game24'"),
+    ],
+)  # fmt: skip
+def test_a_task_that_is_not_there_is_refused(spec: str, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        load_task(spec)

@@ -1,0 +1,247 @@
+"""Resuming: a run that is killed after any of its steps and taken up again is the run that was never killed."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import (
+    BFS,
+    DFS,
+    MCTS,
+    BestFirst,
+    Budget,
+    Combine,
+    Likelihood,
+    Prior,
+    Propose,
+    Sample,
+    SelfConsistency,
+    Solution,
+    Task,
+    Trace,
+    Value,
+    Vote,
+    solve,
+)
+
+YES = Likelihood(labels={"1": 1.0, "2": 0.0})
+RUNS: dict[str, dict[str, Any]] = {
+    "bfs": {"search": BFS(thoughts=2, breadth=2, depth=3)},
+    "bfs-vote": {"search": BFS(thoughts=2, breadth=2, depth=3, aggregate="vote"), "evaluator": Vote(samples=2)},
+    "propose": {"search": BFS(thoughts=2, breadth=1, depth=3), "generator": Propose()},
+    "dfs": {"search": DFS(thoughts=2, depth=3, goals=2), "evaluator": Value()},
+    "best-first": {"search": BestFirst(thoughts=2, depth=3, rank="value")},
+    "mcts": {"search": MCTS(thoughts=2, depth=3, iterations=4, leaves=2, rollout="sample")},
+    "mcts-fast": {
+        "search": MCTS(thoughts=2, depth=3, iterations=3, fast=YES, rollout="greedy"),
+        "generator": Sample(votes=2),
+        "evaluator": Combine(parts=(YES, Prior()), weights=(0.5, 0.5), rule="product"),
+    },
+    "self-consistency": {"search": SelfConsistency(k=3)},
+}
+
+
+@pytest.fixture
+def asking(letters: Any) -> type[Task]:
+    """As Letters, with a template for everything that a search can ask."""
+    ballot = "{% for candidate in candidates %}{{ loop.index }}={{ candidate }};{% endfor %}"
+    templates = {"vote": ballot, "chain": "chain {{ question }}", "propose": "list {{ thoughts | length }}"}
+    return type("Asking", (letters,), {"templates": letters.templates | templates})
+
+
+def run(task: Any, decoder: Any, trace: Trace, **options: Any) -> Solution:
+    try:
+        return solve(task, "what?", **{"decoder": decoder, "max_tokens": 5, "seed": 3, "trace": trace} | options)
+    finally:
+        trace.close()
+
+
+@pytest.fixture
+def killed(tmp_path: Path) -> Callable[[Path, int], Trace]:
+    """A trace of which a kill has left the first lines, and half of the next: killed(whole, 3)."""
+
+    def cut(whole: Path, count: int) -> Trace:
+        lines = whole.read_text().splitlines(keepends=True)
+        half = lines[count][: len(lines[count]) // 2] if count < len(lines) else ""
+        path = tmp_path / f"{count}.jsonl"
+        path.write_text("".join(lines[:count]) + half)
+        return Trace.resume(path)
+
+    return cut
+
+
+def nodes(solution: Solution) -> list[dict[str, Any]]:
+    """Every field of every node but the time it took; what was computed in floating point is rounded."""
+    fields = [node.model_dump(mode="json", exclude={"seconds"}) for node in solution.tree]
+    return [
+        {name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for name, value in node.items()}
+        for node in fields
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
+    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    with tiny() as decoder:
+        expected = run(asking, decoder, Trace.create(whole), **RUNS[name])
+    lines = whole.read_text().splitlines()
+    assert len(lines) >= 3
+    for count in range(1, len(lines)):
+        with tiny() as decoder:
+            resumed = run(asking, decoder, killed(whole, count), **RUNS[name])
+        assert nodes(resumed) == nodes(expected), f"killed after line {count}"
+        assert resumed.answer == expected.answer, f"killed after line {count}"
+        assert resumed.tree.links() == expected.tree.links()
+        assert resumed.usage.new_tokens == expected.usage.new_tokens, f"killed after line {count}"
+        assert resumed.usage.prompt_tokens == expected.usage.prompt_tokens, f"killed after line {count}"
+        assert resumed.calls == expected.calls, f"killed after line {count}"
+        again = (tmp_path / f"{count}.jsonl").read_text().splitlines()
+        assert [json.loads(line).get("step") for line in again] == [json.loads(line).get("step") for line in lines]
+
+
+@pytest.mark.parametrize("name", ["bfs", "bfs-vote"])
+def test_a_run_killed_after_its_answer_has_counted_what_the_answer_took(
+    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    with tiny() as decoder:
+        expected = run(asking, decoder, Trace.create(whole), **RUNS[name])
+    count = len(whole.read_text().splitlines())
+    with tiny() as decoder:
+        resumed = run(asking, decoder, killed(whole, count), **RUNS[name])
+        assert decoder.engine.forwards == 0
+    assert resumed.answer == expected.answer
+    assert resumed.calls == expected.calls
+    assert resumed.usage.new_tokens == expected.usage.new_tokens
+    assert resumed.usage.prompt_tokens == expected.usage.prompt_tokens
+
+
+def test_what_was_done_before_the_kill_is_not_asked_again(
+    letters: Any, scripted: Any, killed: Any, tmp_path: Path
+) -> None:
+    """Evaluations by the last thought alone: states met again after the kill were valued before it."""
+    templates = letters.templates | {"value": "value {{ thought }}"}
+    task = type("LastOnly", (letters,), {"templates": templates})
+    table = {"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "b"]}
+    table |= {"value a": "3", "value b": "7", "value c": "1"}
+    options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value()}
+    whole, first = tmp_path / "whole.jsonl", scripted(table)
+    expected = run(task, first, Trace.create(whole), **options)
+    everything = [request.prompt[-1].content for request in first.requests]
+    assert everything == [
+        "grow", "value a", "value b", "grow b", "grow a", "value c", "answer b/b"
+    ]  # fmt: skip
+    for count, asked in ((2, everything), (3, everything[1:]), (4, everything[3:]), (5, everything[5:])):
+        decoder = scripted(table)
+        resumed = run(task, decoder, killed(whole, count), **options)
+        assert [request.prompt[-1].content for request in decoder.requests] == asked
+        assert [node.value for node in resumed.tree] == [node.value for node in expected.tree]
+    seeds = {request.prompt[-1].content: request.sampling.seed for request in first.requests}
+    assert all(seeds[request.prompt[-1].content] == request.sampling.seed for request in decoder.requests)
+
+
+def test_a_part_of_a_mixture_that_was_judged_before_the_kill_is_not_asked_again(
+    letters: Any, scripted: Any, killed: Any, tmp_path: Path
+) -> None:
+    task = type("LastOnly", (letters,), {"templates": letters.templates | {"value": "value {{ thought }}"}})
+    table = {"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"], "value a": "3", "value b": "7"}
+    evaluator = Combine(parts=(Value(), Prior()), weights=(1, 1))
+    options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": evaluator}
+    whole = tmp_path / "whole.jsonl"
+    expected = run(task, scripted(table), Trace.create(whole), **options)
+    decoder = scripted(table)
+    resumed = run(task, decoder, killed(whole, 4), **options)
+    assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
+    assert [node.value for node in resumed.tree] == [node.value for node in expected.tree]
+
+
+def test_a_run_that_a_budget_ended_goes_on_with_a_larger_one(letters: Any, scripted: Any, tmp_path: Path) -> None:
+    table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"], "value b/c": "2"}
+    table |= {"value b/d": "9", "answer b/d": "the end"}
+    options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
+    path = tmp_path / "run.jsonl"
+    expected = solve(letters, "what?", decoder=scripted(table), **options)
+    small = run(
+        letters, scripted(table), Trace.create(path), seed=0, max_tokens=None, budget=Budget(tokens=25), **options
+    )
+    assert small.stopped == "budget: tokens (30 of 25)"
+    decoder = scripted(table)
+    large = run(letters, decoder, Trace.resume(path), seed=0, max_tokens=None, budget=Budget(tokens=100), **options)
+    assert decoder.asked == [["grow b"], ["value b/c", "value b/d"], ["answer b/d"]]
+    assert (large.answer, large.stopped, large.calls) == ("the end", None, expected.calls)
+    assert large.usage.new_tokens == expected.usage.new_tokens
+
+
+def test_a_budget_counts_what_was_spent_before_the_kill(
+    letters: Any, scripted: Any, killed: Any, tmp_path: Path
+) -> None:
+    table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"]}
+    options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=9), "evaluator": Value()}
+    options["budget"] = Budget(tokens=30)
+    whole, decoder = tmp_path / "whole.jsonl", scripted(table)
+    expected = run(letters, scripted(table), Trace.create(whole), **options)
+    resumed = run(letters, decoder, killed(whole, 4), **options)
+    assert resumed.stopped == expected.stopped == "budget: tokens (30 of 30)"
+    assert decoder.asked == [["grow b"]]
+
+
+def test_the_time_before_the_kill_counts(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
+    class Slow(scripted):  # type: ignore[misc]
+        def generate(self, requests: Any) -> Any:
+            time.sleep(0.1)
+            return super().generate(requests)
+
+    options: dict[str, Any] = {"search": BFS(thoughts=1, breadth=1, depth=3), "evaluator": Value()}
+    whole = tmp_path / "whole.jsonl"
+    run(letters, Slow({}), Trace.create(whole), **options)
+    resumed = run(letters, scripted({}), killed(whole, 6), **options)
+    assert resumed.usage.seconds >= 0.4  # four steps of the first run
+
+
+# -- the command line -------------------------------------------------------------------------------------------
+
+
+def saved(path: Path) -> dict[str, Any]:
+    """A saved run's tree without its seconds; what was computed in floating point is rounded."""
+    tree: dict[str, Any] = json.loads(path.read_text())["tree"]
+    for node in tree["nodes"]:
+        node.pop("seconds", None)
+        node.update({k: pytest.approx(v, rel=1e-4) for k, v in node.items() if isinstance(v, float)})
+    return tree
+
+
+@pytest.mark.real
+def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
+    question = "Tom has 3 apples and buys 4 more. How many apples does he have?"
+    command = ["-m", "tot.cli", "solve", "gsm8k", question, "--depth", "3", "--thoughts", "2", "--max-tokens", "8"]
+    command += ["--breadth", "1", "--model", smollm2, "--reproducible", "--out"]
+    whole = python(*command, "whole.json")
+    assert whole.wait(timeout=60) == 0
+    first = python(*command, "run.json")
+    trace = tmp_path / "run.jsonl"
+    deadline = time.monotonic() + 60
+    while not trace.exists() or trace.read_bytes().count(b"\n") < 4:
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    first.kill()
+    first.wait()
+    assert not (tmp_path / "run.json").exists()
+    second = python("-m", "tot.cli", "solve", "--resume", "run.jsonl")
+    out, err = second.communicate(timeout=60)
+    assert (second.returncode, err) == (0, "")
+    assert "Answer: " in out
+    assert saved(tmp_path / "run.json") == saved(tmp_path / "whole.json")
+    runs = [json.loads((tmp_path / name).read_text()) for name in ("run.json", "whole.json")]
+    assert runs[0]["answer"] == runs[1]["answer"]
+    assert runs[0]["calls"] == runs[1]["calls"]
+    assert runs[0]["usage"]["new_tokens"] == runs[1]["usage"]["new_tokens"]
+    assert not trace.exists()  # all of it is in the run

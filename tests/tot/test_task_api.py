@@ -1,0 +1,230 @@
+"""What a user writes: the smallest task, what is said of a wrong one, empty budgets, and what prompts cost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import BFS, Budget, Combine, Enumerate, Growth, Likelihood, Prior, Random, State, Task, Thought, Value, solve
+from tot.decoders import Request, TaskError
+
+SMALLEST = """\
+from tot import Task
+
+
+class Riddle(Task):
+    templates = {
+        "thought": "Riddle: {{ question }} Give one more idea.",
+        "value": "Riddle: {{ question }} Idea: {{ thoughts[-1].thought }} How good is it, from 1 to 10?",
+        "answer": "Riddle: {{ question }} Best idea: {{ thoughts[-1].thought }} Answer in one word.",
+    }
+"""
+
+
+def drive(growth: Growth, table: dict[str, list[str]]) -> None:
+    """Tell a search the thoughts after each path, and that each is worth 1."""
+    while (step := growth.ask()) is not None:
+        if hasattr(step, "count"):
+            growth.tell([table.get("/".join(t.text for t in state.thoughts), []) for state in step.states])
+        else:
+            growth.tell([1.0] * len(step.nodes))
+
+
+# -- the smallest task ------------------------------------------------------------------------------------------
+
+
+def test_the_smallest_task_is_under_15_lines_and_runs(tmp_path: Path, scripted: Any) -> None:
+    assert len(SMALLEST.splitlines()) < 15
+    (tmp_path / "riddle.py").write_text(SMALLEST)
+    asked = "Riddle: What has keys? "
+    decoder = scripted(
+        {
+            f"{asked}Give one more idea.": ["a map", "a piano"],
+            f"{asked}Idea: a map How good is it, from 1 to 10?": "3",
+            f"{asked}Idea: a piano How good is it, from 1 to 10?": "9",
+            f"{asked}Best idea: a piano Answer in one word.": "Piano.",
+        }
+    )
+    search = BFS(thoughts=2, depth=2)
+    solution = solve(
+        f"{tmp_path}/riddle.py:Riddle", "What has keys?", decoder=decoder, search=search, evaluator=Value()
+    )
+    assert (solution.answer, solution.value, solution.calls) == ("Piano.", 9, 5)
+
+
+def test_the_smallest_task_runs_on_a_real_decoder_as_it_is(tmp_path: Path, tiny: Any) -> None:
+    (tmp_path / "riddle.py").write_text(SMALLEST)
+    with tiny() as decoder:
+        solution = solve(f"{tmp_path}/riddle.py:Riddle", "What?", decoder=decoder, max_tokens=4)
+    assert max(node.depth for node in solution.tree) == 3  # T = 4
+    assert all(1 <= node.value <= 10 for node in solution.tree if node.value is not None)
+
+
+# -- what is said of a wrong one --------------------------------------------------------------------------------
+
+
+def test_a_task_without_templates_is_told_which_it_lacks_and_where_they_may_lie(scripted: Any) -> None:
+    class Bare(Task):
+        pass
+
+    with pytest.raises(TaskError, match=r"task Bare has no template 'thought': define it in `templates`, or as a file"):
+        solve(Bare, "q", decoder=scripted({}))
+
+
+def test_a_template_is_only_missed_where_it_is_asked(scripted: Any) -> None:
+    half = type("Half", (Task,), {"templates": {"thought": "grow"}})
+    decoder = scripted({"grow": ["a", "b"]})
+    with pytest.raises(TaskError, match="task Half has no template 'value'"):
+        solve(half, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Value())
+    with pytest.raises(TaskError, match="task Half has no template 'answer'"):
+        solve(half, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Random())
+
+
+@pytest.mark.parametrize(
+    ("templates", "said"),
+    [
+        ({"thought": "grow\n{{ thoughs }}"}, "template thought, line 2: 'thoughs' is undefined"),
+        ({"value": "\n\n{{ sub_question }}"}, "template value, line 3: 'sub_question' is undefined"),
+        ({"value": "{{ thoughts[0].idea }}"}, "template value, line 1: .* has no attribute 'idea'"),
+        ({"answer": "{{ thoughts[7].thought }}"}, "template answer, line 1: .*"),
+        ({"thought": "{{ candidates }}"}, "template thought, line 1: 'candidates' is undefined"),
+    ],
+)
+def test_a_variable_that_is_not_there_is_named_with_template_and_line(
+    letters: Any, scripted: Any, templates: dict[str, str], said: str
+) -> None:
+    task = type("Typo", (letters,), {"templates": letters.templates | templates})
+    with pytest.raises(TaskError, match=said):
+        solve(task, "q", decoder=scripted({"grow": ["a"]}), search=BFS(thoughts=1, depth=2), evaluator=Value())
+
+
+def broken(*_: Any) -> Any:
+    raise ValueError("out of luck")
+
+
+@pytest.mark.parametrize(
+    ("method", "after"),
+    [
+        ("step", ""),
+        ("key", ""),
+        ("cost", ""),
+        ("is_terminal", " after 'a'"),
+        ("is_goal", " after 'a'"),
+        ("answer_at", " after 'a'"),
+    ],
+)
+def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method: str, after: str) -> None:
+    def later(self: Any, state: State, *rest: Any) -> Any:
+        return getattr(Task, method)(self, state, *rest) if not state.thoughts and after else broken()
+
+    task = type("Unlucky", (letters,), {"depth": 2, method: later})
+    said = rf"Unlucky\.{method} raised ValueError: out of luck{after}: mend the task"
+    with pytest.raises(TaskError, match=said):
+        drive(BFS(thoughts=1).start(task(), "q"), {"": ["a"]})
+
+
+@pytest.mark.parametrize(
+    ("methods", "said"),
+    [
+        (
+            {"step": lambda self, state, thought: "a"},
+            r"Odd\.step gave 'a': return state\.then\(thought, world\), or None",
+        ),
+        ({"step": lambda self, state, thought: state}, r"Odd\.step gave State\(.*: return state\.then"),
+        (
+            {"step": lambda self, state, thought: state.then(thought, {1, 2})},
+            r"a world that is not JSON data, \{1, 2\}:",
+        ),
+        ({"cost": lambda self, state, thought: -1}, r"Odd\.cost of 'a' is -1\.0: it has to be 0 or more"),
+        ({"cost": lambda self, state, thought: float("nan")}, r"Odd\.cost of 'a' is nan: it has to be 0 or more"),
+    ],
+)
+def test_a_method_that_gives_what_it_may_not_is_told_what_to_give(
+    letters: Any, methods: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(TaskError, match=said):
+        drive(BFS(thoughts=1).start(type("Odd", (letters,), methods)(), "q"), {"": ["a"]})
+
+
+def test_a_thought_that_is_not_legal_is_rejected_and_counted(letters: Any) -> None:
+    def step(self: Task, state: State, thought: Thought) -> State | None:
+        return None if thought.text == "no" else state.then(Thought(parts={"thought": thought.text.upper()}))
+
+    growth = BFS(thoughts=3).start(type("Legal", (letters,), {"step": step, "depth": 2})(), "q")
+    drive(growth, {"": ["a", "no", "b", "no"]})
+    assert [node.thought.text for node in growth.tree if node.thought] == ["A", "B"]  # as the task wrote them down
+    assert [node.rejected for node in growth.tree] == [2, 0, 0]
+
+
+# -- budgets of nothing -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", ["tokens", "forwards", "seconds", "nodes"])
+@pytest.mark.parametrize("search", ["bfs", "dfs", "best-first", "mcts", "cot", "self-consistency", "best-of-n"])
+def test_a_budget_of_nothing_asks_nothing_whatever_the_search(
+    letters: Any, scripted: Any, search: str, limit: str
+) -> None:
+    decoder = scripted({})
+    solution = solve(letters, "q", decoder=decoder, search=search, budget=Budget(**{limit: 0}))
+    assert decoder.batches == []
+    assert (solution.answer, solution.calls, len(solution.tree)) == (None, 0, 1)
+    assert solution.stopped is not None
+    assert solution.stopped.startswith(f"budget: {limit} (")
+
+
+# -- what prompts cost ------------------------------------------------------------------------------------------
+
+
+def computed(prompts: list[list[int]]) -> int:
+    """The tokens that have to be computed for prompts that come one after another: a position of the trie of all of
+    them is computed once; of a prompt that was there already in full, the last token is needed again."""
+    trie: set[tuple[int, ...]] = set()
+    again = 0
+    for prompt in prompts:
+        again += tuple(prompt) in trie
+        trie |= {tuple(prompt[:length]) for length in range(1, len(prompt) + 1)}
+    return len(trie) + again
+
+
+@pytest.mark.parametrize(
+    ("evaluator", "generator"),
+    [
+        (Value(), None),
+        (Likelihood(), None),
+        (Combine(parts=(Likelihood(), Prior()), weights=(1, 1)), Enumerate()),
+    ],
+)
+def test_every_shared_beginning_of_a_searchs_prompts_is_computed_once(
+    letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch, evaluator: Any, generator: Any
+) -> None:
+    """Prompts are worked out from what was asked; what each is answered with is in none of the others."""
+    head = "Think step by step about the letters of the alphabet, and be brief. " * 2
+    templates = {name: head + text for name, text in letters.templates.items()}
+    task = type("Long", (letters,), {"templates": templates, "actions": lambda self, state: ["xy", "z"]})
+    with tiny() as decoder:
+        asked: list[Request] = []
+        submit = decoder.submit
+        monkeypatch.setattr(
+            decoder, "submit", lambda requests, *rest: asked.extend(requests) or submit(requests, *rest)
+        )
+        search = BFS(thoughts=2, breadth=2, depth=3)
+        solution = solve(
+            task, "q", decoder=decoder, search=search, evaluator=evaluator, generator=generator, max_tokens=4
+        )
+        prompts = [decoder.engine.codec.encode_prompt(request.prompt) for request in asked]
+    usage = solution.usage
+    assert len(prompts) >= 8
+    assert usage.prompt_tokens == sum(map(len, prompts))
+    assert usage.prompt_tokens - usage.reused_prompt_tokens == computed(prompts)
+    assert computed(prompts) < usage.prompt_tokens / 3
+
+
+def test_a_second_search_on_a_warm_decoder_computes_one_token_a_prompt(letters: Any, tiny: Any) -> None:
+    options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value(), "max_tokens": 4}
+    with tiny() as decoder:
+        solve(letters, "q", decoder=decoder, **options)
+        again = solve(letters, "q", decoder=decoder, **options)
+    requests = 1 + 2 + 2 + 4 + 1
+    assert again.usage.prompt_tokens - again.usage.reused_prompt_tokens == requests

@@ -1,0 +1,318 @@
+"""Trace: the lines of a run, the tree that can be read from them, and files that are refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import BFS, DFS, MCTS, Node, Solution, State, Task, Thought, ThoughtTree, Trace, Value, solve
+from tot.decoders import TaskError
+
+TWO_LEVELS = {
+    "grow": ["a", "b"],
+    "value a": "3",
+    "value b": "7",
+    "grow b": ["c", "d"],
+    "grow a": ["e", "f"],
+    "value b/c": "2",
+    "value b/d": "9",
+    "value a/e": "9",
+    "value a/f": "5",
+    "answer b/d": "the end",
+}
+SEARCH = BFS(thoughts=2, breadth=2, depth=3)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run.jsonl"
+
+
+@pytest.fixture
+def record(letters: Any, scripted: Any, path: Path) -> Callable[..., Solution]:
+    """Runs a search into a new trace, and leaves it unfinished: record(search=..., watch=...)."""
+
+    def run(task: Any = letters, table: Any = TWO_LEVELS, search: Any = SEARCH, **options: Any) -> Solution:
+        trace = Trace.create(path)
+        try:
+            options = {"search": search, "evaluator": Value(), "trace": trace} | options
+            return solve(task, "q", decoder=scripted(table), **options)
+        finally:
+            trace.close()
+
+    return run
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def resumed(task: Any, decoder: Any, path: Path, search: Any = SEARCH, question: str = "q", **options: Any) -> Solution:
+    trace = Trace.resume(path)
+    try:
+        options = {"evaluator": Value(), "trace": trace} | options
+        return solve(task, question, decoder=decoder, search=search, **options)
+    finally:
+        trace.close()
+
+
+# -- what is written --------------------------------------------------------------------------------------------
+
+
+def test_every_step_is_a_line(record: Any, path: Path) -> None:
+    solution = record()
+    header, start, *steps = lines(path)
+    assert (header["format"], header["version"]) == ("tot.trace", 1)
+    assert (start["step"], start["task"], start["seed"]) == ("start", "Letters", 0)
+    assert start["root"]["question"] == "q"
+    assert start["search"]["name"] == "BFS"
+    assert [(line["step"], line.get("nodes")) for line in steps] == [
+        ("expand", [0]),
+        ("evaluate", [1, 2]),
+        ("expand", [2, 1]),
+        ("evaluate", [3, 4, 5, 6]),
+        ("answer", None),
+    ]
+    assert [line.get("calls") for line in steps] == [2, 2, 4, 4, None]
+    assert [line["spent"]["new_tokens"] for line in steps[:-1]] == [10, 10, 20, 20]
+    assert steps[-1]["answers"] == [solution.answer] == ["the end"]
+    assert path.read_text().endswith("\n")
+
+
+def test_a_step_is_on_disk_before_the_next_one_is_asked(record: Any, path: Path) -> None:
+    seen: list[int] = []
+    record(watch=lambda problem: seen.append(path.read_text().count("\n")))
+    assert seen == [2, 3, 4, 5, 6]
+
+
+def test_the_header_keeps_what_it_was_given(path: Path) -> None:
+    Trace.create(path, settings={"task": "gsm8k"}).close()
+    assert lines(path) == [{"format": "tot.trace", "version": 1, "settings": {"task": "gsm8k"}}]
+    trace = Trace.resume(path)
+    assert trace.header["settings"] == {"task": "gsm8k"}
+    trace.close()
+
+
+def test_a_finished_run_is_the_last_line(letters: Any, scripted: Any, path: Path) -> None:
+    trace = Trace.create(path)
+    solution = solve(letters, "q", decoder=scripted(TWO_LEVELS), search=SEARCH, evaluator=Value(), trace=trace)
+    trace.finish(solution.to_json())
+    assert lines(path)[-1] == {"step": "end", "run": json.loads(json.dumps(solution.to_json()))}
+    assert ThoughtTree.load(path).to_json() == solution.tree.to_json()
+
+
+def test_any_text_is_one_line(record: Any, path: Path) -> None:
+    odd = "é\u2028\u2029\x85\x0b🙂"
+    record(table={"grow": [odd, "b"]}, search=BFS(thoughts=2, breadth=1, depth=2))
+    assert path.read_text(encoding="ascii").count("\n") == 5
+    assert ThoughtTree.load(path)[1].thought == Thought(parts={"thought": odd})
+
+
+# -- the tree of a trace ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def compass(letters: Any) -> type[Task]:
+    """A world where "n" and "e" may be taken in any order: equal states are met on different ways."""
+
+    class Compass(letters):  # type: ignore[misc]
+        def start(self, question: str) -> State:
+            return State(question=question, world=[0, 0])
+
+        def step(self, state: State, thought: Thought) -> State:
+            assert isinstance(state.world, list)
+            north, east = state.world
+            return state.then(thought, [north + (thought.text == "n"), east + (thought.text == "e")])
+
+    return Compass
+
+
+EITHER_WAY = {"grow": ["n", "e"], "grow n": ["n", "e"], "grow e": ["n", "e"]}
+
+
+@pytest.mark.parametrize(
+    ("search", "table"),
+    [
+        (SEARCH, TWO_LEVELS),
+        (DFS(thoughts=2, depth=3, max_children=1), TWO_LEVELS),
+        (DFS(thoughts=2, depth=3, threshold=4, goals=9), TWO_LEVELS),
+        (MCTS(thoughts=2, depth=3, iterations=5), TWO_LEVELS),
+        (SEARCH, EITHER_WAY),
+    ],
+    ids=["bfs", "dfs-max-children", "dfs-threshold", "mcts", "merged"],
+)
+def test_the_tree_of_a_killed_run_is_all_that_was_known_then(
+    record: Any, path: Path, compass: Any, letters: Any, search: Any, table: Any
+) -> None:
+    """Every field but which path was chosen, after every step: marks of pruning, visits and links too."""
+    pairs: list[tuple[Any, Any]] = []
+
+    def compare(problem: Any) -> None:
+        if len(problem.tree) > 1:
+            pairs.append((ThoughtTree.load(path).to_json(), json.loads(json.dumps(problem.tree.to_json()))))
+
+    record(task=compass if table is EITHER_WAY else letters, table=table, search=search, watch=compare)
+    assert len(pairs) >= 4
+    for number, (read, grown) in enumerate(pairs):
+        assert read == grown, f"after step {number}"
+
+
+def test_a_last_line_of_which_half_was_written_is_left_out(record: Any, path: Path) -> None:
+    record()
+    whole = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(whole[:-2]) + whole[-2][:40])
+    tree = ThoughtTree.load(path)
+    assert [node.value for node in tree] == [None, 3, 7, None, None, None, None]
+
+
+def test_a_hook_may_leave_thoughts_out_and_the_tree_can_still_be_read(record: Any, path: Path) -> None:
+    class Second:
+        def on_expand(self, growth: Any, nodes: Sequence[Node]) -> Sequence[Node]:
+            return nodes[1:]
+
+    solution = record(hooks=Second(), search=BFS(thoughts=2, breadth=1, depth=2))
+    assert [node.pruned for node in solution.tree] == [False, True, False]
+    assert [node.pruned for node in ThoughtTree.load(path)] == [False, True, False]
+
+
+# -- files that are refused -------------------------------------------------------------------------------------
+
+
+def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
+    record()
+    before = path.read_bytes()
+    with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: go on with --resume .*run\.jsonl, or"):
+        Trace.create(path)
+    assert path.read_bytes() == before
+
+
+def test_a_refusal_leaves_the_file_free(record: Any, path: Path) -> None:
+    record()
+    with pytest.raises(TaskError) as refused:
+        Trace.create(path)
+    Trace.resume(path).close()
+    assert "unfinished" in str(refused.value)
+
+
+def test_a_finished_run_is_overwritten(path: Path) -> None:
+    trace = Trace.create(path)
+    trace.begin(State(question="q"), {})
+    trace.finish({})
+    Trace.create(path).close()
+    assert len(lines(path)) == 1
+
+
+@pytest.mark.parametrize("content", [b"{}\n", b"notes of mine\n", b'{"format": "tot.tree"}\n', b"\xff\xfe\n", b"x"])
+def test_what_is_no_trace_is_neither_overwritten_nor_resumed(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    with pytest.raises(TaskError, match=r"run\.jsonl holds something other than a trace: give another file"):
+        Trace.create(path)
+    with pytest.raises(TaskError, match=r"run\.jsonl is not a trace of a run: give the \.jsonl file"):
+        Trace.resume(path)
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_is_not_there_or_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"absent\.jsonl can't be opened: No such file or directory"):
+        Trace.resume(tmp_path / "absent.jsonl")
+    with pytest.raises(TaskError, match=r"can't be opened: .*; give another file"):
+        Trace.create(tmp_path / "absent" / "run.jsonl")
+    with pytest.raises(TaskError, match=r"can't be opened: Is a directory"):
+        Trace.create(tmp_path)
+
+
+@pytest.mark.parametrize("damage", ["{", "[1]", '{"nodes": [0]}', "null", ""])
+def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
+    record()
+    whole = path.read_text().splitlines()
+    path.write_text("\n".join([*whole[:3], damage, *whole[4:]]) + "\n")
+    with pytest.raises(TaskError, match=r"run\.jsonl, line 4 is damaged: delete it and what follows, then resume"):
+        Trace.resume(path)
+
+
+@pytest.mark.parametrize("missing", ["results", "spent"])
+def test_a_line_that_lacks_what_it_should_hold_is_refused(
+    record: Any, letters: Any, scripted: Any, path: Path, missing: str
+) -> None:
+    record()
+    steps = lines(path)
+    del steps[3][missing]
+    path.write_text("".join(json.dumps(step) + "\n" for step in steps))
+    with pytest.raises(TaskError, match=r"run\.jsonl"):
+        resumed(letters, scripted(TWO_LEVELS), path)
+
+
+@pytest.mark.parametrize("version", [0, 2, None])
+def test_another_version_is_refused_by_name(path: Path, version: Any) -> None:
+    path.write_text(json.dumps({"format": "tot.trace", "version": version}) + "\n")
+    for open_it in (Trace.create, Trace.resume):
+        with pytest.raises(TaskError, match=rf"run\.jsonl has version {version}: this program reads 1"):
+            open_it(path)
+
+
+def test_a_finished_run_has_nothing_to_go_on_with(path: Path) -> None:
+    trace = Trace.create(path)
+    trace.finish({})
+    with pytest.raises(TaskError, match=r"is of a run that was finished: there is nothing to go on with"):
+        Trace.resume(path)
+
+
+def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
+    code = "import sys; from tot import Trace; t = Trace.create(sys.argv[1]); print('held', flush=True); input()"
+    holder: subprocess.Popen[str] = python("-c", code, str(path))
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "held\n"
+    for open_it in (Trace.create, Trace.resume):
+        with pytest.raises(TaskError, match=r"run\.jsonl is in use by another run: wait for it, or give another file"):
+            open_it(path)
+    holder.kill()
+    holder.wait()
+    Trace.resume(path).close()  # a killed process holds nothing
+
+
+# -- a run that is another --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"seed": 1}, "its seed is 0, not 1"),
+        ({"question": "other"}, "its root is .*'question': 'q'.*, not .*'question': 'other'"),
+        ({"search": BFS(thoughts=2, breadth=1, depth=3)}, "its search is .*'breadth': 2.*, not .*'breadth': 1"),
+        ({"search": MCTS()}, "its search is .*'name': 'BFS'.*, not .*'name': 'MCTS'"),
+        ({"generator": "sample:n=7"}, "its generator is .*'n': 3.*, not .*'n': 7"),
+        ({"evaluator": Value(samples=2)}, "its evaluator is .*'samples': 1.*, not .*'samples': 2"),
+        ({"max_tokens": 9}, "its max_tokens is None, not 9"),
+        ({"problem_id": "17"}, "its problem_id is .*, not '17'"),  # every seed depends on it
+    ],
+)
+def test_a_run_about_something_else_is_refused_with_what_differs(
+    record: Any, letters: Any, scripted: Any, path: Path, changed: Any, said: str
+) -> None:
+    record()
+    before, decoder = path.read_bytes(), scripted(TWO_LEVELS)
+    with pytest.raises(TaskError, match=rf"run\.jsonl is of another run: {said}.*; resume it with what"):
+        resumed(letters, decoder, path, **changed)
+    assert decoder.batches == []
+    assert path.read_bytes() == before
+
+
+def test_another_task_is_refused_by_name(record: Any, letters: Any, scripted: Any, path: Path) -> None:
+    record()
+    other = type("Other", (letters,), {})
+    with pytest.raises(TaskError, match=r"its task is 'Letters', not 'Other'"):
+        resumed(other, scripted(TWO_LEVELS), path)
+
+
+def test_a_task_that_has_changed_since_is_refused_where_it_shows(
+    record: Any, letters: Any, scripted: Any, path: Path
+) -> None:
+    record()
+    fussy = type("Letters", (letters,), {"is_terminal": lambda self, state: state.text == "b"})
+    with pytest.raises(TaskError, match=r"it goes on with expand of \[2, 1\], the search with expand of \[1\]; the"):
+        resumed(fussy, scripted(TWO_LEVELS), path)

@@ -1,0 +1,259 @@
+"""ThoughtTree as a graph of thoughts: links, moves, worlds and every field, in JSON out and in; pruning and leaves."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import Node, State, Thought, ThoughtTree
+from tot.decoders import TaskError, Usage
+
+Named = tuple[ThoughtTree, dict[str, Node]]
+texts = st.text(max_size=5)
+numbers = st.floats(allow_nan=False)
+counts = st.integers(0, 10**6)
+worlds = st.recursive(
+    st.none() | st.booleans() | st.integers() | numbers | texts,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(texts, inner, max_size=3),
+    max_leaves=5,
+)
+
+
+def thought(text: str) -> Thought:
+    return Thought(parts={"thought": text})
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> ThoughtTree:
+    """Up to nine nodes with any fields, links between any of them, and some of them moved."""
+    tree = ThoughtTree(State(question=draw(texts), thoughts=(thought("before"),), world=draw(worlds)))
+    for size in range(1, draw(st.integers(2, 9))):
+        parent = tree[draw(st.integers(0, size - 1))]
+        node = tree.add(parent, thought(draw(texts)), draw(worlds), cost=draw(st.floats(0, 1e9)))
+        for field in ("value", "fast", "prior", "confidence", "reward", "q"):
+            setattr(node, field, draw(st.none() | numbers))
+        for field in ("visits", "prompt_tokens", "new_tokens", "drafted", "accepted", "merged", "rejected"):
+            setattr(node, field, draw(counts))
+        for field in ("terminal", "goal", "pruned", "chosen"):
+            setattr(node, field, draw(st.booleans()))
+        node.decoder, node.parse_failures, node.seconds = draw(st.none() | texts), draw(counts), draw(st.floats(0, 9))
+    for _ in range(draw(st.integers(0, 6))):
+        tail, head = tree[draw(st.integers(0, len(tree) - 1))], tree[draw(st.integers(1, len(tree) - 1))]
+        if tail.id == head.id:
+            continue
+        ways_in = draw(st.sampled_from(["link", "move", "link, then move"]))
+        if "link" in ways_in:
+            tree.link(tail, head, thought(draw(texts)))
+        if "move" in ways_in and head not in tree.path(tail):
+            tree.move(head, tail, thought(draw(texts)))
+    return tree
+
+
+def ways(tree: ThoughtTree) -> set[tuple[int, int, str]]:
+    """Links as (from, to, thought)."""
+    return {(tail.id, head.id, step.text) for tail, head, step in tree.links()}
+
+
+@pytest.fixture
+def grow() -> Callable[..., Named]:
+    """A tree from paths, in order: grow("a", "b", "b/c"); its nodes by path."""
+
+    def make(*paths: str) -> Named:
+        tree = ThoughtTree(State(question="q"))
+        named = {"": tree.root}
+        for path in paths:
+            parent, _, text = path.rpartition("/")
+            named[path] = tree.add(named[parent], thought(text))
+        return tree, named
+
+    return make
+
+
+# -- links ------------------------------------------------------------------------------------------------------
+
+
+def test_a_link_is_another_way_in_and_changes_no_path(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c")
+    tree.link(node["a"], node["b/c"], thought("x"))
+    assert ways(tree) == {(1, 3, "x")}
+    assert node["b/c"].parent == node["b"].id
+    assert tree.state(node["b/c"]).text == "b\nc"
+    assert tree.place(node["b/c"]) == "0.1.0"
+    assert {child.id for child in tree.children(node["a"])} == {3}
+
+
+def test_the_way_from_the_parent_is_no_link(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c")
+    tree.link(node["b"], node["b/c"], thought("also"))
+    assert tree.links() == []
+    assert tree.state(node["b/c"]).text == "b\nc"
+
+
+def test_a_moved_node_has_a_new_way_and_keeps_the_old_one_as_a_link(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c", "b/c/d", "b/c/d/e")
+    tree.move(node["b/c/d"], node["a"], thought("y"))
+    assert tree.state(node["b/c/d"]).text == "a\ny"
+    assert tree.state(node["b/c/d/e"]).text == "a\ny\ne"
+    assert (node["b/c/d"].depth, node["b/c/d"].parent) == (2, 1)
+    assert ways(tree) == {(3, 4, "d")}
+    assert [step.id for step in tree.path(node["b/c/d/e"])] == [0, 1, 4, 5]
+
+
+def test_what_grew_from_a_moved_node_is_as_deep_as_its_path_is_long(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c", "b/c/d", "b/c/d/e")
+    tree.move(node["b/c/d"], node[""], thought("y"))
+    assert [one.depth for one in tree] == [len(tree.path(one)) - 1 for one in tree]
+
+
+def test_a_node_can_be_moved_back(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c")
+    tree.move(node["b/c"], node["a"], thought("y"))
+    tree.move(node["b/c"], node["b"], thought("z"))
+    assert tree.state(node["b/c"]).text == "b\nz"
+    assert ways(tree) == {(1, 3, "y")}
+
+
+def test_a_move_to_the_same_parent_is_another_thought(grow: Any) -> None:
+    tree, node = grow("a", "b")
+    tree.move(node["b"], node[""], thought("shorter"))
+    assert tree.state(node["b"]).text == "shorter"
+    assert tree.links() == []
+    assert tree.place(node["b"]) == "0.1"
+
+
+def test_no_two_nodes_stand_in_one_place(grow: Any) -> None:
+    """Seeds are derived from places."""
+    tree, node = grow("a", "b", "b/c")
+    tree.link(node["a"], node["b/c"], thought("x"))
+    tree.move(node["b/c"], node["a"], thought("x"))  # by the link that was there
+    tree.add(node["a"], thought("new"))
+    tree.add(node["b"], thought("new"))
+    places = [tree.place(one) for one in tree]
+    assert len(set(places)) == len(places)
+
+
+@given(graphs())
+def test_places_are_never_shared(tree: ThoughtTree) -> None:
+    for node in list(tree):
+        tree.add(node, thought("new"))
+    places = [tree.place(node) for node in tree]
+    assert len(set(places)) == len(places)
+
+
+# -- JSON -------------------------------------------------------------------------------------------------------
+
+
+@given(graphs())
+def test_json_keeps_links_worlds_and_every_field(tree: ThoughtTree) -> None:
+    read = ThoughtTree.from_json(json.loads(json.dumps(tree.to_json())))
+    assert list(read) == list(tree)
+    assert [(tail.id, head.id, step) for tail, head, step in read.links()] == [
+        (tail.id, head.id, step) for tail, head, step in tree.links()
+    ]
+    assert [read.state(node) for node in read] == [tree.state(node) for node in tree]
+    assert [read.place(node) for node in read] == [tree.place(node) for node in tree]
+    assert {node.id for node in read.leaves()} == {node.id for node in tree.leaves()}
+    assert read.to_json() == tree.to_json()
+
+
+@given(graphs())
+def test_a_read_graph_grows_as_the_one_that_was_saved(tree: ThoughtTree) -> None:
+    read = ThoughtTree.from_json(tree.to_json())
+    for one in (tree, read):
+        for node in list(one):
+            one.add(node, thought("new"))
+    assert [read.place(node) for node in read] == [tree.place(node) for node in tree]
+
+
+def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> None:
+    other: dict[str, Any] = {
+        "world": [1, {"a": None}], "cost": 2.5, "value": 0.5, "fast": 0.25, "prior": 0.1, "confidence": 0.75,
+        "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "pruned": True, "chosen": True,
+        "decoder": "ar", "prompt_tokens": 1, "new_tokens": 2, "drafted": 3, "accepted": 4, "seconds": 0.5,
+        "merged": 5, "rejected": 6, "parse_failures": 7,
+    }  # fmt: skip
+    assert {*other, "id", "parent", "depth", "index", "thought"} == set(Node.model_fields)
+    tree = ThoughtTree(State(question="q"))
+    tree.add(tree.root, thought("first"))
+    tree.add(tree.root, thought("a"), **other)
+    saved = tree.to_json()["nodes"][2]
+    assert saved == {"id": 2, "parent": 0, "depth": 1, "index": 1, "thought": {"parts": {"thought": "a"}}} | other
+    assert tree.to_json()["nodes"][0] == {"id": 0}
+    assert ThoughtTree.from_json(tree.to_json())[2] == tree[2]
+
+
+@pytest.mark.parametrize(
+    "link",
+    [
+        {"parent": 0},
+        {"parent": 9, "node": 1, "thought": {"parts": {}}},
+        {"parent": 1, "node": 9, "thought": {"parts": {}}},
+        {"parent": 1, "node": 2, "thought": {"text": "x"}},
+        {"parent": 1, "node": 2, "thought": None},
+        3,
+    ],
+)
+def test_a_damaged_link_is_refused(grow: Any, link: Any) -> None:
+    tree, _ = grow("a", "b")
+    with pytest.raises(TaskError, match=r"^the tree is damaged: "):
+        ThoughtTree.from_json(tree.to_json() | {"links": [link]})
+
+
+def test_a_tree_of_version_1_has_no_links_and_is_read(grow: Any) -> None:
+    tree, _ = grow("a", "b", "b/c")
+    old = {key: value for key, value in tree.to_json().items() if key != "links"} | {"version": 1}
+    assert ThoughtTree.from_json(old).to_json() == tree.to_json()
+
+
+# -- pruning, leaves, the best ----------------------------------------------------------------------------------
+
+
+def test_pruning_marks_what_grew_from_a_node_but_not_what_is_linked_to_it(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c", "b/c/d", "b/e", "a/f")
+    tree.link(node["b/c"], node["a/f"], thought("x"))
+    tree.prune(node["b"])
+    assert {path for path, one in node.items() if one.pruned} == {"b", "b/c", "b/c/d", "b/e"}
+    assert [one.id for one in tree.leaves()] == [node["a/f"].id]
+
+
+def test_a_moved_node_is_pruned_with_its_new_parent_alone(grow: Any) -> None:
+    tree, node = grow("a", "b", "b/c", "b/c/d")
+    tree.move(node["b/c"], node["a"], thought("y"))
+    tree.prune(node["b"])
+    assert [one.pruned for one in tree] == [False, False, True, False, False]
+    tree.prune(node["a"])
+    assert [one.pruned for one in tree] == [False, True, True, True, True]
+
+
+def test_the_best_leaf_is_a_goal_then_an_end_then_the_most_valuable(grow: Any) -> None:
+    tree, node = grow("a", "b", "c", "d", "d/e", "f")
+    for path, value in {"a": 3.0, "b": 5.0, "c": 5.0, "d": 99.0, "d/e": -1.0}.items():
+        node[path].value = value
+    assert tree.best() is node["b"]  # the first of equals; d is no leaf
+    node["d/e"].terminal = True
+    assert tree.best() is node["d/e"]
+    node["f"].terminal = node["f"].goal = True
+    assert tree.best() is node["f"]  # whatever it is worth
+    tree.prune(node["f"])
+    assert tree.best() is node["d/e"]
+
+
+def test_where_all_is_pruned_the_root_is_best(grow: Any) -> None:
+    tree, node = grow("a")
+    tree.prune(node["a"])
+    assert tree.leaves() == []
+    assert tree.best() is tree.root
+
+
+def test_acceptance_is_accepted_over_drafted_tokens() -> None:
+    node = Node(id=0)
+    assert node.acceptance is None
+    node.spend(Usage(prompt_tokens=7, new_tokens=5, drafted=8, accepted=4, seconds=0.5))
+    node.spend(Usage(new_tokens=2, drafted=8, accepted=8, seconds=0.25))
+    assert node.acceptance == 0.75
+    assert (node.prompt_tokens, node.new_tokens, node.drafted, node.accepted, node.seconds) == (7, 7, 16, 12, 0.75)

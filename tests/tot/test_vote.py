@@ -1,0 +1,182 @@
+"""Vote: candidates side by side, numbered in an order of its own each time; shares of the votes mapped back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from tot import BFS, Solution, Task, Vote, solve
+from tot.decoders import Completion, Request, TotError, Usage
+
+VOTE = "{% for candidate in candidates %}{{ loop.index }}={{ candidate }};{% endfor %}"
+
+
+@pytest.fixture
+def election(letters: Any) -> type[Task]:
+    """As Letters, with a ballot paper: "1=b;2=a;"."""
+    return type("Election", (letters,), {"templates": letters.templates | {"vote": VOTE}})
+
+
+class Voter:
+    """Proposes the candidates; votes for what `choose` says of a ballot paper, a mapping from number to candidate."""
+
+    def __init__(self, candidates: Sequence[str], choose: Callable[[dict[int, str]], str]) -> None:
+        self.candidates = candidates
+        self.choose = choose
+        self.ballots: list[dict[int, str]] = []
+        self.requests: list[Request] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.requests += requests
+        return [reply for request in requests for reply in self._replies(request)]
+
+    def _replies(self, request: Request) -> list[Completion]:
+        if request.purpose == "generate":
+            return [self._completion(text) for text in self.candidates]
+        if request.purpose == "answer":
+            return [self._completion("done")]
+        pairs = re.findall(r"(\d+)=([^;]*);", str(request.prompt[-1]))
+        self.ballots.append({int(number): candidate for number, candidate in pairs})
+        return [self._completion(self.choose(self.ballots[-1]))]
+
+    @staticmethod
+    def _completion(text: str, reason: Any = "eos") -> Completion:
+        return Completion(text, (), 0.0, reason, Usage(new_tokens=5))
+
+
+def hold(task: Any, voter: Any, samples: int = 5, **options: Any) -> Solution:
+    search = BFS(thoughts=len(voter.candidates), breadth=9, depth=2)
+    return solve(task, "q", decoder=voter, search=search, evaluator=Vote(samples=samples), **options)
+
+
+def values(solution: Solution) -> dict[str, float | None]:
+    return {node.thought.text: node.value for node in solution.tree if node.thought}
+
+
+def place(ballot: dict[int, str], candidate: str) -> int:
+    return next(number for number, text in ballot.items() if text == candidate)
+
+
+def test_every_ballot_has_every_candidate_once_and_an_order_of_its_own(election: Any) -> None:
+    voter = Voter("abcde", lambda ballot: "1")
+    hold(election, voter, samples=40)
+    assert len(voter.ballots) == 40
+    assert all(sorted(ballot.values()) == list("abcde") for ballot in voter.ballots)
+    assert all(list(ballot) == [1, 2, 3, 4, 5] for ballot in voter.ballots)
+    assert len({tuple(ballot.values()) for ballot in voter.ballots}) >= 20  # of 120
+    assert {ballot[1] for ballot in voter.ballots} == set("abcde")  # no place is any candidate's
+
+
+def test_votes_are_mapped_back_through_the_order_they_were_shown_in(election: Any) -> None:
+    voter = Voter("abcde", lambda ballot: str(place(ballot, "d")))
+    assert values(hold(election, voter)) == {"a": 0, "b": 0, "c": 0, "d": 1, "e": 0}
+
+
+def test_a_value_is_a_share_of_the_votes(election: Any) -> None:
+    wanted = iter("dbdbd")
+    voter = Voter("abcde", lambda ballot: f"The best choice is {place(ballot, next(wanted))}")
+    solution = hold(election, voter)
+    assert values(solution) == pytest.approx({"a": 0, "b": 0.4, "c": 0, "d": 0.6, "e": 0})
+    assert solution.value == pytest.approx(0.6)
+    assert sum(node.new_tokens for node in solution.tree) == 5 * 5 + 5 * 5
+
+
+def test_the_same_seed_shuffles_the_same_way_and_another_one_another(election: Any) -> None:
+    first, again, other = (Voter("abcde", lambda ballot: "1") for _ in range(3))
+    hold(election, first, seed=1)
+    hold(election, again, seed=1)
+    hold(election, other, seed=2)
+    assert first.ballots == again.ballots
+    assert first.requests == again.requests
+    assert first.ballots != other.ballots
+
+
+def test_each_vote_is_drawn_with_a_seed_of_its_own_even_for_equal_ballots(election: Any) -> None:
+    voter = Voter("ab", lambda ballot: "1")
+    hold(election, voter, samples=5)
+    votes = [request for request in voter.requests if request.purpose == "evaluate"]
+    assert len({tuple(ballot.values()) for ballot in voter.ballots}) == 2  # so that some are equal
+    assert len({request.sampling.seed for request in votes}) == 5
+    assert {(request.sampling.n, request.sampling.temperature) for request in votes} == {(1, 0.7)}
+
+
+def test_a_single_candidate_needs_no_vote(election: Any) -> None:
+    voter = Voter("a", lambda ballot: "1")
+    solution = hold(election, voter)
+    assert voter.ballots == []
+    assert values(solution) == {"a": 1.0}
+
+
+@pytest.mark.parametrize("reply", ["", "none of them", "6", "0", "the 1.5th", "best: 77"])
+def test_a_vote_that_cannot_be_read_is_nobodys_and_counted(election: Any, reply: str) -> None:
+    replies = iter(["a", reply, "a", reply])
+    voter = Voter("abcde", lambda ballot: str(place(ballot, "a")) if (said := next(replies)) == "a" else said)
+    solution = hold(election, voter, samples=4)
+    assert values(solution) == {"a": 0.5, "b": 0, "c": 0, "d": 0, "e": 0}
+    assert solution.parse_failures == 2
+
+
+def test_votes_that_a_budget_cut_off_leave_no_values_and_are_no_parse_failures(election: Any) -> None:
+    class Cut(Voter):
+        def _replies(self, request: Request) -> list[Completion]:
+            cut = request.purpose == "evaluate"
+            return [self._completion("no", "budget")] if cut else super()._replies(request)
+
+    solution = hold(election, Cut("ab", lambda ballot: "1"))
+    assert values(solution) == {"a": None, "b": None}
+    assert solution.parse_failures == 0
+
+
+@pytest.mark.parametrize(
+    ("reply", "candidates", "choice"),
+    [
+        ("3", 5, 3),
+        ("10", 10, 10),
+        ("10", 5, None),
+        ("I choose 2 out of 5.", 5, 2),
+        ("2 of the 5", 5, 2),
+        ("Out of 5 choices, choice 4.", 5, 4),
+        ("The best choice is 3, because choice 1 is too short.", 5, 3),
+        ("Choice 1 is dull. Choice 2 is wrong. The best choice is 4.", 5, 4),
+        ("The best choice is 1. No, on reflection the best choice is 2", 5, 2),
+        ("Choice 1 is weak, so I take choice 2", 5, 2),
+        ("Option 3", 3, 3),
+        ("best: **2**", 3, 2),
+        ("THE BEST CHOICE IS 2", 3, 2),
+        ("Choice 1 is the best. Choice 2 is vague.", 3, 1),
+        ("There are 12 words in it: 2", 3, 2),
+        ("best choice: 9, else 2", 3, 2),
+        ("1.5", 3, None),
+        ("v2", 3, None),
+        ("none", 3, None),
+        ("", 3, None),
+    ],
+)
+def test_a_reply_is_for_the_candidate_that_it_calls_best(
+    election: Any, reply: str, candidates: int, choice: int | None
+) -> None:
+    assert election().parse_vote(reply, candidates) == choice
+
+
+def test_candidates_are_shown_as_the_task_says(election: Any) -> None:
+    task = type("Loud", (election,), {"candidate": lambda self, state: state.text.upper()})
+    voter = Voter("ab", lambda ballot: "1")
+    hold(task, voter)
+    assert sorted(voter.ballots[0].values()) == ["A", "B"]
+
+
+def test_the_states_of_a_level_are_compared_with_each_other_whoever_their_parents_are(election: Any) -> None:
+    voter = Voter("ab", lambda ballot: "1")
+    search = BFS(thoughts=2, breadth=2, depth=3)
+    solution = solve(election, "q", decoder=voter, search=search, evaluator=Vote(samples=4))
+    assert [len(ballot) for ballot in voter.ballots] == [2] * 4 + [4] * 4
+    for level in (1, 2):
+        assert sum(node.value or 0 for node in solution.tree if node.depth == level) == pytest.approx(1)
+
+
+def test_a_task_without_a_ballot_says_so(letters: Any) -> None:
+    with pytest.raises(TotError, match=r"task Letters has no template 'vote': define it"):
+        hold(letters, Voter("ab", lambda ballot: "1"))

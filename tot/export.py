@@ -1,0 +1,66 @@
+"""A tree of thoughts as GraphML or DOT, for the programs that draw graphs. Thoughts are labels, escaped as text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import networkx as nx
+
+from tot.decoders.errors import OptionError, unknown
+from tot.tree import Node, ThoughtTree, write_text
+
+_NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""Characters that XML can't hold, not even escaped."""
+
+
+def export(tree: ThoughtTree, path: str | Path) -> None:
+    """Write the tree to a .graphml, .dot or .gv file. Raises OptionError for another suffix."""
+    path = Path(path)
+    writers = {".graphml": graphml, ".dot": dot, ".gv": dot}
+    if path.suffix not in writers:
+        raise OptionError(f"{path}: " + unknown("kind of graph file", path.suffix, writers))
+    write_text(path, writers[path.suffix](tree))
+
+
+def graphml(tree: ThoughtTree) -> str:
+    """Nodes with all their fields, parents' edges and links."""
+    return "\n".join(nx.generate_graphml(_graph(tree))) + "\n"
+
+
+def dot(tree: ThoughtTree) -> str:
+    """Nodes labelled with thought and value, the chosen path bold, links dashed."""
+    lines = ["digraph {", "node [shape=box];"]
+    for node in tree:
+        value = "" if node.value is None else f"\n{node.value:.3g}"
+        style = "bold" if node.chosen else "solid"
+        lines.append(f"{node.id} [label={_quoted(_label(tree, node) + value)}, style={style}];")
+        if node.parent is not None:
+            lines.append(f"{node.parent} -> {node.id};")
+    for tail, head, thought in tree.links():
+        lines.append(f"{tail.id} -> {head.id} [label={_quoted(thought.text)}, style=dashed];")
+    return "\n".join([*lines, "}", ""])
+
+
+def _graph(tree: ThoughtTree) -> nx.DiGraph:
+    """The tree with plain values for attributes."""
+    graph = nx.DiGraph()
+    for node in tree:
+        fields = node.model_dump(mode="json", exclude={"thought", "world"}, exclude_none=True)
+        graph.add_node(node.id, label=_NOT_XML.sub("\ufffd", _label(tree, node)), **fields)
+    for node in tree:
+        if node.parent is not None:
+            graph.add_edge(node.parent, node.id, kind="thought")
+    for tail, head, thought in tree.links():
+        graph.add_edge(tail.id, head.id, kind="link", label=_NOT_XML.sub("\ufffd", thought.text))
+    return graph
+
+
+def _label(tree: ThoughtTree, node: Node) -> str:
+    return tree.state(node).question if node.thought is None else node.thought.text
+
+
+def _quoted(text: str) -> str:
+    """A DOT string: quoted, its quotes, backslashes and ends of lines escaped."""
+    escaped = text.replace("\x00", "\ufffd").replace("\\", "\\\\").replace('"', '\\"').replace("\r", "")
+    return '"' + escaped.replace("\n", "\\n") + '"'
