@@ -17,6 +17,7 @@ from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.search.problem import Problem, is_cut, spent
 from tot.search.steps import Draft
 from tot.state import Thought
+from tot.task import Task
 from tot.tree import Node
 
 Count = Annotated[int, Field(ge=1)]
@@ -187,7 +188,7 @@ def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[C
     task = problem.task
     draft.usage += spent(samples)
     whole = [sample for sample in samples if not is_cut(sample)]
-    texts = [text for sample in whole if (text := task.parse_thought(template, sample.text)) is not None]
+    texts = [text for sample in whole if (text := _parsed(task, template, sample.text)) is not None]
     draft.parse_failures += len(whole) - len(texts)
     if not texts or draft.thought is None:
         draft.thought = None
@@ -199,6 +200,11 @@ def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[C
         text = texts[answers.index(common)]
         draft.confidence = times / len(samples)
     draft.thought = Thought(parts={**draft.thought.parts, template: text})
+
+
+def _parsed(task: Task, template: str, text: str) -> str | None:
+    """What is kept of a text: of a whole solution all of it."""
+    return text.strip() or None if template == task.chain else task.parse_thought(template, text)
 
 
 async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperature: float) -> list[list[Draft]]:

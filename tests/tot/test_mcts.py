@@ -30,7 +30,7 @@ def path(growth: Growth, node: Node) -> str:
 Drive = Callable[..., tuple[Growth, list[str]]]
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def drive() -> Drive:
     """Runs a search on tables by path; the growth, and every path that a reward was backed up along, by its end."""
 

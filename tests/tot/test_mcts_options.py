@@ -86,17 +86,17 @@ def test_the_four_outputs_differ_where_they_should(output: Any, best: str, drive
     assert path(growth, growth.best) == best
 
 
-def test_the_highest_cumulative_reward_is_that_of_a_whole_path_and_its_end(drive: Drive) -> None:
-    """ab: 1 + 9 = 10; cd: 4 + 5 = 9, and c is worth more than a."""
-    table = {"": ["a", "c"], "a": ["b"], "c": ["d"]}
+@pytest.mark.parametrize(("cum_reward", "best"), [("sum", "ab"), ("mean", "ab"), ("max", "ab"), (min, "cd")])
+def test_the_highest_cumulative_reward_is_that_of_a_whole_path_and_its_end(
+    cum_reward: Any, best: str, drive: Drive
+) -> None:
+    """a and ab: 1 and 9; c and cd: 4 and 5, of which the sum, 9, is the lower one, but the lowest, 4, the higher."""
+    children = {"": ["a", "c"], "a": ["b"], "c": ["d"]}
     worth = {"a": 1.0, "c": 4.0, "ab": 9.0, "cd": 5.0}
-    search = MCTS(depth=3, iterations=12, fast=None, exploration=5, cum_reward="sum")
-    growth, _ = drive(search, lambda p: table[p], lambda p: worth[p])
-    assert path(growth, growth.best) == "ab"
-    growth, _ = drive(search.model_copy(update={"cum_reward": "max"}), lambda p: table[p], lambda p: worth[p])
-    assert path(growth, growth.best) == "ab"
-    lowest = search.model_copy(update={"cum_reward": min})
-    assert path(*(lambda growth: (growth, growth.best))(drive(lowest, table.__getitem__, worth.__getitem__)[0])) == "cd"
+    search = MCTS(depth=3, iterations=12, fast=None, exploration=50, cum_reward=cum_reward)
+    growth, _ = drive(search, lambda p: children[p], lambda p: worth[p])
+    assert visits(growth).keys() == {"", "a", "c", "ab", "cd"}
+    assert path(growth, growth.best) == best
 
 
 # -- depth and ends ---------------------------------------------------------------------------------------------
