@@ -256,4 +256,4 @@ def test_without_a_model_and_an_answer_of_its_own_the_best_state_speaks(letters:
 
 def test_a_decoder_for_no_model_has_no_options_to_take() -> None:
     with pytest.raises(OptionError, match="unknown purpose 'judge'"):
-        solve(Countdown, "5", model=None, decoder={"judge": "ar"}, generator=Enumerate(prior="uniform"))  # type: ignore[dict-item]
+        solve(Countdown, "5", model=None, decoder={"judge": "ar"}, generator=Enumerate(prior="uniform"))

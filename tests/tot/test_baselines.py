@@ -100,6 +100,12 @@ def test_a_majority_that_is_right_is_the_answer_wherever_it_stands(replies: list
     assert (solution.answer, solution.solved) == ("yes", True)
 
 
+def test_an_answer_that_the_task_verifies_goes_before_the_majority(scripted: Any) -> None:
+    solution = consistent(Checked, scripted, ["so no", "thus no", "hence yes", "no then, no"])
+    assert (solution.answer, solution.solved) == ("yes", True)
+    assert [node.chosen for node in solution.tree] == [True, False, False, True, False]
+
+
 def test_five_solutions_are_drawn_unless_told_otherwise(scripted: Any) -> None:
     decoder = scripted({"solve q": ["so yes"] * 5})
     solve(Riddle, "q", decoder=decoder, search="self-consistency")
@@ -121,6 +127,13 @@ def test_best_of_n_does_not_count_votes(scripted: Any) -> None:
     values = {"value so no": "4", "value thus no": "4", "value so yes": "5"}
     decoder = scripted({"solve q": ["so no", "thus no", "so yes"]} | values)
     assert solve(Riddle, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value()).answer == "yes"
+
+
+def test_of_n_solutions_one_that_the_task_verifies_is_taken_without_asking_for_values(scripted: Any) -> None:
+    decoder = scripted({"solve q": ["so no", "so yes", "maybe"]})
+    solution = solve(Checked, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value())
+    assert (solution.answer, solution.solved, solution.value) == ("yes", True, None)
+    assert decoder.asked == [["solve q"]]
 
 
 # -- tasks with a world -----------------------------------------------------------------------------------------

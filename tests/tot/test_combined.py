@@ -215,7 +215,7 @@ def test_a_part_that_is_not_a_number_makes_the_default(letters: Any, scripted: A
     careful = type("Careful", (letters,), {"default_value": 2.5})
     parts: tuple[Any, ...] = (table("x", math.nan), table("y", 1.0))
     for rule in ("sum", "product", "log"):
-        assert value(careful, scripted, Combine(parts=parts, weights=(1, 1), rule=rule)) == 2.5  # type: ignore[arg-type]
+        assert value(careful, scripted, Combine(parts=parts, weights=(1, 1), rule=rule)) == 2.5
 
 
 def test_the_parts_of_a_task_may_be_used_by_name_and_by_hand(letters: Any, scripted: Any) -> None:

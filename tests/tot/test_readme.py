@@ -50,9 +50,18 @@ def test_its_layout_names_folders_that_exist() -> None:
     assert all((ROOT / folder).is_dir() for folder in folders)
 
 
+def examples() -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def test_its_search_driven_by_hand_prints_the_best_state(python: Any) -> None:
+    out, err = python("-").communicate(examples()[1], timeout=60)
+    assert (out, err) == ("2.0 ['b', 'b']\n", "")
+
+
 @pytest.mark.real
 def test_its_example_runs_as_pasted(smollm2: str, python: Any, tmp_path: Path) -> None:
-    (example,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    example, _ = examples()
     process = python("-")
     out, err = process.communicate(example, timeout=120)
     assert (process.returncode, err) == (0, "")

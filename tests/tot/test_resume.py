@@ -130,7 +130,7 @@ def test_what_was_done_before_the_kill_is_not_asked_again(
     """Evaluations by the last thought alone: states met again after the kill were valued before it."""
     templates = letters.templates | {"value": "value {{ thought }}"}
     task = type("LastOnly", (letters,), {"templates": templates})
-    table = {"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "b"]}
+    table: dict[str, Any] = {"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "b"]}
     table |= {"value a": "3", "value b": "7", "value c": "1"}
     options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value()}
     whole, first = tmp_path / "whole.jsonl", scripted(table)
@@ -224,10 +224,10 @@ def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tm
     command = ["-m", "tot.cli", "solve", "gsm8k", question, "--depth", "3", "--thoughts", "2", "--max-tokens", "8"]
     command += ["--breadth", "1", "--model", smollm2, "--reproducible", "--out"]
     whole = python(*command, "whole.json")
-    assert whole.wait(timeout=60) == 0
+    assert whole.wait(timeout=120) == 0
     first = python(*command, "run.json")
     trace = tmp_path / "run.jsonl"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not trace.exists() or trace.read_bytes().count(b"\n") < 4:
         assert first.poll() is None
         assert time.monotonic() < deadline
@@ -236,7 +236,7 @@ def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tm
     first.wait()
     assert not (tmp_path / "run.json").exists()
     second = python("-m", "tot.cli", "solve", "--resume", "run.jsonl")
-    out, err = second.communicate(timeout=60)
+    out, err = second.communicate(timeout=120)
     assert (second.returncode, err) == (0, "")
     assert "Answer: " in out
     assert saved(tmp_path / "run.json") == saved(tmp_path / "whole.json")

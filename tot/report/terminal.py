@@ -55,6 +55,8 @@ def usage_line(solution: Solution) -> str:
         f"{usage.prompt_tokens} prompt tokens ({usage.reused_prompt_tokens} reused), {usage.forwards} forwards, "
         f"{usage.seconds:.1f} s, {rate:.0f} tokens/s"
     )
+    if solution.rejected:
+        line += f", {solution.rejected} thoughts were not legal"
     if solution.parse_failures:
         line += f", {solution.parse_failures} replies could not be read"
     return line

@@ -112,7 +112,7 @@ class Growth:
             nodes = self._hooks.hear("on_expand", self, list(grown.values()))
         else:
             for node, result in zip(step.nodes, results, strict=True):
-                self._value(node, result if isinstance(result, Evaluation) else Evaluation(result), step.fast)
+                self._value(node, _evaluation(result), step.fast)
             nodes = self._hooks.hear("on_evaluate", self, list(step.nodes))
         self._waiting, self._told = None, nodes
         return nodes
@@ -299,6 +299,14 @@ class Growth:
             raise TaskError(
                 f"{type(self.task).__name__}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
             ) from error
+
+
+def _evaluation(result: Any) -> Evaluation:
+    if isinstance(result, Evaluation):
+        return result
+    if result is None or isinstance(result, int | float):
+        return Evaluation(None if result is None else float(result))
+    raise TaskError(f"{result!r} is not a value: tell a number, None or an Evaluation for each node")
 
 
 def _each(proposals: Any) -> Iterable[Any]:
