@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import model_validator
@@ -68,7 +69,12 @@ class Combine(Evaluator):
         return None if None in keys else (self.rule, self.weights, keys)
 
     async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
-        columns = await asyncio.gather(*(problem.judge(part, nodes) for part in self.parts))
+        different = [part for i, part in enumerate(self.parts) if part not in self.parts[:i]]
+        judged = await asyncio.gather(*(problem.judge(part, nodes) for part in different))
+        columns = [judged[different.index(part)] for part in self.parts]
+        for i, part in enumerate(self.parts):
+            if part in self.parts[:i]:  # asked once, paid for once
+                columns[i] = [replace(evaluation, usage=Usage(), parse_failures=0) for evaluation in columns[i]]
         return [self._combined(parts) for parts in zip(*columns, strict=True)]
 
     def _combined(self, parts: tuple[Evaluation, ...]) -> Evaluation:
@@ -77,7 +83,12 @@ class Combine(Evaluator):
         values = [part.value for part in parts if part.value is not None]
         if len(values) < len(parts):
             return Evaluation(None, usage, failures, parts)
-        return Evaluation(self._value(values), usage, failures, parts)
+        try:
+            return Evaluation(self._value(values), usage, failures, parts)
+        except (ArithmeticError, ValueError) as error:
+            raise OptionError(
+                f"Combine(rule={self.rule!r}) of {values} by {list(self.weights)}: {error}; give other weights"
+            ) from None
 
     def _value(self, values: Sequence[float]) -> float:
         weighted = list(zip(values, self.weights, strict=True))

@@ -30,6 +30,8 @@ def rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
 def row(path: str | Path, number: int) -> dict[str, Any]:
     """Row `number`, counted from 0. Raises OptionError where there is none."""
+    if number < 0:
+        raise OptionError(f"{path} has no row {number}: rows are counted from 0")
     found = list(islice(rows(path), number, number + 1))
     if not found:
         raise OptionError(f"{path} has no row {number}: rows are counted from 0")

@@ -60,7 +60,7 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel]], **opt
             f"{text} can't be set here: the {kind} comes ready made; name one, such as {next(iter(known))}"
         )
     if not isinstance(spec, str):
-        return spec
+        return _with_fast(spec)
     name, _, text = spec.partition(":")
     cls = known.get(name.strip())
     if cls is None:
@@ -73,12 +73,20 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel]], **opt
         given[option] = None if value.lower() == "none" and option != "rollout" else value
     given |= wanted
     try:
-        return cls(**given)
+        return _with_fast(cls(**given))
     except ValidationError as error:
         first = error.errors()[0]
         place = ".".join(map(str, first["loc"])) or name
         options_known = ", ".join(cls.model_fields)
         raise OptionError(f"{kind} {name}, option {place}: {first['msg']} (its options: {options_known})") from None
+
+
+def _with_fast(part: Any) -> Any:
+    """MCTS with the evaluator that its `fast` names."""
+    fast = getattr(part, "fast", None)
+    if not isinstance(fast, str) or fast == "evaluator":
+        return part
+    return part.model_copy(update={"fast": named("evaluator", fast, EVALUATORS)})
 
 
 def parts_of(
@@ -162,9 +170,13 @@ def _from_file(path: Path, name: str) -> Task:
     sys.modules[spec.name] = module  # where `inspect` looks for the file that a class is from
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises
+    except (Exception, SystemExit) as error:  # whatever a user's file raises
         raise TaskError(f"{path} can't be run: {type(error).__name__}: {error}") from error
-    tasks = {key: value for key, value in vars(module).items() if isinstance(value, type) and issubclass(value, Task)}
+    tasks = {
+        key: value
+        for key, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, Task) and value is not Task
+    }
     if name not in tasks:
-        raise OptionError(unknown(f"task in {path}", name, [key for key in tasks if key != "Task"]))
+        raise OptionError(unknown(f"task in {path}", name, tasks))
     return tasks[name]()

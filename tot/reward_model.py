@@ -129,8 +129,8 @@ def _load(name: str, kind: str) -> tuple[Any, Any]:
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"reward model {name} can't be loaded ({reason}): give a hub id or a folder") from error
-    if report["missing_keys"]:  # transformers would give them random values
-        raise ModelError(
-            f"reward model {name} has no {min(report['missing_keys'])}: it is not one of kind {kind!r}; try the other"
-        )
+    architectures = model.config.architectures or [type(model).__name__]
+    if report["missing_keys"] or report["unexpected_keys"] or type(model).__name__ not in architectures:
+        # transformers would give missing weights random values, and a head of the other kind may fit by its shape
+        raise ModelError(f"reward model {name} is {architectures[0]}, not one of kind {kind!r}: try the other kind")
     return model.eval().requires_grad_(False), tokenizer

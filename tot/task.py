@@ -146,12 +146,10 @@ class Task:
         """
         text = re.sub(rf"\b(?:out\s+)?of\s+(?:the\s+)?{candidates}\b", " ", text, flags=re.IGNORECASE)
         number = r"(?<![\w.])(\d{1,6})(?!\.?\d)"
-        for before, which in (
-            (r"best\b[^\d\n]{0,60}?", -1),
-            (r"(?:choice|option|candidate)\b[^\d\n]{0,20}?", -1),
-            ("", 0),
-        ):
-            named = [int(match) for match in re.findall(before + number, text, flags=re.IGNORECASE)]
+        best = rf"{number}\s+is\s+(?:clearly\s+|by\s+far\s+)?(?:the\s+)?best\b|\bbest\b[^\d\n.]{{0,60}}?{number}"
+        called = rf"\b(?:choice|option|candidate)\b[^\d\n.]{{0,20}}?{number}"
+        for pattern, which in ((best, -1), (called, -1), (number, 0)):
+            named = [int(next(filter(None, match.groups()))) for match in re.finditer(pattern, text, re.IGNORECASE)]
             if valid := [choice for choice in named if 1 <= choice <= candidates]:
                 return valid[which]
         return None

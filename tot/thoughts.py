@@ -74,10 +74,10 @@ class Propose(_Generator):
         drafts = []
         for (completion,) in await problem.complete(requests):
             listed = [] if is_cut(completion) else task.parse_proposals(completion.text)
-            if completion.finish_reason == "length" and len(listed) > 1:
+            if completion.finish_reason == "length" and len(listed) > 1 and not completion.text.endswith("\n"):
                 listed.pop()  # it ends in the middle
-            parsed = [task.parse_thought(first, text) for text in listed[:count]]
-            texts = list(dict.fromkeys(text for text in parsed if text is not None))
+            parsed = [task.parse_thought(first, text) for text in listed]
+            texts = list(dict.fromkeys(text for text in parsed if text is not None))[:count]
             unread = sum(text is None for text in parsed) + (not parsed and not is_cut(completion))
             name = problem.decoder_name("generate")
             found = [Draft(Thought(parts={first: text}), prior=1 / len(texts), decoder=name) for text in texts]
@@ -196,7 +196,8 @@ def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[C
     text = texts[0]
     if len(samples) > 1:
         answers = [None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text in texts]
-        (common, times), *_ = Counter(answers).most_common(1)
+        # Texts without an answer agree on nothing: they count only where there is nothing else.
+        (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)
         text = texts[answers.index(common)]
         draft.confidence = times / len(samples)
     draft.thought = Thought(parts={**draft.thought.parts, template: text})

@@ -11,6 +11,7 @@ import fcntl
 import json
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -21,12 +22,13 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Usage
 from tot.search.steps import Draft, Evaluation, Expand, Step
 from tot.state import State
-from tot.tree import Node
+from tot.tree import ThoughtTree
 
 _FORMAT = "tot.trace"
 _VERSION = 1
-_DRAFTS = TypeAdapter(list[list[Draft]])
-_EVALUATIONS = TypeAdapter(list[Evaluation])
+_DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Draft]])
+_EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
+_ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
 _USAGE = TypeAdapter(Usage)
 
 
@@ -47,6 +49,8 @@ class Trace:
         self.header = header
         self._file = file
         self._recorded = deque(lines)
+        self._nodes: dict[int, Any] = {}
+        self._links: list[Any] = []
 
     @classmethod
     def create(cls, path: str | Path, **header: Any) -> Trace:
@@ -55,34 +59,37 @@ class Trace:
         Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
         """
         path = Path(path)
-        file = _open(path, "a+")
-        file.seek(0)
-        text = file.read()
-        found, lines = _parse(path, text)
-        if found is None and text:
-            raise TaskError(f"{path} holds something other than a trace: give another file")
-        if found is not None and not _finished(lines):
-            raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
-        file.seek(0)
-        file.truncate()
-        trace = cls(path, file, header, ())
-        trace._write({"format": _FORMAT, "version": _VERSION, **header})
+        with ExitStack() as on_refusal:
+            file = on_refusal.enter_context(_open(path, "a+"))
+            text = _read(file)
+            found, lines = _parse(path, text)
+            if found is None and text:
+                raise TaskError(f"{path} holds something other than a trace: give another file")
+            if found is not None and not _finished(lines):
+                raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
+            file.seek(0)
+            file.truncate()
+            trace = cls(path, file, header, ())
+            trace._write({"format": _FORMAT, "version": _VERSION, **header})
+            on_refusal.pop_all()
         return trace
 
     @classmethod
     def resume(cls, path: str | Path) -> Trace:
         """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
         path = Path(path)
-        file = _open(path, "r+")
-        text = file.read()
-        whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
-        found, lines = _parse(path, whole)
-        if found is None:
-            raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
-        if _finished(lines):
-            raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
-        file.seek(len(whole.encode()))
-        file.truncate()
+        with ExitStack() as on_refusal:
+            file = on_refusal.enter_context(_open(path, "r+"))
+            text = _read(file)
+            whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
+            found, lines = _parse(path, whole)
+            if found is None:
+                raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
+            if _finished(lines):
+                raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
+            file.seek(len(whole.encode()))
+            file.truncate()
+            on_refusal.pop_all()
         return cls(path, file, found, lines)
 
     def begin(self, root: State, about: dict[str, Any]) -> None:
@@ -112,30 +119,45 @@ class Trace:
                 f"{self.path} does not fit: it goes on with {line.get('step')} of {line.get('nodes')}, the search with "
                 f"{wanted['step']} of {wanted['nodes']}; the task or the program has changed since: start anew"
             )
-        results = (_DRAFTS if isinstance(step, Expand) else _EVALUATIONS).validate_python(line["results"])
-        return Recorded(results, line["calls"], _USAGE.validate_python(line["spent"]))
+        return self._done(line, _DRAFTS if isinstance(step, Expand) else _EVALUATIONS)
 
-    def answers(self) -> list[Any] | None:
+    def answers(self) -> Recorded | None:
         """The recorded answers; None where the record ends."""
-        return self._recorded.popleft()["answers"] if self._recorded else None
+        return self._done(self._recorded.popleft(), _ANSWERS) if self._recorded else None
+
+    def _done(self, line: dict[str, Any], results: TypeAdapter[Any]) -> Recorded:
+        try:
+            spent = _USAGE.validate_python(line["spent"])
+            return Recorded(results.validate_python(line["results"]), int(line["calls"]), spent)
+        except (KeyError, TypeError, ValueError) as error:
+            reason = " ".join(str(error).split())
+            raise TaskError(f"{self.path} is damaged in a line of {line.get('step')} ({reason}): start anew") from None
 
     # -- writing --------------------------------------------------------------------------------------------------
 
-    def write_step(self, step: Step, done: Recorded, nodes: Sequence[Node]) -> None:
-        adapter: TypeAdapter[Any] = _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
-        touched = {node.id: node.model_dump(mode="json", exclude_defaults=True) for node in nodes}
+    def write_step(self, step: Step, done: Recorded, tree: ThoughtTree) -> None:
+        adapter = _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
+        self._write_done(_described(step), done, adapter, tree)
+
+    def write_answers(self, done: Recorded, tree: ThoughtTree) -> None:
+        self._write_done({"step": "answer"}, done, _ANSWERS, tree)
+
+    def _write_done(self, what: dict[str, Any], done: Recorded, results: TypeAdapter[Any], tree: ThoughtTree) -> None:
+        """A step, what came of it, and what of the tree is not as it was written last."""
+        now = {node.id: node.model_dump(mode="json", exclude_defaults=True) for node in tree}
+        changed = [node for i, node in now.items() if node != self._nodes.get(i)]
+        links = [link for link in tree.to_json()["links"] if link not in self._links]
+        self._nodes, self._links = now, [*self._links, *links]
         self._write(
             {
-                **_described(step),
-                "results": adapter.dump_python(done.results, mode="json", exclude_defaults=True),
+                **what,
+                "results": results.dump_python(done.results, mode="json", exclude_defaults=True),
                 "calls": done.calls,
                 "spent": asdict(done.spent),
-                "tree": list(touched.values()),
+                "tree": changed,
+                "links": links,
             }
         )
-
-    def write_answers(self, answers: Sequence[Any]) -> None:
-        self._write({"step": "answer", "answers": list(answers)})
 
     def finish(self, run: dict[str, Any]) -> None:
         """Write the finished run, and close."""
@@ -169,6 +191,14 @@ def _open(path: Path, mode: str) -> IO[str]:
         file.close()
         raise TaskError(f"{path} is in use by another run: wait for it, or give another file") from None
     return file
+
+
+def _read(file: IO[str]) -> str:
+    file.seek(0)
+    try:
+        return file.read()
+    except UnicodeDecodeError:
+        return "\ufffd\n"  # something, but no trace
 
 
 def _finished(lines: Sequence[dict[str, Any]]) -> bool:

@@ -34,6 +34,8 @@ class Node(BaseModel):
     depth: int = 0
     index: int = 0
     """Which of its siblings it is."""
+    numbered: int = 0
+    """How many sibling numbers its children have had, those that moved elsewhere among them."""
     thought: Thought | None = None
     world: JsonValue = None
     """The task's own state after the thought, where it has one."""
@@ -107,12 +109,17 @@ class ThoughtTree:
                 id=len(self.graph),
                 parent=parent.id,
                 depth=parent.depth + 1,
-                index=self.graph.out_degree(parent.id),
+                index=self._next_index(parent),
                 thought=thought,
                 world=parent.world if world is None else world,
                 **fields,
             )
         )
+
+    def _next_index(self, parent: Node) -> int:
+        """A sibling number that no child has had: seeds are derived from it."""
+        parent.numbered += 1
+        return parent.numbered - 1
 
     def link(self, parent: Node, node: Node, thought: Thought) -> None:
         """Another way into `node`: `thought` after `parent` leads to an equal state."""
@@ -124,10 +131,13 @@ class ThoughtTree:
         assert node.parent is not None
         if node.parent != parent.id:
             self.graph.edges[node.parent, node.id]["thought"] = node.thought
-            node.index = self.graph.out_degree(parent.id)
+            node.index = self._next_index(parent)
             self.graph.add_edge(parent.id, node.id)
             self.graph.edges[parent.id, node.id].pop("thought", None)
-        node.parent, node.thought, node.depth = parent.id, thought, parent.depth + 1
+        node.parent, node.thought = parent.id, thought
+        for below in self.below(node):
+            if below.parent is not None:
+                below.depth = self[below.parent].depth + 1
 
     def __len__(self) -> int:
         return len(self.graph)
@@ -180,10 +190,11 @@ class ThoughtTree:
 
     def prune(self, node: Node) -> None:
         """Take a node and what grew from it out of the search. They stay in the tree, marked."""
-        for descendant in self._below(node):
+        for descendant in self.below(node):
             descendant.pruned = True
 
-    def _below(self, node: Node) -> Iterator[Node]:
+    def below(self, node: Node) -> Iterator[Node]:
+        """`node` and what grew from it, parents before children."""
         waiting = [node]
         while waiting:
             current = waiting.pop()
@@ -227,9 +238,11 @@ class ThoughtTree:
                     raise ValueError(f"node {node.id} has no parent, no thought, or stands out of order")
                 tree.graph.add_node(node.id, node=node)
             for node in nodes[1:]:
-                if node.parent not in tree.graph:
+                if node.parent is None or node.parent not in tree.graph:
                     raise ValueError(f"node {node.id} has the parent {node.parent}, which is not there")
                 tree.graph.add_edge(node.parent, node.id)
+                parent = tree[node.parent]
+                parent.numbered = max(parent.numbered, node.index + 1)
             if not nx.is_arborescence(tree.graph) and len(nodes) > 1:
                 raise ValueError("its parents go round in a circle")
             for link in data.get("links", []):
@@ -266,10 +279,19 @@ def _is_trace(text: str) -> bool:
 def _from_steps(lines: list[dict[str, Any]]) -> dict[str, Any]:
     """A tree from the steps of a trace: each tells the nodes that it touched, as they were after it."""
     nodes: dict[int, Any] = {0: {"id": 0}}
+    links: dict[tuple[int, int], Any] = {}
     for line in lines[1:]:
         nodes |= {node["id"]: node for node in line.get("tree", ())}
+        links |= {(link["parent"], link["node"]): link for link in line.get("links", ())}
+    links = {ends: link for ends, link in links.items() if nodes[ends[1]].get("parent") != ends[0]}  # moved since
     root: dict[str, Any] = next((line["root"] for line in lines if line.get("step") == "start"), {})
-    return {"format": _FORMAT, "version": _VERSION, "root": root, "nodes": [nodes[i] for i in sorted(nodes)]}
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "root": root,
+        "nodes": [nodes[i] for i in sorted(nodes)],
+        "links": [*links.values()],
+    }
 
 
 def write_json(path: Path, data: Any) -> None:

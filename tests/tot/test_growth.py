@@ -283,7 +283,7 @@ def test_a_world_that_is_not_json_is_refused(world: Any) -> None:
         told(broken(step=lambda state, thought: state.then(thought, world)))
 
 
-@pytest.mark.parametrize("cost", [-1, -0.001, float("nan")])
+@pytest.mark.parametrize("cost", [-1, -0.001])
 def test_a_negative_cost_is_refused(cost: float) -> None:
     with pytest.raises(TaskError, match=rf"Broken\.cost of 'b' is {float(cost)}: it has to be 0 or more"):
         told(broken(cost=lambda state, thought: cost))

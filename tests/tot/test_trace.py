@@ -78,9 +78,9 @@ def test_every_step_is_a_line(record: Any, path: Path) -> None:
         ("evaluate", [3, 4, 5, 6]),
         ("answer", None),
     ]
-    assert [line.get("calls") for line in steps] == [2, 2, 4, 4, None]
-    assert [line["spent"]["new_tokens"] for line in steps[:-1]] == [10, 10, 20, 20]
-    assert steps[-1]["answers"] == [solution.answer] == ["the end"]
+    assert [line.get("calls") for line in steps] == [2, 2, 4, 4, 1]
+    assert [line["spent"]["new_tokens"] for line in steps] == [10, 10, 20, 20, 5]
+    assert steps[-1]["results"] == [solution.answer] == ["the end"]
     assert path.read_text().endswith("\n")
 
 

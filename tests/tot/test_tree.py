@@ -148,9 +148,7 @@ def test_a_file_is_written_at_once_or_not_at_all(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_text", full)
-        with pytest.raises(
-            TaskError, match=r"tree\.json can't be written: No space left on device; give another --out"
-        ):
+        with pytest.raises(TaskError, match=r"tree\.json can't be written: No space left on device; give another file"):
             tree.save(path)
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["tree.json"]  # noqa: PTH208 - nothing is left lying about
@@ -175,7 +173,7 @@ def test_a_file_is_replaced_by_a_finished_one(
 
 @pytest.mark.parametrize("where", ["absent/tree.json", "."])
 def test_a_place_that_cannot_be_written_is_named(tree: ThoughtTree, tmp_path: Path, where: str) -> None:
-    with pytest.raises(TaskError, match=r"can't be written: .*; give another --out"):
+    with pytest.raises(TaskError, match=r"can't be written: .*; give another file"):
         tree.save(tmp_path / where)
     assert list(tmp_path.iterdir()) == []
 

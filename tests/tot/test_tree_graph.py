@@ -175,7 +175,7 @@ def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> N
         "world": [1, {"a": None}], "cost": 2.5, "value": 0.5, "fast": 0.25, "prior": 0.1, "confidence": 0.75,
         "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "pruned": True, "chosen": True,
         "decoder": "ar", "prompt_tokens": 1, "new_tokens": 2, "drafted": 3, "accepted": 4, "seconds": 0.5,
-        "merged": 5, "rejected": 6, "parse_failures": 7,
+        "merged": 5, "rejected": 6, "parse_failures": 7, "numbered": 8,
     }  # fmt: skip
     assert {*other, "id", "parent", "depth", "index", "thought"} == set(Node.model_fields)
     tree = ThoughtTree(State(question="q"))
@@ -183,7 +183,7 @@ def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> N
     tree.add(tree.root, thought("a"), **other)
     saved = tree.to_json()["nodes"][2]
     assert saved == {"id": 2, "parent": 0, "depth": 1, "index": 1, "thought": {"parts": {"thought": "a"}}} | other
-    assert tree.to_json()["nodes"][0] == {"id": 0}
+    assert tree.to_json()["nodes"][0] == {"id": 0, "numbered": 2}
     assert ThoughtTree.from_json(tree.to_json())[2] == tree[2]
 
 

@@ -38,7 +38,8 @@ class BFS(MergingSearch):
             if not children:
                 return
             children = yield growth.evaluate(children)
-            kept = self._keep([node for node in frontier if node.terminal] + children, growth)
+            ended = [node for node in frontier if node.terminal and node not in children]
+            kept = self._keep([*ended, *children], growth)
             frontier = growth.hear("on_level", kept)
             best = next(iter(by_value(frontier)), None)
             if best is not None and best.value is not None:

@@ -39,7 +39,7 @@ class DFS(MergingSearch):
             node = stack.pop()
             if node.pruned:
                 continue
-            if node.goal:
+            if node.goal and node not in found:
                 found.append(node)
                 growth.best = by_value(found)[0]
                 if len(found) >= self.goals:
@@ -58,6 +58,8 @@ class DFS(MergingSearch):
             if not found and worth and _value(worth[0]) >= _value(growth.best):
                 growth.best = worth[0]
             stack += worth[::-1]
+        if not found:
+            growth.stop(f"no goal among {len(growth.tree) - 1} thoughts")
 
     def _worth(self, children: Sequence[Node], growth: Growth) -> list[Node]:
         """The children to visit, in order; the others are pruned."""

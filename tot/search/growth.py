@@ -59,7 +59,7 @@ class Growth:
         self._hooks = Hooks(hooks)
         self._merge = search.merges(root)
         self._names_ends = type(task).is_terminal is not Task.is_terminal
-        self._keys: dict[int, Hashable] = {0: self._call("key", root)}
+        self._keys: dict[int, Hashable] = {0: self._key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._met: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
         self._waiting: Step | None = None
@@ -103,18 +103,24 @@ class Growth:
         if len(results) != len(step.nodes):
             raise TaskError(f"{len(results)} results for {len(step.nodes)} nodes: tell one for each, in their order")
         if isinstance(step, Expand):
+            drafts = [[self._draft(proposal) for proposal in _each(proposals)] for proposals in results]
+            self._waiting = None
             grown: dict[int, Node] = {}
-            for node, proposals in zip(step.nodes, results, strict=True):
-                for proposal in _each(proposals):
-                    child = self._grow(node, self._draft(proposal), step.whole)
+            for node, siblings in zip(step.nodes, drafts, strict=True):
+                for draft in siblings:
+                    child = self._grow(node, draft, step.whole)
                     if child is not None:
                         grown[child.id] = child
             nodes = self._hooks.hear("on_expand", self, list(grown.values()))
         else:
-            for node, result in zip(step.nodes, results, strict=True):
-                self._value(node, _evaluation(result), step.fast)
+            evaluations = list(map(_evaluation, results))
+            self._waiting = None
+            for node, evaluation in zip(step.nodes, evaluations, strict=True):
+                self._value(node, evaluation, step.fast)
             nodes = self._hooks.hear("on_evaluate", self, list(step.nodes))
-        self._waiting, self._told = None, nodes
+        self._told = nodes
+        if self._over:  # a hook stopped the search before it could look at these
+            self.best = max([self.best, *self.goals, *nodes], key=self._rank)
         return nodes
 
     def stop(self, why: str) -> None:
@@ -141,15 +147,18 @@ class Growth:
 
     def actions(self, node: Node) -> list[str]:
         """The task's legal actions at a node."""
-        return list(self._call("actions", self.tree.state(node)))
+        actions = self._call("actions", self.tree.state(node))
+        if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+            raise TaskError(f"{type(self.task).__name__}.actions gave {actions!r}: return a list of texts")
+        return list(actions)
 
     def heuristic(self, node: Node) -> float:
         """The task's estimate of the cost still to come."""
-        return float(self._call("heuristic", self.tree.state(node)))
+        return self._number("heuristic", self.tree.state(node))
 
     def reward(self, node: Node) -> float:
         """The task's own reward at a node."""
-        return float(self._call("reward", self.tree.state(node)))
+        return self._number("reward", self.tree.state(node))
 
     def answer_at(self, node: Node) -> Any | None:
         """The answer that a node's state holds without asking; None where it holds none."""
@@ -188,50 +197,48 @@ class Growth:
         parent.parse_failures += draft.parse_failures
         thought = draft.thought
         state = None if thought is None else self._step(parent, thought, whole)
-        if thought is None or state is None:
-            parent.rejected += thought is not None
+        key = None if thought is None or state is None else thought.text if whole else self._key(state)
+        if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
+            parent.rejected += thought is not None  # not legal, or back to where the path has been
             parent.spend(draft.usage)
             return None
         thought = state.thoughts[-1]  # as the task wrote it down
-        key = thought.text if whole else self._call("key", state)
         cost = parent.cost + (0.0 if whole else self._cost(parent, thought))
-        if any(self._keys[step.id] == key for step in self.tree.path(parent)):  # it leads back to where the path was
-            parent.rejected += 1
-            parent.spend(draft.usage)
-            return None
-        sibling = self._siblings.get((parent.id, key))
-        if sibling is not None:
-            return self._same_thought(sibling, draft, cost)
-        node = self._met.get(key) if self._merge else None
-        if node is None:
-            node = self.tree.add(parent, thought, state.world, cost=cost, prior=draft.prior)
-            node.confidence, node.decoder = draft.confidence, draft.decoder
-            self._keys[node.id] = key
-            self._siblings[parent.id, key] = node
-            self._met.setdefault(key, node)
-            node.terminal = whole or bool(self._call("is_terminal", state))
-            self._look(node, state)
-        elif cost < node.cost and not node.pruned:
-            self.tree.move(node, parent, thought)
-            node.cost, node.prior = cost, draft.prior
-        else:
-            self.tree.link(parent, node, thought)
-            node.merged += 1
-            node.spend(draft.usage)
-            return None
+        known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
+        if known is not None:
+            return self._reached_again(known, parent, thought, state, cost, draft)
+        node = self.tree.add(parent, thought, state.world, cost=cost, prior=draft.prior)
+        node.confidence, node.decoder = draft.confidence, draft.decoder
         node.spend(draft.usage)
+        self._keys[node.id] = key
+        self._siblings[parent.id, key] = node
+        self._met.setdefault(key, node)
+        node.terminal = whole or bool(self._call("is_terminal", state))
+        self._look(node, state)
         return node
 
-    def _same_thought(self, node: Node, draft: Draft, cost: float) -> Node | None:
-        """Fold a draft into the sibling that says the same; the node where its parent has become cheaper to reach."""
+    def _reached_again(
+        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, draft: Draft
+    ) -> Node | None:
+        """Fold a draft into the node whose state it leads to; the node where this is a cheaper way."""
+        sibling = node.parent == parent.id
         node.merged += 1
         node.spend(draft.usage)
-        if cost < node.cost and not node.pruned:
-            node.cost = cost
-            return node
-        if node.prior is not None and draft.prior is not None:
+        if sibling and node.prior is not None and draft.prior is not None:
             node.prior += draft.prior
-        return None
+        if not cost < node.cost or node.pruned:
+            self.tree.link(parent, node, thought)
+            return None
+        self.tree.move(node, parent, thought)
+        self._siblings[parent.id, self._keys[node.id]] = node
+        node.cost, node.world = cost, state.world
+        if not sibling:
+            node.prior = draft.prior
+        for below in self.tree.below(node):  # worlds may remember the path, which has changed
+            if below is not node and below.parent is not None and below.thought is not None:
+                after = self._call("step", self.tree.state(self.tree[below.parent]), below.thought)
+                below.world = below.world if after is None else after.world
+        return node
 
     def _step(self, parent: Node, thought: Thought, whole: bool) -> State | None:
         before = self.tree.state(parent)
@@ -254,10 +261,27 @@ class Growth:
         return after
 
     def _cost(self, parent: Node, thought: Thought) -> float:
-        cost = float(self._call("cost", self.tree.state(parent), thought))
-        if not cost >= 0:
+        cost = self._number("cost", self.tree.state(parent), thought)
+        if cost < 0:
             raise TaskError(f"{type(self.task).__name__}.cost of {thought.text!r} is {cost}: it has to be 0 or more")
         return cost
+
+    def _number(self, method: str, *arguments: Any) -> float:
+        """What a method of the task says, which has to be a number."""
+        number = self._call(method, *arguments)
+        if not isinstance(number, int | float) or math.isnan(number):
+            raise TaskError(f"{type(self.task).__name__}.{method} gave {number!r}: return a number")
+        return float(number)
+
+    def _key(self, state: State) -> Hashable:
+        key: Hashable = self._call("key", state)
+        if not _hashable(key):
+            raise TaskError(f"{type(self.task).__name__}.key gave {key!r}, which can't be hashed: use text or tuples")
+        return key
+
+    def _rank(self, node: Node) -> tuple[bool, bool, float]:
+        """Verified answers first, then goals, then the most valuable."""
+        return node is self.solved, node.goal, -math.inf if node.value is None else node.value
 
     def _look(self, node: Node, state: State) -> None:
         """Note a new node's terminal state, goal and verified answer."""
@@ -299,6 +323,15 @@ class Growth:
             raise TaskError(
                 f"{type(self.task).__name__}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
             ) from error
+
+
+def _hashable(key: object) -> bool:
+    """A tuple is hashable by its type, and yet not where it holds a list."""
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
 
 
 def _evaluation(result: Any) -> Evaluation:

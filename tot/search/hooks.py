@@ -5,7 +5,7 @@ Each is called with the search under way (a Growth) and the nodes that an event 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import OptionError, unknown
@@ -45,7 +45,7 @@ class Hooks:
                 raise OptionError(f"hooks={hooks!r} has none of the methods {', '.join(EVENTS)}: define some")
         for name, hook in found.items():
             if name not in EVENTS:
-                raise OptionError(unknown("hook", name, EVENTS))
+                raise OptionError(unknown("hook", str(name), EVENTS))
             if not callable(hook):
                 raise OptionError(f"hook {name} = {hook!r} can't be called: give a function of (growth, nodes)")
         self._hooks: dict[str, Hook] = found
@@ -56,13 +56,13 @@ class Hooks:
         answer = hook(growth, nodes) if hook is not None and nodes else None
         if answer is None:
             return nodes
-        kept = list(answer)
         if event in ("on_simulate", "on_backpropagate"):
             raise OptionError(f"hook {event} returned nodes, but it can only watch: return None")
+        kept = list(answer) if isinstance(answer, Iterable) else [answer]
         if not all(isinstance(node, Node) for node in kept):
-            raise OptionError(f"hook {event} returned {kept!r}: return nodes, or None")
+            raise OptionError(f"hook {event} returned {answer!r}: return nodes, or None")
         staying = {node.id for node in kept}
         for node in nodes:
-            if node.id not in staying and event in ("on_expand", "on_evaluate", "on_level"):
+            if node.id not in staying and event != "on_goal":
                 growth.tree.prune(node)
         return kept

@@ -69,7 +69,8 @@ class Problem:
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
             about = {name: _described(part) for name, part in parts.items()}
             root = self.tree.state(self.tree.root)
-            trace.begin(root, {"task": type(task).__name__, "seed": seed, "max_tokens": max_tokens, **about})
+            about |= {"task": type(task).__name__, "seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
+            trace.begin(root, about)
         self.changed()
 
     @property
@@ -90,15 +91,18 @@ class Problem:
             recorded = self._trace.step(step) if self._trace is not None else None
             nodes, calls, total = len(self.tree), self.calls, self.meter.total
             if recorded is not None:
-                results = self._replay(recorded, step)
+                results = self._replay(recorded)
+                if isinstance(step, Evaluate):
+                    self._remember(self._evaluator_of(step), step.nodes, results)
             else:
                 results = await (self._expand(step) if isinstance(step, Expand) else self._evaluate(step))
-            touched = self.growth.tell(results)
+            self.growth.tell(results)
+            self.growth.ask()  # on to the next step: what the search makes of the results belongs to this one
             self.meter.count(nodes=len(self.tree) - nodes)
             # A step that a budget may have cut short is not recorded: resumed with more to spend, it is done anew.
             if recorded is None and self._trace is not None and self.meter.overspent() is None:
                 done = Recorded(results, self.calls - calls, self.meter.total - total)
-                self._trace.write_step(step, done, [*step.nodes, *touched])
+                self._trace.write_step(step, done, self.tree)
             self.changed()
 
     def _spent_out(self, step: Step) -> bool:
@@ -156,14 +160,15 @@ class Problem:
             return answers
         recorded = self._trace.answers() if self._trace is not None else None
         if recorded is not None:
-            return recorded
+            return self._replay(recorded)
+        calls, total = self.calls, self.meter.total
         requests = [self._answer_request(nodes[i]) for i in asked]
         for i, request, (completion,) in zip(asked, requests, await self.complete(requests), strict=True):
             answers[i] = None if is_cut(completion) else self._read(request, completion)
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
         elif self._trace is not None:
-            self._trace.write_answers(answers)
+            self._trace.write_answers(Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
         return answers
 
     def _is_chain(self, node: Node) -> bool:
@@ -242,12 +247,10 @@ class Problem:
 
     # -- the trace ------------------------------------------------------------------------------------------------
 
-    def _replay(self, recorded: Recorded, step: Step) -> list[Any]:
+    def _replay(self, recorded: Recorded) -> list[Any]:
         """The results of a step that was done before the run was killed, and the accounts as they were then."""
         self.calls += recorded.calls
         self.meter.replay(recorded.spent)
-        if isinstance(step, Evaluate):
-            self._remember(self._evaluator_of(step), step.nodes, recorded.results)
         return recorded.results
 
     def _remember(self, evaluator: Any, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
