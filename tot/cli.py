@@ -332,7 +332,7 @@ def bench_planning_command(
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
     count: Annotated[int, typer.Option(min=1, help="Instances, drawn from those that fit.")] = 100,
     steps: Annotated[int, typer.Option(min=1, help="Only instances whose known plan is not longer.")] = 6,
-    nodes: Annotated[int, typer.Option(min=1, help="Thoughts a search may grow.")] = 100,
+    nodes: Annotated[int, typer.Option(min=1, help="Thoughts a search may grow.")] = 25,
     seeds: Annotated[int, typer.Option(min=1, help="Runs that the sides without a model are averaged over.")] = 10,
 ) -> None:
     """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
