@@ -222,6 +222,9 @@ def _world(entries: Sequence[tuple[Fraction, str]]) -> JsonValue:
 
 
 def _left(state: State) -> list[str]:
+    match state.world:
+        case {"left": [*left]}:
+            return [str(value) for value in left]
     return [str(value) for value, _ in _entries(state)]
 
 

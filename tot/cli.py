@@ -256,11 +256,15 @@ def _solve(settings: Settings, trace: Any, started: float, as_json: bool) -> Non
     except BaseException:
         if out is not None and out.suffix != ".jsonl" and problems:  # what was grown until then is kept
             write_json(out, conclude(problems[0]).to_json())
+        if trace is not None:
+            trace.close()
         raise
     interrupted = solution.stopped == "interrupted"
     if out is not None and out.suffix != ".jsonl":
         write_json(out, solution.to_json())
-    if trace is not None and not interrupted:
+    if trace is not None and interrupted:
+        trace.close()
+    elif trace is not None:
         trace.finish(solution.to_json())
         if out is not None and out.suffix != ".jsonl":
             trace.path.unlink(missing_ok=True)  # all of it is in the run

@@ -182,13 +182,15 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
     growth, task, tree = problem.growth, problem.task, problem.tree
     if answer is None:
         answer = growth.answer_at(growth.best)
-    if answer is None and growth.best.thought is not None:
+    # A task whose states hold their answers, and that reads none from text, has none here.
+    reads = type(task).answer_at is Task.answer_at or type(task).parse_answer is not Task.parse_answer
+    if answer is None and growth.best.thought is not None and reads:
         answer = task.parse_answer(tree.state(growth.best).text)
     tree.choose(growth.best)
     nodes = list(tree)
     return Solution(
         answer=answer,
-        solved=answer is not None and task.verify(tree.state(tree.root).question, answer),
+        solved=answer is not None and growth.verify(answer),
         value=growth.best.value,
         tree=tree,
         usage=problem.meter.total,

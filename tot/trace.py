@@ -22,7 +22,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Usage
 from tot.search.steps import Draft, Evaluation, Expand, Step
 from tot.state import State
-from tot.tree import ThoughtTree
+from tot.tree import ThoughtTree, link_to_json
 
 _FORMAT = "tot.trace"
 _VERSION = 1
@@ -49,8 +49,8 @@ class Trace:
         self.header = header
         self._file = file
         self._recorded = deque(lines)
-        self._nodes: dict[int, Any] = {}
-        self._links: list[Any] = []
+        self._nodes: dict[int, dict[str, Any]] = {}
+        self._links: set[tuple[int, int]] = set()
 
     @classmethod
     def create(cls, path: str | Path, **header: Any) -> Trace:
@@ -144,18 +144,18 @@ class Trace:
 
     def _write_done(self, what: dict[str, Any], done: Recorded, results: TypeAdapter[Any], tree: ThoughtTree) -> None:
         """A step, what came of it, and what of the tree is not as it was written last."""
-        now = {node.id: node.model_dump(mode="json", exclude_defaults=True) for node in tree}
-        changed = [node for i, node in now.items() if node != self._nodes.get(i)]
-        links = [link for link in tree.to_json()["links"] if link not in self._links]
-        self._nodes, self._links = now, [*self._links, *links]
+        changed = [node for node in tree if vars(node) != self._nodes.get(node.id)]
+        links = [link for link in tree.links() if (link[0].id, link[1].id) not in self._links]
+        self._nodes |= {node.id: dict(vars(node)) for node in changed}
+        self._links |= {(tail.id, head.id) for tail, head, _ in links}
         self._write(
             {
                 **what,
                 "results": results.dump_python(done.results, mode="json", exclude_defaults=True),
                 "calls": done.calls,
                 "spent": asdict(done.spent),
-                "tree": changed,
-                "links": links,
+                "tree": [node.to_json() for node in changed],
+                "links": [link_to_json(*link) for link in links],
             }
         )
 

@@ -86,6 +86,15 @@ class Node(BaseModel):
         self.accepted += usage.accepted
         self.seconds += usage.seconds
 
+    def to_json(self) -> dict[str, Any]:
+        """The fields that are not as they are by default."""
+        return self.model_dump(mode="json", exclude_defaults=True)
+
+
+def link_to_json(tail: Node, head: Node, thought: Thought) -> dict[str, Any]:
+    """Another way into `head`."""
+    return {"parent": tail.id, "node": head.id, "thought": thought.model_dump(mode="json")}
+
 
 class ThoughtTree:
     """Nodes are numbered in the order in which they were added; 0 is the root."""
@@ -213,11 +222,8 @@ class ThoughtTree:
             "format": _FORMAT,
             "version": _VERSION,
             "root": self.state(self.root).model_dump(mode="json"),
-            "nodes": [node.model_dump(mode="json", exclude_defaults=True) for node in self],
-            "links": [
-                {"parent": tail.id, "node": head.id, "thought": thought.model_dump(mode="json")}
-                for tail, head, thought in self.links()
-            ],
+            "nodes": [node.to_json() for node in self],
+            "links": [link_to_json(*link) for link in self.links()],
         }
 
     @classmethod

@@ -257,3 +257,14 @@ def test_without_a_model_and_an_answer_of_its_own_the_best_state_speaks(letters:
 def test_a_decoder_for_no_model_has_no_options_to_take() -> None:
     with pytest.raises(OptionError, match="unknown purpose 'judge'"):
         solve(Countdown, "5", model=None, decoder={"judge": "ar"}, generator=Enumerate(prior="uniform"))
+
+
+def test_values_below_zero_vote_by_their_exponentials(letters: Any, scripted: Any) -> None:
+    class Logs(Value):
+        def read(self, task: Task, text: str) -> float:
+            return math.log(float(text))
+
+    replies = {"answer a": "1", "answer b": "2", "answer c": "2", "answer d": "1"}
+    values = {"value a": "0.5", "value b": "0.3", "value c": "0.3", "value d": "0.05"}  # 0.55 for 1, 0.6 for 2
+    solution = grow(letters, scripted(FOUR | values | replies), evaluator=Logs())
+    assert (solution.answer, chosen(solution)) == ("2", "b")

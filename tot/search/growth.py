@@ -166,6 +166,10 @@ class Growth:
             return self._call("parse_answer", node.thought.parts[self.task.chain])
         return self._call("answer_at", self.tree.state(node))
 
+    def verify(self, answer: Any) -> bool:
+        """True where the task itself can tell that an answer is right."""
+        return bool(self._call("verify", self.tree.state(self.tree.root).question, answer))
+
     def complete(self) -> list[Node]:
         """The states that an answer may be asked at: leaves where nothing more may grow; else the deepest leaves."""
         leaves = self.tree.leaves()
@@ -290,7 +294,7 @@ class Growth:
         if not (node.terminal if self._names_ends else self.is_end(node)):
             return
         answer = self.answer_at(node)
-        verified = answer is not None and bool(self._call("verify", state.question, answer))
+        verified = answer is not None and self.verify(answer)
         whole = node.thought is not None and self.task.chain in node.thought.parts
         node.goal = verified or (not whole and bool(self._call("is_goal", state)))
         if node.goal and self._hooks.hear("on_goal", self, [node]):

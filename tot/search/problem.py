@@ -5,6 +5,7 @@ It derives every call's seed, evaluates equal states once, writes the trace, and
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -96,13 +97,15 @@ class Problem:
                     self._remember(self._evaluator_of(step), step.nodes, results)
             else:
                 results = await (self._expand(step) if isinstance(step, Expand) else self._evaluate(step))
-            self.growth.tell(results)
-            self.growth.ask()  # on to the next step: what the search makes of the results belongs to this one
-            self.meter.count(nodes=len(self.tree) - nodes)
-            # A step that a budget may have cut short is not recorded: resumed with more to spend, it is done anew.
-            if recorded is None and self._trace is not None and self.meter.overspent() is None:
-                done = Recorded(results, self.calls - calls, self.meter.total - total)
-                self._trace.write_step(step, done, self.tree)
+            try:
+                self.growth.tell(results)
+                self.growth.ask()  # on to the next step: what the search makes of the results belongs to this one
+            finally:  # a task that fails on the results is no reason to lose them
+                self.meter.count(nodes=len(self.tree) - nodes)
+                # A step that a budget may have cut short is not recorded: with more to spend it is done anew.
+                if recorded is None and self._trace is not None and self.meter.overspent() is None:
+                    done = Recorded(results, self.calls - calls, self.meter.total - total)
+                    self._trace.write_step(step, done, self.tree)
             self.changed()
 
     def _spent_out(self, step: Step) -> bool:
@@ -134,19 +137,16 @@ class Problem:
         voting = self._search.aggregate == "vote"
         nodes = [growth.best] if not voting else growth.complete() if growth.solved is None else [growth.solved]
         answers = await self._answers(nodes)
-        ballots: dict[Hashable, float] = {}
-        for node, answer in zip(nodes, answers, strict=True):
-            if answer is not None:
-                weight = (1.0 if node.value is None else node.value) * (1 + node.merged)
-                ballot = self.task.canonical(answer)
-                ballots[ballot] = ballots.get(ballot, 0.0) + weight
-        if not ballots:
+        said = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
+        if not said:
             return None
-        winner = max(ballots, key=lambda ballot: ballots[ballot])
-        voters = [i for i, answer in enumerate(answers) if answer is not None and self.task.canonical(answer) == winner]
-        best = by_value([nodes[i] for i in voters])[0]
-        growth.best = best
-        return answers[nodes.index(best)]
+        ballots: dict[Hashable, list[tuple[Node, Any]]] = {}
+        for node, answer in said:
+            ballots.setdefault(self.task.canonical(answer), []).append((node, answer))
+        weights = _weights(nodes)
+        winner = max(ballots.values(), key=lambda voters: math.fsum(weights[node.id] for node, _ in voters))
+        growth.best = by_value([node for node, _ in winner])[0]
+        return next(answer for node, answer in winner if node is growth.best)
 
     async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
         """What each state says: by itself, or when asked."""
@@ -271,6 +271,18 @@ def spent(completions: Sequence[Completion]) -> Usage:
     """What samples drawn side by side took together: their seconds are not added up."""
     usage = sum((completion.usage for completion in completions), Usage())
     return replace(usage, seconds=max((completion.usage.seconds for completion in completions), default=0.0))
+
+
+def _weights(nodes: Sequence[Node]) -> dict[int, float]:
+    """What each state's vote counts: its value, or 1; once for every thought folded into it.
+
+    Where values may be below 0 (logarithms, minus a cost), their exponentials count.
+    """
+    values = {node.id: 1.0 if node.value is None else node.value for node in nodes}
+    if any(value < 0 for value in values.values()):
+        top = max(values.values())
+        values = {i: math.exp(value - top) for i, value in values.items()}
+    return {node.id: values[node.id] * (1 + node.merged) for node in nodes}
 
 
 def _described(part: object) -> Any:

@@ -1,0 +1,162 @@
+"""The command line on tasks that need no model: data files, task files, traces, exports, answers that are lists."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import networkx as nx
+import pytest
+
+from tot import ThoughtTree
+from tot.cli import main
+
+PROBLEM = """(define (problem p) (:domain blocksworld-4ops) (:objects a b)
+(:init (handempty) (ontable a) (on b a) (clear b)) (:goal (and (on a b))))"""
+SYMBOLIC = ("--model", "none", "--search", "best-first", "--generator", "enumerate:prior=uniform")
+TASK_FILE = '''
+from tot import Task, State
+
+
+class Count(Task):
+    """From 0 to the number in the question, by steps of 1 and 2."""
+
+    generator = "enumerate:prior=uniform"
+    search = "best-first"
+
+    def start(self, question):
+        return State(question=question, world=0)
+
+    def actions(self, state):
+        return ["one", "two"]
+
+    def step(self, state, thought):
+        return state.then(thought, state.world + {"one": 1, "two": 2}[thought.text])
+
+    def is_terminal(self, state):
+        return state.world >= int(state.question)
+
+    def is_goal(self, state):
+        return state.world == int(state.question)
+
+    def heuristic(self, state):
+        return max(int(state.question) - state.world, 0) / 2
+
+    def answer_at(self, state):
+        return [thought.text for thought in state.thoughts] if self.is_goal(state) else None
+
+    def verify(self, question, answer):
+        return sum({"one": 1, "two": 2}[step] for step in answer) == int(question)
+'''
+
+
+@pytest.fixture
+def tot(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process, in an empty folder; gives its status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(list(arguments))
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def test_a_plan_is_found_for_a_row_of_data_and_verified(tot: Any, tmp_path: Path) -> None:
+    done = PROBLEM.replace("(on a b))))", "(on b a))))")
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"pddl": pddl}) + "\n" for pddl in (done, PROBLEM)))
+    status, out, err = tot("solve", "blocksworld", "--data", "x.jsonl", "--row", "1", *SYMBOLIC)
+    assert (status, err) == (0, "")
+    assert "\nAnswer (verified): (unstack b a)  (put-down b)  (pick-up a)  (stack a b)\n" in out
+    assert "Answer (verified): nothing has to be done" in tot("solve", "blocksworld", "--data", "x.jsonl", *SYMBOLIC)[1]
+
+
+def test_json_holds_a_plan_as_a_list(tot: Any) -> None:
+    status, out, _ = tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--json")
+    found = json.loads(out)
+    assert (status, found["solved"]) == (0, True)
+    assert found["answer"] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+
+
+def test_a_task_can_be_a_file(tot: Any, tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(TASK_FILE)
+    status, out, err = tot("solve", "my_task.py:Count", "5", "--model", "none")
+    assert (status, err) == (0, "")
+    assert "Answer (verified): one  two  two" in out or "Answer (verified): two  two  one" in out
+    shallow = ("--search", "bfs:thoughts=2,depth=3", "--evaluator", "random")
+    _, out, _ = tot("solve", "my_task.py:Count", "5", "--model", "none", *shallow)
+    assert "Stopped (no goal among 4 thoughts)" in out
+
+
+def test_a_row_without_the_tasks_columns_is_refused_with_those_it_has(tot: Any, tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("puzzle,rank\n1 2 3 4,1\n")
+    status, _, err = tot("solve", "game24", "--data", "x.csv")
+    assert (status, err) == (2, "tot: x.csv, row 0 has no 'question' (it has puzzle, rank): give another file\n")
+
+
+def test_out_leaves_the_run_alone_or_a_trace_that_ends_in_it(tot: Any, tmp_path: Path) -> None:
+    arguments = ("solve", "blocksworld", PROBLEM, *SYMBOLIC)
+    tot(*arguments, "--out", "run.json")
+    assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
+    tot(*arguments, "--out", "run.jsonl")
+    first, *_, last = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert (first["format"], first["settings"]["task"], last["step"]) == ("tot.trace", "blocksworld", "end")
+    whole, traced = ThoughtTree.load("run.json").to_json(), ThoughtTree.load("run.jsonl").to_json()
+    for tree in (whole, traced):
+        for node in tree["nodes"]:
+            node.pop("seconds", None)
+    assert whole == traced
+    assert last["run"]["answer"] == json.loads((tmp_path / "run.json").read_text())["answer"]
+
+
+def test_an_unfinished_run_is_not_overwritten_and_goes_on_where_it_was(tot: Any, tmp_path: Path) -> None:
+    arguments = ("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.json")
+    tot(*arguments[:-1], "whole.jsonl")
+    *steps, _ = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    killed = "".join(steps[:4]).replace("whole.jsonl", "run.json")
+    (tmp_path / "run.jsonl").write_text(killed + steps[4][:20])  # killed while it wrote its fifth line
+    status, _, err = tot(*arguments)
+    assert (status, err) == (
+        2,
+        "tot: run.jsonl holds an unfinished run: go on with --resume run.jsonl, or delete it\n",
+    )
+    status, out, err = tot("solve", "--resume", "run.jsonl", "--json")
+    assert (status, err, json.loads(out)["solved"]) == (0, "", True)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.json", "whole.jsonl"]
+    resumed, whole = (
+        [node | {"seconds": 0} for node in ThoughtTree.load(name).to_json()["nodes"]]
+        for name in ("run.json", "whole.jsonl")
+    )
+    assert resumed == whole
+
+
+def test_a_finished_run_is_not_resumed(tot: Any) -> None:
+    tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.jsonl")
+    status, _, err = tot("solve", "--resume", "run.jsonl")
+    assert (status, err) == (2, "tot: run.jsonl is of a run that was finished: there is nothing to go on with\n")
+
+
+def test_what_a_task_fails_on_is_not_lost(tot: Any, tmp_path: Path) -> None:
+    (tmp_path / "my_task.py").write_text(TASK_FILE.replace("state.world + {", "1 / 0 + {"))
+    status, _, err = tot("solve", "my_task.py:Count", "2", "--model", "none", "--out", "run.jsonl")
+    assert status == 2
+    assert err.startswith("tot: Count.step raised ZeroDivisionError: division by zero")
+    *_, last = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
+    assert [draft["thought"]["parts"]["thought"] for draft in last["results"][0][:2]] == ["one", "two"]
+    (tmp_path / "my_task.py").write_text(TASK_FILE)
+    status, out, err = tot("solve", "--resume", "run.jsonl", "--json")
+    assert (status, err, json.loads(out)["answer"]) == (0, "", ["two"])
+
+
+@pytest.mark.parametrize("name", ["tree.graphml", "tree.dot"])
+def test_a_run_is_exported(tot: Any, tmp_path: Path, name: str) -> None:
+    tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.json")
+    assert tot("export", "run.json", name) == (0, "", "")
+    text = (tmp_path / name).read_text()
+    assert "unstack b from a" in text
+    if name == "tree.graphml":
+        assert len(nx.parse_graphml(text)) == len(ThoughtTree.load("run.json"))
