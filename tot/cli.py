@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import re
 import sys
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
@@ -42,32 +41,6 @@ class Dtype(StrEnum):
     BF16 = "bf16"
     FP16 = "fp16"
     FP32 = "fp32"
-
-
-class Settings(BaseModel):
-    """What `tot solve` was asked, as it is kept in a trace to go on from."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    task: str
-    question: str
-    model: str = "smollm2-135m"
-    decoder: str = "ar"
-    search: str | None = None
-    generator: str | None = None
-    evaluator: str | None = None
-    thoughts: int | None = None
-    breadth: int | None = None
-    depth: int | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    seed: int = 0
-    budget: dict[str, float | None] = {}
-    dtype: str = "auto"
-    device: str = "auto"
-    kv_budget: str | None = None
-    reproducible: bool = False
-    out: str | None = None
 
 
 @app.command("solve")
@@ -135,6 +108,7 @@ def solve_command(
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
+    from tot.settings import Settings, ask, carry_out, checked
     from tot.trace import Trace
 
     if resume is not None:
@@ -154,7 +128,7 @@ def solve_command(
         budget = {"tokens": budget_tokens, "forwards": budget_forwards, "seconds": budget_seconds}
         settings = Settings(
             task=task,
-            question=_question(task, question, data, row),
+            question=ask(task, question, data, row),
             model=model,
             decoder=decoder,
             search=search,
@@ -171,127 +145,11 @@ def solve_command(
             device=device,
             kv_budget=kv_budget,
             reproducible=reproducible,
-            out=None if out is None else str(_checked(out)),
+            out=None if out is None else str(checked(out)),
         )
         trace = None
-    _solve(settings, trace, started, as_json)
-
-
-def _question(task: str, question: str | None, data: Path | None, row: int) -> str:
-    """The question as given, from standard input, from a row of data, or the task's example."""
-    from tot.named import load_task
-
-    chosen = load_task(task)
-    if data is not None:
-        if question is not None:
-            raise OptionError(f"--data and a question: give one of the two, not {question[:40]!r} as well")
-        from tot.data import row as read_row
-
-        found = read_row(data, row)
-        try:
-            return chosen.question_of(found)
-        except KeyError as error:
-            raise OptionError(
-                f"{data}, row {row} has no {error} (it has {', '.join(found)}): give another file"
-            ) from None
-    if question is None:
-        return chosen.example()
-    return read_question() if question == "-" else question
-
-
-def _checked(out: Path) -> Path:
-    if not out.resolve().parent.is_dir():
-        raise OptionError(f"--out {out}: the folder {out.resolve().parent} does not exist: make it first")
-    if out.is_dir():
-        raise OptionError(f"--out {out} is a folder: give a file in it")
-    return out
-
-
-def _solve(settings: Settings, trace: Any, started: float, as_json: bool) -> None:
-    """Run what the settings say; write, then print."""
-    from tot.decoders.budget import Budget
-    from tot.named import load_task, parts_of
-    from tot.report.terminal import Progress, show
-    from tot.search.problem import Problem
-    from tot.solver import conclude, solve
-    from tot.trace import Trace
-    from tot.tree import write_json
-
-    task = load_task(settings.task)
-    task.start(settings.question)
-    parts = parts_of(
-        task,
-        settings.search,
-        settings.generator,
-        settings.evaluator,
-        search_options={"thoughts": settings.thoughts, "breadth": settings.breadth, "depth": settings.depth},
-        generator_options={"temperature": settings.temperature},
-    )
-    decoder = parse_decoder(settings.decoder)
-    budget = Budget.model_validate(settings.budget)
-    out = None if settings.out is None else Path(settings.out)
-    if out is not None and trace is None:
-        steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
-        trace = Trace.create(steps, settings=settings.model_dump(mode="json"))
-
-    problems: list[Problem] = []
-    try:
-        with Progress(problems, started, quiet=as_json):
-            solution = solve(
-                task,
-                settings.question,
-                model=None if settings.model == "none" else settings.model,
-                decoder=decoder,
-                **parts,
-                budget=budget,
-                max_tokens=settings.max_tokens,
-                seed=settings.seed,
-                trace=trace,
-                reproducible=settings.reproducible,
-                watch=lambda problem: problems.append(problem) if not problems else None,
-                dtype=settings.dtype,
-                device=settings.device,
-                kv_budget=settings.kv_budget,
-            )
-    except BaseException:
-        if out is not None and out.suffix != ".jsonl" and problems:  # what was grown until then is kept
-            write_json(out, conclude(problems[0]).to_json())
-        if trace is not None:
-            trace.close()
-        raise
-    interrupted = solution.stopped == "interrupted"
-    if out is not None and out.suffix != ".jsonl":
-        write_json(out, solution.to_json())
-    if trace is not None and interrupted:
-        trace.close()
-    elif trace is not None:
-        trace.finish(solution.to_json())
-        if out is not None and out.suffix != ".jsonl":
-            trace.path.unlink(missing_ok=True)  # all of it is in the run
-    if as_json:
-        sys.stdout.write(json.dumps(solution.summary()) + "\n")
-    else:
-        show(solution)
-    if interrupted:
+    if carry_out(settings, trace, started, as_json):
         raise typer.Exit(130)
-
-
-def read_question() -> str:
-    """All of standard input."""
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise OptionError(f"standard input is not {error.encoding} text ({error.reason}): convert it first") from None
-
-
-def parse_decoder(text: str) -> Any:
-    """`ar`, or `generate=ar,evaluate=ar` as a mapping from purpose to decoder."""
-    if "=" not in text:
-        return text
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(separator and name for _, separator, name in pairs):
-        raise OptionError(f"--decoder {text!r} can't be read: write generate=NAME,evaluate=NAME")
-    return {purpose.strip(): name.strip() for purpose, _, name in pairs}
 
 
 @app.command("models")

@@ -49,6 +49,8 @@ class Trace:
         self.header = header
         self._file = file
         self._recorded = deque(lines)
+        self.empty = not self._recorded
+        """True while no step was done."""
         self._nodes: dict[int, dict[str, Any]] = {}
         self._links: set[tuple[int, int]] = set()
 
@@ -65,7 +67,7 @@ class Trace:
             found, lines = _parse(path, text)
             if found is None and text:
                 raise TaskError(f"{path} holds something other than a trace: give another file")
-            if found is not None and not _finished(lines):
+            if any(line["step"] != "start" for line in lines) and not _finished(lines):
                 raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
             file.seek(0)
             file.truncate()
@@ -168,6 +170,7 @@ class Trace:
         self._file.close()
 
     def _write(self, line: dict[str, Any]) -> None:
+        self.empty = self.empty and line.get("step", "start") == "start"
         try:
             self._file.write(json.dumps(line, ensure_ascii=True) + "\n")
             self._file.flush()

@@ -160,3 +160,13 @@ def test_a_run_is_exported(tot: Any, tmp_path: Path, name: str) -> None:
     assert "unstack b from a" in text
     if name == "tree.graphml":
         assert len(nx.parse_graphml(text)) == len(ThoughtTree.load("run.json"))
+
+
+def test_a_run_that_never_began_leaves_nothing_in_the_way(tot: Any, tmp_path: Path) -> None:
+    arguments = ("solve", "blocksworld", PROBLEM, "--out", "run.json")
+    assert tot(*arguments, "--model", "absent.gguf")[0] == 2
+    assert list(tmp_path.iterdir()) == []
+    tot(*arguments[:-1], "whole.jsonl", *SYMBOLIC)
+    header, start, *_ = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
+    (tmp_path / "run.jsonl").write_text(header + start)  # killed before its first step was done
+    assert tot(*arguments, *SYMBOLIC)[0] == 0
