@@ -6,9 +6,9 @@ scores choices, and it goes on with the answer once a rationale has ended.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
-from tot.decoders.engine.job import Job
+from tot.decoders.engine.job import Companion, Job
 from tot.decoders.engine.kv_tree import Branch, KVTree
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Feed
@@ -42,7 +42,7 @@ class ChoiceScorer:
             self._tree.release(feed.branch)
 
 
-class _Strand:
+class Strand:
     """One sample: its branch, and the tokens that were drawn or given but not yet fed."""
 
     def __init__(self, output: Output, branch: Branch, pending: list[int]) -> None:
@@ -55,9 +55,10 @@ class _Strand:
 class Autoregressive:
     """Decodes, or scores the request's choices; with an answer trigger, first the rationale and then either."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, companion: Companion | None = None) -> None:
+        self.companion = companion
         self._job = job
-        self._strands: list[_Strand] | None = None
+        self._strands: list[Strand] | None = None
         self._choices = job.codec.encode_choices(job.request)
         self._trigger = job.codec.encode(job.request.answer_trigger or "")
         self._in_answer: set[int] = set()
@@ -81,22 +82,21 @@ class Autoregressive:
             + (sum(map(len, self._choices)) * len(self._in_answer))
         )
 
-    def propose(self) -> list[Feed]:
-        tree = self._job.tree
+    def decoding(self) -> list[Strand]:
+        """The samples about to draw tokens, rather than to score choices."""
         if self._strands is None:
-            last = self._job.prompt[-1:]
-            self._strands = [_Strand(output, tree.fork(self._job.branch), last) for output in self._job.outputs]
+            tree, last = self._job.tree, self._job.prompt[-1:]
+            self._strands = [Strand(output, tree.fork(self._job.branch), last) for output in self._job.outputs]
             if self._choices and not self._trigger:
                 for strand in self._strands:
                     strand.scorer = ChoiceScorer(tree, strand.branch, strand.pending, self._choices)
+        return [strand for strand in self._running() if strand.scorer is None]
+
+    def propose(self) -> list[Feed]:
+        self.decoding()
         feeds = []
         for strand in self._running():
-            if strand.scorer is not None:
-                feeds += strand.scorer.feeds()
-                continue
-            start = len(strand.branch)
-            tree.extend(strand.branch, strand.pending)
-            feeds.append(Feed(strand.branch, start, len(strand.branch), [strand.output.draw()]))
+            feeds += self.run(strand) if strand.scorer is None else strand.scorer.feeds()
         return feeds
 
     def commit(self, reads: list[list[Sampled]]) -> None:
@@ -109,16 +109,27 @@ class Autoregressive:
                 strand.scorer.release()
                 self._job.tree.release(strand.branch)
                 continue
-            (sampled,) = next(rows)
-            strand.pending = [sampled.token]
-            if not output.add(sampled):
+            self.take(strand, rows)
+            if output.finish_reason is None:
                 continue
             if self._trigger and output.index not in self._in_answer:
                 self._go_on_to_answer(strand)
             else:
                 self._job.tree.release(strand.branch)
 
-    def _go_on_to_answer(self, strand: _Strand) -> None:
+    def run(self, strand: Strand) -> list[Feed]:
+        """What to run to draw a sample's next token."""
+        start = len(strand.branch)
+        self._job.tree.extend(strand.branch, strand.pending)
+        return [Feed(strand.branch, start, len(strand.branch), [strand.output.draw()])]
+
+    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
+        """Add what was drawn, and leave it pending. The branch then holds the prompt and all tokens but the last."""
+        (sampled,) = next(rows)
+        strand.pending = [sampled.token]
+        strand.output.add(sampled)
+
+    def _go_on_to_answer(self, strand: Strand) -> None:
         """Drop what the rationale's end cut off, append the trigger, and decode or score what follows."""
         job, output = self._job, strand.output
         trigger = job.request.answer_trigger
@@ -133,7 +144,7 @@ class Autoregressive:
         if self._choices:
             strand.scorer = ChoiceScorer(job.tree, strand.branch, strand.pending, self._choices)
 
-    def _running(self) -> list[_Strand]:
+    def _running(self) -> list[Strand]:
         return [strand for strand in self._strands or () if strand.output.finish_reason is None]
 
     def release(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -11,11 +12,13 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.budget import Meter
+from tot.decoders.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.request import Completion, Request
+from tot.decoders.speculative import MCSDOptions, SDOptions, Speculation, Speculative
 
 
 class Decoder(Protocol):
@@ -30,24 +33,64 @@ class NoOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class Ready(NamedTuple):
+    """A method set up on an engine: the policy each request gets, and how to give back what they share."""
+
+    policy: PolicyFactory
+    close: Callable[[], None]
+
+
 class Method(NamedTuple):
-    policy: Callable[..., Any]
+    set_up: Callable[[Engine, Any], Ready]
     options: type[BaseModel]
 
 
+def _autoregressive(engine: Engine, options: NoOptions) -> Ready:
+    return Ready(Autoregressive, lambda: None)
+
+
+def _speculative(engine: Engine, options: SDOptions | MCSDOptions) -> Ready:
+    drafter = make_drafter(options.draft, engine)
+    return Ready(partial(Speculative, companion=Speculation(drafter, options.k_config)), drafter.close)
+
+
 METHODS: dict[str, Method] = {
-    "ar": Method(Autoregressive, NoOptions),
+    "ar": Method(_autoregressive, NoOptions),
+    "mcsd": Method(_speculative, MCSDOptions),
+    "sd": Method(_speculative, SDOptions),
 }
-"""The decoding methods by name: the policy each request gets, and its options."""
+"""The decoding methods by name: how each is set up, and its options."""
+
+
+def make_drafter(draft: Any, engine: Engine) -> Drafter:
+    """A drafter for an engine's model: None looks up; a name, a path or a model object drafts with that model.
+
+    A Drafter is itself. Raises ModelError where the draft's tokens are not the target's.
+    """
+    if draft is None:
+        return LookupDrafter()
+    if isinstance(draft, LookupDrafter | ModelDrafter | DrafterChain):
+        return draft
+    target = engine.loaded
+    named = isinstance(draft, str | Path)
+    loaded = load_model(
+        draft,
+        tokenizer=None if named else target.tokenizer,
+        dtype=str(target.dtype).removeprefix("torch.") if named else "auto",
+        device=str(target.device),
+    )
+    check_vocabulary(loaded.tokenizer, target.tokenizer)
+    return ModelDrafter(loaded, engine.tree.capacity)
 
 
 class LocalDecoder:
     """One decoding method on one engine. Closing it closes the engine, unless the engine was given."""
 
-    def __init__(self, name: str, engine: Engine, policy: PolicyFactory, owns_engine: bool) -> None:
+    def __init__(self, name: str, engine: Engine, method: Ready, owns_engine: bool) -> None:
         self.name = name
         self.engine = engine
-        self._policy = policy
+        self._policy = method.policy
+        self._close_method = method.close
         self._owns_engine = owns_engine
 
     @property
@@ -69,6 +112,7 @@ class LocalDecoder:
     def close(self) -> None:
         if self._owns_engine:
             self.engine.close()
+        self._close_method()
 
     def __enter__(self) -> LocalDecoder:
         return self
@@ -102,8 +146,11 @@ def load_decoder(
         first = error.errors()[0]
         known = ", ".join(method.options.model_fields) or "none"
         raise OptionError(f"decoder {name}, option {first['loc'][0]}: {first['msg']} (its options: {known})") from None
-    policy = partial(method.policy, options=chosen) if method.options.model_fields else method.policy
     if engine is not None:
-        return LocalDecoder(name, engine, policy, owns_engine=False)
-    loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
-    return LocalDecoder(name, Engine(loaded, kv_budget), policy, owns_engine=True)
+        return LocalDecoder(name, engine, method.set_up(engine, chosen), owns_engine=False)
+    with ExitStack() as on_failure:
+        own = Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget)
+        on_failure.callback(own.close)
+        decoder = LocalDecoder(name, own, method.set_up(own, chosen), owns_engine=True)
+        on_failure.pop_all()
+    return decoder

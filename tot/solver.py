@@ -13,7 +13,7 @@ from typing import Any, TypeVar, get_args
 
 from tot.backends import Backend
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import Decoder, load_decoder
+from tot.decoders.decoder import METHODS, Decoder, load_decoder
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.request import Purpose, Usage
 from tot.named import load_task, parts_of
@@ -231,9 +231,16 @@ def _decoders(
     if model is None:
         return {}
     first, *others = dict.fromkeys(names.values())
-    made = {first: stack.enter_context(load_decoder(first, model, **options))}
-    made |= {name: load_decoder(name, engine=made[first].engine) for name in others}
+    own = {name: set(METHODS[name].options.model_fields) if name in METHODS else set() for name in (first, *others)}
+    ours = {option: value for option, value in options.items() if not any(option in own[name] for name in others)}
+    made = {first: stack.enter_context(load_decoder(first, model, **ours | _of(own[first], options)))}
+    for name in others:
+        made[name] = stack.enter_context(load_decoder(name, engine=made[first].engine, **_of(own[name], options)))
     return {purpose: made[name] for purpose, name in names.items()}
+
+
+def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in names}
 
 
 def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:

@@ -184,6 +184,7 @@ class Engine:
         failed: dict[Job, BaseException] = {}
         scheduled: set[int] = set()
         room = self.chunk
+        ready: list[Job] = []
         for job in self._running:
             slots, end = job.branch.slots, len(job.branch)
             at = self.tree.computed_length(job.branch)
@@ -197,21 +198,37 @@ class Engine:
                 room -= stop - at
                 at = stop
             if at == end:
-                try:
-                    proposed = job.policy.propose()
-                except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
-                    failed[job] = error
-                    continue
-                if not proposed:  # it would be asked again for ever
-                    failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
-                    continue
-                proposals.append((job, len(feeds), len(proposed)))
-                feeds += proposed
-                owners += [job] * len(proposed)
+                ready.append(job)
+        self._prepare(ready, failed)
+        for job in ready:
+            if job in failed:
+                continue
+            try:
+                proposed = job.policy.propose()
+            except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
+                failed[job] = error
+                continue
+            if not proposed:  # it would be asked again for ever
+                failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
+                continue
+            proposals.append((job, len(feeds), len(proposed)))
+            feeds += proposed
+            owners += [job] * len(proposed)
         if feeds:
             self._forward(feeds, owners, proposals, failed)
         for job, reason in failed.items():
             self._fail(job, reason)
+
+    def _prepare(self, ready: Sequence[Job], failed: dict[Job, BaseException]) -> None:
+        """Let companions do what they do for all of their policies at once."""
+        companions = {id(job.policy.companion): job.policy.companion for job in ready}
+        for companion in filter(None, companions.values()):
+            jobs = [job for job in ready if job.policy.companion is companion]
+            try:
+                companion.prepare([job.policy for job in jobs])
+            except Exception as error:
+                log.exception("%s has failed", type(companion).__name__)
+                failed.update(dict.fromkeys(jobs, error))
 
     def _forward(
         self,

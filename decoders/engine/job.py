@@ -20,8 +20,17 @@ from tot.decoders.errors import RequestError
 from tot.decoders.request import Completion, Request, Usage
 
 
+class Companion(Protocol):
+    """What policies of several requests share, and what it does for all of them at once: a drafter, say."""
+
+    def prepare(self, policies: Sequence[Any]) -> None:
+        """Called with those of its policies that are about to propose, before they do."""
+
+
 class Policy(Protocol):
     """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
+
+    companion: Companion | None
 
     def propose(self) -> list[Feed]:
         """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed."""

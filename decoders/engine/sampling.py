@@ -117,18 +117,50 @@ def _gumbel_max(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     keys = torch.tensor([noise_key(draw) for draw in draws], device=device)
     top, top_token = scaled.max(dim=-1)
     reached = top.double() + gumbel(keys, top_token)  # some token gets at least this
-    # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached): few tokens pass.
-    gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], device))
-    reach = (
-        torch.exp(scaled - reached[:, None].float()).mul_(2.0**_BITS * 1.0001).add_(1)
-    )  # float32 rounds; err upwards
-    rows, candidates = torch.nonzero(gaps <= reach, as_tuple=True)
-    scores = scaled[rows, candidates].double() + _noise(gaps[rows, candidates])
+    rows, contenders, scores = _contenders(scaled, keys, reached)
     best = torch.full_like(reached, -torch.inf).scatter_reduce(0, rows, scores, "amax")
     wins = scores == best[rows]
     none = logits.shape[1]
-    winner = torch.full_like(top_token, none).scatter_reduce(0, rows[wins], candidates[wins], "amin")
+    winner = torch.full_like(top_token, none).scatter_reduce(0, rows[wins], contenders[wins], "amin")
     return torch.where(winner < none, winner, top_token)  # in a row of NaN nothing wins; its log-probability says so
+
+
+def _contenders(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(rows, tokens, scores) of the few tokens whose scaled + G may be `reached` (rows,) or more."""
+    # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached).
+    gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], scaled.device))
+    reach = (
+        torch.exp(scaled - reached[:, None].float()).mul_(2.0**_BITS * 1.0001).add_(1)
+    )  # float32 rounds; err upwards
+    rows, tokens = torch.nonzero(gaps <= reach, as_tuple=True)
+    return rows, tokens, scaled[rows, tokens].double() + _noise(gaps[rows, tokens])
+
+
+def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
+    """The `count` tokens of each row that come first by filtered logits / T + G, the first of which `read` would draw.
+
+    `logits` is (rows, vocab) in float32. A row has fewer where the filters leave fewer; at temperature 0 they are the
+    likeliest ones.
+    """
+    if count == 1:
+        return [[sampled.token] for sampled in read(logits, draws)]
+    first: list[list[int]] = []
+    for i, draw in enumerate(draws):
+        row = logits[i : i + 1]
+        if draw.temperature <= _FREEZING:
+            order = row[0].sort(descending=True, stable=True).indices[:count]
+            first.append(order.tolist())
+            continue
+        key = torch.tensor([noise_key(draw)], device=logits.device)
+        scaled = filtered(row / draw.temperature, [draw])
+        likely = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
+        sure = likely.values.double() + gumbel(key[:, None], likely.indices)
+        reached = sure[0].topk(min(count, sure.shape[1])).values[-1:]  # so many tokens get at least this
+        _, tokens, scores = _contenders(scaled, key, reached)
+        kept = scores > -torch.inf
+        order = scores[kept].sort(descending=True, stable=True).indices[:count]
+        first.append(tokens[kept][order].tolist())
+    return first
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:

@@ -840,6 +840,8 @@ def test_an_engine_that_breaks_lets_nobody_wait(model: Any, tokenizer: Any) -> N
 class Pairs:
     """Writes a given text, two tokens a step."""
 
+    companion = None
+
     def __init__(self, job: Job, script: Sequence[int]) -> None:
         self._job, self._script = job, list(script)
         self._branch: Any = None

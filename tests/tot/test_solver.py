@@ -202,13 +202,16 @@ def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, 
 def test_purposes_may_name_their_decoders_on_one_engine(
     letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tot.decoders.autoregressive import Autoregressive
+    from tot.decoders.decoder import Ready
+
     jobs: list[Any] = []
 
     def policy(job: Any) -> Any:
         jobs.append(job)
-        return METHODS["ar"].policy(job)
+        return Autoregressive(job)
 
-    monkeypatch.setitem(METHODS, "twin", METHODS["ar"]._replace(policy=policy))
+    monkeypatch.setitem(METHODS, "twin", METHODS["ar"]._replace(set_up=lambda *_: Ready(policy, lambda: None)))
     with tiny() as decoder:
         whole = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
         model, tokenizer = decoder.model, decoder.tokenizer

@@ -56,7 +56,7 @@ def usage_line(solution: Solution) -> str:
         f"{usage.seconds:.1f} s, {rate:.0f} tokens/s"
     )
     if solution.rejected:
-        line += f", {solution.rejected} thoughts were not legal"
+        line += f", {solution.rejected} thoughts not legal or going back"
     if solution.parse_failures:
         line += f", {solution.parse_failures} replies could not be read"
     return line
