@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -13,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.budget import Meter
 from tot.decoders.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
+from tot.decoders.early_exit import first_layers
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import load_model
@@ -51,7 +53,7 @@ def _autoregressive(engine: Engine, options: NoOptions) -> Ready:
 
 def _speculative(engine: Engine, options: SDOptions | MCSDOptions) -> Ready:
     drafter = make_drafter(options.draft, engine)
-    return Ready(partial(Speculative, companion=Speculation(drafter, options.k_config)), drafter.close)
+    return Ready(partial(Speculative, companion=Speculation(drafter, options)), drafter.close)
 
 
 METHODS: dict[str, Method] = {
@@ -63,16 +65,28 @@ METHODS: dict[str, Method] = {
 
 
 def make_drafter(draft: Any, engine: Engine) -> Drafter:
-    """A drafter for an engine's model: None looks up; a name, a path or a model object drafts with that model.
+    """A drafter for an engine's model, from what the option `draft` may be.
 
-    A Drafter is itself. Raises ModelError where the draft's tokens are not the target's.
+    None and "lookup" look up; "early-exit" or "early-exit:6" drafts with the target's first layers; other names, paths
+    and model objects with that model; several, in a list or with commas, each for texts that those before had nothing
+    for. A drafter is itself. Raises ModelError where the draft's tokens are not the target's.
     """
-    if draft is None:
-        return LookupDrafter()
     if isinstance(draft, LookupDrafter | ModelDrafter | DrafterChain):
         return draft
+    if isinstance(draft, str) and "," in draft:
+        draft = [part.strip() for part in draft.split(",")]
+    if isinstance(draft, list | tuple):
+        return DrafterChain([make_drafter(part, engine) for part in draft])
+    if draft is None or draft == "lookup":
+        return LookupDrafter()
     target = engine.loaded
+    size = target.model.config.vocab_size
+    if isinstance(draft, str) and re.fullmatch(r"early-exit(:\d{1,4})?", draft):
+        layers = draft.partition(":")[2]
+        return ModelDrafter(first_layers(target, int(layers) if layers else None), engine.tree.capacity, size)
     named = isinstance(draft, str | Path)
+    if not named and not hasattr(draft, "config"):
+        raise OptionError(f"draft={draft!r} is no model: give a name, a path, a model object, lookup or early-exit:N")
     loaded = load_model(
         draft,
         tokenizer=None if named else target.tokenizer,
@@ -80,7 +94,7 @@ def make_drafter(draft: Any, engine: Engine) -> Drafter:
         device=str(target.device),
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
-    return ModelDrafter(loaded, engine.tree.capacity)
+    return ModelDrafter(loaded, engine.tree.capacity, size)
 
 
 class LocalDecoder:

@@ -11,10 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from torch import Tensor
+
 from tot.decoders.engine.kv_tree import Branch, KVTreeFullError
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.engine.runner import Feed, Runner
-from tot.decoders.engine.sampling import Draw, candidates
+from tot.decoders.engine.sampling import Draw, candidates, distribution, read
 from tot.decoders.errors import ModelError
 from tot.decoders.ngram_index import NgramIndex
 
@@ -36,6 +38,10 @@ class Context:
     """How the target will draw each of the next tokens: as many as may be drafted."""
     widths: Sequence[int]
     """k_config: how many candidates at each of these positions, after each candidate before it."""
+    weigh: bool = False
+    """The probabilities that candidates are drawn with are wanted too."""
+    replacement: bool = False
+    """Candidates of one position are drawn independently of each other, so that some may be equal."""
 
 
 @dataclass(slots=True)
@@ -44,6 +50,8 @@ class Draft:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    weights: dict[int, Tensor] = field(default_factory=dict)
+    """By node (-1 for the text's end): the probabilities (vocab,) that its children were drawn with."""
 
     def add(self, token: int, parent: int) -> int:
         self.tokens.append(token)
@@ -102,12 +110,13 @@ class LookupDrafter:
         return drafts
 
     def _learn(self, context: Context) -> None:
-        prompt = tuple(context.prompt)
-        if self._prompts.get(prompt, 0) not in self.index:
-            self._prompts = {known: text for known, text in self._prompts.items() if text in self.index}
-            self._prompts[prompt] = self.index.begin()
-            self.index.extend(self._prompts[prompt], prompt)
-        if context.key not in self._texts:  # it begins with the prompt's end, so that n-grams span the two
+        if context.key not in self._texts:
+            prompt = tuple(context.prompt)
+            if self._prompts.get(prompt, 0) not in self.index:
+                self._prompts = {known: text for known, text in self._prompts.items() if text in self.index}
+                self._prompts[prompt] = self.index.begin()
+                self.index.extend(self._prompts[prompt], prompt)
+            # A text begins with the prompt's end, so that n-grams span the two.
             self._texts[context.key] = self.index.begin(), max(0, len(prompt) - self.index.longest)
         text, known = self._texts[context.key]
         self.index.extend(text, context.tokens[known:])
@@ -123,10 +132,13 @@ class LookupDrafter:
 class ModelDrafter:
     """Drafts with a second model over a KVTree of its own; all texts in one packed forward a position."""
 
-    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None = None, vocabulary: int | None = None) -> None:
         self.loaded = loaded
+        self.vocabulary = vocabulary
+        """Tokens that the target has logits for; a draft may be padded to more."""
         self.runner = Runner(loaded.model, kv_budget)
         self.forwards = 0
+        self._rows = int(loaded.model.get_input_embeddings().num_embeddings)
         self._branches: dict[int, Branch] = {}
 
     def draft(self, contexts: Sequence[Context]) -> list[Draft]:
@@ -138,7 +150,7 @@ class ModelDrafter:
             frontier = [(i, -1, branch) for i, branch in tips]
             depth = 0
             while frontier:
-                grown = self._candidates(contexts, frontier, depth)
+                grown = self._candidates(contexts, frontier, depth, drafts)
                 depth += 1
                 deeper: list[tuple[int, int, Branch]] = []
                 for (i, node, branch), tokens in zip(frontier, grown, strict=True):
@@ -172,7 +184,13 @@ class ModelDrafter:
                 same -= 1
                 held = held[:same]
             tree.rollback(branch, same)
-            tree.extend(branch, tokens[same:])
+            if max(tokens[same:], default=0) >= self._rows:
+                continue  # a token of the target's padding: the draft has no such row
+            try:
+                tree.extend(branch, tokens[same:])
+            except KVTreeFullError:  # no room for this text: others may be shorter
+                self.end(context.key)
+                continue
             start = tree.computed_length(branch)
             while start < len(branch) - _CHUNK:
                 self.runner.forward([Feed(branch, start, start + _CHUNK)])
@@ -182,7 +200,11 @@ class ModelDrafter:
         return tips
 
     def _candidates(
-        self, contexts: Sequence[Context], frontier: Sequence[tuple[int, int, Branch]], depth: int
+        self,
+        contexts: Sequence[Context],
+        frontier: Sequence[tuple[int, int, Branch]],
+        depth: int,
+        drafts: Sequence[Draft],
     ) -> list[list[int]]:
         """The tokens that may follow each branch of the frontier, computed in one forward."""
         tree = self.runner.tree
@@ -193,12 +215,22 @@ class ModelDrafter:
         forward = self.runner.forward(feeds)
         self.forwards += 1
         rows = [rows[0] for rows in forward.rows]
-        logits = forward.logits[rows]
+        logits = forward.logits[rows][:, : self.vocabulary]
+        draws = [contexts[i].draws[depth] for i, _, _ in frontier]
+        for (i, node, _), row, draw in zip(frontier, logits, draws, strict=True):
+            if contexts[i].weigh and draw.temperature > 0:
+                drafts[i].weights[node] = distribution(row, draw)
         grown: list[list[int]] = [[] for _ in frontier]
-        for width in sorted({contexts[i].widths[depth] for i, _, _ in frontier}):
-            same = [at for at, (i, _, _) in enumerate(frontier) if contexts[i].widths[depth] == width]
-            draws = [contexts[frontier[at][0]].draws[depth] for at in same]
-            for at, tokens in zip(same, candidates(logits[same], draws, width), strict=True):
+        kinds = [(contexts[i].widths[depth], contexts[i].replacement) for i, _, _ in frontier]
+        for width, replacement in sorted(set(kinds)):
+            same = [at for at, kind in enumerate(kinds) if kind == (width, replacement)]
+            if replacement:  # every candidate with noise of its own
+                many = [draws[at]._replace(sample=draws[at].sample + (j << 32)) for at in same for j in range(width)]
+                drawn = iter(read(logits[same].repeat_interleave(width, 0), many))
+                found = [[next(drawn).token for _ in range(width)] for _ in same]
+            else:
+                found = candidates(logits[same], [draws[at] for at in same], width)
+            for at, tokens in zip(same, found, strict=True):
                 grown[at] = tokens
         return grown
 

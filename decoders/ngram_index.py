@@ -12,7 +12,8 @@ from collections.abc import Sequence
 class NgramIndex:
     """Texts that grow token by token, and what followed each n-gram in them (2 <= n <= `longest`).
 
-    At most about `capacity` tokens are kept: the texts begun first are forgotten first.
+    At most about `capacity` tokens are kept: the texts begun first are forgotten first, and with them the n-grams that
+    they were the last to continue.
     """
 
     def __init__(self, longest: int = 8, shortest: int = 2, capacity: int = 200_000) -> None:

@@ -1,8 +1,7 @@
 """Speculative decoding: a drafter guesses several tokens, the target verifies all of them in one forward.
 
 SD (Leviathan et al., 2023) drafts a chain; MCSD (Yang et al., 2024; SEED, section 3.2) drafts a tree, k_config being
-how many candidates each position has. Verification is coupled: the target draws each token with its own seeded noise,
-and a drafted token is accepted where it is that token. So what comes out is token for token what `ar` gives.
+how many candidates each position has. What is accepted is decided in `acceptance.py`.
 """
 
 from __future__ import annotations
@@ -10,53 +9,79 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from tot.decoders.acceptance import Coupled, Rejection, Rule
 from tot.decoders.autoregressive import Autoregressive, Strand
 from tot.decoders.drafters import Context, Draft, Drafter
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed
-from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sampling import Draw, Sampled
 
 _keys = itertools.count()
-KConfig = Annotated[tuple[Annotated[int, Field(ge=1, le=64)], ...], Field(min_length=1, max_length=16)]
+_DRAFT_SEED = 0x3C6EF372FE94F82B
+"""Keeps the noise of a draft apart from the target's, where they are not coupled."""
+KConfig = Annotated[
+    tuple[Annotated[int, Field(ge=1, le=64)], ...],
+    Field(min_length=1, max_length=16),
+    BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
+]
 
 
-class SDOptions(BaseModel):
-    """Options of `sd`."""
-
+class _Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     draft: Any = None
-    """A draft model: a name, a hub id, a folder or a GGUF file; None looks tokens up in what was written so far."""
+    """None looks tokens up in what was written so far, which gives a single chain; "early-exit:6" drafts with the
+    target's first layers; else a draft model: a name, a hub id, a folder or a GGUF file. Several, with commas, each for
+    texts that those before had nothing for."""
+    draft_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
+    """Of the draft's candidates under a rejection rule; None is the request's own."""
+
+
+class SDOptions(_Options):
+    """Options of `sd`."""
+
     k: Annotated[int, Field(ge=1, le=16)] = 4
     """Tokens drafted a step."""
+    rule: Literal["coupled", "leviathan"] = "coupled"
+    """coupled gives what `ar` gives, token for token; leviathan only its distribution."""
 
     @property
     def k_config(self) -> tuple[int, ...]:
         return (1,) * self.k
 
+    def acceptance(self) -> Rule:
+        return Coupled() if self.rule == "coupled" else Rejection(replacement=False)
 
-class MCSDOptions(BaseModel):
+
+class MCSDOptions(_Options):
     """Options of `mcsd`."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    draft: Any = None
-    """As for `sd`. Lookup drafts a single chain."""
     k_config: KConfig = (2, 2, 1)
     """Candidates at each position drafted, after each candidate of the position before."""
+    rule: Literal["coupled", "mcsd"] = "coupled"
+    """coupled gives what `ar` gives, token for token; mcsd, recursive rejection, only its distribution."""
+    replacement: bool = False
+    """mcsd: candidates are drawn independently of each other, rather than each from what the others left."""
+
+    def acceptance(self) -> Rule:
+        return Coupled() if self.rule == "coupled" else Rejection(self.replacement)
 
 
 class Speculation:
-    """What all requests of one decoder share: the drafter, which drafts for all of them at once."""
+    """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule."""
 
-    def __init__(self, drafter: Drafter, k_config: Sequence[int]) -> None:
+    def __init__(self, drafter: Drafter, options: SDOptions | MCSDOptions) -> None:
         self.drafter = drafter
-        self.k_config = tuple(k_config)
+        self.k_config = options.k_config
+        self.rule = options.acceptance()
+        self.coupled = options.rule == "coupled"
+        self.replacement = not self.coupled and getattr(options, "replacement", False)
+        self.temperature = options.draft_temperature
         self.nodes = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config)))
         """Tokens of one full draft."""
 
@@ -91,18 +116,29 @@ class Speculative(Autoregressive):
             key=self._keys[output.index],
             prompt=self._job.prompt,
             tokens=[*self._job.tree.tokens(strand.branch), *strand.pending],
-            draws=[output.draw(ahead) for ahead in range(len(widths))],
+            draws=[self._draft_draw(output.draw(ahead)) for ahead in range(len(widths))],
             widths=widths,
+            weigh=not self._speculation.coupled,
+            replacement=self._speculation.replacement,
+        )
+
+    def _draft_draw(self, draw: Draw) -> Draw:
+        """How the draft draws: with the target's noise where they are coupled, else with noise of its own."""
+        if self._speculation.coupled:
+            return draw
+        temperature = self._speculation.temperature
+        return draw._replace(
+            seed=draw.seed ^ _DRAFT_SEED, temperature=draw.temperature if temperature is None else temperature
         )
 
     def run(self, strand: Strand) -> list[Feed]:
         tree, output = self._job.tree, strand.output
         start = len(strand.branch)
         tree.extend(strand.branch, strand.pending)
-        root = len(strand.branch)
+        root, want = len(strand.branch), self._speculation.rule.want
         draft = self.drafts.setdefault(output.index, Draft())
         if not draft.tokens:
-            return [Feed(strand.branch, start, root, [output.draw()])]
+            return [Feed(strand.branch, start, root, [want(output.draw())])]
         feeds: list[Feed] = []
         paths = self._paths[output.index] = []
         read: set[int] = set()
@@ -112,9 +148,9 @@ class Speculative(Autoregressive):
             paths.append((branch, [node for node in nodes if node not in read]))
             tree.extend(branch, [draft.tokens[node] for node in nodes])
             shared = len(nodes) - len(paths[-1][1])
-            draws = [output.draw(ahead) for ahead in range(shared + 1, len(nodes) + 1)]
+            draws = [want(output.draw(ahead)) for ahead in range(shared + 1, len(nodes) + 1)]
             if not feeds:  # the first also reads what follows the text itself
-                feeds.append(Feed(branch, start, len(branch), [output.draw(), *draws]))
+                feeds.append(Feed(branch, start, len(branch), [want(output.draw()), *draws]))
             else:
                 feeds.append(Feed(branch, root + shared, len(branch), draws))
             read.update(nodes)
@@ -124,31 +160,27 @@ class Speculative(Autoregressive):
         """Go down the draft along what the target drew; what it drew last is no part of the draft."""
         tree, output = self._job.tree, strand.output
         draft, paths = self.drafts.pop(output.index), self._paths.pop(output.index, [])
-        if not draft.tokens:
-            super().take(strand, rows)
-            return
         root = len(strand.branch)
         drawn: dict[int, Sampled] = {}
+        if not paths:
+            (drawn[-1],) = next(rows)
         for _, nodes in paths:
             first, *rest = reads = next(rows)
             if not drawn:
                 drawn[-1], reads = first, rest
             drawn.update(zip(nodes, reads, strict=True))
         accepted: list[int] = []
-        while True:
-            at = accepted[-1] if accepted else -1
-            sampled = drawn[at]
+        node: int | None = -1
+        while node is not None:
+            sampled, node = self._speculation.rule.choose(drawn[node], output.draw(), draft, node)
             if output.add(sampled):
                 break
-            right = [node for node in draft.children(at) if draft.tokens[node] == sampled.token]
-            if not right:
-                break
-            accepted += right
+            accepted += [] if node is None else [node]
         strand.pending = [sampled.token]
         output.drafted += len(draft.tokens)
         output.accepted += len(accepted)
         leaves = [draft.path(leaf) for leaf in draft.leaves()]
-        along = next(i for i, path in enumerate(leaves) if path[: len(accepted)] == accepted)
+        along = next((i for i, path in enumerate(leaves) if path[: len(accepted)] == accepted), None)
         for i, (branch, _) in enumerate(paths):
             if i == along:
                 tree.commit(strand.branch, branch, root + len(accepted))

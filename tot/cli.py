@@ -62,6 +62,10 @@ def solve_command(
     decoder: Annotated[
         str, typer.Option(help="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
     ] = "ar",
+    decoder_option: Annotated[
+        list[str] | None,
+        typer.Option(help="An option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6."),
+    ] = None,
     search: Annotated[
         str | None,
         typer.Option(
@@ -108,7 +112,7 @@ def solve_command(
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
-    from tot.settings import Settings, ask, carry_out, checked
+    from tot.settings import Settings, ask, carry_out, checked, pairs
     from tot.trace import Trace
 
     if resume is not None:
@@ -131,6 +135,7 @@ def solve_command(
             question=ask(task, question, data, row),
             model=model,
             decoder=decoder,
+            decoder_options=pairs(decoder_option or []),
             search=search,
             generator=generator,
             evaluator=evaluator,

@@ -29,6 +29,7 @@ class Settings(BaseModel):
     question: str
     model: str = "smollm2-135m"
     decoder: str = "ar"
+    decoder_options: dict[str, str] = {}
     search: str | None = None
     generator: str | None = None
     evaluator: str | None = None
@@ -62,6 +63,15 @@ def ask(task: str, question: str | None, data: Path | None, row: int) -> str:
     if question is None:
         return chosen.example()
     return _read_question() if question == "-" else question
+
+
+def pairs(options: list[str]) -> dict[str, str]:
+    """name=value texts as a mapping."""
+    split = [option.partition("=") for option in options]
+    for option, (name, equals, _) in zip(options, split, strict=True):
+        if not (name.strip() and equals) or name.strip() in ("dtype", "device", "kv_budget", "tokenizer"):
+            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
+    return {name.strip(): value.strip() for name, _, value in split}
 
 
 def checked(out: Path) -> Path:
@@ -109,6 +119,7 @@ def carry_out(settings: Settings, trace: Trace | None, started: float, as_json: 
                 dtype=settings.dtype,
                 device=settings.device,
                 kv_budget=settings.kv_budget,
+                **settings.decoder_options,
             )
     except BaseException:
         if out is not None and out.suffix != ".jsonl" and problems:  # what was grown until then is kept

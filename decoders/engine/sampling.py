@@ -33,8 +33,12 @@ class Draw(NamedTuple):
     position: int
 
 
-Read = Draw | int
-"""What is wanted of one row of logits: a token drawn, or the log-probability of the token given."""
+class Raw(NamedTuple):
+    """The row of logits itself is wanted."""
+
+
+Read = Draw | int | Raw
+"""What is wanted of one row of logits: a token drawn, the log-probability of the token given, or the row."""
 
 
 class Sampled(NamedTuple):
@@ -42,6 +46,8 @@ class Sampled(NamedTuple):
 
     token: int
     logprob: float
+    logits: Tensor | None = None
+    """The row, (vocab,) in float32, where that was asked for; the token then is 0."""
 
 
 def noise_key(draw: Draw) -> int:
@@ -95,7 +101,10 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
     tokens = torch.empty(len(reads), dtype=torch.int64)
     drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature > _FREEZING]
     greedy = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature <= _FREEZING]
-    given = [i for i, wanted in enumerate(reads) if not isinstance(wanted, Draw)]
+    given = [i for i, wanted in enumerate(reads) if isinstance(wanted, int)]
+    raw = {i for i, wanted in enumerate(reads) if isinstance(wanted, Raw)}
+    if raw:
+        tokens[sorted(raw)] = 0
     if given:
         tokens[given] = torch.tensor([reads[i] for i in given])
     if greedy:
@@ -105,16 +114,25 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
         tokens[drawn] = _gumbel_max(logits if len(drawn) == len(reads) else logits[drawn], draws).cpu()
     logprobs = logits.gather(1, tokens.to(logits.device)[:, None])[:, 0] - normaliser
     logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
-    return [Sampled(token, logprob) for token, logprob in zip(tokens.tolist(), logprobs.tolist(), strict=True)]
+    return [
+        Sampled(token, logprob, logits[i] if i in raw else None)
+        for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
+    ]
+
+
+def distribution(logits: Tensor, draw: Draw) -> Tensor:
+    """The probabilities that a token is drawn with, (vocab,) in float64: after temperature, filtered, renormalised."""
+    if draw.temperature <= _FREEZING:
+        point = torch.zeros_like(logits, dtype=torch.float64)
+        point[logits.argmax()] = 1.0
+        return point
+    return _scaled(logits[None], [draw])[0].double().softmax(-1)
 
 
 def _gumbel_max(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     """(rows, vocab) -> (rows,) tokens drawn."""
-    device = logits.device
-    temperature = torch.tensor([draw.temperature for draw in draws], device=device)
-    scaled = logits / temperature[:, None].to(logits.dtype)
-    scaled = filtered(scaled, draws)
-    keys = torch.tensor([noise_key(draw) for draw in draws], device=device)
+    scaled = _scaled(logits, draws)
+    keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
     top, top_token = scaled.max(dim=-1)
     reached = top.double() + gumbel(keys, top_token)  # some token gets at least this
     rows, contenders, scores = _contenders(scaled, keys, reached)
@@ -123,6 +141,12 @@ def _gumbel_max(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
     none = logits.shape[1]
     winner = torch.full_like(top_token, none).scatter_reduce(0, rows[wins], contenders[wins], "amin")
     return torch.where(winner < none, winner, top_token)  # in a row of NaN nothing wins; its log-probability says so
+
+
+def _scaled(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
+    """(rows, vocab) logits over temperatures, filtered."""
+    temperature = torch.tensor([draw.temperature for draw in draws], device=logits.device)
+    return filtered(logits / temperature[:, None].to(logits.dtype), draws)
 
 
 def _contenders(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -144,22 +168,23 @@ def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[i
     """
     if count == 1:
         return [[sampled.token] for sampled in read(logits, draws)]
-    first: list[list[int]] = []
-    for i, draw in enumerate(draws):
-        row = logits[i : i + 1]
-        if draw.temperature <= _FREEZING:
-            order = row[0].sort(descending=True, stable=True).indices[:count]
-            first.append(order.tolist())
-            continue
-        key = torch.tensor([noise_key(draw)], device=logits.device)
-        scaled = filtered(row / draw.temperature, [draw])
-        likely = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
-        sure = likely.values.double() + gumbel(key[:, None], likely.indices)
-        reached = sure[0].topk(min(count, sure.shape[1])).values[-1:]  # so many tokens get at least this
-        _, tokens, scores = _contenders(scaled, key, reached)
-        kept = scores > -torch.inf
-        order = scores[kept].sort(descending=True, stable=True).indices[:count]
-        first.append(tokens[kept][order].tolist())
+    first: list[list[int]] = [[] for _ in draws]
+    greedy = [i for i, draw in enumerate(draws) if draw.temperature <= _FREEZING]
+    for i, order in zip(greedy, logits[greedy].sort(dim=-1, descending=True, stable=True).indices, strict=True):
+        first[i] = order[:count].tolist()
+    drawn = [i for i, draw in enumerate(draws) if draw.temperature > _FREEZING]
+    if not drawn:
+        return first
+    scaled = _scaled(logits[drawn], [draws[i] for i in drawn])
+    keys = torch.tensor([noise_key(draws[i]) for i in drawn], device=logits.device)
+    likely = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
+    sure = likely.values.double() + gumbel(keys[:, None], likely.indices)
+    reached = sure.topk(min(count, sure.shape[1]), dim=-1).values[:, -1]  # so many tokens get at least this
+    rows, tokens, scores = _contenders(scaled, keys, reached)
+    found = sorted(zip(rows.tolist(), (-scores).tolist(), tokens.tolist(), strict=True))
+    for row, worth, token in found:
+        if worth < math.inf and len(first[drawn[row]]) < count:
+            first[drawn[row]].append(token)
     return first
 
 

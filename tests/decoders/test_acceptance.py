@@ -1,0 +1,145 @@
+"""Rejection rules give the target's distribution: whole decoders against exact probabilities, and the rule alone."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tot.decoders import Request, Sampling, load_decoder
+from tot.decoders.acceptance import reject
+
+WORDS = [f"w{i}" for i in range(15)] + ["<end>"]
+LENGTH = 3
+DRAWS = 50_000
+TEMPERATURE = 0.7
+
+
+@pytest.fixture(scope="module")
+def words() -> Any:
+    """A tokenizer of 16 words."""
+    backend = Tokenizer(models.WordLevel({word: i for i, word in enumerate(WORDS)}, unk_token="w0"))
+    backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="<end>", unk_token="w0")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Callable[[int], Any]:
+    """Makes tiny random models; other seeds, other opinions."""
+
+    def make(seed: int) -> Any:
+        config = LlamaConfig(
+            vocab_size=16,
+            hidden_size=16,
+            intermediate_size=24,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            num_key_value_heads=1,
+            max_position_embeddings=32,
+            initializer_range=0.6,
+        )
+        torch.manual_seed(seed)
+        return LlamaForCausalLM(config).eval().requires_grad_(False)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def exact(llama: Any) -> dict[tuple[int, ...], float]:
+    """The probability of every sequence of three tokens after "w1 w2", by the target alone."""
+    model = llama(0)
+    sequences = list(itertools.product(range(16), repeat=LENGTH))
+    ids = torch.tensor([[1, 2, *sequence] for sequence in sequences])
+    with torch.inference_mode():
+        logprobs = (model(ids).logits[:, 1:-1].double() / TEMPERATURE).log_softmax(-1)
+    joint = logprobs.gather(2, ids[:, 2:, None])[..., 0].sum(1).exp()
+    return dict(zip(sequences, joint.tolist(), strict=True))
+
+
+def distance(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], float]) -> float:
+    """Total variation between what was drawn and what should be."""
+    total = sum(counts.values())
+    return sum(abs(counts[sequence] / total - p) for sequence, p in exact.items()) / 2
+
+
+@pytest.fixture(scope="module")
+def most(exact: dict[tuple[int, ...], float]) -> float:
+    """How far an exact sampler may be from its own distribution after as many draws: mean and four deviations."""
+    p = np.array(list(exact.values()))
+    runs = np.random.default_rng(0).multinomial(DRAWS, p / p.sum(), size=200)
+    distances = np.abs(runs / DRAWS - p).sum(1) / 2
+    return float(distances.mean() + 4 * distances.std())
+
+
+def drawn(llama: Any, words: Any, method: str, **options: Any) -> Counter[tuple[int, ...]]:
+    """The first three tokens of every sample, from as many as a draft may cover."""
+    longest = max(LENGTH, options.get("k", 0) + 1)
+    sampling = Sampling(max_tokens=longest, temperature=TEMPERATURE, n=2_500, ignore_eos=True)
+    counts: Counter[tuple[int, ...]] = Counter()
+    with load_decoder(method, llama(0), tokenizer=words, kv_budget=300_000, draft=llama(1), **options) as decoder:
+        for seed in range(DRAWS // sampling.n):
+            request = Request(prompt="w1 w2", sampling=sampling.model_copy(update={"seed": seed}))
+            counts.update(completion.tokens[:LENGTH] for completion in decoder.generate([request]))
+    return counts
+
+
+SETTINGS = [
+    ("sd", {"k": 1}),
+    ("sd", {"k": 2}),
+    ("sd", {"k": 4, "draft_temperature": 0.0}),
+    ("mcsd", {"k_config": (4, 2)}),
+    ("mcsd", {"k_config": (2, 2), "replacement": True}),
+    ("mcsd", {"k_config": (3, 1), "draft_temperature": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("method", "options"), SETTINGS)
+def test_a_rejection_rule_gives_the_targets_distribution(
+    method: str, options: dict[str, Any], llama: Any, words: Any, exact: dict[tuple[int, ...], float], most: float
+) -> None:
+    rule = "leviathan" if method == "sd" else "mcsd"
+    assert distance(drawn(llama, words, method, rule=rule, **options), exact) < most
+
+
+def test_a_wrong_rule_is_noticed(
+    llama: Any, words: Any, exact: dict[tuple[int, ...], float], most: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing from p itself, not from what the rejected candidates leave of it, is the usual mistake."""
+
+    def wrong(target: Any, *arguments: Any) -> Any:
+        return reject(target, *arguments)[0], target
+
+    monkeypatch.setattr("tot.decoders.acceptance.reject", wrong)
+    assert distance(drawn(llama, words, "sd", rule="leviathan", k=1), exact) > 1.5 * most
+
+
+@pytest.mark.parametrize("replacement", [False, True])
+@pytest.mark.parametrize("count", [1, 2, 4])
+def test_the_rule_by_itself_gives_p_whatever_q_is(count: int, replacement: bool) -> None:
+    generator = torch.Generator().manual_seed(count)
+    p, q = (torch.rand(6, generator=generator, dtype=torch.float64) ** 3 for _ in range(2))
+    p, q = p / p.sum(), q / q.sum()
+    rng = random.Random(0)
+    counts = torch.zeros(6, dtype=torch.float64)
+    rounds = 40_000
+    for _ in range(rounds):
+        weights = q.tolist()
+        candidates: list[int] = []
+        for _ in range(count):
+            (x,) = rng.choices(range(6), weights)
+            candidates.append(x)
+            if not replacement:
+                weights[x] = 0.0
+        taken, left = reject(p, candidates, q, rng.random, replacement)
+        x = candidates[taken] if taken is not None else rng.choices(range(6), left.tolist())[0]
+        counts[x] += 1
+    spread = (p * (1 - p) / rounds).sqrt()
+    assert bool(((counts / rounds - p).abs() < 4 * spread + 1e-9).all())

@@ -1,0 +1,355 @@
+"""Drafters: what is guessed, from where, with which model; and which drafts are refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
+from tot.decoders.decoder import make_drafter
+from tot.decoders.drafters import Context, Draft, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
+from tot.decoders.engine.sampling import Draw, candidates
+
+PADDED = 340
+"""Rows of an embedding that has more of them than the target's."""
+
+
+def context(
+    prompt: Sequence[int], drawn: Sequence[int] = (), widths: Sequence[int] = (1,) * 4, key: int = 0, heat: float = 0.0
+) -> Context:
+    draws = [Draw(heat, 0, 1.0, 0.0, 7, key, len(drawn) + ahead) for ahead in range(len(widths))]
+    return Context(key, prompt, [*prompt, *drawn], draws, widths)
+
+
+# -- the tree of a draft ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree() -> Draft:
+    """Two first tokens; the first goes on in two ways, one of them longer than the second first token's."""
+    draft = Draft()
+    left, right = draft.add(10, -1), draft.add(20, -1)
+    draft.add(21, right)
+    draft.add(11, left)
+    deep = draft.add(12, left)
+    draft.add(13, deep)
+    return draft
+
+
+def test_a_draft_knows_its_paths_leaves_and_children(tree: Draft) -> None:
+    assert tree.children(-1) == [0, 1]
+    assert [tree.children(node) for node in range(6)] == [[3, 4], [2], [], [], [5], []]
+    assert [tree.path(node) for node in (-1, 0, 2, 5)] == [[], [0], [1, 2], [0, 4, 5]]
+    assert tree.leaves() == [3, 5, 2]  # depth first, not in the order of the list
+
+
+def test_an_empty_draft_has_no_leaves() -> None:
+    assert (Draft().leaves(), Draft().children(-1), Draft().path(-1)) == ([], [], [])
+
+
+# -- lookup ----------------------------------------------------------------------------------------
+
+
+def looked_up(drafter: LookupDrafter | DrafterChain, *contexts: Context) -> list[list[int]]:
+    drafts = drafter.draft(contexts)
+    assert [draft.parents for draft in drafts] == [list(range(-1, len(draft.tokens) - 1)) for draft in drafts]
+    return [draft.tokens for draft in drafts]
+
+
+def test_lookup_goes_on_as_the_prompt_did() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 7, 9, 9]
+    assert looked_up(LookupDrafter(), context([*prompt, 2, 3])) == [[4, 5, 6, 7]]
+    assert looked_up(LookupDrafter(), context(prompt, [2, 3], widths=(2, 2))) == [[4, 5]]
+
+
+def test_lookup_spans_the_prompt_and_what_was_drawn() -> None:
+    drafter = LookupDrafter()
+    assert looked_up(drafter, context([9, 1, 2], [3, 4, 8])) == [[]]
+    assert looked_up(drafter, context([9, 1, 2], [3, 4, 8, 1, 2])) == [[3, 4, 8, 1]]
+
+
+def test_lookup_finds_what_a_sibling_has_drawn() -> None:
+    prompt = [5, 6, 7]
+    first = context(prompt, [1, 2, 3, 4], key=1)
+    second = context(prompt, [8, 1, 2], key=2)
+    assert looked_up(LookupDrafter(), first, second) == [[], [3, 4]]
+    assert looked_up(LookupDrafter(), second, first) == [[3, 4], []]  # all are told before any is asked
+
+
+def test_lookup_finds_what_ended_texts_of_other_prompts_said() -> None:
+    drafter = LookupDrafter()
+    looked_up(drafter, context([30, 31, 32], [33, 34], key=1))
+    drafter.end(1)
+    assert looked_up(drafter, context([9, 31, 32], key=2)) == [[33, 34]]
+    assert looked_up(drafter, context([9, 30, 31], key=3)) == [[32, 33, 34]]
+
+
+def test_lookup_drafts_no_more_than_is_asked() -> None:
+    prompt = [1, 2, 3, 4, 5, 6, 1, 2]
+    assert looked_up(LookupDrafter(), context(prompt, widths=()), context(prompt, widths=(1,), key=1)) == [[], [3]]
+    assert looked_up(LookupDrafter()) == []
+
+
+def test_lookup_learns_a_text_once_however_often_it_is_asked() -> None:
+    drafter = LookupDrafter()
+    for drawn in range(5):
+        looked_up(drafter, context(range(20), range(50, 50 + drawn), key=1))
+        looked_up(drafter, context(range(20), key=2))
+    assert drafter.index._kept == 20 + (8 + 4) + 8  # the prompt, and its last eight tokens with either text
+
+
+def test_lookup_goes_on_after_its_index_has_forgotten_the_prompt() -> None:
+    drafter = LookupDrafter()
+    drafter.index.capacity = 30
+    prompt = [1, 2, 3, 4]
+    looked_up(drafter, context(prompt, key=1))
+    looked_up(drafter, context(range(100, 140), key=2))
+    assert looked_up(drafter, context([*prompt, 1, 2], key=3)) == [[3, 4, 1, 2]]
+
+
+# -- a model ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def draft_model(make_model: Callable[..., Any]) -> Any:
+    return make_model(seed=4)
+
+
+@pytest.fixture
+def drafter(draft_model: Any, tokenizer: Any) -> Iterator[ModelDrafter]:
+    made = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), 2000)
+    yield made
+    assert sum(len(made.runner.tree.tokens(branch)) for branch in made._branches.values()) >= made.runner.tree.live
+    made.close()
+
+
+class Alone:
+    """The draft that the untouched model makes of a text, a run of the whole text for every node."""
+
+    def __init__(self, model: Any, logits_alone: Callable[..., Tensor]) -> None:
+        self._model, self._run = model, logits_alone
+
+    def paths(self, context: Context) -> list[list[int]]:
+        paths: list[list[int]] = [[]]
+        for how, width in zip(context.draws, context.widths, strict=True):
+            logits = [self._run(self._model, [*context.tokens, *path])[-1:] for path in paths]
+            grown = [candidates(row, [how], width)[0] for row in logits]
+            paths = [[*path, token] for path, tokens in zip(paths, grown, strict=True) for token in tokens]
+        return paths
+
+
+@pytest.fixture
+def alone(draft_model: Any, logits_alone: Callable[..., Tensor]) -> Alone:
+    return Alone(draft_model, logits_alone)
+
+
+def paths(draft: Draft) -> list[list[int]]:
+    return [[draft.tokens[node] for node in draft.path(leaf)] for leaf in draft.leaves()]
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize("widths", [(1,), (1, 1, 1, 1), (2, 2, 1), (3, 1, 2)])
+def test_a_model_drafts_the_tokens_it_would_draw(
+    drafter: ModelDrafter, alone: Alone, widths: tuple[int, ...], heat: float
+) -> None:
+    contexts = [
+        context(list(range(5, 5 + size)), [9] * key, widths[: 4 - key], key, heat)
+        for key, size in enumerate((4, 30, 1))
+    ]
+    drafts = drafter.draft(contexts)
+    assert [paths(draft) for draft in drafts] == [alone.paths(one) for one in contexts]
+    assert drafter.forwards == len(widths)  # all texts and candidates of a position in one
+
+
+def test_a_model_follows_what_was_drawn_instead_of_its_drafts(drafter: ModelDrafter, alone: Alone) -> None:
+    prompt = list(range(40, 60))
+    for drawn in ([], [7], [7, 8, 9, 10], [7, 8], [7, 8, 200, 201, 202], [], [7, 8, 9, 10, 11], [7, 8, 9, 10, 11]):
+        one = context(prompt, drawn, (2, 1, 1))
+        (draft,) = drafter.draft([one])
+        assert paths(draft) == alone.paths(one)
+        assert drafter.runner.tree.live == len(prompt) + len(drawn)
+
+
+def test_a_prompt_longer_than_a_chunk_is_read_right(drafter: ModelDrafter, alone: Alone) -> None:
+    prompt = torch.randint(3, 270, (800,), generator=torch.Generator().manual_seed(1)).tolist()
+    contexts = [context(prompt, key=1), context([*prompt[:700], 5], key=2), context([4], key=3)]
+    assert [paths(draft) for draft in drafter.draft(contexts)] == [alone.paths(one) for one in contexts]
+
+
+def test_a_text_that_ended_gives_its_slots_back(drafter: ModelDrafter) -> None:
+    drafter.draft([context([5, 6, 7], key=1), context([5, 6, 8], key=2)])
+    assert drafter.runner.tree.live == 4
+    drafter.end(1)
+    assert drafter.runner.tree.live == 3
+    drafter.end(2)
+    drafter.end(2)
+    drafter.end(99)
+    assert drafter.runner.tree.live == 0
+
+
+def test_a_text_with_nothing_to_draft_costs_nothing(drafter: ModelDrafter) -> None:
+    assert [draft.tokens for draft in drafter.draft([context([5, 6], widths=())])] == [[]]
+    assert drafter.draft([]) == []
+    assert (drafter.forwards, drafter.runner.tree.live) == (0, 0)
+
+
+@pytest.mark.parametrize("kv_budget", [1, 10, 22, 24, 25, 40])
+def test_a_full_store_makes_drafts_shorter_and_not_wrong(
+    draft_model: Any, tokenizer: Any, alone: Alone, kv_budget: int
+) -> None:
+    small = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), kv_budget)
+    one = context(list(range(20)), widths=(1,) * 5)
+    (draft,) = small.draft([one])
+    fits = 0 if kv_budget < 20 else min(5, kv_budget - 20 + 1)
+    assert draft.tokens == alone.paths(one)[0][:fits]
+    small.end(0)
+    assert small.runner.tree.live == 0
+
+
+def test_a_chain_asks_the_next_drafter_for_what_is_missing(drafter: ModelDrafter, alone: Alone) -> None:
+    known, new = context([1, 2, 3, 1, 2], key=1), context([60, 61, 62], key=2)
+    chain = DrafterChain([LookupDrafter(), drafter])
+    assert looked_up(chain, known, new) == [[3, 1, 2], *alone.paths(new)]
+    assert drafter.runner.tree.live == 3
+    chain.end(2)
+    assert drafter.runner.tree.live == 0
+
+
+# -- through a decoder -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def requests() -> list[Request]:
+    heats = (0.0, 0.6, 1.0)
+    sampling = [Sampling(max_tokens=25, temperature=heat, ignore_eos=True, n=2) for heat in heats]
+    return [Request(prompt=f"the range in {how.temperature} and on", sampling=how) for how in sampling]
+
+
+Decode = Callable[..., list[tuple[int, ...]]]
+
+
+@pytest.fixture
+def decode(make_model: Callable[..., Any], tokenizer: Any, requests: list[Request]) -> Decode:
+    """Tokens that a method gives for the requests. The target is not readable: it writes padding's ids too."""
+
+    def run(name: str, **options: Any) -> list[tuple[int, ...]]:
+        with load_decoder(name, make_model(), tokenizer=tokenizer, kv_budget=3000, **options) as decoder:
+            return [completion.tokens for completion in decoder.generate(requests)]
+
+    return run
+
+
+@pytest.mark.parametrize("vocabulary", [PADDED, 280])
+@pytest.mark.parametrize("name", ["sd", "mcsd"])
+def test_embeddings_padded_to_another_size_change_nothing(
+    decode: Decode, make_model: Callable[..., Any], name: str, vocabulary: int
+) -> None:
+    expected = decode("ar")
+    assert max(map(max, expected)) >= 280  # an id that the smaller draft has no row for
+    assert decode(name, draft=make_model(seed=3, vocab_size=vocabulary)) == expected
+
+
+def test_a_padded_twin_of_the_target_is_believed(
+    decode: Decode, make_model: Callable[..., Any], tokenizer: Any, requests: list[Request]
+) -> None:
+    """The target's own weights, and rows after them that any text could end in were they drawn."""
+    target, draft = make_model(), make_model(vocab_size=PADDED)
+    draft.load_state_dict({k: v for k, v in target.state_dict().items() if v.shape[0] != 300}, strict=False)
+    for ours, theirs in ((draft.lm_head, target.lm_head), (draft.model.embed_tokens, target.model.embed_tokens)):
+        ours.weight.data[:300] = theirs.weight
+    with load_decoder("sd", target, tokenizer=tokenizer, kv_budget=3000, draft=draft) as decoder:
+        completions = decoder.generate(requests)
+    assert [completion.tokens for completion in completions] == decode("ar")
+    assert all(completion.usage.accepted > 0 for completion in completions)
+
+
+@pytest.mark.parametrize("kv_budget", [1, 8, 20, 60, 150])
+def test_a_draft_without_room_slows_down_and_changes_nothing(
+    decode: Decode, make_model: Callable[..., Any], tokenizer: Any, kv_budget: int
+) -> None:
+    drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), kv_budget)
+    assert decode("mcsd", draft=drafter) == decode("ar")
+    assert drafter.runner.tree.live == 0
+
+
+# -- what is refused, and closing ------------------------------------------------------------------
+
+
+def renamed(tokenizer: Any, old: str, new: str) -> PreTrainedTokenizerFast:
+    spelled = tokenizer.backend_tokenizer.to_str().replace(f'"{old}":', f'"{new}":')
+    return PreTrainedTokenizerFast(tokenizer_object=type(tokenizer.backend_tokenizer).from_str(spelled))
+
+
+def test_tokens_that_differ_are_named(tokenizer: Any) -> None:
+    check_vocabulary(tokenizer, copy.deepcopy(tokenizer))
+    ident = tokenizer.get_vocab()["7"]
+    expected = (
+        rf"differs from the target's in 2 of 279 tokens, such as '7' \(None and {ident}\), '€' \({ident} and None\)"
+    )
+    with pytest.raises(ModelError, match=expected + ": choose a draft of the same family, or draft=None for lookup"):
+        check_vocabulary(renamed(tokenizer, "7", "€"), tokenizer)
+
+
+def test_a_draft_with_other_tokens_is_refused_and_the_target_is_free_again(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Any
+) -> None:
+    make_model(seed=1).save_pretrained(tmp_path)
+    renamed(tokenizer, "7", "€").save_pretrained(tmp_path)
+    target = make_model()
+    with pytest.raises(ModelError, match=r"differs .* 2 of 279 tokens"):
+        load_decoder("sd", target, tokenizer=tokenizer, kv_budget=100, draft=tmp_path)
+    assert target.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("sd", {"k": 0}, r"decoder sd, option k: .*greater than or equal to 1 \(its options: draft, .*k"),
+        ("sd", {"k": 17}, "decoder sd, option k: .*less than or equal to 16"),
+        ("sd", {"k_config": (1,)}, r"decoder sd, option k_config: .* \(its options: draft, .*k"),
+        ("mcsd", {"k_config": (2, 0)}, "decoder mcsd, option k_config: .*greater than or equal to 1"),
+        ("mcsd", {"k_config": (-1,)}, "decoder mcsd, option k_config: .*greater than or equal to 1"),
+        ("mcsd", {"k_config": ()}, "decoder mcsd, option k_config: .*at least 1 item"),
+        ("mcsd", {"k": 2}, r"decoder mcsd, option k: .* \(its options: draft, .*k_config"),
+    ],
+)
+def test_bad_options_are_named(
+    make_model: Callable[..., Any], tokenizer: Any, name: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        load_decoder(name, make_model(), tokenizer=tokenizer, **options)
+
+
+def test_a_draft_that_does_not_exist_is_named(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    target = make_model()
+    with pytest.raises(ModelError, match="no-such-draft"):
+        load_decoder("sd", target, tokenizer=tokenizer, kv_budget=100, draft="no-such-draft")
+    assert target.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_closing_a_decoder_gives_the_draft_its_own_attention_back(
+    make_model: Callable[..., Any], tokenizer: Any, shared: bool
+) -> None:
+    target, draft, tokens = make_model(), make_model(seed=1), torch.tensor([[5, 6, 7]])
+    before = draft(tokens).logits
+    engine = Engine(load_model(target, tokenizer=tokenizer), 500)
+    if shared:
+        decoder = load_decoder("sd", engine=engine, draft=draft)
+    else:
+        engine.close()
+        decoder = load_decoder("sd", target, tokenizer=tokenizer, kv_budget=500, draft=draft)
+    with pytest.raises(ModelError, match="held by another Engine"):
+        make_drafter(draft, decoder.engine)
+    decoder.generate([Request(prompt="abc", sampling=Sampling(max_tokens=5))])
+    decoder.close()
+    assert draft.config._attn_implementation == "sdpa"
+    assert torch.equal(draft(tokens).logits, before)
+    assert (target.config._attn_implementation == "sdpa") != shared
+    engine.close()

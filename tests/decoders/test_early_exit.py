@@ -1,0 +1,79 @@
+"""Early exit: a model's first layers as a draft for it, sharing its weights; and drafts named in other ways."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders import Completion, OptionError, Request, Sampling, load_decoder, load_model
+from tot.decoders.decoder import make_drafter
+from tot.decoders.drafters import DrafterChain, LookupDrafter, ModelDrafter
+from tot.decoders.early_exit import first_layers
+from tot.decoders.engine.engine import Engine
+
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"]
+REQUESTS = [
+    Request(prompt=prompt, sampling=Sampling(max_tokens=20, temperature=heat, top_p=0.9, n=2, seed=3))
+    for prompt in ("The sum of 10 and 11 is", "on and on and")
+    for heat in (0.0, 0.6, 1.0)
+]
+
+
+@pytest.fixture
+def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Engine]:
+    with Engine(load_model(make_model("llama", readable=True), tokenizer=tokenizer), 3000) as engine:
+        yield engine
+
+
+def shown(completions: list[Completion]) -> list[tuple[Any, ...]]:
+    return [(completion.tokens, completion.text, completion.finish_reason) for completion in completions]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_drafting_with_the_first_layer_changes_nothing_but_forwards(
+    family: str, make_model: Callable[..., Any], tokenizer: Any
+) -> None:
+    with load_decoder("ar", make_model(family, readable=True), tokenizer=tokenizer, kv_budget=3000) as decoder:
+        wanted = shown(decoder.generate(REQUESTS))
+        options = {"draft": "early-exit:1", "k_config": (2, 1)}
+        with load_decoder("mcsd", engine=decoder.engine, **options) as drafting:
+            completions = drafting.generate(REQUESTS)
+        assert shown(completions) == wanted
+        assert sum(completion.usage.drafted for completion in completions) > 0
+        assert shown(decoder.generate(REQUESTS)) == wanted  # closing the draft leaves the target as it was
+
+
+def test_the_first_layers_are_the_targets_own_and_give_what_its_first_layers_give(
+    make_model: Callable[..., Any], tokenizer: Any
+) -> None:
+    loaded = load_model(make_model("llama", num_hidden_layers=3), tokenizer=tokenizer)
+    shallow: Any = first_layers(loaded, 2).model
+    whole: Any = loaded.model
+    assert {id(weight) for weight in shallow.parameters()} <= {id(weight) for weight in whole.parameters()}
+    ids = torch.tensor([[5, 6, 7, 8]])
+    with torch.inference_mode():
+        after_two = whole.model(ids, output_hidden_states=True).hidden_states[2]
+        expected = whole.lm_head(whole.model.norm(after_two))
+        assert torch.allclose(shallow(ids).logits, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("layers", [0, 2, 99])
+def test_a_number_that_leaves_no_layer_out_or_none_over_is_refused(engine: Engine, layers: int) -> None:
+    with pytest.raises(OptionError, match=rf"early-exit:{layers}: the target has 2 layers; give from 1 to 1"):
+        make_drafter(f"early-exit:{layers}", engine)
+
+
+def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine) -> None:
+    assert isinstance(make_drafter(None, engine), LookupDrafter)
+    assert isinstance(make_drafter("lookup", engine), LookupDrafter)
+    exiting = make_drafter("early-exit", engine)
+    assert isinstance(exiting, ModelDrafter)
+    assert exiting.loaded.model.config.num_hidden_layers == 1
+    chain = make_drafter("lookup, early-exit:1", engine)
+    assert isinstance(chain, DrafterChain)
+    assert make_drafter(chain, engine) is chain
+    with pytest.raises(OptionError, match="draft=3 is no model: give a name, a path, a model object, lookup or early"):
+        make_drafter(3, engine)

@@ -1,0 +1,149 @@
+"""NgramIndex against a search through every text for every end of the tail."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tot.decoders.ngram_index import NgramIndex
+
+FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
+
+Pieces = list[tuple[int, list[int]]]
+"""(which text, tokens to append), in the order in which they are told."""
+
+tokens = st.lists(st.integers(0, 2), max_size=12)
+pieces = st.lists(st.tuples(st.integers(0, 3), tokens), max_size=12)
+bounds = st.tuples(st.integers(1, 3), st.integers(0, 3)).map(lambda pair: (pair[0], sum(pair)))
+
+
+class Searched:
+    """The same texts, kept as they are, and the order in which their tokens were told."""
+
+    def __init__(self, texts: int, longest: int, shortest: int, capacity: int) -> None:
+        self.lengths = range(longest, shortest - 1, -1)
+        self.capacity = capacity
+        self.texts: dict[int, list[int]] = {text: [] for text in range(texts)}
+        self.told: list[tuple[int, int]] = []
+        """(text, position) of each token."""
+
+    def extend(self, text: int, piece: Sequence[int]) -> None:
+        if text not in self.texts:
+            return
+        for token in piece:
+            self.told.append((text, len(self.texts[text])))
+            self.texts[text].append(token)
+        while sum(map(len, self.texts.values())) > self.capacity and len(self.texts) > 1:
+            del self.texts[min(self.texts)]
+            self.told = [place for place in self.told if place[0] in self.texts]
+
+    def follow(self, tail: Sequence[int], count: int) -> list[int]:
+        for n in self.lengths:
+            for text, at in reversed(self.told):
+                if n <= min(len(tail), at) and self.texts[text][at - n : at] == list(tail[len(tail) - n :]):
+                    return self.texts[text][at : at + count]
+        return []
+
+
+def both(texts: int, longest: int, shortest: int, capacity: int, told: Pieces) -> tuple[NgramIndex, Searched]:
+    """Every text is begun before the first piece is told."""
+    index, searched = NgramIndex(longest, shortest, capacity), Searched(texts, longest, shortest, capacity)
+    numbers = [index.begin() for _ in range(texts)]
+    for text, piece in told:
+        index.extend(numbers[text], piece)
+        searched.extend(text, piece)
+        assert [number in index for number in numbers] == [known in searched.texts for known in range(texts)]
+    return index, searched
+
+
+@given(pieces, bounds, tokens, st.integers(0, 5))
+@FAST
+def test_what_follows_is_what_a_search_of_all_texts_finds(
+    told: Pieces, bounds: tuple[int, int], tail: list[int], count: int
+) -> None:
+    index, searched = both(4, bounds[1], bounds[0], 10**6, told)
+    assert index.follow(tail, count) == searched.follow(tail, count)
+    for text in searched.texts.values():
+        assert index.follow(text, count) == searched.follow(text, count)
+
+
+@given(st.lists(tokens, min_size=1, max_size=6), st.integers(0, 30), tokens)
+@FAST
+def test_texts_told_one_after_the_other_are_forgotten_in_that_order(
+    texts: list[list[int]], capacity: int, tail: list[int]
+) -> None:
+    index, searched = both(len(texts), 4, 2, capacity, list(enumerate(texts)))
+    assert index.follow(tail, 3) == searched.follow(tail, 3)
+
+
+@given(pieces, st.integers(0, 30), tokens)
+@FAST
+def test_what_is_found_after_forgetting_stands_in_a_text_that_is_kept(
+    told: Pieces, capacity: int, tail: list[int]
+) -> None:
+    index, searched = both(4, 4, 2, capacity, told)
+    found = index.follow(tail, 3)
+    if found:
+        places = [
+            text[at : at + 3]
+            for text in searched.texts.values()
+            for at in range(2, len(text))
+            if text[at - 2 : at] == tail[-2:]
+        ]
+        assert found in places
+
+
+def test_the_longest_known_end_wins_over_a_later_shorter_one() -> None:
+    index = NgramIndex()
+    early, late = index.begin(), index.begin()
+    index.extend(early, [1, 2, 3, 4, 5])
+    index.extend(late, [9, 2, 3, 7, 8])
+    assert index.follow([1, 2, 3], 2) == [4, 5]
+    assert index.follow([0, 2, 3], 2) == [7, 8]
+
+
+def test_the_latest_of_two_equal_ends_is_the_one_whose_next_token_came_last() -> None:
+    index = NgramIndex()
+    first, second = index.begin(), index.begin()
+    index.extend(first, [1, 2])
+    index.extend(second, [1, 2, 6])
+    assert index.follow([1, 2], 1) == [6]
+    index.extend(first, [5])
+    assert index.follow([1, 2], 1) == [5]
+
+
+def test_a_text_that_repeats_itself_is_continued_by_what_it_has() -> None:
+    index = NgramIndex()
+    index.extend(index.begin(), [1, 2, 1, 2, 1, 2])
+    assert index.follow([1, 2], 4) == [1, 2]  # its last end has nothing after it; the one before has two
+
+
+@pytest.mark.parametrize("tail", [[], [2], [8, 9], [2, 1], [3, 4]])
+def test_an_unknown_tail_is_followed_by_nothing(tail: list[int]) -> None:
+    index = NgramIndex()
+    index.extend(index.begin(), [1, 2, 3, 4])
+    assert index.follow(tail, 3) == []
+    assert index.follow([1, 2], 0) == []
+
+
+def test_what_is_told_of_a_forgotten_text_is_dropped() -> None:
+    index = NgramIndex(capacity=4)
+    old, new = index.begin(), index.begin()
+    index.extend(old, [1, 2, 3])
+    index.extend(new, [4, 5, 6])
+    assert [old in index, new in index] == [False, True]
+    index.extend(old, [1, 2, 3, 1, 2])
+    assert index.follow([1, 2], 1) == []
+    assert index.follow([4, 5], 1) == [6]
+    index.extend(new, [7])  # and none of it counts as kept
+    assert new in index
+
+
+def test_one_text_may_be_larger_than_the_capacity() -> None:
+    index = NgramIndex(capacity=3)
+    text = index.begin()
+    index.extend(text, [1, 2, 3, 4, 5, 6])
+    assert index.follow([1, 2], 9) == [3, 4, 5, 6]
