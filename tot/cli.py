@@ -193,6 +193,30 @@ def bench_packed_command(
     run(model, rounds, out, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
 
 
+@bench.command("decoders")
+def bench_decoders_command(
+    decoders: Annotated[str, typer.Option(help="Decoders, with commas; ar is always among them.")] = "ar,sd,mcsd",
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    decoder_option: Annotated[
+        list[str] | None, typer.Option(help="As for tot solve; given to the decoders that have such an option.")
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="With commas.")] = "0.2,1.0",
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt (n).")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
+) -> None:
+    """Decoding methods side by side, one request at a time and packed: speed and acceptance."""
+    from tot.bench.decoders import run
+    from tot.settings import pairs
+
+    try:
+        heats = [float(heat) for heat in temperatures.split(",")]
+    except ValueError:
+        raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, out, console)
+
+
 @bench.command("planning")
 def bench_planning_command(
     data: Annotated[Path, typer.Option(help="Blocksworld instances: rows with `pddl` and `steps`.")],
