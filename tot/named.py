@@ -60,7 +60,7 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel]], **opt
             f"{text} can't be set here: the {kind} comes ready made; name one, such as {next(iter(known))}"
         )
     if not isinstance(spec, str):
-        return _with_fast(spec)
+        return _with_fast(_checked(kind, spec))
     name, _, text = spec.partition(":")
     cls = known.get(name.strip())
     if cls is None:
@@ -81,9 +81,22 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel]], **opt
         raise OptionError(f"{kind} {name}, option {place}: {first['msg']} (its options: {options_known})") from None
 
 
+def _checked(kind: str, part: Any) -> Any:
+    """An object that has the methods of its kind. Raises OptionError for others, classes among them."""
+    needed = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}[kind]
+    if isinstance(part, type):
+        raise OptionError(f"{kind}={part.__name__} is a class: give an object of it, {part.__name__}(...)")
+    missing = [method for method in needed if not callable(getattr(part, method, None))]
+    if missing:
+        raise OptionError(f"{kind}={part!r} has no method {missing[0]!r}: give a {kind}, or the name of one")
+    return part
+
+
 def _with_fast(part: Any) -> Any:
     """MCTS with the evaluator that its `fast` names."""
     fast = getattr(part, "fast", None)
+    if fast is not None and not isinstance(fast, str):
+        _checked("evaluator", fast)
     if not isinstance(fast, str) or fast == "evaluator":
         return part
     return part.model_copy(update={"fast": named("evaluator", fast, EVALUATORS)})

@@ -148,6 +148,8 @@ async def asolve(
     """
     task = load_task(task)
     parts = parts_of(task, search, generator, evaluator)
+    if budget is not None and not isinstance(budget, Budget):
+        raise OptionError(f"budget={budget!r}: give a Budget, such as Budget(tokens=500)")
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if reproducible:
         model_options = _exact(decoder, model_options)

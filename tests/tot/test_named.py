@@ -120,10 +120,17 @@ def test_mctss_fast_evaluator_may_be_named(letters: Any, scripted: Any) -> None:
     assert [node.fast for node in solution.tree] == [None, 0.5, 0.5]
 
 
+class Own:
+    """A generator of the user's own."""
+
+    async def propose(self, problem: Any, nodes: Any, count: Any) -> Any:
+        return [[] for _ in nodes]
+
+
 def test_an_object_is_itself_and_takes_no_options_besides_its_own() -> None:
-    search, own = BFS(breadth=7), object()
+    search, own = BFS(breadth=7), Own()
     assert named("search", search, SEARCHES) is search
-    assert named("search", own, SEARCHES) is own
+    assert named("generator", own, GENERATORS) is own
     assert named("search", search, SEARCHES, depth=None) is search
     with pytest.raises(OptionError, match="depth=3 can't be set here: the search comes ready made; name one, such as"):
         named("search", search, SEARCHES, depth=3)
@@ -261,3 +268,26 @@ def test_a_file_that_raises_is_named_with_what_it_raised(file: Path) -> None:
 def test_a_task_that_is_not_there_is_refused(spec: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
         load_task(spec)
+
+
+class Half:
+    def evaluate(self, problem: Any, nodes: Any) -> Any:
+        return []
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"search": 3}, "search=3 has no method 'start': give a search, or the name of one"),
+        ({"search": BFS}, r"search=BFS is a class: give an object of it, BFS\(\.\.\.\)"),
+        ({"generator": 5}, "generator=5 has no method 'propose'"),
+        ({"evaluator": Likelihood}, "evaluator=Likelihood is a class"),
+        ({"evaluator": Half()}, "evaluator=.*Half.* has no method 'key'"),
+        ({"search": MCTS(fast=3)}, "evaluator=3 has no method 'evaluate'"),
+        ({"search": MCTS(fast=Likelihood)}, "evaluator=Likelihood is a class"),
+        ({"budget": 3}, r"budget=3: give a Budget, such as Budget\(tokens=500\)"),
+    ],
+)
+def test_what_is_no_search_generator_evaluator_or_budget_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        solve("game24", "1 2 3 4", model=None, **options)
