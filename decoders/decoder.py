@@ -159,7 +159,8 @@ def load_decoder(
     except ValidationError as error:
         first = error.errors()[0]
         known = ", ".join(method.options.model_fields) or "none"
-        raise OptionError(f"decoder {name}, option {first['loc'][0]}: {first['msg']} (its options: {known})") from None
+        place = f", option {first['loc'][0]}" if first["loc"] else ""
+        raise OptionError(f"decoder {name}{place}: {first['msg']} (its options: {known})") from None
     if engine is not None:
         return LocalDecoder(name, engine, method.set_up(engine, chosen), owns_engine=False)
     with ExitStack() as on_failure:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tot.decoders.acceptance import Coupled, Rejection, Rule
 from tot.decoders.autoregressive import Autoregressive, Strand
@@ -40,6 +40,17 @@ class _Options(BaseModel):
     texts that those before had nothing for."""
     draft_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
     """Of the draft's candidates under a rejection rule; None is the request's own."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> _Options:
+        given = {
+            "draft_temperature": self.draft_temperature is not None,
+            "replacement": getattr(self, "replacement", 0),
+        }
+        for name, is_given in given.items():
+            if is_given and getattr(self, "rule", None) == "coupled":
+                raise ValueError(f"{name} is for rejection rules: leave it out, or give a rule other than coupled")
+        return self
 
 
 class SDOptions(_Options):

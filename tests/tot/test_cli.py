@@ -202,7 +202,7 @@ def refused(result: tuple[int, str, str]) -> str:
     ("arguments", "said"),
     [
         (("solv",), r"No such command 'solv': choose one of solve, models, export, bench"),
-        (("bench", "fast"), r"No such command 'fast': choose one of decoders, packed, planning"),
+        (("bench", "fast"), r"No such command 'fast': choose one of packed, decoders, planning"),
         (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
         (("--quiet",), r"No such option: --quiet: choose one of solve, models, export, bench"),
