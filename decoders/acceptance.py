@@ -23,6 +23,11 @@ _ACCEPTANCE = 0x5DEECE66D1CE4E5B
 
 
 class Rule(Protocol):
+    coupled: bool
+    """Drafts are to be drawn with the target's own noise."""
+    replacement: bool
+    """Candidates are drawn independently of each other."""
+
     def want(self, draw: Draw) -> Read:
         """What to read at a position."""
 
@@ -32,6 +37,9 @@ class Rule(Protocol):
 
 class Coupled:
     """Equality with what the target draws; lossless token for token."""
+
+    coupled = True
+    replacement = False
 
     def want(self, draw: Draw) -> Read:
         return draw
@@ -44,8 +52,10 @@ class Coupled:
 class Rejection:
     """Recursive rejection over the candidates, which were drawn from the draft with or without replacement."""
 
+    coupled = False
+
     def __init__(self, replacement: bool) -> None:
-        self._replacement = replacement
+        self.replacement = replacement
 
     def want(self, draw: Draw) -> Read:
         return Raw()
@@ -56,7 +66,7 @@ class Rejection:
         target = distribution(sampled.logits, draw)
         children = draft.children(node)
         tokens = [draft.tokens[child] for child in children]
-        taken, left = reject(target, tokens, draft.weights.get(node), uniform, self._replacement)
+        taken, left = reject(target, tokens, draft.weights.get(node), uniform, self.replacement)
         token = tokens[taken] if taken is not None else _drawn(left, uniform())
         logprob = float(sampled.logits[token] - sampled.logits.logsumexp(-1))
         return Sampled(token, logprob), None if taken is None else children[taken]

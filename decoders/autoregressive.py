@@ -95,13 +95,14 @@ class Autoregressive:
     def propose(self) -> list[Feed]:
         self.decoding()
         feeds = []
-        for strand in self._running():
+        for strand in self.turn():
+            strand.output.forwards += 1
             feeds += self.run(strand) if strand.scorer is None else strand.scorer.feeds()
         return feeds
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         rows = iter(reads)
-        for strand in self._running():
+        for strand in self.turn():
             output = strand.output
             if strand.scorer is not None:
                 output.choice_logprobs = strand.scorer.scores([next(rows) for _ in self._choices])
@@ -143,6 +144,10 @@ class Autoregressive:
         self._in_answer.add(output.index)
         if self._choices:
             strand.scorer = ChoiceScorer(job.tree, strand.branch, strand.pending, self._choices)
+
+    def turn(self) -> list[Strand]:
+        """The samples that go on in this step: all that run."""
+        return self._running()
 
     def _running(self) -> list[Strand]:
         return [strand for strand in self._strands or () if strand.output.finish_reason is None]

@@ -17,9 +17,13 @@ from tot.decoders.drafters import Drafter, DrafterChain, LookupDrafter, ModelDra
 from tot.decoders.early_exit import first_layers
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Handle, PolicyFactory
-from tot.decoders.engine.loading import load_model
+from tot.decoders.engine.loading import LoadedModel, load_model
+from tot.decoders.engine.model_names import draft_folder
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.request import Completion, Request
+from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
+from tot.decoders.seed import Rounds, Scheduled, SEEDOptions
 from tot.decoders.speculative import MCSDOptions, SDOptions, Speculation, Speculative
 
 
@@ -36,10 +40,11 @@ class NoOptions(BaseModel):
 
 
 class Ready(NamedTuple):
-    """A method set up on an engine: the policy each request gets, and how to give back what they share."""
+    """A method set up on an engine: the policy each request gets, how to give back what they share, and what drafts."""
 
     policy: PolicyFactory
     close: Callable[[], None]
+    drafter: Drafter | None = None
 
 
 class Method(NamedTuple):
@@ -53,13 +58,36 @@ def _autoregressive(engine: Engine, options: NoOptions) -> Ready:
 
 def _speculative(engine: Engine, options: SDOptions | MCSDOptions) -> Ready:
     drafter = make_drafter(options.draft, engine)
-    return Ready(partial(Speculative, companion=Speculation(drafter, options)), drafter.close)
+    shared = Speculation(drafter, options, engine)
+    return Ready(partial(Speculative, companion=shared), shared.close, drafter)
+
+
+def _seed(engine: Engine, options: SEEDOptions) -> Ready:
+    drafter = make_drafter(options.draft, engine)
+    costs = None
+    if options.adapt:
+        costs = engine_costs(engine), None if drafter.runner is None else row_costs(drafter.runner)
+    if options.policy == "packed":
+        packed = Speculation(drafter, options, engine, costs)
+        return Ready(partial(Speculative, companion=packed), packed.close, drafter)
+    rounds = Rounds(drafter, options, engine, costs)
+    return Ready(partial(Scheduled, companion=rounds), rounds.close, drafter)
+
+
+def _jacobi(engine: Engine, options: JacobiOptions) -> Ready:
+    windows = Windows(options.n, options.guess)
+    costs = (engine_costs(engine), None) if options.adapt else None
+    shared = Speculation(windows, options, engine, costs)
+    policy = partial(Jacobi, companion=shared, windows=windows, trajectory=options.trajectory)
+    return Ready(policy, shared.close, windows)
 
 
 METHODS: dict[str, Method] = {
     "ar": Method(_autoregressive, NoOptions),
+    "jacobi": Method(_jacobi, JacobiOptions),
     "mcsd": Method(_speculative, MCSDOptions),
     "sd": Method(_speculative, SDOptions),
+    "seed": Method(_seed, SEEDOptions),
 }
 """The decoding methods by name: how each is set up, and its options."""
 
@@ -68,8 +96,9 @@ def make_drafter(draft: Any, engine: Engine) -> Drafter:
     """A drafter for an engine's model, from what the option `draft` may be.
 
     None and "lookup" look up; "early-exit" or "early-exit:6" drafts with the target's first layers; other names, paths
-    and model objects with that model; several, in a list or with commas, each for texts that those before had nothing
-    for. A drafter is itself. Raises ModelError where the draft's tokens are not the target's.
+    and model objects with that model, "trained" with the one that `tot train-draft` made for this target; several, in a
+    list or with commas, each for texts that those before had nothing for. A drafter is itself. Warns of a draft that is
+    slower than its target. Raises ModelError where the draft's tokens are not the target's.
     """
     if isinstance(draft, LookupDrafter | ModelDrafter | DrafterChain):
         return draft
@@ -80,13 +109,18 @@ def make_drafter(draft: Any, engine: Engine) -> Drafter:
     if draft is None or draft == "lookup":
         return LookupDrafter()
     target = engine.loaded
-    size = target.model.config.vocab_size
     if isinstance(draft, str) and re.fullmatch(r"early-exit(:\d{1,4})?", draft):
         layers = draft.partition(":")[2]
-        return ModelDrafter(first_layers(target, int(layers) if layers else None), engine.tree.capacity, size)
+        return _model_drafter(first_layers(target, int(layers) if layers else None), engine)
+    if draft == "trained":
+        draft = draft_folder(target.name)
+        if not (draft / "config.json").exists():
+            raise OptionError(f"no draft was trained for {target.name}: run `tot train-draft`, or give another draft")
     named = isinstance(draft, str | Path)
     if not named and not hasattr(draft, "config"):
-        raise OptionError(f"draft={draft!r} is no model: give a name, a path, a model object, lookup or early-exit:N")
+        raise OptionError(
+            f"draft={draft!r} is no model: give a name, a path, a model object, lookup, trained or early-exit:N"
+        )
     loaded = load_model(
         draft,
         tokenizer=None if named else target.tokenizer,
@@ -94,7 +128,17 @@ def make_drafter(draft: Any, engine: Engine) -> Drafter:
         device=str(target.device),
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
-    return ModelDrafter(loaded, engine.tree.capacity, size)
+    made = _model_drafter(loaded, engine)
+    warn_if_slow(loaded, made.runner, engine)
+    return made
+
+
+def _model_drafter(loaded: LoadedModel, engine: Engine) -> ModelDrafter:
+    """With a store for as many tokens as the target has: whatever is admitted there has room here."""
+    try:
+        return ModelDrafter(loaded, engine.tree.capacity, engine.loaded.model.config.vocab_size)
+    except OptionError as error:
+        raise OptionError(f"no room for the draft's keys and values beside the target's: {error}") from None
 
 
 class LocalDecoder:
@@ -105,6 +149,8 @@ class LocalDecoder:
         self.engine = engine
         self._policy = method.policy
         self._close_method = method.close
+        self.drafter = method.drafter
+        """What drafts for it, if anything does."""
         self._owns_engine = owns_engine
 
     @property

@@ -7,9 +7,9 @@ the reasoning tree. A drafter never decides what comes out, only how fast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -19,9 +19,12 @@ from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.sampling import Draw, candidates, distribution, read
 from tot.decoders.errors import ModelError
 from tot.decoders.ngram_index import NgramIndex
+from tot.decoders.outlook import Outlook
 
 _CHUNK = 512
 """Rows of prompt that a draft model computes in one forward."""
+_LOOKUP_DEPTH = 3
+"""From here on, tokens that were looked up are accepted about as often, one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +53,17 @@ class Draft:
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
+    kinds: list[Hashable] = field(default_factory=list)
+    """By node: what is learned from its being accepted or not is of use for others of this kind."""
+    levels: dict[int, Hashable] = field(default_factory=dict)
+    """By node whose children a model drafted: the kind of that forward, which brought something if one is accepted."""
     weights: dict[int, Tensor] = field(default_factory=dict)
     """By node (-1 for the text's end): the probabilities (vocab,) that its children were drawn with."""
 
-    def add(self, token: int, parent: int) -> int:
+    def add(self, token: int, parent: int, kind: Hashable = None) -> int:
         self.tokens.append(token)
         self.parents.append(parent)
+        self.kinds.append(kind)
         return len(self.tokens) - 1
 
     def children(self, node: int) -> list[int]:
@@ -76,8 +84,12 @@ class Draft:
 
 
 class Drafter(Protocol):
-    def draft(self, contexts: Sequence[Context]) -> list[Draft]:
-        """A draft for each text, which may be empty."""
+    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+        """A draft for each text, which may be empty. With an outlook, what does not pay is left out."""
+
+    @property
+    def runner(self) -> Runner | None:
+        """What runs its model, where it has one."""
 
     def end(self, key: int) -> None:
         """That text will not be continued."""
@@ -92,20 +104,28 @@ class LookupDrafter:
     Prompt lookup (Saxena, 2023) over sibling and ancestor branches too: they are prompts and texts like any other.
     """
 
+    runner = None
+
     def __init__(self) -> None:
         self.index = NgramIndex()
         self._texts: dict[int, tuple[int, int]] = {}
         """By key: the number in the index, and how many tokens it has of the text."""
         self._prompts: dict[tuple[int, ...], int] = {}
 
-    def draft(self, contexts: Sequence[Context]) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
         for context in contexts:
             self._learn(context)
         drafts = []
         for context in contexts:
-            draft, parent = Draft(), -1
-            for token in self.index.follow(context.tokens, len(context.widths)):
-                parent = draft.add(token, parent)
+            draft, parent, chance = Draft(), -1, 1.0
+            matched, tokens = self.index.follow(context.tokens, len(context.widths))
+            for depth, token in enumerate(tokens):
+                kind = ("lookup", matched, min(depth, _LOOKUP_DEPTH))
+                if outlook is not None:
+                    chance *= outlook.experience.chance(kind)
+                    if not outlook.admit(chance):
+                        break
+                parent = draft.add(token, parent, kind)
             drafts.append(draft)
         return drafts
 
@@ -129,6 +149,21 @@ class LookupDrafter:
         pass
 
 
+class _Tip(NamedTuple):
+    """A node that a draft may go on from."""
+
+    context: int
+    node: int
+    branch: Branch
+    """Ends in the node; or in its parent, until it is gone on from."""
+    chance: float
+    """That all up to the node is accepted."""
+
+
+def _level(context: Context, depth: int) -> Hashable:
+    return "level", depth, round(context.draws[0].temperature, 1)
+
+
 class ModelDrafter:
     """Drafts with a second model over a KVTree of its own; all texts in one packed forward a position."""
 
@@ -140,28 +175,43 @@ class ModelDrafter:
         self.forwards = 0
         self._rows = int(loaded.model.get_input_embeddings().num_embeddings)
         self._branches: dict[int, Branch] = {}
+        self._starts: dict[int, int] = {}
+        """By key: the first token of the text that its branch holds."""
 
-    def draft(self, contexts: Sequence[Context]) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
+        asked = [i for i, context in enumerate(contexts) if context.widths]
+        if not asked or not (outlook is None or outlook.deepen(_level(contexts[asked[0]], 0), [1.0] * len(asked))):
+            return drafts
         forks: list[Branch] = []
         try:
-            tips = self._follow(contexts)
-            # (which context, node, branch that ends in it)
-            frontier = [(i, -1, branch) for i, branch in tips]
+            frontier = [_Tip(i, -1, branch, 1.0) for i, branch in self._follow(contexts)]
             depth = 0
             while frontier:
                 grown = self._candidates(contexts, frontier, depth, drafts)
                 depth += 1
-                deeper: list[tuple[int, int, Branch]] = []
-                for (i, node, branch), tokens in zip(frontier, grown, strict=True):
-                    for token in tokens:
-                        child = drafts[i].add(token, node)
+                deeper: list[_Tip] = []
+                for (i, node, branch, reached), (tokens, sure) in zip(frontier, grown, strict=True):
+                    heat = round(contexts[i].draws[0].temperature, 1)
+                    drafts[i].levels[node] = _level(contexts[i], depth - 1)
+                    for rank, token in enumerate(tokens):
+                        kind, chance = ("model", heat, rank, sure), reached
+                        if outlook is not None:
+                            chance *= outlook.experience.chance(kind)
+                            if not outlook.admit(chance):
+                                break  # rejection takes candidates in the order in which they were drawn
+                        child = drafts[i].add(token, node, kind)
                         if depth < len(contexts[i].widths):
-                            fork = self.runner.tree.fork(branch)
-                            forks.append(fork)
-                            self.runner.tree.extend(fork, [token])
-                            deeper.append((i, child, fork))
-                frontier = deeper
+                            deeper.append(_Tip(i, child, branch, chance))
+                if outlook is not None and deeper:
+                    level = _level(contexts[deeper[0].context], depth)
+                    if not outlook.deepen(level, [tip.chance for tip in deeper]):
+                        break
+                frontier = []
+                for i, node, branch, chance in deeper:
+                    forks.append(self.runner.tree.fork(branch))
+                    self.runner.tree.extend(forks[-1], [drafts[i].tokens[node]])
+                    frontier.append(_Tip(i, node, forks[-1], chance))
         except KVTreeFullError:  # what was drafted so far is as good
             pass
         finally:
@@ -176,7 +226,9 @@ class ModelDrafter:
         for i, context in enumerate(contexts):
             if not context.widths:
                 continue
-            tokens = list(context.tokens)
+            if (start := self._start(context)) is None:
+                continue
+            tokens = list(context.tokens[start:])
             branch = self._branches.setdefault(context.key, tree.open())
             same = min(len(branch), len(tokens))
             held = tree.tokens(branch)[:same]
@@ -191,37 +243,51 @@ class ModelDrafter:
             except KVTreeFullError:  # no room for this text: others may be shorter
                 self.end(context.key)
                 continue
-            start = tree.computed_length(branch)
-            while start < len(branch) - _CHUNK:
-                self.runner.forward([Feed(branch, start, start + _CHUNK)])
+            done = tree.computed_length(branch)
+            while done < len(branch) - _CHUNK:
+                self.runner.forward([Feed(branch, done, done + _CHUNK)])
                 self.forwards += 1
-                start += _CHUNK
+                done += _CHUNK
             tips.append((i, branch))
         return tips
+
+    def _start(self, context: Context) -> int | None:
+        """Where the draft's view of a text begins: it may see less than the target. Texts of one prompt begin alike."""
+        window, length = self.runner.context, len(context.tokens)
+        start = self._starts.get(context.key, 0)
+        if 0 < length - start <= window - len(context.widths):
+            return start
+        self.end(context.key)
+        start = max(0, length - window + max(len(context.widths), window // 4))  # room for the text to grow
+        if start >= length:  # a window that holds no draft of that length
+            return None
+        self._starts[context.key] = start
+        return start
 
     def _candidates(
         self,
         contexts: Sequence[Context],
-        frontier: Sequence[tuple[int, int, Branch]],
+        frontier: Sequence[_Tip],
         depth: int,
         drafts: Sequence[Draft],
-    ) -> list[list[int]]:
-        """The tokens that may follow each branch of the frontier, computed in one forward."""
+    ) -> list[tuple[list[int], int]]:
+        """The tokens that may follow each branch of the frontier, computed in one forward, and how sure the draft is of
+        what comes there, from 0 to 9."""
         tree = self.runner.tree
         feeds = []
-        for i, _, branch in frontier:
+        for i, _, branch, _ in frontier:
             start = min(tree.computed_length(branch), len(branch) - 1)
             feeds.append(Feed(branch, start, len(branch), [contexts[i].draws[depth]]))
         forward = self.runner.forward(feeds)
         self.forwards += 1
         rows = [rows[0] for rows in forward.rows]
         logits = forward.logits[rows][:, : self.vocabulary]
-        draws = [contexts[i].draws[depth] for i, _, _ in frontier]
-        for (i, node, _), row, draw in zip(frontier, logits, draws, strict=True):
-            if contexts[i].weigh and draw.temperature > 0:
-                drafts[i].weights[node] = distribution(row, draw)
+        draws = [contexts[tip.context].draws[depth] for tip in frontier]
+        for tip, row, draw in zip(frontier, logits, draws, strict=True):
+            if contexts[tip.context].weigh and draw.temperature > 0:
+                drafts[tip.context].weights[tip.node] = distribution(row, draw)
         grown: list[list[int]] = [[] for _ in frontier]
-        kinds = [(contexts[i].widths[depth], contexts[i].replacement) for i, _, _ in frontier]
+        kinds = [(contexts[tip.context].widths[depth], contexts[tip.context].replacement) for tip in frontier]
         for width, replacement in sorted(set(kinds)):
             same = [at for at, kind in enumerate(kinds) if kind == (width, replacement)]
             if replacement:  # every candidate with noise of its own
@@ -232,9 +298,11 @@ class ModelDrafter:
                 found = candidates(logits[same], [draws[at] for at in same], width)
             for at, tokens in zip(same, found, strict=True):
                 grown[at] = tokens
-        return grown
+        sure = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
+        return list(zip(grown, sure, strict=True))
 
     def end(self, key: int) -> None:
+        self._starts.pop(key, None)
         branch = self._branches.pop(key, None)
         if branch is not None:
             self.runner.tree.release(branch)
@@ -249,11 +317,15 @@ class DrafterChain:
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
 
-    def draft(self, contexts: Sequence[Context]) -> list[Draft]:
+    @property
+    def runner(self) -> Runner | None:
+        return next((drafter.runner for drafter in self._drafters if drafter.runner is not None), None)
+
+    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         for drafter in self._drafters:
             missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
-            for i, draft in zip(missing, drafter.draft([contexts[i] for i in missing]), strict=True):
+            for i, draft in zip(missing, drafter.draft([contexts[i] for i in missing], outlook), strict=True):
                 drafts[i] = draft
         return drafts
 

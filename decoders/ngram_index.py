@@ -49,14 +49,15 @@ class NgramIndex:
         while self._kept > self.capacity and len(self._texts) > 1:
             self._forget(next(iter(self._texts)))
 
-    def follow(self, tail: Sequence[int], count: int) -> list[int]:
-        """Up to `count` tokens that followed the longest known end of `tail`, the latest time that something did."""
+    def follow(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]:
+        """The length of the longest known end of `tail`, and up to `count` tokens that followed it the latest time that
+        something did."""
         tail = list(tail[-self.longest :])
         for n in range(len(tail), self.shortest - 1, -1):
             text, end = self._ends.get(tuple(tail[len(tail) - n :]), (0, 0))
             if text:
-                return self._texts[text][end : end + count]
-        return []
+                return n, self._texts[text][end : end + count]
+        return 0, []
 
     def _forget(self, text: int) -> None:
         tokens = self._texts.pop(text)

@@ -137,6 +137,8 @@ class Completion:
     usage: Usage
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     parts: tuple[Part, ...] = ()
+    trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """By step, of a Jacobi decoder that was asked to keep it: (position, the guesses for the tokens from there on)."""
 
     @property
     def answer(self) -> str:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -20,6 +22,10 @@ from tot.decoders.engine.job import Job
 from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed
 from tot.decoders.engine.sampling import Draw, Sampled
+from tot.decoders.outlook import Costs, Experience, Outlook
+
+if TYPE_CHECKING:
+    from tot.decoders.engine.engine import Engine
 
 _keys = itertools.count()
 _DRAFT_SEED = 0x3C6EF372FE94F82B
@@ -31,7 +37,7 @@ KConfig = Annotated[
 ]
 
 
-class _Options(BaseModel):
+class DraftingOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     draft: Any = None
@@ -42,7 +48,7 @@ class _Options(BaseModel):
     """Of the draft's candidates under a rejection rule; None is the request's own."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> _Options:
+    def _consistent(self) -> DraftingOptions:
         given = {
             "draft_temperature": self.draft_temperature is not None,
             "replacement": getattr(self, "replacement", 0),
@@ -53,7 +59,7 @@ class _Options(BaseModel):
         return self
 
 
-class SDOptions(_Options):
+class SDOptions(DraftingOptions):
     """Options of `sd`."""
 
     k: Annotated[int, Field(ge=1, le=16)] = 4
@@ -69,7 +75,7 @@ class SDOptions(_Options):
         return Coupled() if self.rule == "coupled" else Rejection(replacement=False)
 
 
-class MCSDOptions(_Options):
+class MCSDOptions(DraftingOptions):
     """Options of `mcsd`."""
 
     k_config: KConfig = (2, 2, 1)
@@ -84,24 +90,58 @@ class MCSDOptions(_Options):
 
 
 class Speculation:
-    """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule."""
+    """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule.
 
-    def __init__(self, drafter: Drafter, options: SDOptions | MCSDOptions) -> None:
+    With costs, drafts are as long and as broad as pays by what was accepted so far; else always as k_config says.
+    """
+
+    def __init__(
+        self,
+        drafter: Drafter,
+        options: Any,
+        engine: Engine,
+        costs: tuple[Costs, Costs | None] | None = None,
+    ) -> None:
         self.drafter = drafter
-        self.k_config = options.k_config
-        self.rule = options.acceptance()
-        self.coupled = options.rule == "coupled"
-        self.replacement = not self.coupled and getattr(options, "replacement", False)
-        self.temperature = options.draft_temperature
-        self.nodes = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config)))
+        self.engine = engine
+        self.experience = Experience()
+        self._costs = costs
+        self.k_config: tuple[int, ...] = options.k_config
+        self.rule: Rule = options.acceptance()
+        self.temperature: float | None = getattr(options, "draft_temperature", None)
+        self.nodes: int = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config)))
         """Tokens of one full draft."""
 
-    def prepare(self, policies: Sequence[Speculative]) -> None:
+    def prepare(self, policies: Sequence[Any]) -> None:
         """Draft for every sample that is about to go on."""
         asked = [(policy, strand) for policy in policies for strand in policy.decoding()]
+        if not asked:
+            return
+        self.experience.step += 1
         contexts = [policy.context(strand) for policy, strand in asked]
-        for (policy, strand), draft in zip(asked, self.drafter.draft(contexts), strict=True):
+        began = time.perf_counter()
+        with self.span("draft"):
+            drafts = self.drafter.draft(contexts, self.outlook(len(asked)))
+        seconds = (time.perf_counter() - began) / len(asked)
+        for (policy, strand), draft in zip(asked, drafts, strict=True):
             policy.drafts[strand.output.index] = draft
+            policy.account.seconds["draft"] += seconds
+
+    def outlook(self, branches: int) -> Outlook | None:
+        """The plan for a forward of so many branches, to be drafted for."""
+        return None if self._costs is None else Outlook(self.experience, *self._costs, branches)
+
+    def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
+        """Drafting, on the engine's timeline if it has one."""
+        timeline = self.engine.timeline
+        return nullcontext() if timeline is None else timeline.span(lane, "draft", branch)
+
+    def end(self, key: int) -> None:
+        """That text will not be continued."""
+        self.drafter.end(key)
+
+    def close(self) -> None:
+        self.drafter.close()
 
 
 class Speculative(Autoregressive):
@@ -110,7 +150,9 @@ class Speculative(Autoregressive):
     def __init__(self, job: Job, companion: Speculation) -> None:
         super().__init__(job, companion)
         self._speculation = companion
-        self._keys = [next(_keys) for _ in job.outputs]
+        self.account = job.account
+        self.keys = [next(_keys) for _ in job.outputs]
+        """By sample: what its text is known by to the drafter."""
         self.drafts: dict[int, Draft] = {}
         """By sample: what is to be verified next."""
         self._paths: dict[int, list[tuple[Branch, list[int]]]] = {}
@@ -124,18 +166,18 @@ class Speculative(Autoregressive):
         output, config = strand.output, self._speculation.k_config
         widths = config[: max(0, output.room - 1)]
         return Context(
-            key=self._keys[output.index],
+            key=self.keys[output.index],
             prompt=self._job.prompt,
             tokens=[*self._job.tree.tokens(strand.branch), *strand.pending],
             draws=[self._draft_draw(output.draw(ahead)) for ahead in range(len(widths))],
             widths=widths,
-            weigh=not self._speculation.coupled,
-            replacement=self._speculation.replacement,
+            weigh=not self._speculation.rule.coupled,
+            replacement=self._speculation.rule.replacement,
         )
 
     def _draft_draw(self, draw: Draw) -> Draw:
         """How the draft draws: with the target's noise where they are coupled, else with noise of its own."""
-        if self._speculation.coupled:
+        if self._speculation.rule.coupled:
             return draw
         temperature = self._speculation.temperature
         return draw._replace(
@@ -183,13 +225,18 @@ class Speculative(Autoregressive):
         accepted: list[int] = []
         node: int | None = -1
         while node is not None:
-            sampled, node = self._speculation.rule.choose(drawn[node], output.draw(), draft, node)
+            sampled, chosen = self._speculation.rule.choose(drawn[node], output.draw(), draft, node)
+            self._learn(draft, node, len(accepted), chosen)
+            node = chosen
             if output.add(sampled):
                 break
             accepted += [] if node is None else [node]
         strand.pending = [sampled.token]
         output.drafted += len(draft.tokens)
         output.accepted += len(accepted)
+        self.account.verifications += 1
+        self.account.drafted += len(draft.tokens)
+        self.account.accepted += len(accepted)
         leaves = [draft.path(leaf) for leaf in draft.leaves()]
         along = next((i for i, path in enumerate(leaves) if path[: len(accepted)] == accepted), None)
         for i, (branch, _) in enumerate(paths):
@@ -197,13 +244,29 @@ class Speculative(Autoregressive):
                 tree.commit(strand.branch, branch, root + len(accepted))
             else:
                 tree.rollback(branch, 0)
+        self.verified(strand, draft, drawn, len(accepted))
         if output.finish_reason is not None:
-            self._speculation.drafter.end(self._keys[output.index])
+            self._speculation.end(self.keys[output.index])
+
+    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+        """A draft was verified: what was drawn after each of its nodes, and how many of them were kept."""
+
+    def _learn(self, draft: Draft, node: int, position: int, chosen: int | None) -> None:
+        """What came of the candidates after a node that was reached."""
+        learn = self._speculation.experience.learn
+        if level := draft.levels.get(node):
+            learn(level, chosen is not None)
+        children = draft.children(node)
+        for child in children:
+            learn(draft.kinds[child], child == chosen)
+        if children:
+            self.account.reached[position] += 1
+            self.account.taken[position] += chosen is not None
 
     def release(self) -> None:
         for paths in self._paths.values():
             for branch, _ in paths:
                 self._job.tree.rollback(branch, 0)
-        for key in self._keys:
-            self._speculation.drafter.end(key)
+        for key in self.keys:
+            self._speculation.end(key)
         super().release()

@@ -169,6 +169,35 @@ def models_command() -> None:
         console.print(Text("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note)))))
 
 
+@app.command("train-draft")
+def train_draft_command(
+    questions: Annotated[
+        list[str] | None,
+        typer.Option(help="TASK=FILE: questions whose thoughts the target writes; again for more tasks."),
+    ] = None,
+    text: Annotated[
+        list[Path] | None, typer.Option(help="Texts for the target to read, besides: .txt, .jsonl, .csv, …")
+    ] = None,
+    model: Annotated[
+        str, typer.Option(help="The target: a name, a hub id, a folder or a .gguf file.")
+    ] = "smollm2-135m",
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens to record, at least.")] = 500_000,
+    layers: Annotated[int, typer.Option(min=1, help="Layers of the draft.")] = 4,
+    width: Annotated[int, typer.Option(min=64, help="Its hidden size, in steps of 64.")] = 192,
+    epochs: Annotated[float, typer.Option(min=0.0, help="How often each text is trained on.")] = 2.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
+    out: Annotated[
+        Path | None, typer.Option(help="The draft's folder; by default the target's own, in the cache.")
+    ] = None,
+) -> None:
+    """Train a small draft model for a target, on what the target itself writes. Stopped, it goes on where it was."""
+    from tot.decoders.distill.train import DraftOptions
+    from tot.train_draft import run
+
+    options = DraftOptions(tokens=tokens, layers=layers, width=width, epochs=epochs, seed=seed)
+    run(model, questions or [], text or [], options, out, Console(highlight=False, soft_wrap=True))
+
+
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run or a trace that tot solve --out wrote.")],
@@ -195,7 +224,7 @@ def bench_packed_command(
 
 @bench.command("decoders")
 def bench_decoders_command(
-    decoders: Annotated[str, typer.Option(help="Decoders, with commas; ar is always among them.")] = "ar,sd,mcsd",
+    decoders: Annotated[str, typer.Option(help="Decoders, with commas; ar is always among them.")] = "ar,sd,mcsd,seed",
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
     decoder_option: Annotated[
         list[str] | None, typer.Option(help="As for tot solve; given to the decoders that have such an option.")
@@ -203,18 +232,20 @@ def bench_decoders_command(
     temperatures: Annotated[str, typer.Option(help="With commas.")] = "0.2,1.0",
     samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt (n).")] = 3,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
+    out: Annotated[Path, typer.Option(help="Write the numbers to this .json file, and pictures beside it.")] = Path(
+        "bench-decoders.json"
+    ),
 ) -> None:
-    """Decoding methods side by side, one request at a time and packed: speed and acceptance."""
+    """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
     from tot.bench.decoders import run
-    from tot.settings import pairs
+    from tot.settings import checked, pairs
 
     try:
         heats = [float(heat) for heat in temperatures.split(",")]
     except ValueError:
         raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, out, console)
+    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, checked(out), console)
 
 
 @bench.command("planning")

@@ -10,13 +10,17 @@ from __future__ import annotations
 import atexit
 import logging
 import threading
+import time
 import weakref
-from collections import deque
-from collections.abc import Sequence
-from typing import Any
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import torch
 
+from tot.decoders.account import Account
 from tot.decoders.budget import Meter
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel
@@ -24,10 +28,12 @@ from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
+from tot.decoders.engine.timeline import Span, Timeline
 from tot.decoders.errors import ModelError, RequestError, TotError
-from tot.decoders.request import Request
+from tot.decoders.request import Purpose, Request
 
 log = logging.getLogger(__name__)
+_T = TypeVar("_T")
 
 _IDLE_SECONDS = 1.0
 """How long the loop's thread outlives its last request."""
@@ -43,7 +49,12 @@ class Engine:
         self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None))
         self.chunk = chunk
         self.forwards = 0
+        self.accounts: defaultdict[Purpose, Account] = defaultdict(Account)
+        """What requests cost so far, by purpose."""
+        self.timeline: Timeline | None = None
+        """Set it to have what is done when recorded."""
         self._inbox: list[Job] = []
+        self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._condition = threading.Condition()
@@ -72,6 +83,20 @@ class Engine:
             self._job(request, policy, meter or Meter(), stream)
             for request, policy in zip(requests, policies, strict=True)
         ]
+        with self._at_work():
+            self._inbox += jobs
+        return [job.handle for job in jobs]
+
+    def call(self, function: Callable[[], _T]) -> _T:
+        """Run a function in the loop's thread, between two steps: what uses the runner may not run beside one."""
+        future: Future[_T] = Future()
+        with self._at_work():
+            self._calls.append((future, function))
+        return future.result()
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Holds the lock while the loop is given something to do, and sees to it that it runs."""
         with self._condition:
             if self._closed:
                 raise RequestError("this engine is closed: make a new one")
@@ -80,9 +105,8 @@ class Engine:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._run, name="tot-engine", daemon=True)
                 self._thread.start()
-            self._inbox += jobs
+            yield
             self._condition.notify()
-        return [job.handle for job in jobs]
 
     def close(self) -> None:
         """Stop the loop; requests in flight end as cancelled. The model gets its own attention back."""
@@ -116,6 +140,7 @@ class Engine:
         limit = min(request.sampling.max_tokens, room)
         outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
         job = Job(request, prompt, outputs, self.tree, self.codec, meter, Handle(self._wake, stream))
+        job.account = self.accounts[request.purpose]
         job.policy = policy(job)
         needed = len(prompt) - 1 + job.policy.growth()
         if needed > capacity:
@@ -141,18 +166,26 @@ class Engine:
                 self._broken = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
                 for job in [*self._running, *self._waiting, *self._inbox]:
                     job.handle.finish(self._broken)
+                for future, _ in self._calls:
+                    future.set_exception(self._broken)
 
     @torch.inference_mode()
     def _loop(self) -> None:
         while True:
             with self._condition:
-                while not (self._inbox or self._waiting or self._running or self._closed):
-                    if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._closed):
+                while not (self._inbox or self._waiting or self._running or self._calls or self._closed):
+                    if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._calls or self._closed):
                         self._thread = None  # the next request starts another; an engine nobody holds is collected
                         return
                 self._waiting += self._inbox
                 self._inbox = []
+                calls, self._calls = self._calls, []
                 closed = self._closed
+            for future, function in calls:
+                try:
+                    future.set_result(function())
+                except Exception as error:  # the caller's  # noqa: BLE001
+                    future.set_exception(error)
             for job in [*self._running, *self._waiting]:
                 if closed or job.handle.cancelled:
                     self._finish(job, "cancelled")
@@ -178,6 +211,7 @@ class Engine:
             self._running.append(self._waiting.popleft())
 
     def _step(self) -> None:
+        began = time.perf_counter()
         feeds: list[Feed] = []
         owners: list[Job] = []
         proposals: list[tuple[Job, int, int]] = []
@@ -187,7 +221,7 @@ class Engine:
         ready: list[Job] = []
         for job in self._running:
             slots, end = job.branch.slots, len(job.branch)
-            at = self.tree.computed_length(job.branch)
+            at = job.head = self.tree.computed_length(job.branch, job.head)
             while at < end and slots[at] in scheduled:
                 at += 1
             if at < end and room:
@@ -199,7 +233,9 @@ class Engine:
                 at = stop
             if at == end:
                 ready.append(job)
+        prepared = time.perf_counter()
         self._prepare(ready, failed)
+        began += time.perf_counter() - prepared  # companions book that themselves
         for job in ready:
             if job in failed:
                 continue
@@ -208,14 +244,15 @@ class Engine:
             except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
                 failed[job] = error
                 continue
-            if not proposed:  # it would be asked again for ever
+            if not proposed and job.policy.companion is None:  # it would be asked again for ever
                 failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
+            if not proposed:
                 continue
             proposals.append((job, len(feeds), len(proposed)))
             feeds += proposed
             owners += [job] * len(proposed)
         if feeds:
-            self._forward(feeds, owners, proposals, failed)
+            self._forward(feeds, owners, proposals, failed, began)
         for job, reason in failed.items():
             self._fail(job, reason)
 
@@ -236,10 +273,13 @@ class Engine:
         owners: list[Job],
         proposals: list[tuple[Job, int, int]],
         failed: dict[Job, BaseException],
+        began: float,
     ) -> None:
         """Run the feeds, read the logits, let the policies commit and count what was spent."""
+        times = [time.perf_counter()]
         try:
             forward = self.runner.forward(feeds)
+            times.append(time.perf_counter())
             wanted = [
                 (row, want)
                 for feed, rows in zip(feeds, forward.rows, strict=True)
@@ -253,6 +293,7 @@ class Engine:
             failed.update(dict.fromkeys(owners, error))
             return
         reads = [[next(sampled) for _ in feed.reads] for feed in feeds]
+        times.append(time.perf_counter())
         self.forwards += 1
         for feed, own, job in zip(feeds, forward.own_from, owners, strict=True):
             job.computed += max(0, min(feed.stop, len(job.prompt)) - own)
@@ -260,18 +301,38 @@ class Engine:
             meter.count(forwards=1)
         for job, first, count in proposals:
             before = sum(len(output.tokens) for output in job.outputs)
-            for output in job.running:
-                output.forwards += 1
             try:
                 _check_finite(reads[first : first + count])
                 job.policy.commit(reads[first : first + count])
             except Exception as error:  # noqa: BLE001
                 failed[job] = error
                 continue
-            job.meter.count(new_tokens=sum(len(output.tokens) for output in job.outputs) - before)
+            new = sum(len(output.tokens) for output in job.outputs) - before
+            job.meter.count(new_tokens=new)
+            job.account.tokens += new
             job.handle.tell(job.outputs)
             if not job.running:
                 self._finish(job, None)
+        self._book(feeds, owners, began, *times)
+
+    def _book(
+        self, feeds: list[Feed], owners: list[Job], began: float, ready: float, computed: float, sampled: float
+    ) -> None:
+        """Split the step's seconds among the purposes that its rows were computed for."""
+        ended = time.perf_counter()
+        rows: Counter[Purpose] = Counter()
+        for feed, job in zip(feeds, owners, strict=True):
+            rows[job.request.purpose] += feed.stop - feed.start
+        spent = {"verify": computed - ready, "sampling": sampled - computed}
+        spent["scheduling"] = ended - began - sum(spent.values())
+        for purpose, share in rows.items():
+            for what, seconds in spent.items():
+                self.accounts[purpose].seconds[what] += seconds * share / rows.total()
+        if self.timeline is not None:
+            self.timeline.spans += [
+                Span("target", "verify", ready, computed),
+                Span("target", "sampling", computed, sampled),
+            ]
 
     def _finish(self, job: Job, reason: Any) -> None:
         for output in job.running:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from tot.decoders.account import Account
 from tot.decoders.budget import Meter
 from tot.decoders.engine.kv_tree import Branch, KVTree
 from tot.decoders.engine.output import Output
@@ -33,7 +34,11 @@ class Policy(Protocol):
     companion: Companion | None
 
     def propose(self) -> list[Feed]:
-        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed."""
+        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed.
+
+        Counts a forward for each output that takes part (`Output.forwards`). Nothing, where it is not this request's
+        turn by its companion's schedule.
+        """
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         """What to make of it: a list of reads for every feed proposed. Ends the job's outputs when they are done."""
@@ -59,6 +64,10 @@ class Job:
     branch: Branch = field(init=False)
     """Holds the prompt without its last token, which the policy feeds (its logits are the first to be read)."""
     policy: Policy = field(init=False)
+    head: int = 0
+    """Positions of `branch` from the first on that are known to be computed."""
+    account: Account = field(default_factory=Account)
+    """Where its purpose's costs are booked."""
     computed: int = 0
     """Prompt tokens that were computed for this job."""
     started: float = field(default_factory=time.monotonic)
@@ -85,7 +94,16 @@ class Job:
             parts = output.close()
             text = "".join(part.text for part in parts)
             done.append(
-                Completion(text, tuple(output.tokens), output.logprob, reason, usage, output.choice_logprobs, parts)
+                Completion(
+                    text,
+                    tuple(output.tokens),
+                    output.logprob,
+                    reason,
+                    usage,
+                    output.choice_logprobs,
+                    parts,
+                    tuple(output.trajectory),
+                )
             )
         return done
 

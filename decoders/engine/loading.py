@@ -73,7 +73,7 @@ def load_model(
         return _finish(name, tokenizer, title, object_dtype, name.device if device == "auto" else chosen)
     wanted = resolve_dtype(dtype, chosen)
     source = find_model(name)
-    with _quiet_transformers():
+    with quiet_transformers():
         if source.is_dir():
             model, own_tokenizer = _load_folder(source, str(name), wanted, tokenizer)
         else:
@@ -172,7 +172,7 @@ def _finish(model: Any, tokenizer: Any, name: str, dtype: torch.dtype, device: t
 
 
 @contextmanager
-def _quiet_transformers() -> Iterator[None]:
+def quiet_transformers() -> Iterator[None]:
     """No progress bars and no warnings from transformers inside; its settings are put back after."""
     from transformers.utils import logging
 

@@ -7,7 +7,9 @@ only for a hub id that is not whole in the hub cache, and once. Knows nothing of
 from __future__ import annotations
 
 import difflib
+import hashlib
 import importlib.util
+import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -105,6 +107,15 @@ def _from_hub(hub_id: str, advice: str) -> Path:
         raise ModelError(f"{hub_id} can't be had from the hub ({reason}): {advice}") from error
 
 
+def draft_folder(target: str, cache_dir: Path | None = None) -> Path:
+    """Where the draft model is kept that was trained for a target."""
+    from tot.decoders.engine.gguf_cache import cache_folder
+
+    readable = re.sub(r"[^\w.-]+", "-", target).strip("-.")[-60:]
+    digest = hashlib.sha256(target.encode()).hexdigest()[:8]
+    return (cache_dir or cache_folder()) / "drafts" / f"{readable}-{digest}"
+
+
 def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
     """The models at hand without a download: the known ones, converted GGUF files, and the hub cache.
 
@@ -123,6 +134,9 @@ def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
     for folder in sorted(((cache_dir or cache_folder()) / "models").glob("*")):
         if (cached := read_manifest(folder)) is not None:
             entries.append(ModelEntry(cached.source, "gguf cache", folder, cached.size))
+    for report in sorted(((cache_dir or cache_folder()) / "drafts").glob("*/report.json")):
+        size = sum(file.stat().st_size for file in report.parent.glob("*.safetensors"))
+        entries.append(ModelEntry(json.loads(report.read_text())["model"], "trained draft", report.parent, size))
     try:
         repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
     except CacheNotFound:

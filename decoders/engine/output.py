@@ -26,6 +26,7 @@ class Output:
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.parts: list[Part] = []
         self.forwards = self.drafted = self.accepted = 0
+        self.trajectory: list[tuple[int, tuple[int, ...]]] = []
         self._codec = codec
         self._sampling = sampling
         self._open_part(limit)

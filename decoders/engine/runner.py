@@ -83,8 +83,8 @@ class Runner:
 
     def _capacity(self, budget: int | str | None) -> int:
         """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default 2 GiB or what is there."""
+        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else _available_memory()
         if budget is None:
-            free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else _available_memory()
             capacity = int(min(_DEFAULT_BUDGET, free / 4) // self.slot_bytes)
         elif isinstance(budget, str) and not budget.strip().isdigit():
             match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
@@ -100,6 +100,11 @@ class Runner:
         if capacity < 1:
             raise OptionError(
                 f"a kv_budget of {budget!r} holds {max(capacity, 0)} tokens ({self.slot_bytes} bytes each): give more"
+            )
+        if capacity * self.slot_bytes > free:
+            raise OptionError(
+                f"a kv_budget of {capacity} tokens takes {capacity * self.slot_bytes / 2**30:.1f} GiB of keys and "
+                f"values, and {free / 2**30:.1f} GiB are free: give less"
             )
         return capacity
 

@@ -34,7 +34,9 @@ class Draw(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """The row of logits itself is wanted."""
+    """The row of logits itself is wanted; with `draw`, a token drawn from it too."""
+
+    draw: Draw | None = None
 
 
 Read = Draw | int | Raw
@@ -47,7 +49,7 @@ class Sampled(NamedTuple):
     token: int
     logprob: float
     logits: Tensor | None = None
-    """The row, (vocab,) in float32, where that was asked for; the token then is 0."""
+    """The row, (vocab,) in float32, where that was asked for; the token is 0 where none was drawn."""
 
 
 def noise_key(draw: Draw) -> int:
@@ -98,13 +100,12 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
     Ties at temperature 0 go to the token with the lowest id.
     """
     normaliser = torch.logsumexp(logits, dim=-1)
-    tokens = torch.empty(len(reads), dtype=torch.int64)
+    tokens = torch.zeros(len(reads), dtype=torch.int64)
+    raw = {i for i, wanted in enumerate(reads) if isinstance(wanted, Raw)}
+    reads = [wanted.draw or wanted if isinstance(wanted, Raw) else wanted for wanted in reads]
     drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature > _FREEZING]
     greedy = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature <= _FREEZING]
     given = [i for i, wanted in enumerate(reads) if isinstance(wanted, int)]
-    raw = {i for i, wanted in enumerate(reads) if isinstance(wanted, Raw)}
-    if raw:
-        tokens[sorted(raw)] = 0
     if given:
         tokens[given] = torch.tensor([reads[i] for i in given])
     if greedy:

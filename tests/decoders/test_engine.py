@@ -853,6 +853,7 @@ class Pairs:
         (output,), tree = self._job.outputs, self._job.tree
         if self._branch is None:
             self._branch = tree.fork(self._job.branch)
+        output.forwards += 1
         at, start = len(output.tokens), len(self._branch)
         known = [*self._job.prompt, *self._script]
         tree.extend(self._branch, known[start : start + 2])

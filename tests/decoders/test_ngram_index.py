@@ -40,12 +40,12 @@ class Searched:
             del self.texts[min(self.texts)]
             self.told = [place for place in self.told if place[0] in self.texts]
 
-    def follow(self, tail: Sequence[int], count: int) -> list[int]:
+    def follow(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]:
         for n in self.lengths:
             for text, at in reversed(self.told):
                 if n <= min(len(tail), at) and self.texts[text][at - n : at] == list(tail[len(tail) - n :]):
-                    return self.texts[text][at : at + count]
-        return []
+                    return n, self.texts[text][at : at + count]
+        return 0, []
 
 
 def both(texts: int, longest: int, shortest: int, capacity: int, told: Pieces) -> tuple[NgramIndex, Searched]:
@@ -85,7 +85,7 @@ def test_what_is_found_after_forgetting_stands_in_a_text_that_is_kept(
     told: Pieces, capacity: int, tail: list[int]
 ) -> None:
     index, searched = both(4, 4, 2, capacity, told)
-    found = index.follow(tail, 3)
+    _, found = index.follow(tail, 3)
     if found:
         places = [
             text[at : at + 3]
@@ -101,8 +101,8 @@ def test_the_longest_known_end_wins_over_a_later_shorter_one() -> None:
     early, late = index.begin(), index.begin()
     index.extend(early, [1, 2, 3, 4, 5])
     index.extend(late, [9, 2, 3, 7, 8])
-    assert index.follow([1, 2, 3], 2) == [4, 5]
-    assert index.follow([0, 2, 3], 2) == [7, 8]
+    assert index.follow([1, 2, 3], 2) == (3, [4, 5])
+    assert index.follow([0, 2, 3], 2) == (2, [7, 8])
 
 
 def test_the_latest_of_two_equal_ends_is_the_one_whose_next_token_came_last() -> None:
@@ -110,23 +110,23 @@ def test_the_latest_of_two_equal_ends_is_the_one_whose_next_token_came_last() ->
     first, second = index.begin(), index.begin()
     index.extend(first, [1, 2])
     index.extend(second, [1, 2, 6])
-    assert index.follow([1, 2], 1) == [6]
+    assert index.follow([1, 2], 1) == (2, [6])
     index.extend(first, [5])
-    assert index.follow([1, 2], 1) == [5]
+    assert index.follow([1, 2], 1) == (2, [5])
 
 
 def test_a_text_that_repeats_itself_is_continued_by_what_it_has() -> None:
     index = NgramIndex()
     index.extend(index.begin(), [1, 2, 1, 2, 1, 2])
-    assert index.follow([1, 2], 4) == [1, 2]  # its last end has nothing after it; the one before has two
+    assert index.follow([1, 2], 4) == (2, [1, 2])  # its last end has nothing after it; the one before has two
 
 
 @pytest.mark.parametrize("tail", [[], [2], [8, 9], [2, 1], [3, 4]])
 def test_an_unknown_tail_is_followed_by_nothing(tail: list[int]) -> None:
     index = NgramIndex()
     index.extend(index.begin(), [1, 2, 3, 4])
-    assert index.follow(tail, 3) == []
-    assert index.follow([1, 2], 0) == []
+    assert index.follow(tail, 3) == (0, [])
+    assert index.follow([1, 2], 0) == (2, [])
 
 
 def test_what_is_told_of_a_forgotten_text_is_dropped() -> None:
@@ -136,8 +136,8 @@ def test_what_is_told_of_a_forgotten_text_is_dropped() -> None:
     index.extend(new, [4, 5, 6])
     assert [old in index, new in index] == [False, True]
     index.extend(old, [1, 2, 3, 1, 2])
-    assert index.follow([1, 2], 1) == []
-    assert index.follow([4, 5], 1) == [6]
+    assert index.follow([1, 2], 1) == (0, [])
+    assert index.follow([4, 5], 1) == (2, [6])
     index.extend(new, [7])  # and none of it counts as kept
     assert new in index
 
@@ -146,4 +146,4 @@ def test_one_text_may_be_larger_than_the_capacity() -> None:
     index = NgramIndex(capacity=3)
     text = index.begin()
     index.extend(text, [1, 2, 3, 4, 5, 6])
-    assert index.follow([1, 2], 9) == [3, 4, 5, 6]
+    assert index.follow([1, 2], 9) == (2, [3, 4, 5, 6])

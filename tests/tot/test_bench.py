@@ -30,18 +30,33 @@ def test_decoders_are_compared_serial_and_packed_at_every_temperature(
 ) -> None:
     monkeypatch.setattr("tot.bench.decoders.NEW", 4)
     monkeypatch.setattr("tot.bench.decoders.TASKS", ("gsm8k",))
+    monkeypatch.setattr("tot.bench.decoders.WARM_UP", ("game24",))
     out = tmp_path / "numbers.json"
-    options = ("--decoders", "sd", "--decoder-option", "k=2", "--rounds", "1", "--samples", "2")
-    printed = tot("bench", "decoders", *options, "--temperatures", "0,1", "--out", str(out))
-    assert re.findall(r"│ (\w+, \w+(?: at a time)?) ", printed) == 2 * [
-        "ar, one at a time",
+    options = ("--decoders", "ar,sd,seed", "--decoder-option", "k=2", "--rounds", "1", "--samples", "2")
+    printed = tot("bench", "decoders", *options, "--temperatures", "1", "--out", str(out))
+    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
+    assert rows[:8] == [
+        "ar, serial",
         "ar, packed",
-        "sd, one at a time",
-        "sd, packed",
+        "sd (1,1), serial",
+        "sd (1,1), packed",
+        "seed (1,1), rounds, no overlap",
+        "seed (1,1), rounds",
+        "seed (1,1), packed",
+        "seed, packed",
     ]
     numbers = json.loads(out.read_text())
-    assert numbers["ar, packed, T=0.0"]["ratios"][1] == 1
-    assert all(speed > 0 for name, side in numbers.items() if name != "machine" for speed in side["speeds"])
+    assert numbers["thoughts, T = 1.0: ar, packed"]["ratios"][1] == 1
+    assert numbers["against generate, T = 1.0"]["ratio"] > 0
+    assert numbers["account, evaluate"]["seconds"]["verify"] > 0
+    assert all(speed > 0 for side in numbers.values() if isinstance(side, dict) for speed in side.get("speeds", []))
+    for picture in ("numbers-gantt.png", "numbers-utilisation.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_the_bench_compares_can_not_be_set(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "decoders", "--decoder-option", "policy=rounds", "--out", str(tmp_path / "n.json")]) == 2
+    assert "policy is what is compared here" in capfd.readouterr().err
 
 
 @pytest.mark.real

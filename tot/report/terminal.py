@@ -55,6 +55,8 @@ def usage_line(solution: Solution) -> str:
         f"{usage.prompt_tokens} prompt tokens ({usage.reused_prompt_tokens} reused), {usage.forwards} forwards, "
         f"{usage.seconds:.1f} s, {rate:.0f} tokens/s"
     )
+    if usage.drafted:
+        line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
     if solution.rejected:
         line += f", {solution.rejected} thoughts not legal or going back"
     if solution.parse_failures:

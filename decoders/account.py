@@ -1,0 +1,40 @@
+"""What decoding cost and what drafts were worth, split by what requests were for."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+
+
+@dataclass
+class Account:
+    """The requests of one purpose on one engine. Seconds that requests of several purposes shared are split by rows."""
+
+    tokens: int = 0
+    """New tokens, those of decoders that don't draft among them."""
+    verifications: int = 0
+    """Forwards of samples whose drafter was asked, whether it had a draft or not."""
+    drafted: int = 0
+    accepted: int = 0
+    """Drafted tokens that were accepted."""
+    reached: Counter[int] = field(default_factory=Counter)
+    """By position from 0: how often a draft had candidates there, and all before it had been accepted."""
+    taken: Counter[int] = field(default_factory=Counter)
+    """By position: how often one of them was accepted."""
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    """Elapsed: "draft", "verify" (the target's forwards), "sampling", "scheduling" (all else)."""
+
+    @property
+    def by_position(self) -> list[float]:
+        """Acceptance rate at each position of a draft, of those that were reached."""
+        return [self.taken[position] / self.reached[position] for position in sorted(self.reached)]
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted of drafted tokens; 0 where nothing was drafted."""
+        return self.accepted / self.drafted if self.drafted else 0.0
+
+    @property
+    def block_efficiency(self) -> float:
+        """Tokens a verification brings: 1 without drafts, k + 1 at best."""
+        return 1.0 + self.accepted / self.verifications if self.verifications else 1.0

@@ -1,0 +1,71 @@
+"""Pictures of a run from its timeline (SEED, figures 3b and 7a). Needs matplotlib: pip install 'tot[plots]'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tot.decoders.engine.timeline import Timeline
+from tot.decoders.errors import OptionError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_COLOURS = {"draft": "#e69f00", "verify": "#0072b2", "sampling": "#56b4e9"}
+
+
+def gantt(timeline: Timeline, title: str) -> Figure:
+    """Who drafted and who was verified when, a lane a branch, with the target's above and the queue's length below."""
+    figure: Figure = _figure(9.0, 4.5)
+    upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    first = min((span.began for span in timeline.spans), default=0.0)
+    branches = sorted({span.lane for span in timeline.spans} - {"target"}, key=lambda lane: int(lane.split()[-1]))
+    lanes = ["target", *branches]
+    names = ["target", *(f"thought {i}" for i in range(1, len(branches) + 1))]
+    for kind, colour in _COLOURS.items():
+        for row, lane in enumerate(lanes):
+            bars = [
+                (1000 * (span.began - first), 1000 * (span.ended - span.began))
+                for span in timeline.spans
+                if span.lane == lane and span.kind == kind
+            ]
+            label = kind if row == (1 if kind == "draft" else 0) else None
+            upper.broken_barh(bars, (row - 0.4, 0.8), facecolors=colour, label=label)
+    upper.set_yticks(range(len(lanes)), names)
+    upper.invert_yaxis()
+    upper.set_title(title)
+    upper.legend(loc="upper right", fontsize="small")
+    seconds, lengths = zip(*timeline.queue, strict=True) if timeline.queue else ((first,), (0,))
+    lower.step([1000 * (second - first) for second in seconds], lengths, where="post", color="black")
+    lower.set_ylabel("queue")
+    lower.set_xlabel("milliseconds")
+    return figure
+
+
+def utilisation(runs: Mapping[str, Timeline]) -> Figure:
+    """How much of the time the target computes, over each run."""
+    figure: Figure = _figure(9.0, 1.2 + 1.3 * len(runs))
+    rows = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
+    for axes, (name, timeline) in zip(rows, runs.items(), strict=True):
+        shares = timeline.busy("target")
+        axes.fill_between(range(len(shares)), [100 * share for share in shares], step="mid", color=_COLOURS["verify"])
+        mean = 100 * sum(shares) / len(shares) if shares else 0.0
+        axes.set_title(f"{name}: the target is at work {mean:.0f}% of the time", fontsize="medium", loc="left")
+        axes.set_ylim(0, 105)
+        axes.set_ylabel("%")
+    rows[-1].set_xlabel("the run, from its beginning to its end, in 50 parts")
+    return figure
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format that the file's ending names."""
+    figure.savefig(path, dpi=120)
+
+
+def _figure(width: float, height: float) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise OptionError("plots need matplotlib: pip install 'tot[plots]'") from error
+    return Figure(figsize=(width, height), layout="constrained")
