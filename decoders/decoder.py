@@ -21,6 +21,7 @@ from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.model_names import draft_folder
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
+from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
 from tot.decoders.request import Completion, Request
 from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
 from tot.decoders.seed import Rounds, Scheduled, SEEDOptions
@@ -82,9 +83,16 @@ def _jacobi(engine: Engine, options: JacobiOptions) -> Ready:
     return Ready(policy, shared.close, windows)
 
 
+def _lookahead(engine: Engine, options: LookaheadOptions) -> Ready:
+    pool = Pool(options.guesses)
+    looking = Looking(pool, options, engine, (engine_costs(engine), None) if options.adapt else None)
+    return Ready(partial(Lookahead, companion=looking), looking.close, pool)
+
+
 METHODS: dict[str, Method] = {
     "ar": Method(_autoregressive, NoOptions),
     "jacobi": Method(_jacobi, JacobiOptions),
+    "lookahead": Method(_lookahead, LookaheadOptions),
     "mcsd": Method(_speculative, MCSDOptions),
     "sd": Method(_speculative, SDOptions),
     "seed": Method(_seed, SEEDOptions),

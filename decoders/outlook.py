@@ -109,6 +109,15 @@ class Outlook:
         self._rows += 1
         return True
 
+    def invest(self, kind: Hashable, rows: int) -> bool:
+        """Whether rows that bring a token with the chance kept under `kind`, but none themselves, pay."""
+        chance = self.experience.chance(kind)
+        if chance <= self._rate * (self._target.of(self._rows + rows) - self._target.of(self._rows)):
+            return False
+        self._tokens += chance
+        self._rows += rows
+        return True
+
     def deepen(self, kind: Hashable, reached: Sequence[float]) -> bool:
         """Whether another forward of the draft pays, that goes on from nodes reached with these chances. `kind`: what
         the share of nodes so deep, after which something was accepted, is kept under."""

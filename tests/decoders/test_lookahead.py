@@ -1,0 +1,122 @@
+"""Lookahead decoding: token for token what `ar` gives; n-grams of the target's own guesses save forwards."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling, load_decoder
+from tot.decoders.lookahead import Pool
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
+Make = Callable[..., LocalDecoder]
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
+    """Decoders by name, each on a copy of one model of its own; their slots must all be free in the end."""
+    model = make_model(request.param, readable=True)
+    made: list[LocalDecoder] = []
+
+    def load(name: str, **options: Any) -> LocalDecoder:
+        kv_budget = options.pop("kv_budget", 6000)
+        made.append(load_decoder(name, copy.deepcopy(model), tokenizer=tokenizer, kv_budget=kv_budget, **options))
+        return made[-1]
+
+    yield load
+    for decoder in made:
+        decoder.close()
+        assert decoder.engine.tree.live == 0
+
+
+def mixed(count: int = 12) -> list[Request]:
+    rng = random.Random(4)
+    requests = []
+    for i in range(count):
+        prompt = LONG[: rng.randint(1, len(LONG))] + rng.choice(["and", " 10", "abc"])
+        sampling = Sampling(
+            max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
+            temperature=rng.choice([0.0, 1.0]),
+            top_p=rng.choice([0.9, 1.0]),
+            stop=rng.choice([(), (), (" t", "on")]),
+            seed=i,
+            n=rng.choice([1, 1, 3]),
+            ignore_eos=rng.random() < 0.4,
+        )
+        trigger = rng.choice([None, None, " So the answer is"])
+        choices = ("1", "10") if rng.random() < 0.2 and (trigger or sampling.n == 1) else ()
+        requests.append(Request(prompt=prompt, sampling=sampling, answer_trigger=trigger, choices=choices))
+    return requests
+
+
+def shown(completions: list[Completion]) -> list[Any]:
+    return [(c.tokens, c.text, c.finish_reason, c.parts) for c in completions]
+
+
+@pytest.mark.parametrize("adapt", [False, True])
+@pytest.mark.parametrize(("window", "ngram", "guesses"), [(1, 2, 1), (4, 3, 4), (15, 5, 15), (64, 2, 2), (3, 8, 3)])
+def test_the_text_is_what_ar_gives(make: Make, window: int, ngram: int, guesses: int, adapt: bool) -> None:
+    requests = mixed()
+    expected = make("ar").generate(requests)
+    decoder = make("lookahead", window=window, ngram=ngram, guesses=guesses, adapt=adapt, kv_budget=20_000)
+    for _ in range(2):  # the second time with a pool of what it saw
+        assert shown(decoder.generate(requests)) == shown(expected)
+
+
+def test_the_end_of_the_context_is_no_obstacle(make: Make) -> None:
+    prompt = tuple(random.Random(0).choices(range(3, 270), k=1000))
+    request = Request(prompt=prompt, sampling=Sampling(max_tokens=100, ignore_eos=True))
+    expected = make("ar").generate([request])
+    got = make("lookahead", window=9, ngram=4, adapt=False).generate([request])
+    assert shown(got) == shown(expected)
+    assert got[0].finish_reason == "length"
+
+
+def test_a_text_that_goes_in_circles_takes_fewer_forwards(make: Make) -> None:
+    """The next token depends on the last one only: what a column draws is right wherever it is met again."""
+    decoder = make("lookahead", window=6, ngram=4, guesses=4, adapt=False)
+    for layer in decoder.model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=120, ignore_eos=True, stop=()))
+    (got,) = decoder.generate([request])
+    assert got.usage.forwards < 0.6 * len(got.tokens)
+    assert got.usage.forwards == len(got.tokens) - got.usage.accepted
+
+
+def test_samples_share_the_pool(make: Make) -> None:
+    decoder = make("lookahead", window=6, ngram=3, guesses=4, adapt=False)
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=60, ignore_eos=True))
+    first, second = (decoder.generate([request])[0].usage for _ in range(2))
+    assert second.accepted > first.accepted  # greedy twice: the second finds the n-grams of the first
+
+
+def test_windows_that_do_not_pay_are_not_iterated(make: Make) -> None:
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=100, temperature=1.0, ignore_eos=True, n=8))
+    decoder = make("lookahead", window=32, ngram=5, guesses=15, kv_budget=20_000)
+    rows = []
+    forward = decoder.engine.runner.call
+
+    def counted(tokens: Any, *rest: Any) -> Any:
+        rows.append(tokens.shape[1])
+        return forward(tokens, *rest)
+
+    decoder.engine.runner.call = counted  # type: ignore[method-assign]
+    decoder.generate([request])
+    assert sorted(rows)[len(rows) // 2] < 8 * 32
+
+
+def test_a_pool_keeps_the_latest_ngrams() -> None:
+    pool = Pool(2)
+    for ngram in ([1, 2, 3], [1, 4, 5], [1, 2, 3], [1, 6, 7], [2, 9, 9]):
+        pool.add(ngram)
+    assert [list(rest) for rest in pool._ngrams[1]] == [[2, 3], [6, 7]]
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"ngram": 1}, {"guesses": 0}, {"k": 3}])
+def test_options_that_make_no_sense_are_refused(make: Make, options: dict[str, Any]) -> None:
+    with pytest.raises(OptionError, match=f"decoder lookahead, option {next(iter(options))}"):
+        make("lookahead", **options)
