@@ -353,3 +353,14 @@ def test_closing_a_decoder_gives_the_draft_its_own_attention_back(
     assert torch.equal(draft(tokens).logits, before)
     assert (target.config._attn_implementation == "sdpa") != shared
     engine.close()
+
+
+def test_a_store_that_leaves_no_room_for_the_drafts_is_refused(
+    make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = make_model(), make_model(seed=1)
+    with Engine(load_model(target, tokenizer=tokenizer), 1000) as engine:
+        small = 999 * engine.runner.slot_bytes
+        monkeypatch.setattr("tot.decoders.engine.runner._available_memory", lambda: small)
+        with pytest.raises(OptionError, match="no room for the draft's keys and values beside the target's: .* 1000"):
+            load_decoder("sd", engine=engine, draft=draft)
