@@ -173,7 +173,7 @@ def _windows(engine: Engine, given: Sequence[Path], window: int, most: int) -> l
             ids = engine.codec.encode(" ".join(str(value) for value in row.values()))
             parts = [ids[at : at + window] for at in range(0, len(ids), window)]
             pieces += [part for part in parts if len(part) > 1]
-            total += len(ids)
+            total += len(ids) - len(parts)  # nothing is said of a part's first token
             if total >= most:
                 break
     return [pieces[at : at + 32] for at in range(0, len(pieces), 32)]

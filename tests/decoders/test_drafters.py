@@ -362,5 +362,5 @@ def test_a_store_that_leaves_no_room_for_the_drafts_is_refused(
     with Engine(load_model(target, tokenizer=tokenizer), 1000) as engine:
         small = 999 * engine.runner.slot_bytes
         monkeypatch.setattr("tot.decoders.engine.runner._available_memory", lambda: small)
-        with pytest.raises(OptionError, match="no room for the draft's keys and values beside the target's: .* 1000"):
+        with pytest.raises(OptionError, match=r"no room for the draft's keys and values beside the target's: .* 1000"):
             load_decoder("sd", engine=engine, draft=draft)

@@ -96,11 +96,11 @@ class Bench:
         for engine in self.engines:
             engine.close()
             assert engine.tree.live == 0
+        for decoder in self.decoders:
+            decoder.close()
         for drafter in self.drafters:
             if isinstance(drafter, ModelDrafter):
                 assert drafter.runner.tree.live == 0
-        for decoder in self.decoders:
-            decoder.close()
 
 
 @pytest.fixture
