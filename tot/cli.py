@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
+from tot import cli_cllm
 from tot.decoders.errors import OptionError, TotError
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
@@ -34,6 +35,7 @@ bench = typer.Typer(
     no_args_is_help=True, help="Benchmarks: both sides in one run, ratios printed.", rich_markup_mode=None
 )
 app.add_typer(bench, name="bench")
+app.add_typer(cli_cllm.app, name="cllm")
 
 
 class Dtype(StrEnum):

@@ -24,6 +24,8 @@ def rows(path: str | Path) -> Iterator[dict[str, Any]]:
 
     try:
         yield from load_dataset(builder, data_files=str(path), split="train", streaming=True)
+    except StopIteration:  # a file without rows
+        return
     except Exception as error:  # whatever the reader of the format raises
         raise OptionError(f"{path} can't be read: {' '.join(str(error).split()) or type(error).__name__}") from error
 

@@ -14,12 +14,11 @@ from typing import Annotated, Any
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
-from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tot.decoders.distill.checkpoint import keep, restore
 from tot.decoders.distill.record import Record
 from tot.decoders.engine.loading import LoadedModel
 
@@ -89,7 +88,7 @@ def train(
     by_epoch = math.ceil(len(records) / options.batch)
     steps = max(1, round(options.epochs * by_epoch))
     model.train()
-    for step in range(_restore(model, optimizer, checkpoint), steps):
+    for step in range(restore(model, optimizer, checkpoint), steps):
         order = torch.randperm(
             len(records), generator=torch.Generator().manual_seed(options.seed + step // by_epoch)
         ).tolist()
@@ -104,7 +103,7 @@ def train(
         optimizer.zero_grad()
         tell(step + 1, steps, loss.item())
         if (step + 1) % _CHECKPOINT_EVERY == 0:
-            _keep(model, optimizer, step + 1, checkpoint)
+            keep(model, optimizer, step + 1, checkpoint)
     model.eval()
 
 
@@ -147,31 +146,3 @@ def _at_places(model: Any, records: Sequence[Record]) -> tuple[Tensor, Tensor, T
         logits = model.lm_head(hidden[places])
     top, said = (torch.cat([getattr(record, name) for record in records]) for name in ("top", "logprobs"))
     return log_softmax(logits.float(), -1), top.long(), said.float()
-
-
-def _keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
-    state = {f"model.{name}": weight.detach() for name, weight in model.named_parameters()}
-    for i, moments in optimizer.state_dict()["state"].items():
-        state |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
-    unfinished = path.with_name(path.name + ".partial")
-    save_file(state, unfinished, {"step": str(step)})
-    unfinished.replace(path)
-
-
-def _restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
-    """The step to go on from."""
-    if not path.exists():
-        return 0
-    moments: dict[int, dict[str, Tensor]] = {}
-    with safe_open(path, "pt") as file, torch.no_grad():
-        weights = dict(model.named_parameters())
-        for key in file.keys():  # noqa: SIM118 - it is no mapping
-            kind, _, name = key.partition(".")
-            if kind == "model":
-                weights[name].copy_(file.get_tensor(key))
-            else:
-                number, _, moment = name.partition(".")
-                moments.setdefault(int(number), {})[moment] = file.get_tensor(key)
-        step = int(file.metadata()["step"])
-    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
-    return step

@@ -1,7 +1,8 @@
-"""Pictures of a run from its timeline (SEED, figures 3b and 7a). Needs matplotlib: pip install 'tot[plots]'."""
+"""Pictures: a run from its timeline (SEED, figures 3b and 7a), losses by step. Needs matplotlib: the extra `plots`."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -55,6 +56,20 @@ def utilisation(runs: Mapping[str, Timeline]) -> Figure:
         axes.set_ylim(0, 105)
         axes.set_ylabel("%")
     rows[-1].set_xlabel("the run, from its beginning to its end, in 50 parts")
+    return figure
+
+
+def losses(curve: Path) -> Figure:
+    """The losses of a training run, from its JSON lines of `step` and losses."""
+    lines = [json.loads(line) for line in curve.read_text().splitlines()]
+    figure: Figure = _figure(7.0, 4.0)
+    axes = figure.subplots()
+    for name in sorted({name for line in lines for name in line} - {"step"}):
+        axes.plot([line["step"] for line in lines], [line[name] for line in lines], label=name, linewidth=1)
+    axes.set_xlabel("step")
+    axes.set_ylabel("nats")
+    axes.set_yscale("log")
+    axes.legend()
     return figure
 
 

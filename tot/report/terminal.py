@@ -8,10 +8,14 @@ from __future__ import annotations
 import re
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bars
 from rich.text import Text
 from rich.tree import Tree
 
@@ -19,6 +23,19 @@ from tot.solver import Solution
 from tot.tree import Node, ThoughtTree
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+@contextmanager
+def counting(what: str, total: int | None, console: Console) -> Iterator[Callable[..., None]]:
+    """A bar for long work: yields tell(done, note, total), the total being optional."""
+    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
+    with Bars(*columns, console=console) as bars:
+        task = bars.add_task(what, total=total, note="")
+
+        def tell(done: int, note: str, of: int | None = total) -> None:
+            bars.update(task, completed=done, total=of, note=note)
+
+        yield tell
 
 
 def plain(text: str) -> str:

@@ -1,0 +1,204 @@
+"""Consistency training: a model learns to map any point of its Jacobi trajectories to the fixed point (CLLM,
+Algorithm 2).
+
+One text a forward, with several of its windows; consistency loss plus w times the AR loss on the model's own text.
+`accelerate` places, scatters and accumulates; what is random depends on seed, epoch and row alone, so that a run which
+was stopped ends in the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from tot.decoders.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.cllm.trajectories import trajectories
+from tot.decoders.distill.checkpoint import keep, restore
+from tot.decoders.engine.loading import LoadedModel, quiet_transformers
+from tot.decoders.errors import ModelError, OptionError
+
+CHECKPOINT = "checkpoint.safetensors"
+CURVE = "losses.jsonl"
+
+
+class TrainOptions(BaseModel):
+    """How a model is made consistent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: Annotated[int, Field(ge=1)] = 1
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    """At its peak; it rises for a twentieth of the steps, then falls by a cosine to a tenth."""
+    loss: Literal["global", "local"] = "global"
+    divergence: Divergence = "forward_kl"
+    ar_weight: Annotated[float, Field(ge=0)] = 1.0
+    """w in equation 7."""
+    windows: Annotated[int, Field(ge=1)] = 4
+    """Windows of a text in one forward, drawn from its trajectory."""
+    accumulate: Annotated[int, Field(ge=1)] = 4
+    """Texts a step."""
+    lora: Annotated[int, Field(ge=1)] | None = None
+    """Rank of LoRA matrices; None trains all weights."""
+    gradient_checkpointing: bool = False
+    checkpoint_every: Annotated[int, Field(ge=1)] = 200
+    """Steps."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+def train(
+    loaded: LoadedModel,
+    folder: Path,
+    out: Path,
+    options: TrainOptions,
+    tell: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> None:
+    """Train `loaded` on the trajectories in `folder` and save it, in transformers' format, to `out`.
+
+    Goes on from a checkpoint in `out`. The losses of every step are lines of `losses.jsonl` there. `tell` hears (step,
+    of how many, loss in nats). Raises ModelError for trajectories of another model, and where the loss is not finite.
+    """
+    from accelerate import Accelerator
+
+    rows = list(trajectories(folder, loaded))
+    if not rows:
+        raise OptionError(f"{folder} holds no text to learn from: every one repeated itself, or there was none")
+    out.mkdir(parents=True, exist_ok=True)
+    model = _trainable(loaded, options)
+    accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision="bf16", gradient_accumulation_steps=1)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
+    texts = DataLoader(_Texts(rows, options), batch_size=options.accumulate, collate_fn=list)
+    model, optimizer, texts = accelerator.prepare(model, optimizer, texts)
+    steps = options.epochs * len(texts)
+    done = restore(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
+    curve = _Curve(out / CURVE, done)
+    model.train()
+    for epoch in range(done // len(texts), options.epochs):
+        dataset: Any = texts.dataset
+        dataset.epoch = epoch
+        begun = done % len(texts) if epoch == done // len(texts) else 0
+        for number, batch in enumerate(accelerator.skip_first_batches(texts, begun), begun):
+            step = epoch * len(texts) + number
+            _schedule(optimizer, options.learning_rate, step, steps)
+            consistency = ar = 0.0
+            for laid_out in batch:
+                with accelerator.autocast():
+                    logits = _logits(model, laid_out, accelerator.device)
+                far, unlikely = consistency_loss(logits, laid_out, options.divergence), ar_loss(logits, laid_out)
+                accelerator.backward((far + options.ar_weight * unlikely) / len(batch))
+                consistency += far.item() / len(batch)
+                ar += unlikely.item() / len(batch)
+            loss = consistency + options.ar_weight * ar
+            if not math.isfinite(loss):
+                raise ModelError(
+                    f"the loss is {loss} at step {step + 1}: the last good checkpoint is kept in {out}; go on with a "
+                    f"learning rate below {options.learning_rate}"
+                )
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+            if accelerator.is_main_process:
+                curve.add(step=step + 1, loss=loss, consistency=consistency, ar=ar)
+                tell(step + 1, steps, loss)
+                if (step + 1) % options.checkpoint_every == 0:
+                    keep(accelerator.unwrap_model(model), optimizer.optimizer, step + 1, out / CHECKPOINT)
+    if accelerator.is_main_process:
+        _save(accelerator.unwrap_model(model), loaded, out)
+
+
+def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
+    """The model in float32 with gradients: of all weights, or of LoRA's."""
+    model: Any = loaded.model.float().requires_grad_(True)
+    model.set_attn_implementation("sdpa")
+    if options.lora is not None:
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError as error:
+            raise OptionError("lora needs peft: pip install 'tot[cllm]', or leave lora out") from error
+        model = get_peft_model(
+            model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
+        )
+    if options.gradient_checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _logits(model: nn.Module, laid_out: Layout, device: torch.device) -> Tensor:
+    """(length, vocab). The mask is additive: a bool one is not what every attention function takes."""
+    mask = torch.zeros(laid_out.mask.shape, device=device).masked_fill(~laid_out.mask.to(device), float("-inf"))
+    result = model(
+        input_ids=laid_out.tokens[None].to(device),
+        position_ids=laid_out.positions[None].to(device),
+        attention_mask=mask[None, None],
+        use_cache=False,
+    )
+    logits: Tensor = result.logits[0]
+    return logits
+
+
+def _schedule(optimizer: Any, peak: float, step: int, steps: int) -> None:
+    risen, fallen = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
+    for group in optimizer.param_groups:
+        group["lr"] = peak * min(1.0, risen) * fallen
+
+
+def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    model.eval().requires_grad_(False)
+    with quiet_transformers():
+        model.to(loaded.dtype).save_pretrained(out)
+        loaded.tokenizer.save_pretrained(out)
+    (out / CHECKPOINT).unlink(missing_ok=True)
+
+
+class _Texts(Dataset[Layout]):
+    """The texts in an order of each epoch's own, each with windows of its trajectory, drawn anew."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], options: TrainOptions) -> None:
+        self._rows = rows
+        self._options = options
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> Layout:
+        options = self._options
+        order = list(range(len(self._rows)))
+        random.Random(f"{options.seed}/{self.epoch}").shuffle(order)
+        row = self._rows[order[place]]
+        chance = random.Random(f"{options.seed}/{self.epoch}/{order[place]}")
+        drawn = chance.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))
+        windows = []
+        for which in sorted(drawn):
+            start, points = row["starts"][which], row["points"][which]
+            fixed = row["response"][start : start + len(points[0])]
+            at = chance.randrange(len(points))
+            if options.loss == "local":
+                windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))
+            else:
+                windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
+        return layout(row["prompt"], row["response"], windows, options.loss == "local")
+
+
+class _Curve:
+    """Losses by step, a JSON line each; those after the checkpoint that is gone on from are dropped."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        lines = path.read_text().splitlines()[:done] if path.exists() else []
+        path.write_text("".join(f"{line}\n" for line in lines))
+        self._path = path
+
+    def add(self, **values: float) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(values) + "\n")

@@ -1,0 +1,288 @@
+"""What is counted: accounts by purpose, usages, and the timeline of a run."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
+from tot.decoders.account import Account
+from tot.decoders.drafters import ModelDrafter
+from tot.decoders.engine.timeline import Span, Timeline
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
+METHODS: list[tuple[str, dict[str, Any]]] = [
+    ("sd", {"k": 3}),
+    ("mcsd", {"k_config": (2, 1)}),
+    ("seed", {"adapt": False, "k_config": (2, 1)}),
+    ("seed", {"policy": "rounds", "adapt": False, "k_config": (2, 1)}),
+    ("seed", {"policy": "rounds", "overlap": False}),
+]
+named = pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value).strip("{}"))
+Load = Callable[..., LocalDecoder]
+
+
+@pytest.fixture
+def load(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Load]:
+    """Makes decoders on one target; `draft` is "same" for one that is always right, else None."""
+    target = make_model(readable=True)
+    made: list[LocalDecoder] = []
+
+    def make(name: str = "ar", engine: Engine | None = None, draft: str | None = None, **options: Any) -> LocalDecoder:
+        engine = engine or Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 6000)
+        if name != "ar":
+            loaded = load_model(copy.deepcopy(target), tokenizer=tokenizer)
+            options["draft"] = ModelDrafter(loaded, 4000) if draft == "same" else draft
+        made.append(load_decoder(name, engine=engine, **options))
+        return made[-1]
+
+    yield make
+    for decoder in made:
+        decoder.engine.close()
+        decoder.close()
+
+
+def requests(count: int = 3, purpose: Any = "generate", tokens: int = 24, **more: Any) -> list[Request]:
+    sampling = {"max_tokens": tokens, "temperature": 0.6, "ignore_eos": True, "n": 2}
+    return [
+        Request(prompt=LONG + str(i), purpose=purpose, sampling=Sampling(seed=i, **sampling), **more)
+        for i in range(count)
+    ]
+
+
+def spent(completions: Sequence[Completion]) -> tuple[int, int, int, int]:
+    """New tokens, forwards, drafted and accepted tokens."""
+    usages = [completion.usage for completion in completions]
+    fields = ("new_tokens", "forwards", "drafted", "accepted")
+    one, two, three, four = (sum(getattr(usage, name) for usage in usages) for name in fields)
+    return one, two, three, four
+
+
+def booked(account: Account) -> tuple[int, int, int, int]:
+    return account.tokens, account.verifications, account.drafted, account.accepted
+
+
+# -- accounts --------------------------------------------------------------------------------------
+
+
+@named
+@pytest.mark.parametrize("draft", [None, "same"])
+def test_accounts_are_the_sums_of_usages(load: Load, name: str, options: dict[str, Any], draft: str | None) -> None:
+    decoder = load(name, draft=draft, **options)
+    handles = {
+        purpose: decoder.submit(requests(count, purpose))
+        for purpose, count in (("generate", 3), ("evaluate", 1), ("answer", 2))
+    }
+    for purpose, some in handles.items():
+        completions = [completion for handle in some for completion in handle.result(30)]
+        assert booked(decoder.engine.accounts[purpose]) == spent(completions)  # type: ignore[index]
+    assert {*decoder.engine.accounts} == {*handles}
+
+
+def test_tokens_of_all_decoders_are_counted(load: Load) -> None:
+    speculative = load("sd", draft="same")
+    plain = load(engine=speculative.engine)
+    both = [*speculative.generate(requests()), *plain.generate(requests())]
+    account = speculative.engine.accounts["generate"]
+    assert account.tokens == spent(both)[0] == 2 * 6 * 24
+    assert account.verifications == spent(both[:6])[1]
+
+
+def test_accounts_go_on_from_one_request_to_the_next(load: Load) -> None:
+    decoder = load("sd", draft="same")
+    completions = [completion for _ in range(3) for completion in decoder.generate(requests(2))]
+    assert booked(decoder.engine.accounts["generate"]) == spent(completions)
+
+
+def test_an_answer_is_booked_with_its_rationale(load: Load) -> None:
+    decoder = load("sd")
+    got = decoder.generate(requests(answer_trigger=" So", answer_tokens=5))
+    account = decoder.engine.accounts["generate"]
+    assert booked(account) == spent(got)
+    assert account.tokens == 6 * (24 + 5)
+
+
+@pytest.mark.parametrize(("k", "tokens"), [(1, 32), (3, 32), (4, 50)])
+@pytest.mark.parametrize("name", ["sd", "seed"])
+def test_a_perfect_draft_brings_one_token_more_than_it_is_long(load: Load, name: str, k: int, tokens: int) -> None:
+    options: dict[str, Any] = {"k": k} if name == "sd" else {"k_config": (1,) * k, "adapt": False}
+    decoder = load(name, draft="same", **options)
+    decoder.generate(requests(tokens=tokens))
+    account = decoder.engine.accounts["generate"]
+    assert account.block_efficiency == k + 1
+    assert account.acceptance_rate == 1.0
+    assert account.by_position == [1.0] * k
+
+
+def test_acceptance_by_position_is_of_the_drafts_that_got_there(load: Load) -> None:
+    decoder = load("sd", k=4)
+    got = decoder.generate(requests(6, tokens=60))
+    account = decoder.engine.accounts["generate"]
+    reached, taken = (list(count.values()) for count in (account.reached, account.taken))
+    assert len(account.by_position) <= 4
+    assert all(0 <= share <= 1 for share in account.by_position)
+    assert sum(taken) == account.accepted == spent(got)[3] > 0
+    assert reached == sorted(reached, reverse=True)
+    assert all(later <= before for before, later in itertools.pairwise(account.taken[i] for i in range(4)))
+    assert all(account.reached[i + 1] <= account.taken[i] for i in range(3))
+    assert account.reached[0] <= account.verifications
+    assert 0 < account.acceptance_rate == account.accepted / account.drafted < 1
+    assert account.block_efficiency == 1 + account.accepted / account.verifications
+
+
+def test_candidates_of_one_position_are_one_chance(load: Load) -> None:
+    decoder = load("mcsd", draft="same", k_config=(3, 2))
+    decoder.generate(requests(tokens=30))
+    account = decoder.engine.accounts["generate"]
+    assert account.by_position == [1.0, 1.0]
+    assert account.reached[0] == account.verifications
+    assert account.acceptance_rate == pytest.approx(2 / (3 + 3 * 2))
+
+
+def test_where_nothing_is_drafted_a_verification_brings_one_token() -> None:
+    assert (Account().block_efficiency, Account().acceptance_rate, Account().by_position) == (1.0, 0.0, [])
+
+
+def test_choices_alone_are_no_verifications(load: Load) -> None:
+    decoder = load("sd", draft="same")
+    decoder.generate([Request(prompt="abc", choices=("1", "10"), purpose="evaluate")])
+    account = decoder.engine.accounts["evaluate"]
+    assert booked(account) == (0, 0, 0, 0)
+    assert account.seconds["verify"] > 0
+
+
+@named
+def test_seconds_are_all_there_and_add_up_to_no_more_than_went_by(
+    load: Load, name: str, options: dict[str, Any]
+) -> None:
+    decoder = load(name, draft="same", **options)
+    engine = decoder.engine
+    timeline = engine.timeline = Timeline()
+    began = time.perf_counter()
+    handles = [*decoder.submit(requests(2)), *decoder.submit(requests(1, "evaluate"))]
+    for handle in handles:
+        handle.result(30)
+    engine.close()
+    for account in engine.accounts.values():
+        assert {*account.seconds} == {"draft", "verify", "sampling", "scheduling"}
+        assert all(seconds >= 0 for seconds in account.seconds.values())
+        assert account.seconds["verify"] > 0
+        assert account.seconds["draft"] > 0
+
+    def total(what: str) -> float:
+        return sum(account.seconds[what] for account in engine.accounts.values())
+
+    for what in ("verify", "sampling"):
+        elapsed = sum(span.ended - span.began for span in timeline.spans if (span.lane, span.kind) == ("target", what))
+        assert total(what) == pytest.approx(elapsed)
+    drafting = sum(span.ended - span.began for span in timeline.spans if span.kind == "draft")
+    assert drafting * 0.99 < total("draft") < time.perf_counter() - began
+
+
+def test_seconds_are_split_by_rows(load: Load) -> None:
+    """Two purposes in the same forwards, one with three times the samples of the other."""
+    decoder = load()
+    many = requests(3, "generate", 100)
+    few = requests(1, "evaluate", 100)
+    handles = decoder.engine.submit_all([*many, *few], [decoder._policy] * 4)
+    for handle in handles:
+        handle.result(30)
+    accounts = decoder.engine.accounts
+    for what in ("verify", "sampling", "scheduling"):
+        assert accounts["generate"].seconds[what] == pytest.approx(3 * accounts["evaluate"].seconds[what], rel=0.25)
+
+
+# -- usages in rounds ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_forward_counts_for_the_sample_whose_draft_it_verified(load: Load, overlap: bool) -> None:
+    decoder = load("seed", draft="same", policy="rounds", overlap=overlap, adapt=False, k_config=(1, 1, 1))
+    got = decoder.generate(requests(3, tokens=24))
+    assert [completion.usage.forwards for completion in got] == [24 // 4] * 6
+    assert decoder.engine.forwards == 6 * 24 // 4
+    assert decoder.engine.accounts["generate"].verifications == 6 * 24 // 4
+
+
+# -- the timeline ----------------------------------------------------------------------------------
+
+
+@named
+def test_spans_are_in_order_in_their_lanes(load: Load, name: str, options: dict[str, Any]) -> None:
+    decoder = load(name, draft="same", **options)
+    timeline = decoder.engine.timeline = Timeline()
+    decoder.generate(requests(2))
+    decoder.engine.close()
+    decoder.close()
+    lanes: dict[str, list[Span]] = {}
+    for span in timeline.spans:
+        lanes.setdefault(span.lane, []).append(span)
+    rounds = options.get("policy") == "rounds"
+    texts = {lane for lane in lanes if lane.startswith("branch ")}
+    assert {*lanes} == {"target"} | (texts if rounds else {"draft"})
+    assert len(texts) == (4 if rounds else 0)
+    for lane, spans in lanes.items():
+        assert all(span.began <= span.ended for span in spans), lane
+        assert all(after.began >= before.ended for before, after in itertools.pairwise(spans)), lane
+        assert {span.lane for span in spans if span.branch is not None} == ({lane} if lane in texts else set())
+    assert [span.kind for span in lanes["target"]] == ["verify", "sampling"] * decoder.engine.forwards
+    for lane in texts:
+        assert [span.kind for span in lanes[lane]] == ["draft", "verify"] * (len(lanes[lane]) // 2)
+    if not rounds:
+        assert timeline.queue == []
+    for lane in lanes:
+        shares = timeline.busy(lane)
+        assert len(shares) == 50
+        assert all(0 <= share <= 1 + 1e-6 for share in shares)
+        assert max(shares) > 0
+
+
+def test_without_a_timeline_nothing_is_recorded_and_with_one_no_token_changes(load: Load) -> None:
+    decoder = load("seed", draft="same", policy="rounds")
+    without = decoder.generate(requests())
+    timeline = decoder.engine.timeline = Timeline()
+    within = decoder.generate(requests())
+    decoder.engine.timeline = None
+    recorded = len(timeline.spans)
+    decoder.generate(requests())
+    assert [one.tokens for one in within] == [one.tokens for one in without]
+    assert 0 < len(timeline.spans) <= recorded + 1  # what was begun may end
+
+
+def test_busy_is_the_share_of_each_window() -> None:
+    spans = [Span("a", "draft", 0.0, 1.5), Span("b", "draft", 1.0, 4.0), Span("a", "verify", 3.75, 4.0)]
+    timeline = Timeline(spans=spans)
+    assert timeline.busy("a", 4) == [1.0, 0.5, 0.0, 0.25]
+    assert timeline.busy("b", 4) == [0.0, 1.0, 1.0, 1.0]
+    assert timeline.busy("c", 2) == [0.0, 0.0]
+    assert Timeline().busy("a") == []
+
+
+moments = st.lists(st.integers(0, 1000), min_size=2, max_size=20, unique=True).map(sorted)
+
+
+@given(moments, st.integers(1, 60))
+@settings(deadline=None, derandomize=True, database=None, max_examples=200)
+def test_busy_is_all_that_a_lane_did(found: list[int], windows: int) -> None:
+    pairs = list(zip(found[::2], found[1::2], strict=False))
+    timeline = Timeline(spans=[Span("a", "draft", began / 7, ended / 7) for began, ended in pairs])
+    shares = timeline.busy("a", windows)
+    assert len(shares) == windows
+    assert all(0 <= share <= 1 + 1e-9 for share in shares)
+    width = (pairs[-1][1] - pairs[0][0]) / windows
+    assert sum(shares) * width == pytest.approx(sum(ended - began for began, ended in pairs))
+
+
+def test_a_timeline_keeps_spans_by_its_own_clock() -> None:
+    ticks = iter(range(100))
+    timeline = Timeline(clock=lambda: float(next(ticks)))
+    with timeline.span("branch 3", "draft", 3):
+        next(ticks)
+    assert timeline.spans == [Span("branch 3", "draft", 0.0, 2.0, 3)]

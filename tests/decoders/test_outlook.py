@@ -1,0 +1,242 @@
+"""What speculation may gain: the cost of rows, the shares accepted so far, and the plan of one step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from tot.decoders import load_model
+from tot.decoders.drafters import Context, Draft, LookupDrafter, ModelDrafter
+from tot.decoders.engine.sampling import Draw
+from tot.decoders.outlook import Costs, Experience, Outlook
+
+FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
+
+seconds = st.floats(1e-4, 10.0)
+measured = st.dictionaries(st.integers(1, 100), seconds, min_size=1, max_size=8).map(lambda found: list(found.items()))
+chances = st.floats(0.0, 1.0)
+
+FLAT = Costs((1,), (1.0,))
+LINEAR = Costs((1, 11), (10.0, 20.0))
+"""Nine seconds, and one a row."""
+FULL = Costs.fit([(1, 1.0), (8, 1.01), (16, 2.0), (32, 4.0), (64, 8.0)])
+"""Eight rows cost about what one does; from there on, twice the rows take twice the time."""
+
+
+# -- costs -----------------------------------------------------------------------------------------
+
+
+def test_costs_go_in_straight_lines_between_and_beyond_the_points() -> None:
+    costs = Costs((1, 5, 7), (1.0, 3.0, 9.0))
+    assert [costs.of(rows) for rows in (1, 2, 5, 6, 7, 10)] == [1.0, 1.5, 3.0, 6.0, 9.0, 18.0]
+    assert [costs.slope(rows) for rows in (1, 4, 5, 6, 7, 100)] == [0.5, 0.5, 3.0, 3.0, 3.0, 3.0]
+
+
+def test_one_point_says_that_rows_are_free() -> None:
+    assert [FLAT.of(rows) for rows in (1, 50)] == [1.0, 1.0]
+    assert FLAT.slope(9) == 0.0
+
+
+@given(measured, st.integers(1, 200))
+@FAST
+def test_more_rows_never_cost_less(found: list[tuple[int, float]], rows: int) -> None:
+    costs = Costs.fit(found)
+    assert costs.of(rows + 1) >= costs.of(rows) - 1e-9
+    if rows >= min(costs.rows):
+        assert costs.of(rows) + costs.slope(rows) == pytest.approx(costs.of(rows + 1))
+    for known, value in found:
+        slowest = max(other for fewer, other in found if fewer <= known)
+        assert costs.of(known) == pytest.approx(slowest)
+        assert slowest >= value
+
+
+def test_points_may_be_given_in_any_order() -> None:
+    assert Costs.fit([(8, 3.0), (1, 1.0), (4, 2.0)]) == Costs((1, 4, 8), (1.0, 2.0, 3.0))
+
+
+# -- experience ------------------------------------------------------------------------------------
+
+
+def learned(*told: bool, kind: Any = "a") -> Experience:
+    experience = Experience()
+    for accepted in told:
+        experience.learn(kind, accepted)
+    return experience
+
+
+def test_what_is_not_known_is_as_likely_as_not() -> None:
+    assert Experience().chance("a") == 0.5
+    assert learned(True, True, kind="b").chance("a") == 0.5
+
+
+@given(st.lists(st.booleans(), max_size=60))
+@FAST
+def test_a_chance_is_the_share_accepted_beside_two_trials_of_which_one_was(told: list[bool]) -> None:
+    assert learned(*told).chance("a") == pytest.approx((sum(told) + 1) / (len(told) + 2))
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 2000))
+@FAST
+def test_what_was_learned_fades_towards_what_is_not_known(told: list[bool], steps: int) -> None:
+    experience = learned(*told)
+    fresh = experience.chance("a")
+    experience.step = steps
+    faded = experience.chance("a")
+    assert min(fresh, 0.5) - 1e-12 <= faded <= max(fresh, 0.5) + 1e-12
+    experience.step += 5000
+    assert experience.chance("a") == pytest.approx(0.5, abs=1e-3)
+
+
+def test_what_faded_counts_less_than_what_is_new() -> None:
+    experience = learned(*[False] * 20)
+    experience.step = 400
+    for _ in range(10):
+        experience.learn("a", True)
+    assert experience.chance("a") > 0.7 > learned(*[False] * 20, *[True] * 10).chance("a")
+
+
+def test_only_so_many_trials_are_remembered() -> None:
+    experience = learned(*[True] * 20_000)
+    assert experience.chance("a") == pytest.approx(201 / 202, abs=1e-4)
+    for _ in range(400):
+        experience.learn("a", False)
+    assert experience.chance("a") < 0.2
+
+
+# -- the plan of a step ----------------------------------------------------------------------------
+
+
+def outlook(target: Costs, branches: int = 1, draft: Costs | None = None, **known: float) -> Outlook:
+    """`known`: what is known of these kinds, as shares of 100 trials."""
+    told = [(kind, trial < share * 100) for kind, share in known.items() for trial in range(100)]
+    experience = Experience()
+    for kind, accepted in told:
+        experience.learn(kind, accepted)
+    return Outlook(experience, target, draft, branches)
+
+
+@pytest.mark.parametrize(("branches", "least"), [(1, 0.1), (3, 0.25), (27, 0.75), (81, 0.9)])
+def test_a_token_is_worth_its_row_from_some_chance_on(branches: int, least: float) -> None:
+    """At nine seconds and one a row, b branches bring b / (9 + b) tokens a second."""
+    assert outlook(LINEAR, branches).admit(least + 0.01)
+    assert not outlook(LINEAR, branches).admit(least - 0.01)
+
+
+@given(measured, st.integers(1, 80), st.lists(chances, max_size=12))
+@FAST
+def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
+    found: list[tuple[int, float]], branches: int, offered: list[float]
+) -> None:
+    costs = Costs.fit(found)
+    assume(costs.of(branches) > 1e-6)
+    plan, tokens, rows = outlook(costs, branches), float(branches), branches
+    assume(branches >= min(costs.rows))
+    for chance in offered:
+        now, then = tokens / costs.of(rows), (tokens + chance) / costs.of(rows + 1)
+        admitted = plan.admit(chance)
+        if then != pytest.approx(now, rel=1e-6):
+            assert admitted == (then > now)
+        if admitted:
+            tokens, rows = tokens + chance, rows + 1
+
+
+def test_what_is_certain_not_to_come_is_refused_though_its_row_is_free() -> None:
+    assert outlook(FLAT).admit(0.01)
+    assert not outlook(FLAT).admit(0.0)
+
+
+def test_tokens_are_refused_once_the_rows_are_many() -> None:
+    plan = outlook(FULL)
+    admitted = [plan.admit(0.6) for _ in range(40)]
+    assert admitted == sorted(admitted, reverse=True)
+    assert sum(admitted) == 7  # up to eight rows
+
+
+@pytest.mark.parametrize(("cost", "pays"), [(0.4, True), (0.6, False)])
+def test_a_forward_of_the_draft_pays_where_it_brings_more_than_its_time(cost: float, pays: bool) -> None:
+    """The target makes one token a second; what is not known brings half a token."""
+    assert outlook(FLAT, draft=Costs((1,), (cost,))).deepen("unknown", [1.0]) == pays
+
+
+def test_a_forward_of_the_draft_pays_by_what_is_known_of_its_kind() -> None:
+    draft = Costs((1,), (0.4,))
+    assert outlook(FLAT, draft=draft, good=0.6).deepen("good", [1.0])
+    assert not outlook(FLAT, draft=draft, bad=0.2).deepen("bad", [1.0])
+    assert not outlook(FLAT, draft=draft, good=0.6).deepen("good", [0.5])  # a node that is itself in doubt
+    assert outlook(FLAT, draft=draft, good=0.6).deepen("good", [0.5] * 3)  # and three of them
+
+
+def test_the_time_of_drafting_makes_each_further_forward_easier_to_pay() -> None:
+    """A step that takes longer anyway brings fewer tokens a second, so that a token's row is worth more."""
+    plan = outlook(LINEAR, 27, Costs((1,), (8.0,)), kind=1.0)
+    assert not plan.admit(0.7)
+    assert plan.deepen("kind", [1.0] * 27)
+    assert plan.admit(0.7)  # 27 tokens in 44 seconds
+
+
+def test_nothing_to_go_on_from_is_not_gone_on_from() -> None:
+    assert not outlook(FLAT).deepen("kind", [])
+
+
+def test_looking_up_takes_no_time() -> None:
+    assert outlook(FLAT, draft=None, bad=0.01).deepen("bad", [1.0])
+
+
+# -- drafters with a plan --------------------------------------------------------------------------
+
+
+def texts(count: int, widths: tuple[int, ...]) -> list[Context]:
+    """Texts that repeat themselves, so that there is something to look up."""
+    draws = [Draw(0.0, 0, 1.0, 0.0, 0, 0, ahead) for ahead in range(len(widths))]
+    prompts = [[5 + key, 6, 7, 8, 9, 10, 11, 5 + key, 6, 7] for key in range(count)]
+    return [Context(key, prompt, prompt, draws, widths) for key, prompt in enumerate(prompts)]
+
+
+@pytest.fixture
+def model_drafter(make_model: Callable[..., Any], tokenizer: Any) -> Any:
+    drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), 4000)
+    yield drafter
+    drafter.close()
+
+
+def sizes(drafts: list[Draft]) -> list[int]:
+    return [len(draft.tokens) for draft in drafts]
+
+
+CHEAP = Costs((1, 64), (0.01, 0.02))
+
+
+def test_where_packing_fills_the_machine_nothing_is_drafted(model_drafter: ModelDrafter) -> None:
+    assert sizes(model_drafter.draft(texts(64, (2, 1, 1)), outlook(FULL, 64, CHEAP))) == [0] * 64
+    assert model_drafter.forwards == 0
+    assert sizes(LookupDrafter().draft(texts(64, (1,) * 4), outlook(FULL, 64))) == [0] * 64
+
+
+def test_where_rows_are_free_all_is_drafted(model_drafter: ModelDrafter) -> None:
+    config = (2, 1, 1)
+    assert sizes(model_drafter.draft(texts(3, config), outlook(FLAT, 3, CHEAP))) == [2 + 2 + 2] * 3
+    assert sizes(LookupDrafter().draft(texts(3, (1,) * 4), outlook(FLAT, 3))) == [4] * 3
+
+
+def test_one_text_gets_the_rows_that_cost_nothing(model_drafter: ModelDrafter) -> None:
+    (size,) = sizes(model_drafter.draft(texts(1, (4, 4)), outlook(FULL, 1, CHEAP)))
+    assert 4 <= size <= 7
+    assert model_drafter.forwards == 2
+
+
+def test_with_a_draft_that_is_as_slow_as_its_target_nothing_is_drafted(model_drafter: ModelDrafter) -> None:
+    assert sizes(model_drafter.draft(texts(2, (2, 1)), outlook(FLAT, 2, FLAT))) == [0, 0]
+    assert model_drafter.forwards == 0
+
+
+def test_a_draft_with_a_plan_is_a_part_of_the_draft_without(model_drafter: ModelDrafter) -> None:
+    for branches in (1, 3, 6, 10):
+        contexts = texts(3, (3, 2, 1))
+        whole = model_drafter.draft(contexts)
+        for some, all_ in zip(model_drafter.draft(contexts, outlook(FULL, branches, CHEAP)), whole, strict=True):
+            paths = {tuple(all_.tokens[step] for step in all_.path(node)) for node in range(len(all_.tokens))}
+            assert {tuple(some.tokens[step] for step in some.path(node)) for node in range(len(some.tokens))} <= paths

@@ -1,0 +1,230 @@
+"""What forwards cost, measured beside whatever an engine does; and functions run in an engine's thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
+from tot.decoders.decoder import make_drafter
+from tot.decoders.drafters import ModelDrafter
+from tot.decoders.engine.runner import Runner
+from tot.decoders.outlook import Costs
+from tot.decoders.row_costs import ROWS, engine_costs, row_costs, warn_if_slow
+
+Make = Callable[..., Engine]
+
+
+@pytest.fixture
+def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
+    """Makes engines, each on a model of its own that nothing was measured of; all slots must be free at the end."""
+    made: list[Engine] = []
+
+    def make(kv_budget: int = 3000, **changes: Any) -> Engine:
+        made.append(Engine(load_model(make_model(readable=True, **changes), tokenizer=tokenizer), kv_budget))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+        assert one.tree.live == 0
+
+
+@pytest.fixture
+def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of feeds of every forward of any runner from here on."""
+    counts: list[int] = []
+    forward = Runner.forward
+
+    def counted(self: Runner, feeds: Any) -> Any:
+        counts.append(len(feeds))
+        return forward(self, feeds)
+
+    monkeypatch.setattr(Runner, "forward", counted)
+    return counts
+
+
+def requests(count: int = 4, tokens: int = 60) -> list[Request]:
+    settings = {"max_tokens": tokens, "temperature": 1.0, "ignore_eos": True}
+    return [Request(prompt=f"the range in {i}", sampling=Sampling(seed=i, **settings)) for i in range(count)]
+
+
+# -- measuring -------------------------------------------------------------------------------------
+
+
+def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: list[int]) -> None:
+    one, other = engine(), engine(seed=1)
+    costs = row_costs(one.runner)
+    assert sorted(set(forwards)) == list(ROWS)
+    assert costs.rows == ROWS
+    assert all(0 < seconds < 1 for seconds in costs.seconds)
+    forwards.clear()
+    assert row_costs(one.runner) == engine_costs(one) == costs
+    assert forwards == []
+    row_costs(one.runner, (3,))
+    assert set(forwards) == {1, 3}  # the text before them is one feed
+    forwards.clear()
+    assert row_costs(other.runner, (1, 4)).rows == (1, 4)
+    assert set(forwards) == {1, 4}
+
+
+def test_measuring_leaves_nothing_in_the_tree(engine: Make) -> None:
+    one = engine()
+    row_costs(one.runner)
+    assert (one.tree.live, one.tree.stored) == (0, 0)
+
+
+def test_measuring_leaves_what_is_cached(engine: Make) -> None:
+    one = engine()
+    decoder = load_decoder(engine=one)
+    decoder.generate(requests())
+    stored = one.tree.stored
+    engine_costs(one)
+    assert (one.tree.live, one.tree.stored) == (0, stored)
+    (again,) = decoder.generate(requests(1))
+    assert again.usage.reused_prompt_tokens > 0
+
+
+def test_more_rows_cost_more_than_few(engine: Make) -> None:
+    costs = row_costs(engine(hidden_size=384, intermediate_size=1024).runner)
+    assert costs.of(64) > 2 * costs.of(1)
+
+
+@pytest.mark.parametrize("kv_budget", [1, 2, 3, 4, 10, 50, 70])
+def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budget: int) -> None:
+    small = engine(kv_budget)
+    costs = engine_costs(small)
+    fits = [rows for rows in ROWS if max(1, kv_budget // 4) + rows <= kv_budget]
+    assert all(costs.of(rows) > 0 for rows in (1, 64))
+    assert len(set(costs.seconds)) <= max(1, len(fits))
+    assert (small.tree.live, small.tree.stored) == (0, 0)
+
+
+def test_what_did_not_fit_is_measured_where_there_is_room(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    model = make_model(hidden_size=384, intermediate_size=1024)
+    for kv_budget, rows in ((12, (1, 2, 4, 8)), (500, ROWS)):
+        with Engine(load_model(model, tokenizer=tokenizer), kv_budget) as one:
+            assert engine_costs(one).rows == rows
+
+
+def test_a_vocabulary_smaller_than_the_rows_is_no_obstacle(engine: Make) -> None:
+    costs = engine_costs(engine(vocab_size=20))
+    assert costs.rows[0] == 1
+    assert costs.of(64) >= costs.of(1) > 0
+
+
+def test_measuring_beside_running_requests_changes_nothing(engine: Make, forwards: list[int]) -> None:
+    expected = [completion.tokens for completion in load_decoder(engine=engine()).generate(requests(tokens=200))]
+    busy = engine()
+    handles = load_decoder(engine=busy).submit(requests(tokens=200), stream=True)
+    next(iter(handles[0]))
+    forwards.clear()
+    costs = engine_costs(busy)
+    assert not any(handle.future.done() for handle in handles)
+    assert {*ROWS} <= {*forwards}
+    assert costs.rows == ROWS
+    assert [handle.result(30)[0].tokens for handle in handles] == expected
+
+
+def test_an_engine_without_room_is_measured_when_there_is_some(engine: Make) -> None:
+    """Until then drafts are as long as they may be."""
+    full = engine(1000)
+    held = full.call(lambda: full.tree.open([7] * 990))
+    seed = load_decoder("seed", engine=full, k_config=(1, 1))
+    assert engine_costs(full) == Costs((1,), (1.0,))
+    full.call(lambda: full.tree.release(held))
+    assert engine_costs(full).rows == ROWS
+    (got,) = seed.generate(requests(1, tokens=20))
+    assert got.tokens == load_decoder(engine=full).generate(requests(1, tokens=20))[0].tokens
+
+
+# -- drafts as slow as their targets ---------------------------------------------------------------
+
+
+def test_a_draft_as_slow_as_its_target_is_warned_of(engine: Make, make_model: Callable[..., Any]) -> None:
+    target = engine(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    slow = make_model(hidden_size=384, intermediate_size=1024, num_hidden_layers=8)
+    with pytest.warns(UserWarning, match=r"the draft LlamaForCausalLM takes [\d.]+ ms a token and the target") as seen:
+        drafter = make_drafter(slow, target)
+    assert isinstance(drafter, ModelDrafter)
+    (message,) = [str(warning.message) for warning in seen]
+    drafting, verifying = (
+        f"{row_costs(runner, (1,)).of(1) * 1000:.1f} ms" for runner in (drafter.runner, target.runner)
+    )
+    assert f"takes {drafting} a token" in message
+    assert f"{verifying}: drafting will not make it faster; choose a smaller draft" in message
+    drafter.close()
+
+
+def test_a_draft_faster_than_its_target_is_not(
+    engine: Make, make_model: Callable[..., Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    target = engine(hidden_size=384, intermediate_size=1024, num_hidden_layers=8)
+    drafter = make_drafter(make_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1), target)
+    assert isinstance(drafter, ModelDrafter)
+    assert [str(warning.message) for warning in recwarn if "the draft" in str(warning.message)] == []
+    with pytest.warns(UserWarning, match="drafting will not make it faster"):
+        warn_if_slow(target.loaded, target.runner, target)  # as slow as itself
+    drafter.close()
+
+
+# -- functions in the engine's thread --------------------------------------------------------------
+
+
+def test_a_call_runs_in_the_engines_thread_and_gives_its_value(engine: Make) -> None:
+    one = engine()
+    assert one.call(lambda: threading.current_thread().name) == "tot-engine"
+    assert one.call(lambda: one.tree.capacity) == 3000
+
+
+def test_a_call_passes_exceptions_on_and_the_engine_goes_on(engine: Make) -> None:
+    one = engine()
+    with pytest.raises(ZeroDivisionError):
+        one.call(lambda: 1 / 0)
+    assert one.call(lambda: 2) == 2
+    assert len(load_decoder(engine=one).generate(requests())) == 4
+
+
+def test_a_closed_engine_is_not_called(engine: Make) -> None:
+    one = engine()
+    one.close()
+    with pytest.raises(RequestError, match="this engine is closed: make a new one"):
+        one.call(lambda: 1)
+
+
+def test_calls_run_between_steps_and_leave_running_requests_alone(engine: Make) -> None:
+    expected = load_decoder(engine=engine()).generate(requests())
+    one = engine()
+    decoder: LocalDecoder = load_decoder(engine=one)
+    handles = decoder.submit(requests())
+    seen = []
+    while not all(handle.future.done() for handle in handles):
+        seen.append(one.call(lambda: (threading.current_thread().name, one.forwards)))
+    assert {name for name, _ in seen} == {"tot-engine"}
+    assert len({forwards for _, forwards in seen}) > 5  # at different times, while they ran
+    assert [handle.result(30)[0].tokens for handle in handles] == [completion.tokens for completion in expected]
+
+
+def test_many_threads_may_call_at_once(engine: Make) -> None:
+    one, found = engine(), []
+    threads = [threading.Thread(target=lambda i=i: found.append(one.call(lambda: i))) for i in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(10)
+    assert sorted(found) == list(range(20))
+
+
+def test_an_idle_engine_wakes_up_for_a_call(engine: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.decoders.engine.engine._IDLE_SECONDS", 0.01)
+    one = engine()
+    one.call(lambda: 1)
+    deadline = time.monotonic() + 10
+    while one._thread is not None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert one._thread is None
+    assert one.call(lambda: 2) == 2

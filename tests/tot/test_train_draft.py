@@ -1,0 +1,328 @@
+"""`tot train-draft` on a tiny target: what it leaves, that its draft is of use, and how it goes on once stopped."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from filelock import FileLock
+
+from tot import train_draft
+from tot.cli import main
+from tot.decoders import OptionError, Request, Sampling, list_models, load_decoder
+from tot.decoders.distill.record import load, save
+from tot.decoders.distill.train import train
+from tot.decoders.engine.model_names import draft_folder
+
+TASK = """
+from tot import Task
+
+class Riddle(Task):
+    templates = {
+        "thought": "Riddle: {{ question }}{% for thought in thoughts %} {{ thought.thought }}{% endfor %}\\nAn idea:",
+        "value": "Riddle: {{ question }} {{ thoughts[-1].thought }}\\nHow good, from 1 to 10?",
+        "answer": "Riddle: {{ question }} {{ thoughts[-1].thought }}\\nAnswer:",
+    }
+    depth = 2
+    sampling = {name: {"max_tokens": 8} for name in templates}
+"""
+QUESTIONS = ["What has keys but opens no lock?", "What gets wetter as it dries?", "What has hands and no arms?"]
+
+Tot = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def target(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model."""
+    folder = tmp_path_factory.mktemp("target")
+    with tiny() as decoder:
+        pass  # closed, it has its own attention back
+    decoder.model.save_pretrained(folder)
+    decoder.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _small_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two gigabytes are millions of tokens of a tiny model, and making room for them takes a second."""
+    monkeypatch.setattr("tot.decoders.engine.runner._DEFAULT_BUDGET", 2**21)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def riddles(tmp_path: Path) -> str:
+    """TASK=FILE."""
+    (tmp_path / "riddle.py").write_text(TASK)
+    lines = [json.dumps({"question": question}) for question in QUESTIONS]
+    (tmp_path / "riddles.jsonl").write_text("\n".join(lines))
+    return f"{tmp_path / 'riddle.py'}:Riddle={tmp_path / 'riddles.jsonl'}"
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "texts.txt"
+    path.write_text("\n".join(f"The sum of {i} and {i + 1} is {2 * i + 1}." for i in range(30)))
+    return str(path)
+
+
+@pytest.fixture
+def tot(capfd: pytest.CaptureFixture[str], cache: Path, target: Path) -> Tot:
+    """Trains a small draft for the target; gives the status and what was written to standard output and error."""
+
+    def run(*arguments: str, tokens: int = 500) -> tuple[int, str, str]:
+        small = ("--model", str(target), "--tokens", str(tokens), "--layers", "1", "--width", "64", "--epochs", "1")
+        status = main(["train-draft", *small, *arguments])
+        out, err = capfd.readouterr()
+        return status, " ".join(out.split()), " ".join(err.split())
+
+    return run
+
+
+# -- a draft ---------------------------------------------------------------------------------------
+
+
+def test_a_draft_is_trained_found_and_of_use(
+    tot: Tot, target: Path, riddles: str, text: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    status, out, _ = tot("--questions", riddles, "--text", text)
+    folder = draft_folder(str(target))
+    assert status == 0
+    assert f"{folder}: " in out
+    assert "parameters" in out
+    assert not (folder / ".training").exists()
+
+    report = json.loads((folder / "report.json").read_text())
+    assert (report["model"], report["questions"], report["text"]) == (str(target), [riddles], [text])
+    assert (report["tokens"], report["layers"], report["width"], report["epochs"]) == (500, 1, 64, 1.0)
+    assert report["recorded"] >= 500
+    assert report["parameters"] > 64 * 259
+    assert {*report["seconds"]} == {"recording", "training"}
+    assert all(seconds > 0 for seconds in report["seconds"].values())
+    assert 0 <= report["greedy"] <= 1
+    assert 0 < report["overlap"] <= 1.01
+
+    sampling = Sampling(max_tokens=40, temperature=0.7, ignore_eos=True, n=2)
+    requests = [Request(prompt=question, sampling=sampling) for question in QUESTIONS]
+    own = {"dtype": "fp32", "kv_budget": 3000}
+    with load_decoder("ar", target, **own) as reference:
+        expected = [completion.tokens for completion in reference.generate(requests)]
+    with load_decoder("sd", target, draft="trained", **own) as decoder:
+        got = decoder.generate(requests)
+    assert [completion.tokens for completion in got] == expected
+    assert all(completion.usage.drafted > 0 for completion in got)
+
+    (entry,) = [entry for entry in list_models() if entry.kind == "trained draft"]
+    assert (entry.name, entry.where) == (str(target), folder)
+    assert entry.size == (folder / "model.safetensors").stat().st_size
+    assert main(["models"]) == 0
+    listed = capfd.readouterr().out
+    assert any("trained draft" in line and str(target) in line for line in listed.splitlines())
+
+
+def test_without_a_trained_draft_the_command_is_named(cache: Path, target: Path) -> None:
+    with pytest.raises(OptionError, match=r"no draft was trained for .*: run `tot train-draft`"):
+        load_decoder("sd", target, draft="trained", kv_budget=500)
+
+
+@pytest.mark.parametrize("given", ["questions", "text"])
+def test_questions_alone_or_texts_alone_will_do(tot: Tot, tmp_path: Path, riddles: str, text: str, given: str) -> None:
+    out = tmp_path / "draft"
+    status, _, err = tot(f"--{given}", riddles if given == "questions" else text, "--out", str(out))
+    assert (status, err) == (0, "")
+    report = json.loads((out / "report.json").read_text())
+    assert report["recorded"] >= 500
+    assert (out / "model.safetensors").exists()
+    assert (out / "tokenizer.json").exists()
+
+
+def test_the_same_seed_gives_the_same_draft(tot: Tot, tmp_path: Path, text: str) -> None:
+    weights = []
+    for name in ("one", "two"):
+        assert tot("--text", text, "--out", str(tmp_path / name))[0] == 0
+        weights.append((tmp_path / name / "model.safetensors").read_bytes())
+    assert weights[0] == weights[1]
+
+
+# -- what can't be done ----------------------------------------------------------------------------
+
+
+def test_nothing_to_train_on_is_said(tot: Tot) -> None:
+    status, _, err = tot()
+    assert status == 2
+    assert err == "tot: there is nothing to train on: give --questions gsm8k=FILE, or --text FILE, or both"
+
+
+def write(path: Path, content: str) -> str:
+    path.write_text(content)
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (lambda folder: ("--questions", "gsm8k"), "--questions 'gsm8k' can't be read: write TASK=FILE"),
+        (lambda folder: ("--questions", "gsm9k=x.jsonl"), "gsm9k"),
+        (lambda folder: ("--questions", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
+        (lambda folder: ("--questions", "gsm8k=nowhere.docx"), "nowhere.docx: "),
+        (lambda folder: ("--text", "nowhere.txt"), "nowhere.txt: there is no such file"),
+        (lambda folder: ("--text", write(folder / "empty.txt", "")), "empty.txt has no rows: give a file of texts"),
+        (
+            lambda folder: ("--questions", "gsm8k=" + write(folder / "empty.csv", "question,answer\n")),
+            "empty.csv has no rows: give a file of gsm8k questions",
+        ),
+        (
+            lambda folder: ("--questions", "gsm8k=" + write(folder / "other.jsonl", '{"riddle": "?"}')),
+            "other.jsonl has a row without 'question': give a file of gsm8k questions",
+        ),
+        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "100"), "width = 100: "),
+        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "there is no model"),
+    ],
+)
+def test_what_is_wrong_with_the_input_is_said_in_one_line(
+    tot: Tot, tmp_path: Path, cache: Path, arguments: Callable[[Path], tuple[str, ...]], message: str
+) -> None:
+    status, _, err = tot(*arguments(tmp_path))
+    assert status == 2
+    assert message in err
+    assert "Traceback" not in err
+    assert not list(cache.glob("drafts/*/config.json"))
+
+
+def test_texts_of_single_tokens_teach_nothing(tot: Tot, tmp_path: Path) -> None:
+    status, _, err = tot("--text", write(tmp_path / "a.txt", "a\nb\nc"))
+    assert status == 2
+    assert "nothing came of it: give texts" in err
+
+
+def test_a_folder_that_holds_a_model_is_left_alone(tot: Tot, target: Path, text: str) -> None:
+    before = sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir())
+    status, _, err = tot("--text", text, "--out", str(target))
+    assert status == 2
+    assert f"{target} holds a model already: delete it to train anew, or give another folder by --out" in err
+    assert sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir()) == before
+
+
+def test_a_folder_that_is_worked_on_is_left_alone(tot: Tot, tmp_path: Path, text: str) -> None:
+    out = tmp_path / "draft"
+    (out / ".training").mkdir(parents=True)
+    with FileLock(out / ".training" / "lock"):
+        status, _, err = tot("--text", text, "--out", str(out))
+    assert status == 2
+    assert "is being worked on by another tot train-draft: wait for it, or give --out" in err
+    assert tot("--text", text, "--out", str(out))[0] == 0
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+def stop_saving_after(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
+    left = iter(range(files))
+
+    def stopping(*arguments: Any) -> None:
+        save(*arguments)
+        if next(left, None) == files - 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("tot.train_draft.save", stopping)
+
+
+def contents(work: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(work.glob("texts-*.safetensors"))}
+
+
+def test_other_settings_do_not_go_on_with_what_was_begun(
+    tot: Tot, tmp_path: Path, riddles: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "draft"
+    with monkeypatch.context() as patch:
+        stop_saving_after(patch, 1)
+        assert tot("--questions", riddles, "--out", str(out), tokens=100_000)[0] == 130
+    status, _, err = tot("--questions", riddles, "--out", str(out), tokens=700)
+    assert status == 2
+    assert f"{out / '.training'} was begun with tokens=100000, not 700: go on as it was begun, delete it, or" in err
+
+
+def test_stopped_while_it_records_it_keeps_what_it_has(
+    tot: Tot, tmp_path: Path, riddles: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts are read again or questions asked again only where they were not recorded yet."""
+    given = ("--questions", riddles, "--text", text)
+    asked: list[int] = []
+    ask = train_draft._ask
+
+    async def noted(engine: Any, recorder: Any, batch: Any) -> None:
+        asked.extend(seed for seed, _, _ in batch)
+        await ask(engine, recorder, batch)
+
+    monkeypatch.setattr("tot.train_draft._ask", noted)
+    with monkeypatch.context() as patch:
+        stop_saving_after(patch, 2)
+        assert tot(*given, "--out", str(tmp_path), tokens=3000)[0] == 130
+    before = contents(tmp_path / ".training")
+    assert list(before) == ["texts-00000.safetensors", "texts-00001.safetensors"]
+    after: dict[str, bytes] = {}
+
+    def kept(written: list[Any], path: Path) -> None:
+        save(written, path)
+        after.update(contents(path.parent))
+
+    monkeypatch.setattr("tot.train_draft.save", kept)
+    assert tot(*given, "--out", str(tmp_path), tokens=3000)[0] == 0
+    assert after.items() > before.items()
+    assert list(after) == [f"texts-{number:05d}.safetensors" for number in range(len(after))]
+    assert asked == list(range(len(asked)))
+    assert len(asked) == 4 * (len(after) - 1)
+    assert json.loads((tmp_path / "report.json").read_text())["recorded"] >= 3000
+
+
+def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
+    tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.decoders.distill.train._CHECKPOINT_EVERY", 1)
+    whole, stopped = tmp_path / "whole", tmp_path / "stopped"
+    assert tot("--text", text, "--out", str(whole))[0] == 0
+    with monkeypatch.context() as patch:
+
+        def stopping(draft: Any, records: Any, options: Any, checkpoint: Path, tell: Any) -> None:
+            def stop(step: int, steps: int, loss: float) -> None:
+                if step == 3:
+                    raise KeyboardInterrupt
+
+            train(draft, records, options, checkpoint, stop)
+
+        patch.setattr("tot.train_draft.train", stopping)
+        assert tot("--text", text, "--out", str(stopped))[0] == 130
+    assert (stopped / ".training" / "checkpoint.safetensors").exists()
+    assert tot("--text", text, "--out", str(stopped))[0] == 0
+    assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_killed_it_is_gone_on_with(tot: Tot, tmp_path: Path, target: Path, riddles: str, python: Any) -> None:
+    """A process that is killed while it records; the same command again, here."""
+    out = tmp_path / "draft"
+    small = ("--model", str(target), "--layers", "1", "--width", "64", "--epochs", "1")
+    asked = ("--questions", riddles, "--out", str(out), "--seed", "3")
+    start = (
+        "import sys, tot.cli, tot.decoders.engine.runner as r; r._DEFAULT_BUDGET = 2**21; tot.cli.main(sys.argv[1:])"
+    )
+    process = python("-c", start, "train-draft", *small, "--tokens", "4000", *asked)
+    deadline = time.monotonic() + 60
+    while not contents(out / ".training") and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.wait()
+    before = contents(out / ".training")
+    assert before
+    assert not (out / "model.safetensors").exists()
+    known = sum(len(record.top) for name in before for record in load(out / ".training" / name))
+    assert tot(*asked, tokens=4000)[0] == 0
+    assert json.loads((out / "report.json").read_text())["recorded"] >= max(4000, known)
