@@ -11,7 +11,7 @@ import json
 import random
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from tot.data import rows
 from tot.decoders.decoder import LocalDecoder, Ready
@@ -30,6 +29,7 @@ from tot.decoders.engine.loading import LoadedModel, load_model, quiet_transform
 from tot.decoders.engine.model_names import draft_folder
 from tot.decoders.errors import OptionError
 from tot.named import load_task
+from tot.report.terminal import counting
 from tot.search import BFS
 from tot.solver import asolve
 from tot.task import Task
@@ -71,22 +71,18 @@ def run(
         _same_settings(work / "settings.json", settings)
         target = load_model(model)
         spent = _Clock(work / "seconds.json")
-        with _progress(console) as bar:
-            with spent("recording"):
-                records = _record(target, asked, given, options, work, bar)
-            kept = [record for i, record in enumerate(records) if i % _HELD_OUT]
-            draft = student(target, options)
-            with spent("training"):
-                doing = bar.add_task("training", total=None, note="")
-                train(
-                    draft,
-                    kept or records,
-                    options,
-                    work / "checkpoint.safetensors",
-                    lambda step, steps, loss: bar.update(
-                        doing, completed=step, total=steps, note=f"step {step} of {steps}, loss {loss:.2f} nats"
-                    ),
-                )
+        with spent("recording"), counting("recording", options.tokens, console) as tell:
+            records = _record(target, asked, given, options, work, tell)
+        kept = [record for i, record in enumerate(records) if i % _HELD_OUT]
+        draft = student(target, options)
+        with spent("training"), counting("training", None, console) as tell:
+            train(
+                draft,
+                kept or records,
+                options,
+                work / "checkpoint.safetensors",
+                lambda step, steps, loss: tell(step, f"step {step} of {steps}, loss {loss:.2f} nats", steps),
+            )
         report = {
             **settings,
             "recorded": sum(len(record.top) for record in records),
@@ -132,13 +128,13 @@ def _record(
     given: Sequence[Path],
     options: DraftOptions,
     work: Path,
-    bar: Progress,
+    tell: Callable[..., None],
 ) -> list[Record]:
     """Records for as many tokens as wanted: those in the folder already, then new ones, written batch by batch."""
     files = sorted(work.glob("texts-*.safetensors"))
     records = [record for path in files for record in load(path)]
     known = sum(len(record.top) for record in records)
-    doing = bar.add_task("recording", total=options.tokens, completed=known, note=f"{known} tokens")
+    tell(known, f"{known} tokens")
     if known < options.tokens:
         with Engine(target) as engine:
             share = options.tokens // 2 if asked else options.tokens
@@ -157,7 +153,7 @@ def _record(
                     save(recorder.records, work / f"texts-{number:05d}.safetensors")
                 records += recorder.records
                 known += sum(len(record.top) for record in recorder.records)
-                bar.update(doing, completed=known, note=f"{known} tokens")
+                tell(known, f"{known} tokens")
                 if known >= options.tokens or (not known and number > len(windows) + len(asked)):
                     break
     if not records:
@@ -236,8 +232,3 @@ class _Clock:
         finally:
             self.seconds[part] = before + time.monotonic() - began
             write_json(self._path, self.seconds)
-
-
-def _progress(console: Console) -> Progress:
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeElapsedColumn())
-    return Progress(*columns, console=console)
