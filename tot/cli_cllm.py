@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from enum import StrEnum
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated
 
@@ -52,19 +52,23 @@ def collect_command(
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Decode questions by Jacobi iteration and keep the trajectories."""
-    from tot.cllm import questions_of
+    from tot.cllm import NOTHING_TO_ASK, questions_of
     from tot.decoders.cllm.trajectories import CollectOptions, collect
     from tot.decoders.engine.engine import Engine
     from tot.decoders.engine.loading import load_model
+    from tot.decoders.errors import OptionError
     from tot.report.terminal import counting
 
     stop = None if limit is None else offset + limit
     asked = islice(questions_of(questions or [], prompts or [], column, max_tokens), offset, stop)
+    first = next(asked, None)
+    if first is None:
+        raise OptionError(NOTHING_TO_ASK)
     options = CollectOptions(n=n, augment=augment, seed=seed)
     with Engine(load_model(model)) as engine, counting("collecting", limit, _console()) as tell:
         collect(
             engine,
-            (question.request for question in asked),
+            (question.request for question in chain([first], asked)),
             out,
             options,
             lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} left out"),

@@ -26,6 +26,8 @@ from tot.decoders.request import Completion, Request, Sampling
 from tot.named import load_task
 from tot.tree import write_json
 
+NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE, with more rows than --offset"
+
 
 @dataclass(frozen=True)
 class Question:
@@ -40,15 +42,13 @@ class Question:
 def questions_of(questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int) -> Iterator[Question]:
     """Questions from "task=file" pairs, then prompts from the named column of files; read as they are needed.
 
-    Raises OptionError for a pair or a column that isn't one.
+    Raises OptionError for a pair or a column that isn't one, TaskError for a task without the template.
     """
     for source in questions:
         name, equals, path = source.partition("=")
         if not equals:
             raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
         task = load_task(name)
-        if task.chain not in task.templates:
-            raise OptionError(f"task {name} has no template {task.chain!r} for whole solutions: give another task")
         limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
         limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
         for row in rows(path):
@@ -100,7 +100,7 @@ def evaluate(
     """AR, Jacobi and lookahead on the base and on the consistency LLM, one request at a time, in turns: speed, tokens
     a forward, score and answers unchanged; then how windows converge."""
     if not asked:
-        raise OptionError("there is nothing to ask: give --questions or --prompts with at least one row")
+        raise OptionError(NOTHING_TO_ASK)
     numbers: dict[str, Any] = {}
     methods: tuple[tuple[str, dict[str, Any]], ...] = (("ar", {}), ("jacobi", {"n": n}), ("lookahead", {}))
     engines = {name: Engine(load_model(name, dtype=dtype)) for name in dict.fromkeys((base, model))}

@@ -66,7 +66,10 @@ def train(
     Goes on from a checkpoint in `out`. The losses of every step are lines of `losses.jsonl` there. `tell` hears (step,
     of how many, loss in nats). Raises ModelError for trajectories of another model, and where the loss is not finite.
     """
-    from accelerate import Accelerator
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise OptionError("training needs accelerate: pip install 'tot[cllm]'") from error
 
     rows = list(trajectories(folder, loaded))
     if not rows:
@@ -78,7 +81,12 @@ def train(
     texts = DataLoader(_Texts(rows, options), batch_size=options.accumulate, collate_fn=list)
     model, optimizer, texts = accelerator.prepare(model, optimizer, texts)
     steps = options.epochs * len(texts)
-    done = restore(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
+    try:
+        done = restore(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
+    except (KeyError, RuntimeError) as error:  # of weights by other names or of other shapes
+        raise OptionError(
+            f"{out} was begun with other options: go on as it was begun, or give another folder"
+        ) from error
     curve = _Curve(out / CURVE, done)
     model.train()
     for epoch in range(done // len(texts), options.epochs):
@@ -97,21 +105,22 @@ def train(
                 consistency += far.item() / len(batch)
                 ar += unlikely.item() / len(batch)
             loss = consistency + options.ar_weight * ar
-            if not math.isfinite(loss):
+            norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
+            if not math.isfinite(loss + norm):
                 raise ModelError(
-                    f"the loss is {loss} at step {step + 1}: the last good checkpoint is kept in {out}; go on with a "
-                    f"learning rate below {options.learning_rate}"
+                    f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in "
+                    f"{out}; go on with a learning rate below {options.learning_rate}"
                 )
-            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            if accelerator.is_main_process and step > done and step % options.checkpoint_every == 0:
+                # Only now is it known that the step before left good weights.
+                keep(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
             optimizer.step()
             optimizer.zero_grad()
             if accelerator.is_main_process:
                 curve.add(step=step + 1, loss=loss, consistency=consistency, ar=ar)
                 tell(step + 1, steps, loss)
-                if (step + 1) % options.checkpoint_every == 0:
-                    keep(accelerator.unwrap_model(model), optimizer.optimizer, step + 1, out / CHECKPOINT)
     if accelerator.is_main_process:
-        _save(accelerator.unwrap_model(model), loaded, out)
+        _save(accelerator.unwrap_model(model, keep_fp32_wrapper=False), loaded, out)
 
 
 def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
@@ -123,9 +132,11 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
             raise OptionError("lora needs peft: pip install 'tot[cllm]', or leave lora out") from error
-        model = get_peft_model(
-            model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
-        )
+        with torch.random.fork_rng():
+            torch.manual_seed(options.seed)  # of the matrices' first weights
+            model = get_peft_model(
+                model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
+            )
     if options.gradient_checkpointing:
         model.enable_input_require_grads()
         model.gradient_checkpointing_enable()

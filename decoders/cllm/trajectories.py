@@ -63,7 +63,8 @@ def collect(
         for number, batch in enumerate(_batches(requests, options.together)):
             if number not in done:
                 rows = []
-                for i, (request, completion) in enumerate(zip(batch, decoder.generate(batch), strict=True)):
+                asked = [request for request in batch for _ in range(request.sampling.n)]
+                for i, (request, completion) in enumerate(zip(asked, decoder.generate(batch), strict=True)):
                     chance = random.Random(f"{options.seed}/{number}/{i}")
                     row = _row(engine.codec.encode_prompt(request.prompt), completion, options, chance)
                     dropped += row is None
@@ -186,7 +187,7 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
     features = Features({"prompt": ids, "response": ids, "starts": ids, "points": nested, "corrected": nested})
     unfinished = path.with_name(path.name + ".partial")
     with quiet_datasets():
-        Dataset.from_list(rows, features=features).to_parquet(unfinished)
+        Dataset.from_dict({name: [row[name] for row in rows] for name in features}, features).to_parquet(unfinished)
     unfinished.replace(path)
 
 

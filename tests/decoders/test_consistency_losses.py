@@ -1,0 +1,187 @@
+"""One packed forward says of a text and of each noisy window what forwards of their own say; losses are the paper's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tot.decoders.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
+
+PROMPT = [11, 12, 13]
+RESPONSE = [21, 22, 23, 24, 25, 26, 27]
+FIRST = Window(1, [22, 93, 24], [22, 23, 24])
+"""Wrong from its second token on."""
+SECOND = Window(4, [95, 26, 97], [25, 26, 27])
+"""Wrong at once."""
+WHOLE = Window(4, [25, 26, 27], [25, 26, 27])
+"""Not wrong at all."""
+KINDS: tuple[Divergence, ...] = ("forward_kl", "reverse_kl", "jsd")
+
+
+def visible(laid_out: Layout, row: int) -> list[int]:
+    """The tokens that a row sees, itself among them, in the order of their positions."""
+    seen = laid_out.mask[row].nonzero().flatten()
+    assert laid_out.positions[seen].tolist() == list(range(len(seen)))
+    return [int(token) for token in laid_out.tokens[seen]]
+
+
+# -- layout ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_every_row_sees_what_it_would_see_in_a_forward_of_its_own(local: bool) -> None:
+    """The clean text itself alone; a window the clean text before it and itself; nothing sees a window but itself."""
+    clean = [*PROMPT, *RESPONSE]
+    laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND], local)
+    texts = [clean]
+    for window in (FIRST, SECOND):
+        before = clean[: 3 + window.start]
+        texts += [[*before, *window.point], *([[*before, *window.target]] if local else [])]
+    expected = [text[: i + 1] for text in texts[:1] for i in range(len(text))]
+    expected += [text[: len(text) - 2 + i] for text in texts[1:] for i in range(3)]
+    assert [visible(laid_out, row) for row in range(len(laid_out.tokens))] == expected
+    assert (laid_out.prompt, laid_out.clean) == (3, 10)
+    assert laid_out.mask.dtype == torch.bool
+    assert laid_out.mask.shape == (len(expected), len(expected))
+
+
+def test_windows_stand_where_their_fixed_points_stand() -> None:
+    laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
+    assert laid_out.tokens.tolist() == [*PROMPT, *RESPONSE, 22, 93, 24, 95, 26, 97]
+    assert laid_out.positions.tolist() == [*range(10), 4, 5, 6, 7, 8, 9]
+    assert laid_out.tokens.dtype == laid_out.positions.dtype == torch.int64
+
+
+def test_a_window_learns_from_its_first_wrong_token_on() -> None:
+    """Rows before that see what the teacher sees. The teacher's row is of the same position, in the clean text."""
+    laid_out = layout(PROMPT, RESPONSE, [FIRST, WHOLE, SECOND])
+    assert laid_out.students.tolist() == [11, 12, 16, 17, 18]
+    assert laid_out.teachers.tolist() == [5, 6, 7, 8, 9]
+    assert torch.equal(laid_out.positions[laid_out.students], laid_out.positions[laid_out.teachers])
+
+
+def test_with_local_loss_the_teacher_is_the_next_point() -> None:
+    window = Window(1, [22, 93, 94], [22, 23, 94])
+    laid_out = layout(PROMPT, RESPONSE, [window, SECOND], local=True)
+    assert laid_out.tokens[10:].tolist() == [22, 93, 94, 22, 23, 94, 95, 26, 97, 25, 26, 27]
+    assert laid_out.students.tolist() == [11, 12, 16, 17, 18]
+    assert laid_out.teachers.tolist() == [14, 15, 19, 20, 21]
+    assert torch.equal(laid_out.positions[laid_out.students], laid_out.positions[laid_out.teachers])
+
+
+def test_a_text_may_have_no_windows() -> None:
+    laid_out = layout(PROMPT, RESPONSE, [])
+    assert torch.equal(laid_out.mask, torch.ones(10, 10, dtype=torch.bool).tril())
+    assert len(laid_out.students) == len(laid_out.teachers) == 0
+    assert laid_out.students.dtype == torch.int64
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+@pytest.mark.parametrize("local", [False, True])
+def test_one_packed_forward_says_what_forwards_of_their_own_say(
+    make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, local: bool
+) -> None:
+    from tot.decoders.cllm.train import _logits
+
+    model = make_model(family)
+    laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND, WHOLE], local)
+    packed = _logits(model, laid_out, torch.device("cpu"))
+    assert packed.shape == (len(laid_out.tokens), 300)
+    for row in range(len(laid_out.tokens)):
+        alone = logits_alone(model, visible(laid_out, row))[-1]
+        assert torch.allclose(packed[row], alone, atol=1e-4, rtol=1e-4), row
+    alone = logits_alone(model, [*PROMPT, *RESPONSE])
+    assert torch.allclose(packed[:10], alone, atol=1e-4, rtol=1e-4)
+    blind = logits_alone(model, laid_out.tokens.tolist())  # what it would be without mask and positions
+    assert not torch.allclose(packed[10:], blind[10:], atol=0.1)
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def made_up(teacher: list[float], student: list[float]) -> tuple[Tensor, Layout]:
+    """Logits over three tokens for a prompt, one token after it, and a window of one wrong one."""
+    laid_out = layout([0], [1], [Window(0, [2], [1])])
+    assert (laid_out.students.tolist(), laid_out.teachers.tolist()) == ([2], [1])
+    logits = torch.tensor([[0.3, 0.2, 0.1], teacher, student]).log()
+    return logits + torch.tensor([[0.0], [1.0], [-2.0]]), laid_out  # logits need not be normalised
+
+
+def test_divergences_are_what_they_are_by_hand() -> None:
+    p, q = [0.5, 0.25, 0.25], [0.25, 0.25, 0.5]
+    logits, laid_out = made_up(p, q)
+    forward = 0.5 * math.log(0.5 / 0.25) + 0.25 * math.log(0.25 / 0.5)
+    assert consistency_loss(logits, laid_out).item() == pytest.approx(forward)
+    p, q = [0.7, 0.2, 0.1], [0.1, 0.3, 0.6]
+    logits, laid_out = made_up(p, q)
+    forward = 0.7 * math.log(7) + 0.2 * math.log(2 / 3) + 0.1 * math.log(1 / 6)
+    reverse = 0.1 * math.log(1 / 7) + 0.3 * math.log(3 / 2) + 0.6 * math.log(6)
+    middle = [0.4, 0.25, 0.35]
+    jsd = sum(a * math.log(a / m) + b * math.log(b / m) for a, b, m in zip(p, q, middle, strict=True)) / 2
+    got = [consistency_loss(logits, laid_out, kind).item() for kind in KINDS]
+    assert got == pytest.approx([forward, reverse, jsd], rel=1e-5)
+    assert len({round(value, 3) for value in got}) == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_equal_predictions_are_no_distance_apart(kind: Divergence) -> None:
+    logits, laid_out = made_up([0.7, 0.2, 0.1], [0.7, 0.2, 0.1])
+    assert consistency_loss(logits, laid_out, kind).item() == pytest.approx(0, abs=1e-6)
+
+
+def test_the_consistency_loss_is_a_mean_over_places() -> None:
+    laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND])
+    logits = torch.randn(len(laid_out.tokens), 5, generator=torch.Generator().manual_seed(0))
+    log = logits.log_softmax(-1)
+    pairs = [(11, 5), (12, 6), (13, 7), (14, 8), (15, 9)]
+    apart = [sum((log[t].exp() * (log[t] - log[s])).tolist()) for s, t in pairs]
+    assert consistency_loss(logits, laid_out).item() == pytest.approx(sum(apart) / 5, rel=1e-5)
+
+
+def test_the_ar_loss_is_the_responses_cross_entropy() -> None:
+    laid_out = layout([4, 3], [0, 2, 1], [Window(1, [1, 1], [2, 1])])
+    logits = torch.randn(7, 5, generator=torch.Generator().manual_seed(1), requires_grad=True)
+    probabilities = logits.detach().softmax(-1).tolist()
+    drawn = [(1, 0), (2, 2), (3, 1)]  # the row before each token of the response says how likely it is
+    expected = -sum(math.log(probabilities[row][token]) for row, token in drawn) / 3
+    loss = ar_loss(logits, laid_out)
+    assert loss.item() == pytest.approx(expected, rel=1e-5)
+    loss.backward()
+    assert logits.grad is not None
+    assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_the_student_learns(kind: Divergence, local: bool) -> None:
+    laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND], local)
+    logits = torch.randn(len(laid_out.tokens), 5, generator=torch.Generator().manual_seed(2), requires_grad=True)
+    consistency_loss(logits, laid_out, kind).backward()
+    assert logits.grad is not None
+    assert logits.grad.abs().sum(-1).nonzero().flatten().tolist() == laid_out.students.tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_along_the_gradient_brings_the_student_nearer(kind: Divergence) -> None:
+    logits, laid_out = made_up([0.7, 0.2, 0.1], [0.1, 0.3, 0.6])
+    logits.requires_grad_()
+    before = consistency_loss(logits, laid_out, kind)
+    (gradient,) = torch.autograd.grad(before, logits)
+    assert consistency_loss(logits - 0.1 * gradient, laid_out, kind).item() < before.item()
+
+
+@pytest.mark.parametrize("windows", [[], [WHOLE], [WHOLE, Window(0, [21, 22], [21, 22])]])
+@pytest.mark.parametrize("local", [False, True])
+def test_without_a_wrong_token_there_is_nothing_to_learn(windows: list[Window], local: bool) -> None:
+    laid_out = layout(PROMPT, RESPONSE, windows, local)
+    logits = torch.randn(len(laid_out.tokens), 5, requires_grad=True)
+    loss = consistency_loss(logits, laid_out)
+    assert loss.item() == 0
+    loss.backward()
+    assert logits.grad is not None
+    assert not logits.grad.any()

@@ -1,0 +1,384 @@
+"""Windows of Jacobi trajectories follow equation 3 to the text; a run that was killed ends as one that was not."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pytest
+from torch import Tensor
+
+from tot.decoders import (
+    Completion,
+    Engine,
+    ModelError,
+    OptionError,
+    Request,
+    Sampling,
+    Usage,
+    load_decoder,
+    load_model,
+)
+from tot.decoders.cllm.train import TrainOptions, train
+from tot.decoders.cllm.trajectories import (
+    CollectOptions,
+    collect,
+    repeats_itself,
+    stationary,
+    trajectories,
+    windows,
+)
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
+SMALL = CollectOptions(n=6, together=4)
+
+
+@pytest.fixture(scope="module")
+def target(make_model: Callable[..., Any]) -> Any:
+    model = make_model(readable=True)
+    model.config.name_or_path = "first"
+    return model
+
+
+@pytest.fixture
+def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
+    """On a copy of the target, so that the target stays untouched. All slots must be free at the end."""
+    made = Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 6000)
+    yield made
+    made.close()
+    assert made.tree.live == 0
+
+
+def requests(count: int = 10, tokens: int = 30, heat: float = 1.0, **more: Any) -> list[Request]:
+    """At temperature 1, since a random model's likeliest text soon goes in circles."""
+    sampling = {"max_tokens": tokens, "temperature": heat, "ignore_eos": True, **more}
+    return [Request(prompt=LONG[i:], sampling=Sampling(seed=i, **sampling)) for i in range(count)]
+
+
+def rows(folder: Path, engine: Engine) -> list[dict[str, Any]]:
+    return list(trajectories(folder, engine.loaded))
+
+
+def shards(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(folder.glob("shard-*.parquet"))}
+
+
+def completion(tokens: Sequence[int], trajectory: Sequence[tuple[int, tuple[int, ...]]]) -> Completion:
+    return Completion("", tuple(tokens), 0.0, "eos", Usage(), trajectory=tuple(trajectory))
+
+
+# -- windows ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("n", [2, 6, 13])
+def test_points_follow_from_each_other_by_equation_3(
+    engine: Engine, target: Any, logits_alone: Callable[..., Tensor], n: int
+) -> None:
+    with load_decoder("jacobi", engine=engine, n=n, adapt=False, trajectory=True) as decoder:
+        texts = decoder.generate(requests(4, tokens=40, heat=0.0))
+    seen = 0
+    for request, text in zip(requests(4), texts, strict=True):
+        prompt = engine.codec.encode_prompt(request.prompt)
+        found = windows(text, n)
+        assert found
+        for start, points in found:
+            fixed = list(text.tokens[start : start + n])
+            assert fixed not in points
+            before = [*prompt, *text.tokens[:start]]
+            for point, later in pairwise([*points, fixed]):  # the last point leads to the fixed one
+                assert len(point) == n
+                logits = logits_alone(target, [*before, *point[:-1]])[len(before) - 1 :]
+                assert logits.argmax(-1).tolist() == later
+                seen += 1
+    assert seen > 40
+
+
+def test_windows_are_apart_and_begin_with_tokens_of_the_prompt(engine: Engine) -> None:
+    (request,) = requests(1, tokens=60)
+    with load_decoder("jacobi", engine=engine, n=7, adapt=False, trajectory=True) as decoder:
+        (text,) = decoder.generate([request])
+    found = windows(text, 7)
+    starts = [start for start, _ in found]
+    assert starts[0] == 0
+    assert all(later - start in (7, 8) for start, later in pairwise(starts))
+    prompt = set(engine.codec.encode_prompt(request.prompt))
+    assert all(set(points[0]) <= prompt for _, points in found)
+
+
+def test_points_are_whole_though_a_step_computes_what_is_left_of_a_window() -> None:
+    text = completion(
+        [1, 2, 3, 4, 5, 6, 7],
+        [(0, (9, 9, 9)), (1, (8, 3)), (2, (3,)), (4, (5, 9, 7)), (6, (7,))],
+    )
+    assert windows(text, 3) == [(0, [[9, 9, 9], [1, 8, 3]]), (4, [[5, 9, 7]])]
+
+
+def test_a_window_guessed_right_at_once_has_no_points() -> None:
+    assert windows(completion([1, 2, 3, 4], [(0, (1, 2, 3))]), 3) == [(0, [])]
+
+
+def test_windows_beyond_the_end_are_left_out() -> None:
+    points = [(0, (9, 9, 9)), (1, (2, 3)), (4, (8, 8, 8)), (5, (7, 7))]
+    assert [start for start, _ in windows(completion([1, 2, 3, 4, 5, 6, 7], points), 3)] == [0, 4]
+    assert [start for start, _ in windows(completion([1, 2, 3, 4, 5, 6], points), 3)] == [0]
+    assert windows(completion([1, 2], points[:2]), 3) == []
+    assert windows(completion([1, 2], [(0, (5, 5)), (1, (5,))]), 3) == []  # there was no room for a whole one
+    assert windows(completion([], []), 3) == []
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 6, 7, 11, 12, 13, 14])
+def test_no_window_reaches_beyond_the_most_tokens_of_a_text(engine: Engine, tokens: int) -> None:
+    with load_decoder("jacobi", engine=engine, n=6, adapt=False, trajectory=True) as decoder:
+        (text,) = decoder.generate(requests(1, tokens=tokens))
+    assert len(text.tokens) == tokens
+    starts = [start for start, _ in windows(text, 6)]
+    assert tokens // 7 <= len(starts) <= tokens // 6  # where all of one is kept, one token more is
+    assert all(start + 6 <= tokens for start in starts)
+
+
+# -- rows ------------------------------------------------------------------------------------------
+
+
+def test_rows_are_the_texts_that_ar_writes_with_their_windows(engine: Engine, tmp_path: Path) -> None:
+    asked = requests()
+    heard: list[tuple[int, int, int]] = []
+    collect(engine, asked, tmp_path, SMALL, lambda *told: heard.append(told))
+    found = rows(tmp_path, engine)
+    expected = load_decoder(engine=engine).generate(asked)
+    assert [row["response"] for row in found] == [list(one.tokens) for one in expected]
+    assert [row["prompt"] for row in found] == [engine.codec.encode_prompt(request.prompt) for request in asked]
+    for row in found:
+        assert len(row["starts"]) == len(row["points"]) == len(row["corrected"]) >= 3
+        assert all(len(point) == 6 for points in row["points"] for point in points)
+        for points, corrected in zip(row["points"], row["corrected"], strict=True):
+            assert len(points) == len(corrected) > 0
+    assert [texts for texts, _, _ in heard] == [4, 8, 10]
+    assert heard[-1][1:] == (sum(len(row["starts"]) for row in found), 0)
+    assert sorted(shards(tmp_path)) == ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
+
+
+@pytest.mark.parametrize("augment", [0.0, 0.4, 1.0])
+def test_corrected_points_differ_only_where_they_were_wrong(engine: Engine, tmp_path: Path, augment: float) -> None:
+    collect(engine, requests(), tmp_path, SMALL.model_copy(update={"augment": augment}))
+    wrong = right = 0
+    for row in rows(tmp_path, engine):
+        for start, points, copies in zip(row["starts"], row["points"], row["corrected"], strict=True):
+            fixed = row["response"][start : start + 6]
+            for point, corrected in zip(points, copies, strict=True):
+                assert len(corrected) == 6
+                for token, copied, goal in zip(point, corrected, fixed, strict=True):
+                    assert copied in (token, goal)
+                    wrong += token != goal
+                    right += token != goal and copied == goal
+    assert wrong > 200
+    assert right / wrong == pytest.approx(augment, abs=0.1 if 0 < augment < 1 else 0)
+
+
+def test_a_request_for_several_samples_gives_several_rows(engine: Engine, tmp_path: Path) -> None:
+    asked = requests(2, n=3)
+    heard: list[int] = []
+    collect(engine, asked, tmp_path, SMALL, lambda texts, *_: heard.append(texts))
+    expected = load_decoder(engine=engine).generate(asked)
+    assert [row["response"] for row in rows(tmp_path, engine)] == [list(one.tokens) for one in expected]
+    assert len(expected) == 6
+    assert heard == [2]
+
+
+def constant(model: Any) -> Any:
+    """It says the same token for ever."""
+    model.lm_head.weight.data.zero_()
+    model.lm_head.bias.data.zero_()
+    model.lm_head.bias.data[60] = 5.0
+    return model
+
+
+def test_texts_that_repeat_themselves_are_left_out_and_teach_nothing(
+    target: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    loaded = load_model(constant(copy.deepcopy(target)), tokenizer=tokenizer)
+    heard: list[tuple[int, int, int]] = []
+    with Engine(loaded, 3000) as engine:
+        collect(engine, requests(6, heat=0.0), tmp_path / "data", SMALL, lambda *told: heard.append(told))
+    assert heard == [(4, 0, 4), (6, 0, 6)]
+    assert len(shards(tmp_path / "data")) == 2  # they say that these requests are done
+    assert list(trajectories(tmp_path / "data", loaded)) == []
+    with pytest.raises(OptionError, match="data holds no text to learn from: every one repeated itself, or there was"):
+        train(loaded, tmp_path / "data", tmp_path / "out", TrainOptions())
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_requests_are_no_rows(engine: Engine, tmp_path: Path) -> None:
+    heard: list[Any] = []
+    collect(engine, [], tmp_path, SMALL, lambda *told: heard.append(told))
+    assert heard == []
+    assert rows(tmp_path, engine) == []
+    with pytest.raises(OptionError, match="holds no text to learn from"):
+        train(engine.loaded, tmp_path, tmp_path / "out", TrainOptions())
+
+
+def test_a_folder_without_trajectories_is_refused(engine: Engine, tmp_path: Path) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(OptionError, match=f"{folder} holds no trajectories: give a folder that `tot cllm collect`"):
+            rows(folder, engine)
+
+
+# -- going on --------------------------------------------------------------------------------------
+
+
+def stop_after(texts: int) -> Callable[..., None]:
+    def tell(done: int, *_: int) -> None:
+        if done >= texts:
+            raise KeyboardInterrupt
+
+    return tell
+
+
+def test_a_killed_run_goes_on_after_its_last_whole_shard(engine: Engine, tmp_path: Path) -> None:
+    collect(engine, requests(14), tmp_path / "whole", SMALL)
+    stopped = tmp_path / "stopped"
+    for texts, kept in ((4, 1), (12, 3)):
+        with pytest.raises(KeyboardInterrupt):
+            collect(engine, requests(14), stopped, SMALL, stop_after(texts))
+        assert len(shards(stopped)) == kept
+    before, forwards = {path: path.stat().st_mtime_ns for path in stopped.glob("*.parquet")}, engine.forwards
+    collect(engine, requests(14), stopped, SMALL)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    assert engine.forwards - forwards < 35  # two texts of 30 tokens
+    assert shards(stopped) == shards(tmp_path / "whole")
+    assert rows(stopped, engine) == rows(tmp_path / "whole", engine)
+    assert len(rows(stopped, engine)) == 14
+
+
+def test_a_shard_that_was_not_written_whole_is_not_read(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    collect(engine, requests(), tmp_path / "whole", SMALL)
+    cut = tmp_path / "cut"
+    write = datasets.Dataset.to_parquet
+
+    def half(self: Any, path: Path, *arguments: Any) -> None:
+        write(self, path, *arguments)
+        if "00001" in path.name:
+            path.write_bytes(path.read_bytes()[:100])
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(datasets.Dataset, "to_parquet", half)
+        with pytest.raises(KeyboardInterrupt):
+            collect(engine, requests(), cut, SMALL)
+    assert list(shards(cut)) == ["shard-00000.parquet"]
+    assert rows(cut, engine) == rows(tmp_path / "whole", engine)[:4]
+    collect(engine, requests(), cut, SMALL)
+    assert shards(cut) == shards(tmp_path / "whole")
+    assert not list(cut.glob("*.partial"))
+
+
+def test_requests_are_read_as_they_are_needed(engine: Engine, tmp_path: Path) -> None:
+    """With rows written shard by shard, no more than a shard's are in memory."""
+    read = 0
+    heard: list[tuple[int, int, int]] = []
+
+    def source() -> Iterator[Request]:
+        nonlocal read
+        for request in requests():
+            read += 1
+            yield request
+
+    collect(engine, source(), tmp_path, SMALL, lambda texts, *_: heard.append((read, texts, len(shards(tmp_path)))))
+    assert heard == [(4, 4, 1), (8, 8, 2), (10, 10, 3)]
+
+
+def test_another_model_is_refused_with_both_named(
+    engine: Engine, make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    collect(engine, requests(2), tmp_path, SMALL)
+    other = make_model(seed=1, readable=True)
+    other.config.name_or_path = "second"
+    message = r"trajectories of first \(weights \w+\), not of second \(weights \w+\): collect them with this model"
+    loaded = load_model(other, tokenizer=tokenizer)
+    with pytest.raises(ModelError, match=message):
+        list(trajectories(tmp_path, loaded))
+    with pytest.raises(ModelError, match=message):
+        train(loaded, tmp_path, tmp_path / "out", TrainOptions())
+    before = shards(tmp_path)
+    with Engine(loaded, 2000) as another, pytest.raises(ModelError, match=message):
+        collect(another, requests(6), tmp_path, SMALL)
+    assert shards(tmp_path) == before
+    assert json.loads((tmp_path / "settings.json").read_text())["model"] == "first"
+
+
+def test_another_tokenizer_is_refused_with_both_named(
+    engine: Engine, target: Any, tokenizer: Any, tmp_path: Path
+) -> None:
+    collect(engine, requests(2), tmp_path, SMALL)
+    other = copy.deepcopy(tokenizer)
+    other.add_tokens(["chimera"])
+    model = copy.deepcopy(target)
+    model.config.name_or_path = "second"
+    message = r"trajectories of first \(tokenizer \w+\), not of second \(tokenizer \w+\)"
+    with pytest.raises(ModelError, match=message):
+        list(trajectories(tmp_path, load_model(model, tokenizer=other)))
+
+
+@pytest.mark.parametrize("change", [{"n": 7}, {"augment": 0.5}, {"together": 2}, {"seed": 1}])
+def test_other_options_do_not_go_on_with_what_was_begun(engine: Engine, tmp_path: Path, change: dict[str, Any]) -> None:
+    collect(engine, requests(2), tmp_path, SMALL)
+    ((name, value),) = change.items()
+    message = f"was begun with {name}={getattr(SMALL, name)}, not {value}: go on as it was begun, or give another"
+    with pytest.raises(OptionError, match=message):
+        collect(engine, requests(6), tmp_path, SMALL.model_copy(update=change))
+    assert len(shards(tmp_path)) == 1
+    collect(engine, requests(6), tmp_path, SMALL)
+
+
+# -- what is counted and what is left out ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("points", "fixed", "expected"),
+    [
+        ([], [1, 2, 3], 0),
+        ([[1, 2, 9]], [1, 2, 3], 0),  # the only wrong one was the last
+        ([[9, 2, 9]], [1, 2, 3], 1),  # 2 was right after a wrong 9, and stayed
+        ([[9, 2, 3]], [1, 2, 3], 2),
+        ([[9, 2, 3], [1, 8, 3]], [1, 2, 3], 1),  # 2 was changed again, then came in its turn
+        ([[9, 9, 3], [1, 9, 3]], [1, 2, 3], 1),
+        ([[9, 9, 3], [1, 9, 8]], [1, 2, 3], 0),  # 3 was right and went wrong
+        ([[9, 9, 9, 4], [9, 2, 9, 8], [1, 2, 9, 4]], [1, 2, 3, 4], 2),  # 4 the second time
+        ([[1, 2, 9], [1, 2, 8]], [1, 2, 3], 0),
+    ],
+)
+def test_stationary_tokens_are_those_right_early_that_stay(
+    points: list[list[int]], fixed: list[int], expected: int
+) -> None:
+    assert stationary(points, fixed) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", False),
+        ("a", False),
+        ("The sum of 10 and 11 is 21, so the other one is 10.", False),
+        ("10 10 and 11 11 and 1010", False),
+        ("12 + 12 = 24, 24 + 24 = 48, 48 + 48 = 96", False),
+        ("no no no", False),
+        ("nooo", False),
+        ("noooo", True),  # a token four times
+        ("no no no no ", True),
+        ("1, 1, 1, 1, 1, 1", True),
+        ("It is 5. abcdefghabcdefghabcdefgh", False),  # eight tokens three times
+        ("It is 5. abcdefghabcdefghabcdefghabcdefgh", True),
+        ("She has 3 apples. Then she buys 2. She has 3 apples. She eats one.", False),
+        ("She has 3 apples. Then she buys 2. She  has 3 apples! Or not. she has 3 apples.", True),
+        ("Yes. Maybe. Yes. Perhaps. Yes. No.", False),  # a short sentence is no wonder
+        ("How many are there?\nI do not know.\nHow many are there?\nFive.\nHow many are there?\n", True),
+    ],
+)
+def test_loops_of_tokens_or_sentences_are_told_from_ordinary_text(text: str, expected: bool) -> None:
+    assert repeats_itself([*text.encode()], text) is expected

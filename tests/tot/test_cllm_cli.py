@@ -1,0 +1,294 @@
+"""`tot cllm collect`, `train` and `eval` one after another on a tiny model; what is wrong with the input is said."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.cli import main
+from tot.cllm import questions_of
+from tot.decoders import OptionError, Request, load_decoder
+from tot.decoders.cllm import trajectories
+from tot.decoders.errors import TaskError
+
+TASK = """
+from tot import Task
+
+class Riddle(Task):
+    templates = {"chain": "Riddle: {{ question }}\\nThink, then answer:"}
+    sampling = {"chain": {"max_tokens": 28, "stop": ("@@",)}}
+
+    def parse_answer(self, text):
+        return text[:1] or None
+
+    def score(self, answer, reference):
+        return float(reference == "ever")
+"""
+PROMPTS = [f"What comes after {word}?" for word in ("one", "two", "ten", "the end", "all", "noon", "rain", "this")]
+
+Tot = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(scope="module")
+def base(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a tiny model."""
+    folder = tmp_path_factory.mktemp("base")
+    with tiny() as decoder:
+        pass  # closed, it has its own attention back
+    decoder.model.save_pretrained(folder)
+    decoder.tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In an empty folder but for the model, a task, its questions and prompts; with a small store for keys and values:
+    two gigabytes are millions of tokens of a tiny model, and making room for them takes a second."""
+    monkeypatch.setattr("tot.decoders.engine.runner._DEFAULT_BUDGET", 2**21)
+    monkeypatch.chdir(tmp_path)
+    Path("base").symlink_to(base)
+    Path("riddle.py").write_text(TASK)
+    Path("riddles.jsonl").write_text(
+        "".join(
+            json.dumps({"question": prompt, "answer": ("ever", "never")[i % 2]}) + "\n"
+            for i, prompt in enumerate(PROMPTS)
+        )
+    )
+    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt, "other": 1}) + "\n" for prompt in PROMPTS))
+    Path("empty.jsonl").write_text("")
+
+
+@pytest.fixture
+def tot(capfd: pytest.CaptureFixture[str]) -> Tot:
+    """Runs `tot cllm` in this process; gives the status and what was written to standard output and error."""
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(["cllm", *arguments])
+        out, err = capfd.readouterr()
+        return status, out, err
+
+    return run
+
+
+RIDDLES = ("--questions", "riddle.py:Riddle=riddles.jsonl")
+PLAIN = ("--prompts", "prompts.jsonl")
+SHORT = ("--max-tokens", "24")
+
+
+def cells(printed: str) -> list[list[str]]:
+    """The rows of the tables that were printed."""
+    return [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in printed.splitlines() if "│" in line]
+
+
+# -- all of it -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", [PLAIN, RIDDLES], ids=["prompts", "questions"])
+def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
+    tot: Tot, asked: tuple[str, ...]
+) -> None:
+    status, _, err = tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *asked)
+    assert (status, err) == (0, "")
+    assert [path.name for path in Path("data").glob("*.parquet")] == ["shard-00000.parquet"]
+    assert json.loads(Path("data/settings.json").read_text())["model"] == "base"
+
+    options = (
+        "--epochs",
+        "2",
+        "--learning-rate",
+        "1e-3",
+        "--accumulate",
+        "2",
+        "--divergence",
+        "jsd",
+        "--loss",
+        "local",
+    )
+    status, out, err = tot("train", "--model", "base", "--data", "data", "--out", "made", *options)
+    assert (status, err) == (0, "")
+    assert "made: the model, losses.jsonl and losses.png" in out
+    assert Path("made/losses.png").read_bytes().startswith(b"\x89PNG")
+    lines = [json.loads(line) for line in Path("made/losses.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == list(range(1, len(lines) + 1))
+    assert len(lines) >= 4
+
+    status, out, err = tot(
+        "eval", "--model", "made", "--base", "base", "--n", "5", "--dtype", "fp32", "--out", "n.json", *SHORT, *asked
+    )
+    assert (status, err) == (0, "")
+    rows = cells(out)
+    sides = [f"{model} + {method}" for model in ("base", "made") for method in ("ar", "jacobi", "lookahead")]
+    assert [row[0] for row in rows] == [*sides, "base", "made"]
+    assert [row[2] for row in rows if row[0].endswith("+ ar")] == ["1.00x", "1.00x"]
+    assert [row[3] for row in rows if row[0].endswith("+ ar")] == ["1.00", "1.00"]
+    assert [row[5] for row in rows[:3]] == ["100%"] * 3  # in float32, methods say the same
+    assert rows[3][5] == rows[4][5] == rows[5][5]
+    scores = "50%" if asked is RIDDLES else ""
+    assert all(row[4].startswith(scores) and bool(row[4]) == bool(scores) for row in rows[:6])
+
+    numbers = json.loads(Path("n.json").read_text())
+    assert list(numbers) == ["table 1", "table 3"]
+    assert list(numbers["table 1"]) == sides
+    for name, side in numbers["table 1"].items():
+        assert len(side["speeds"]) == len(side["unchanged"]) == len(PROMPTS)
+        assert all(speed > 0 for speed in side["speeds"])
+        assert side["scores"] == ([1.0, 0.0] * 4 if asked is RIDDLES else [])
+        assert side["tokens_per_forward"] >= 1 if "ar" not in name else side["tokens_per_forward"] == 1
+    assert list(numbers["table 3"]) == ["base", "made"]
+    for row in rows[6:]:
+        measured = numbers["table 3"][row[0]]
+        assert row[1:] == [f"{measured['tokens_per_forward']:.2f}", f"{measured['stationary']:.2f}"]
+        assert measured["tokens_per_forward"] >= 1
+
+
+def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
+    status, out, _ = tot("eval", "--model", "base", "--base", "base", "--n", "4", *SHORT, *PLAIN, "--limit", "2")
+    assert status == 0
+    assert [row[0] for row in cells(out)] == ["base + ar", "base + jacobi", "base + lookahead", "base"]
+
+
+def test_tokens_a_forward_are_of_all_tokens_and_forwards(tot: Tot) -> None:
+    asked = [question.request for question in questions_of([], [Path("prompts.jsonl")], "prompt", 24)]
+    with load_decoder("jacobi", "base", n=4, adapt=False, dtype="fp32", kv_budget=3000) as decoder:
+        texts = [decoder.generate([request])[0] for request in asked]
+    expected = sum(len(text.tokens) for text in texts) / sum(text.usage.forwards for text in texts)
+    arguments = ("--model", "base", "--base", "base", "--n", "4", "--dtype", "fp32", "--out", "n.json")
+    assert tot("eval", *arguments, *SHORT, *PLAIN)[0] == 0
+    numbers = json.loads(Path("n.json").read_text())
+    assert numbers["table 3"]["base"]["tokens_per_forward"] == pytest.approx(expected)
+
+
+def test_killed_while_collecting_it_goes_on(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("collect", "--model", "base", "--n", "5", "--max-tokens", "12")
+    many = (*PLAIN, *PLAIN, *PLAIN)  # 24 prompts: two shards
+    assert tot(*arguments, "--out", "whole", *many)[0] == 0
+    write = trajectories._write
+
+    def stop(*given: Any) -> None:
+        write(*given)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trajectories, "_write", stop)
+        assert tot(*arguments, "--out", "data", *many)[0] == 130
+    assert len(list(Path("data").glob("*.parquet"))) == 1
+    assert tot(*arguments, "--out", "data", *many)[0] == 0
+    whole, data = ({path.name: path.read_bytes() for path in Path(name).iterdir()} for name in ("whole", "data"))
+    assert data == whole
+    assert sorted(data) == ["settings.json", "shard-00000.parquet", "shard-00001.parquet"]
+
+
+# -- questions -------------------------------------------------------------------------------------
+
+
+def test_questions_are_whole_solutions_of_a_task() -> None:
+    Path("gsm8k.jsonl").write_text(
+        json.dumps({"question": "Hana reads 24 pages and then 12. How many pages?", "answer": "24 + 12\n#### 36"})
+    )
+    *riddles, gsm8k = questions_of(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], [], "prompt", 100)
+    assert len(riddles) == 8
+    assert riddles[0].request.prompt[-1].content == f"Riddle: {PROMPTS[0]}\nThink, then answer:"
+    assert (riddles[0].request.sampling.max_tokens, riddles[0].request.sampling.stop) == (28, ("@@",))
+    assert [riddle.score("x") for riddle in riddles if riddle.score] == [1.0, 0.0] * 4
+    assert any("Hana reads 24 pages" in message.content for message in gsm8k.request.prompt)
+    assert gsm8k.request.sampling.max_tokens == 100
+    assert gsm8k.request.sampling.temperature == 0
+    assert gsm8k.score is not None
+    assert [gsm8k.score(gsm8k.answer(text)) for text in ("So it is 36.\n#### 36", "#### 35", "")] == [1.0, 0.0, 0.0]
+    assert gsm8k.same("36") == gsm8k.same("36.0")
+
+
+def test_prompts_are_taken_from_the_column_that_was_named() -> None:
+    (first, *_) = questions_of([], [Path("prompts.jsonl")], "other", 7)
+    assert first.request == Request(prompt="1", sampling=first.request.sampling)
+    assert (first.request.sampling.max_tokens, first.score) == (7, None)
+
+
+def test_files_are_read_as_rows_are_needed() -> None:
+    asked = questions_of([], [Path("prompts.jsonl"), Path("nowhere.jsonl")], "prompt", 7)
+    assert [next(asked).request.prompt for _ in PROMPTS] == PROMPTS
+    with pytest.raises(OptionError, match=r"nowhere\.jsonl: there is no such file"):
+        next(asked)
+
+
+def test_a_task_without_a_template_for_whole_solutions_is_refused() -> None:
+    Path("other.py").write_text('from tot import Task\n\nclass Other(Task):\n    templates = {"thought": "x"}\n')
+    with pytest.raises(TaskError, match="task Other has no template 'chain': define it in `templates`"):
+        next(questions_of(["other.py:Other=riddles.jsonl"], [], "prompt", 10))
+
+
+# -- what can't be done ----------------------------------------------------------------------------
+
+NOTHING = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE"
+BAD = [
+    ((), NOTHING),
+    (("--prompts", "empty.jsonl"), NOTHING),
+    ((*PLAIN, "--offset", "8"), NOTHING),
+    ((*PLAIN, "--column", "text"), "prompts.jsonl has no column 'text' (it has prompt, other): name another"),
+    (("--prompts", "nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
+    (("--prompts", "riddle.py"), "riddle.py: unknown kind of data set '.py'"),
+    (("--questions", "gsm8k"), "--questions 'gsm8k' can't be read: write TASK=FILE, such as gsm8k=train.jsonl"),
+    (("--questions", "gsm8k="), "unknown kind of data set ''"),
+    (("--questions", "gsm9k=riddles.jsonl"), "unknown task 'gsm9k' (did you mean gsm8k?)"),
+    (("--questions", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
+    (("--questions", "gsm8k=prompts.jsonl"), "prompts.jsonl has a row without 'question' (it has prompt, other)"),
+    ((*PLAIN, "--max-tokens", "1"), "--max-tokens"),
+    ((*PLAIN, "--model", "nothing"), "there is no model"),
+    ((*PLAIN, "--n", "500"), "--n"),
+]
+
+
+@pytest.mark.parametrize("command", ["collect", "eval"])
+@pytest.mark.parametrize(("arguments", "message"), BAD)
+def test_bad_questions_are_said_in_one_line(tot: Tot, command: str, arguments: tuple[str, ...], message: str) -> None:
+    given = () if "--model" in arguments else ("--model", "base")
+    rest = ("--out", "data") if command == "collect" else ("--base", "base", "--out", "n.json")
+    status, _, err = tot(command, *given, *rest, *arguments)
+    assert status == 2
+    assert message in " ".join(err.split())
+    assert err.count("\n") == 1
+    assert not Path("data").exists()
+    assert not Path("n.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "nowhere"), "nowhere holds no trajectories: give a folder that `tot cllm collect` wrote"),
+        (("--data", "."), ". holds no trajectories: give a folder that `tot cllm collect` wrote"),
+        (("--data", "nowhere", "--learning-rate", "0"), "learning_rate = 0.0: "),
+        (("--data", "nowhere", "--loss", "no"), "--loss"),
+        (("--data", "nowhere", "--model", "nothing"), "there is no model"),
+        ((), "--data"),
+    ],
+)
+def test_bad_training_is_said_in_one_line(tot: Tot, arguments: tuple[str, ...], message: str) -> None:
+    given = () if "--model" in arguments else ("--model", "base")
+    status, _, err = tot("train", *given, "--out", "made", *arguments)
+    assert status == 2
+    assert message in " ".join(err.split())
+    assert err.count("\n") == 1
+    assert not Path("made").exists()
+
+
+def test_trajectories_of_another_model_are_refused(tot: Tot, tiny: Any) -> None:
+    assert tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *PLAIN)[0] == 0
+    with tiny() as decoder:
+        pass
+    decoder.model.model.embed_tokens.weight.data[0] += 1
+    decoder.model.save_pretrained("other")
+    decoder.tokenizer.save_pretrained("other")
+    status, _, err = tot("train", "--model", "other", "--data", "data", "--out", "made")
+    assert status == 2
+    assert re.search(r"data holds trajectories of base \(weights \w+\), not of other \(weights \w+\)", err)
+
+
+def test_a_folder_for_the_numbers_is_refused_before_anything_is_asked(tot: Tot) -> None:
+    status, _, err = tot("eval", "--model", "base", "--base", "base", *PLAIN, "--out", "nowhere/n.json")
+    assert status == 2
+    assert "--out nowhere/n.json: the folder" in err
