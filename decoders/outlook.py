@@ -17,6 +17,8 @@ _GUESS = 0.5
 """What is not known yet counts as this many trials, of which this share was accepted."""
 _MEMORY = 200.0
 """Trials that count in full; older ones fade."""
+_MARGIN = 1.2
+"""A forward of the draft must promise so many times what it costs: what is expected is uncertain, its cost is not."""
 _FADES = 0.995
 """What was learned fades a little with every step that teaches nothing new, so that it will be tried again."""
 
@@ -88,18 +90,22 @@ class Experience:
 class Outlook:
     """One step's plan, while it is drafted for: the tokens it may bring, the rows it verifies, the seconds it takes."""
 
-    def __init__(self, experience: Experience, target: Costs, draft: Costs | None, branches: int) -> None:
+    def __init__(
+        self, experience: Experience, target: Costs, draft: Costs | None, branches: int, pace: float = 1.0
+    ) -> None:
         self.experience = experience
+        self.drafting = 0.0
+        """Seconds of the draft's forwards."""
         self._target = target
         self._draft = draft
+        self._pace = pace
         self._tokens = float(branches)
         self._rows = branches
-        self._drafting = 0.0
 
     @property
     def _rate(self) -> float:
         """Tokens a second, as things stand."""
-        return self._tokens / (self._target.of(self._rows) + self._drafting)
+        return self._tokens / (self._target.of(self._rows) + self.drafting)
 
     def admit(self, chance: float) -> bool:
         """Whether a token that is accepted with that chance is worth its row; if so it is part of the plan."""
@@ -123,10 +129,10 @@ class Outlook:
         the share of nodes so deep, after which something was accepted, is kept under."""
         if not reached:
             return False
-        seconds = 0.0 if self._draft is None else self._draft.of(len(reached))
+        seconds = 0.0 if self._draft is None else self._pace * self._draft.of(len(reached))
         floor = self._rate * self._target.slope(self._rows)
         share = self.experience.chance(kind)
-        if sum(max(0.0, chance * share - floor) for chance in reached) <= seconds * self._rate:
+        if sum(max(0.0, chance * share - floor) for chance in reached) <= _MARGIN * seconds * self._rate:
             return False
-        self._drafting += seconds
+        self.drafting += seconds
         return True

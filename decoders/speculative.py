@@ -106,6 +106,8 @@ class Speculation:
         self.engine = engine
         self.experience = Experience()
         self._costs = costs
+        self._pace = 1.0
+        """How many times as long drafting takes as its forwards do."""
         self.k_config: tuple[int, ...] = options.k_config
         self.rule: Rule = options.acceptance()
         self.temperature: float | None = getattr(options, "draft_temperature", None)
@@ -120,16 +122,20 @@ class Speculation:
         self.experience.step += 1
         contexts = [policy.context(strand) for policy, strand in asked]
         began = time.perf_counter()
+        outlook = self.outlook(len(asked))
         with self.span("draft"):
-            drafts = self.drafter.draft(contexts, self.outlook(len(asked)))
-        seconds = (time.perf_counter() - began) / len(asked)
+            drafts = self.drafter.draft(contexts, outlook)
+        seconds = time.perf_counter() - began
+        if outlook is not None and outlook.drafting:
+            self._pace *= 1 + 0.2 * (min(seconds / outlook.drafting, 3.0) - 1)
+            self._pace = min(max(self._pace, 1.0), 5.0)
         for (policy, strand), draft in zip(asked, drafts, strict=True):
             policy.drafts[strand.output.index] = draft
-            policy.account.seconds["draft"] += seconds
+            policy.account.seconds["draft"] += seconds / len(asked)
 
     def outlook(self, branches: int) -> Outlook | None:
         """The plan for a forward of so many branches, to be drafted for."""
-        return None if self._costs is None else Outlook(self.experience, *self._costs, branches)
+        return None if self._costs is None else Outlook(self.experience, *self._costs, branches, self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Drafting, on the engine's timeline if it has one."""

@@ -32,6 +32,7 @@ from tot.report.plots import gantt, save, utilisation
 from tot.search import BFS
 from tot.solver import solve
 from tot.tree import write_json
+from tot.values import Value
 
 TASKS = ("gsm8k", "creative_writing", "blocksworld")
 WARM_UP = ("game24", "multiple_choice")
@@ -162,11 +163,11 @@ def run(
         bench = Bench(plain.engine, options, samples, rounds, console)
         what = f"{', '.join(TASKS)}; {samples} samples of {NEW} tokens; {rounds} rounds"
         console.print(f"{model}; {bench.numbers['machine']}; drafts: {options.get('draft', 'lookup')}; {what}")
+        evaluations = _evaluations(bench, plain)
         with bench.stack:
             thoughts = list(_thoughts())
             for temperature in temperatures:
                 bench.compare(f"thoughts, T = {temperature}", _sides(bench, methods), thoughts, temperature)
-            evaluations = _evaluations(bench, plain)
             if {"sd", "mcsd"} & set(methods):
                 for temperature in temperatures:
                     sides = _rules(bench, methods)
@@ -255,7 +256,8 @@ def _evaluations(bench: Bench, plain: LocalDecoder) -> list[list[Group]]:
                 max_tokens=NEW,
                 seed=number,
             ).tree
-            prompts[-1].append([task.prompt("value", tree.state(node)) for node in tree if node.parent is not None])
+            states = [tree.state(node) for node in tree if node.parent is not None]
+            prompts[-1].append([Value().prompt(task, state) for state in states])
     return prompts
 
 
