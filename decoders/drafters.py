@@ -188,7 +188,7 @@ class ModelDrafter:
             frontier = [_Tip(i, -1, branch, 1.0) for i, branch in self._follow(contexts)]
             depth = 0
             while frontier:
-                grown = self._candidates(contexts, frontier, depth, drafts)
+                grown = self._candidates(contexts, frontier, depth, drafts, weigh=outlook is not None)
                 depth += 1
                 deeper: list[_Tip] = []
                 for (i, node, branch, reached), (tokens, sure) in zip(frontier, grown, strict=True):
@@ -270,9 +270,10 @@ class ModelDrafter:
         frontier: Sequence[_Tip],
         depth: int,
         drafts: Sequence[Draft],
+        weigh: bool,
     ) -> list[tuple[list[int], int]]:
         """The tokens that may follow each branch of the frontier, computed in one forward, and how sure the draft is of
-        what comes there, from 0 to 9."""
+        what comes there, from 0 to 9 (0 where nobody weighs it)."""
         tree = self.runner.tree
         feeds = []
         for i, _, branch, _ in frontier:
@@ -298,6 +299,8 @@ class ModelDrafter:
                 found = candidates(logits[same], [draws[at] for at in same], width)
             for at, tokens in zip(same, found, strict=True):
                 grown[at] = tokens
+        if not weigh:
+            return [(tokens, 0) for tokens in grown]
         sure = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
         return list(zip(grown, sure, strict=True))
 

@@ -12,6 +12,7 @@ import json
 import math
 import random
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -23,6 +24,7 @@ from torch.utils.data import DataLoader, Dataset
 from tot.decoders.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
 from tot.decoders.cllm.trajectories import trajectories
 from tot.decoders.distill.checkpoint import keep, restore
+from tot.decoders.distill.schedule import set_learning_rate
 from tot.decoders.engine.loading import LoadedModel, quiet_transformers
 from tot.decoders.errors import ModelError, OptionError
 
@@ -95,7 +97,7 @@ def train(
         begun = done % len(texts) if epoch == done // len(texts) else 0
         for number, batch in enumerate(accelerator.skip_first_batches(texts, begun), begun):
             step = epoch * len(texts) + number
-            _schedule(optimizer, options.learning_rate, step, steps)
+            set_learning_rate(optimizer, options.learning_rate, step, steps)
             consistency = ar = 0.0
             for laid_out in batch:
                 with accelerator.autocast():
@@ -156,12 +158,6 @@ def _logits(model: nn.Module, laid_out: Layout, device: torch.device) -> Tensor:
     return logits
 
 
-def _schedule(optimizer: Any, peak: float, step: int, steps: int) -> None:
-    risen, fallen = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
-    for group in optimizer.param_groups:
-        group["lr"] = peak * min(1.0, risen) * fallen
-
-
 def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
     if hasattr(model, "merge_and_unload"):
         model = model.merge_and_unload()
@@ -185,10 +181,9 @@ class _Texts(Dataset[Layout]):
 
     def __getitem__(self, place: int) -> Layout:
         options = self._options
-        order = list(range(len(self._rows)))
-        random.Random(f"{options.seed}/{self.epoch}").shuffle(order)
-        row = self._rows[order[place]]
-        chance = random.Random(f"{options.seed}/{self.epoch}/{order[place]}")
+        number = _order(len(self._rows), f"{options.seed}/{self.epoch}")[place]
+        row = self._rows[number]
+        chance = random.Random(f"{options.seed}/{self.epoch}/{number}")
         drawn = chance.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))
         windows = []
         for which in sorted(drawn):
@@ -200,6 +195,13 @@ class _Texts(Dataset[Layout]):
             else:
                 windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
         return layout(row["prompt"], row["response"], windows, options.loss == "local")
+
+
+@lru_cache(maxsize=2)
+def _order(count: int, seed: str) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order
 
 
 class _Curve:

@@ -20,6 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.decoders.distill.checkpoint import keep, restore
 from tot.decoders.distill.record import Record
+from tot.decoders.distill.schedule import set_learning_rate
 from tot.decoders.engine.loading import LoadedModel
 
 _CHECKPOINT_EVERY = 100
@@ -93,9 +94,7 @@ def train(
             len(records), generator=torch.Generator().manual_seed(options.seed + step // by_epoch)
         ).tolist()
         at = step % by_epoch * options.batch
-        risen, fallen = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
-        for group in optimizer.param_groups:
-            group["lr"] = options.learning_rate * min(1.0, risen) * fallen
+        set_learning_rate(optimizer, options.learning_rate, step, steps)
         loss = _loss(model, [records[i] for i in order[at : at + options.batch]])
         loss.backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)

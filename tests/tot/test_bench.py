@@ -59,6 +59,12 @@ def test_what_the_bench_compares_can_not_be_set(capfd: pytest.CaptureFixture[str
     assert "policy is what is compared here" in capfd.readouterr().err
 
 
+def test_an_option_that_no_decoder_has_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = ["bench", "decoders", "--decoders", "ar,sd", "--out", str(tmp_path / "n.json")]
+    assert main([*asked, "--decoder-option", "kk=3"]) == 2
+    assert "unknown option of ar, sd 'kk' (did you mean k?): choose one of draft, k" in capfd.readouterr().err
+
+
 @pytest.mark.real
 def test_searches_are_compared_with_chance_on_the_same_instances(tot: Any, smollm2: str, data: Path) -> None:
     instances = ("--data", str(data / "blocksworld_dev.jsonl"), "--steps", "2", "--count", "2")

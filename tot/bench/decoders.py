@@ -159,6 +159,9 @@ def run(
             raise OptionError(unknown("decoder", method, METHODS))
     for name in _SET_HERE & options.keys():
         raise OptionError(f"{name} is what is compared here: leave it out")
+    known = {name for method in methods for name in METHODS[method].options.model_fields} - _SET_HERE
+    for name in options.keys() - known:
+        raise OptionError(unknown(f"option of {', '.join(methods)}", name, known))
     with load_decoder("ar", model) as plain:
         bench = Bench(plain.engine, options, samples, rounds, console)
         what = f"{', '.join(TASKS)}; {samples} samples of {NEW} tokens; {rounds} rounds"
