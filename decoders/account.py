@@ -21,6 +21,14 @@ class Account:
     """By position from 0: how often a draft had candidates there, and all before it had been accepted."""
     taken: Counter[int] = field(default_factory=Counter)
     """By position: how often one of them was accepted."""
+    skeletons: int = 0
+    """Skeletons of parallel steps that were begun."""
+    broken: int = 0
+    """Of them, those that left their format: what steps they had were decoded, without any they were plain text."""
+    block_tokens: int = 0
+    """Tokens of parallel steps."""
+    block_seconds: float = 0.0
+    """Elapsed from the beginning of each block of parallel steps to the end of its last one."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Elapsed: "draft", "verify" (the target's forwards), "sampling", "scheduling" (all else)."""
 

@@ -131,15 +131,16 @@ class Autoregressive:
         strand.output.add(sampled)
 
     def _go_on_to_answer(self, strand: Strand) -> None:
-        """Drop what the rationale's end cut off, append the trigger, and decode or score what follows."""
+        """Drop what the rationale's end cut off, append a glimpse of its rest if there is one, and the trigger, and
+        decode or score what follows."""
         job, output = self._job, strand.output
         trigger = job.request.answer_trigger
         assert trigger is not None
         drawn = list(output.tokens)
         kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
-        ids = drawn[:kept] + job.codec.encode(rest)
-        fed = min(len(strand.branch) - len(job.prompt), kept)
-        job.tree.rollback(strand.branch, len(job.prompt) + fed)
+        ids = [*job.prompt, *drawn[:kept], *output.glimpse, *job.codec.encode(rest)]
+        fed = min(len(strand.branch), len(job.prompt) + kept)
+        job.tree.rollback(strand.branch, fed)
         strand.pending = ids[fed:]
         self._in_answer.add(output.index)
         if self._choices:

@@ -20,12 +20,15 @@ from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.model_names import draft_folder
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
+from tot.decoders.parallel_steps import ParallelSteps
 from tot.decoders.request import Completion, Request
 from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
 from tot.decoders.seed import Rounds, Scheduled, SEEDOptions
 from tot.decoders.speculative import MCSDOptions, SDOptions, Speculation, Speculative
+from tot.decoders.steps_format import PDOSOptions, StepsFormat
 
 
 class Decoder(Protocol):
@@ -46,6 +49,8 @@ class Ready(NamedTuple):
     policy: PolicyFactory
     close: Callable[[], None]
     drafter: Drafter | None = None
+    prepare: Callable[[Request], Request] | None = None
+    """What it does to a request beforehand: adds instructions to the prompt, say."""
 
 
 class Method(NamedTuple):
@@ -89,11 +94,24 @@ def _lookahead(engine: Engine, options: LookaheadOptions) -> Ready:
     return Ready(partial(Lookahead, companion=looking), looking.close, pool)
 
 
+def _fastcot(engine: Engine, options: FastCoTOptions) -> Ready:
+    buffers = Buffers(options.window, engine_costs(engine) if options.window is None else None)
+    shared = Speculation(buffers, options, engine)
+    return Ready(partial(FastCoT, companion=shared, buffers=buffers, options=options), shared.close, buffers)
+
+
+def _pdos(engine: Engine, options: PDOSOptions) -> Ready:
+    form = StepsFormat(options, engine.codec)
+    return Ready(partial(ParallelSteps, form=form, chunk=engine.chunk), lambda: None, prepare=form.prepare)
+
+
 METHODS: dict[str, Method] = {
     "ar": Method(_autoregressive, NoOptions),
+    "fastcot": Method(_fastcot, FastCoTOptions),
     "jacobi": Method(_jacobi, JacobiOptions),
     "lookahead": Method(_lookahead, LookaheadOptions),
     "mcsd": Method(_speculative, MCSDOptions),
+    "pdos": Method(_pdos, PDOSOptions),
     "sd": Method(_speculative, SDOptions),
     "seed": Method(_seed, SEEDOptions),
 }
@@ -157,6 +175,7 @@ class LocalDecoder:
         self.engine = engine
         self._policy = method.policy
         self._close_method = method.close
+        self._prepare = method.prepare
         self.drafter = method.drafter
         """What drafts for it, if anything does."""
         self._owns_engine = owns_engine
@@ -171,6 +190,8 @@ class LocalDecoder:
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""
+        if self._prepare is not None:
+            requests = [self._prepare(request) for request in requests]
         return self.engine.submit_all(requests, [self._policy] * len(requests), meter, stream)
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:

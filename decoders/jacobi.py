@@ -98,7 +98,9 @@ class Windows:
 
     def saw(self, key: int, kept: int, drawn: Sequence[int]) -> None:
         """So many tokens of a text's window were kept, and one more; what was drawn after each of the others."""
-        window = self._windows[key]
+        window = self._windows.get(key)
+        if window is None:  # nothing has been drafted for it yet
+            return
         before, old = window.tokens[kept + 1 :], window.stayed[kept + 1 :]
         window.stayed = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
         window.tokens = [*drawn[: len(before)], *before[len(drawn) :]]

@@ -114,7 +114,7 @@ class Looking(Speculation):
     def prepare(self, policies: Sequence[Any]) -> None:
         super().prepare(policies)
         for policy in policies:
-            policy.looks = {strand.output.index for strand in policy.decoding() if self._pays()}
+            policy.looks = {strand.output.index for strand in policy.decoding() if self.drafts and self._pays()}
 
     def outlook(self, branches: int) -> Outlook | None:
         self._plan = super().outlook(branches)

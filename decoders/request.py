@@ -65,6 +65,11 @@ class Request(_Value):
     """Decode a rationale, then append this text, then decode the answer (or score the choices)."""
     answer_tokens: Annotated[int, Field(ge=1)] = 32
     """Most tokens of the answer after the trigger."""
+    steps: tuple[str, ...] = ()
+    """Titles of steps that don't depend on one another: what `pdos` decodes side by side, before all else. Other
+    decoders know of no steps: there the prompt has to ask for them."""
+    whole_rationale: bool = False
+    """Decode the rationale to its end, also where the decoder would answer from a part of it."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Request:
@@ -76,6 +81,10 @@ class Request(_Value):
             raise ValueError("close_choices needs choices")
         if self.answer_trigger == "":
             raise ValueError("the answer trigger is empty: leave it out, or give its text")
+        if not all(title.strip() for title in self.steps):
+            raise ValueError(f"step {[bool(title.strip()) for title in self.steps].index(False) + 1} has no title")
+        if self.steps and self.choices and self.answer_trigger is None:
+            raise ValueError("steps are decoded and choices alone are only scored: give an answer_trigger between them")
         return self
 
 
@@ -95,6 +104,10 @@ class Usage:
     drafted: int = 0
     accepted: int = 0
     seconds: float = 0.0
+    approximate_tokens: int = 0
+    """Tokens of rationales that were guessed and never verified."""
+    undecoded_tokens: int = 0
+    """Tokens that rationales which were cut had still room for."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
@@ -118,10 +131,15 @@ class ChoiceLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A stretch of a completion's text and where it came from."""
+    """A stretch of a completion's text and where it came from.
 
-    kind: Literal["exact", "trigger"]
+    "approximate" was guessed, not verified; "undecoded" has no text: `tokens` is what the rationale still had room for.
+    "step" was decoded beside other steps, and begins with its title.
+    """
+
+    kind: Literal["exact", "trigger", "approximate", "undecoded", "step"]
     text: str
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +148,8 @@ class Completion:
 
     text: str
     tokens: tuple[int, ...]
-    """The tokens drawn, an end-of-text token among them; not the trigger's."""
+    """The tokens drawn, an end-of-text token among them; not the trigger's, nor titles of steps that were given. What
+    was drawn for a skeleton of steps comes before them, then each step's tokens, its closing marker's among them."""
     logprob: float
     """Sum of the model's log-probabilities (nats; before temperature and filters) of `tokens`."""
     finish_reason: FinishReason
@@ -138,9 +157,10 @@ class Completion:
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     parts: tuple[Part, ...] = ()
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
-    """By step, of a Jacobi decoder that was asked to keep it: (position, the guesses for the tokens from there on)."""
+    """By step, of a decoder that was asked to keep it: (position, the guesses for the tokens from there on). `jacobi`
+    keeps what a step verified, `fastcot` what it left."""
 
     @property
     def answer(self) -> str:
         """The text after the answer trigger; the whole text where there was none."""
-        return self.parts[-1].text if len(self.parts) > 1 else self.text
+        return self.parts[-1].text if any(part.kind == "trigger" for part in self.parts) else self.text

@@ -23,6 +23,7 @@ from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.outlook import Costs, Experience, Outlook
+from tot.decoders.trial import Trial
 
 if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
@@ -106,6 +107,14 @@ class Speculation:
         self.engine = engine
         self.experience = Experience()
         self._costs = costs
+        self.drafts = True
+        """False in a step in which nothing is drafted, since that is faster."""
+        self._trials: dict[int, Trial] = {}
+        """By the number of branches, in powers of two."""
+        self._begun: tuple[Trial, int, float] | None = None
+        """The step under way: its trial, branches and beginning."""
+        self._ended = 0.0
+        self._gained = 0
         self._pace = 1.0
         """How many times as long drafting takes as its forwards do."""
         self.k_config: tuple[int, ...] = options.k_config
@@ -119,9 +128,12 @@ class Speculation:
         asked = [(policy, strand) for policy in policies for strand in policy.decoding()]
         if not asked:
             return
-        self.experience.step += 1
-        contexts = [policy.context(strand) for policy, strand in asked]
         began = time.perf_counter()
+        self.experience.step += 1
+        self.drafts = self._settle(len(asked), began)
+        if not self.drafts:
+            return
+        contexts = [policy.context(strand) for policy, strand in asked]
         outlook = self.outlook(len(asked))
         with self.span("draft"):
             drafts = self.drafter.draft(contexts, outlook)
@@ -132,6 +144,23 @@ class Speculation:
         for (policy, strand), draft in zip(asked, drafts, strict=True):
             policy.drafts[strand.output.index] = draft
             policy.account.seconds["draft"] += seconds / len(asked)
+
+    def _settle(self, branches: int, now: float) -> bool:
+        """Book what the step before brought; whether to draft in this one."""
+        if self._costs is None:
+            return True
+        if self._begun is not None and self._gained:
+            trial, before, began = self._begun
+            trial.step(self._gained / before, self._ended - began)
+        self._gained = 0
+        trial = self._trials.setdefault(branches.bit_length(), Trial(self._costs[0].of(branches)))
+        self._begun = trial, branches, now
+        return trial.drafts
+
+    def gained(self, tokens: int) -> None:
+        """A sample has got so many tokens in this step."""
+        self._gained += tokens
+        self._ended = time.perf_counter()
 
     def outlook(self, branches: int) -> Outlook | None:
         """The plan for a forward of so many branches, to be drafted for."""
@@ -238,6 +267,7 @@ class Speculative(Autoregressive):
                 break
             accepted += [] if node is None else [node]
         strand.pending = [sampled.token]
+        self._speculation.gained(1 + len(accepted))
         output.drafted += len(draft.tokens)
         output.accepted += len(accepted)
         self.account.verifications += 1

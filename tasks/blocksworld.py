@@ -6,6 +6,7 @@ is PDDL, or the three lines that `render` writes. No prompt or method tells a se
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from functools import lru_cache
@@ -17,7 +18,7 @@ from tot.decoders.errors import TaskError
 from tot.state import State, Thought
 from tot.task import Task
 from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, unreachable, validate_plan
-from tot.tasks.blocks_planner import estimate, shortest_plan
+from tot.tasks.blocks_planner import estimate, generate, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem
 
 _LINE = re.compile(r"[^\S\n]*+(blocks|start|goal)[^\S\n]*+:([^\n]*+)", re.IGNORECASE)
@@ -70,12 +71,29 @@ class Blocksworld(Task):
         """The question itself: `score` does the plan in it, since many plans are right."""
         return self.question_of(row)
 
+    def solution_of(self, row: Mapping[str, Any]) -> str:
+        """A shortest plan in words, from after "Action 1:" on."""
+        plan = _steps(self, row["plan"]) if "plan" in row else self._plan(self.question_of(row))
+        actions = (action for action in map(parse_action, plan) if action)
+        return numbered([action.text for action in actions]).removeprefix("Action 1:") + "\nThe goal is reached."
+
+    def instance(self, seed: int) -> dict[str, Any]:
+        """A problem of 3 to 5 blocks with a shortest plan of 2 to 12 steps, mostly 4 blocks and 6 to 10 steps."""
+        chance = random.Random(seed)
+        blocks = chance.choices((3, 4, 5), (2, 8, 1))[0]
+        steps = min(2 * chance.choices(range(1, 7), (1, 2, 4, 4, 3, 2))[0], 4 * (blocks - 1))
+        question = render(generate(seed, blocks, steps))
+        return {"question": question, "steps": steps, "plan": self._plan(question)}
+
     def optimal(self, question: str) -> int:
         """The steps of a shortest plan, exact: to compare with, never to be shown to a search."""
+        return len(self._plan(question))
+
+    def _plan(self, question: str) -> list[str]:
         plan = shortest_plan(_problem(question.strip()))
         if plan is None:
             raise TaskError("this instance can't be solved: give another")
-        return len(plan)
+        return plan
 
     # -- prompts ------------------------------------------------------------------------------------------------
 
@@ -163,6 +181,18 @@ class Blocksworld(Task):
     def score(self, answer: Any | None, reference: str) -> float:
         """1.0 where the answer is a right plan for `reference`, which is the question (see `reference_of`)."""
         return float(answer is not None and self.verify(reference, answer))
+
+
+class DirectBlocksworld(Blocksworld):
+    """Blocksworld for models that were tuned on it: the problem alone is asked, and the plan comes at once."""
+
+    name = "blocksworld"
+    chain = "direct"
+    search = "cot"
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        **Blocksworld.sampling,
+        "direct": Blocksworld.sampling["chain"],
+    }
 
 
 # -- problems in words ------------------------------------------------------------------------------------------

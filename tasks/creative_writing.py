@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Request, Sampling
+from tot.parts import title
 from tot.state import State
 from tot.task import Task
 from tot.tasks.sentences import paragraphs, similarity, split, typed
@@ -85,6 +86,12 @@ class CreativeWriting(Task):
             "demonstrations": self.data("demonstrations"),
             "sentences": required(state.question),
         }
+
+    def steps(self, template: str, state: State) -> Sequence[str]:
+        """A passage's paragraphs, each with the sentence that it has to end in."""
+        if template != "passage":
+            return ()
+        return [title(f"Paragraph {i} ends in {one}") for i, one in enumerate(required(state.question), 1)]
 
     def candidate(self, state: State) -> str:
         """The last passage, without its plan."""

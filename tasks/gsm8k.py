@@ -20,12 +20,17 @@ class GSM8K(Task):
     name = "gsm8k"
     thought = ("sub_question", "sub_answer")
     depth = 4
+    triggers: ClassVar[Mapping[str, str]] = {
+        "chain": "\nThe answer is",
+        "explain": "\nFrom 1 (no help) to 10 (great help), the number is:",
+    }
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "sub_question": {"max_tokens": 64, "stop": ("\n",)},
         "sub_answer": {"max_tokens": 96, "stop": ("\n",)},
         "propose": {"max_tokens": 128, "stop": ("\n\n", "Sub-answer")},
         "chain": {"max_tokens": 320, "stop": ("\n\n", "\nQuestion:")},
         "vote": {"max_tokens": 8, "stop": ("\n",)},
+        "explain": {"max_tokens": 128, "stop": ("\n\n",)},
         "answer": {"max_tokens": 64, "stop": ("\n",)},
     }
 

@@ -55,10 +55,15 @@ class MultipleChoice(Task):
     thought = ("rationale",)
     depth = 2
     search = "bfs:thoughts=4,breadth=1"
+    triggers: ClassVar[Mapping[str, str]] = {
+        "chain": "\nAnswer:",
+        "explain": "\nFrom 1 (unsound) to 10 (sound), the number is:",
+    }
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "rationale": {"max_tokens": 128, "stop": ("\n",)},
         "propose": {"max_tokens": 320, "stop": ("\n\n",)},
         "vote": {"max_tokens": 8, "stop": ("\n",)},
+        "explain": {"max_tokens": 128, "stop": ("\n\n",)},
         "chain": {"max_tokens": 192, "stop": ("\n\n", "\nQuestion:")},
         "answer": {"max_tokens": 8, "stop": ("\n",)},
     }

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tot.thoughts import Enumerate, Propose, Sample
     from tot.trace import Trace
     from tot.tree import Node, ThoughtTree
-    from tot.values import Classify, Likelihood, Value, Vote
+    from tot.values import Classify, Explain, Likelihood, Value, Vote
 
 _HOME = {
     "combined": ("Combine", "Confidence", "Heuristic", "Prior", "Random"),
@@ -45,7 +45,7 @@ _HOME = {
     "thoughts": ("Enumerate", "Propose", "Sample"),
     "trace": ("Trace",),
     "tree": ("Node", "ThoughtTree"),
-    "values": ("Classify", "Likelihood", "Value", "Vote"),
+    "values": ("Classify", "Explain", "Likelihood", "Value", "Vote"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -63,6 +63,7 @@ __all__ = [
     "Enumerate",
     "Evaluate",
     "Expand",
+    "Explain",
     "Growth",
     "Heuristic",
     "Likelihood",

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from tot import cli_cllm
+from tot import cli_cllm, cli_fastcot
 from tot.decoders.errors import OptionError, TotError
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
@@ -36,6 +36,8 @@ bench = typer.Typer(
 )
 app.add_typer(bench, name="bench")
 app.add_typer(cli_cllm.app, name="cllm")
+app.add_typer(cli_fastcot.app, name="fastcot")
+bench.command("fastcot")(cli_fastcot.bench_command)
 
 
 class Dtype(StrEnum):
@@ -200,6 +202,20 @@ def train_draft_command(
     run(model, questions or [], text or [], options, out, Console(highlight=False, soft_wrap=True))
 
 
+@app.command("instances")
+def instances_command(
+    task: Annotated[str, typer.Argument(help="A task that can make questions up, such as blocksworld.")],
+    out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
+    count: Annotated[int, typer.Option(min=1, help="Questions.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Other seeds, other questions.")] = 0,
+    without: Annotated[list[Path] | None, typer.Option(help="Leave out the questions of these files.")] = None,
+) -> None:
+    """Make up questions of a task, each only once."""
+    from tot.data import made_up
+
+    made_up(task, out, count, seed, without or [], Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+
+
 @app.command("export")
 def export_command(
     run: Annotated[Path, typer.Argument(help="A run or a trace that tot solve --out wrote.")],
@@ -248,6 +264,25 @@ def bench_decoders_command(
         raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, checked(out), console)
+
+
+@bench.command("pdos")
+def bench_pdos_command(
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    people: Annotated[str, typer.Option(help="How many people are asked about, with commas.")] = "10",
+    rounds: Annotated[int, typer.Option(min=1, help="Questions for each number; the sides take turns.")] = 5,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")] = None,
+) -> None:
+    """Parallel steps against normal decoding on retrieval: speed, memory, right answers."""
+    from tot.bench.pdos import run
+    from tot.settings import checked
+
+    try:
+        counts = [int(count) for count in people.split(",")]
+    except ValueError:
+        raise OptionError(f"--people {people!r} can't be read: write numbers, such as 4,10") from None
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    run(model, counts, rounds, None if out is None else checked(out), console)
 
 
 @bench.command("planning")

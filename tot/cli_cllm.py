@@ -48,22 +48,32 @@ def collect_command(
     max_tokens: MaxTokens = 128,
     limit: Limit = None,
     offset: Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")] = 0,
+    solutions: Annotated[
+        bool, typer.Option(help="Keep the rows' own solutions instead, to fine-tune a model on a task first.")
+    ] = False,
     augment: Annotated[float, typer.Option(min=0, max=1, help="Chance of a wrong token to be corrected.")] = 0.3,
     seed: Annotated[int, typer.Option(min=0)] = 0,
 ) -> None:
     """Decode questions by Jacobi iteration and keep the trajectories."""
     from tot.cllm import NOTHING_TO_ASK, questions_of
-    from tot.decoders.cllm.trajectories import CollectOptions, collect
+    from tot.decoders.cllm.trajectories import CollectOptions, collect, given
     from tot.decoders.engine.engine import Engine
     from tot.decoders.engine.loading import load_model
     from tot.decoders.errors import OptionError
     from tot.report.terminal import counting
 
     stop = None if limit is None else offset + limit
-    asked = islice(questions_of(questions or [], prompts or [], column, max_tokens), offset, stop)
+    if solutions and prompts:
+        raise OptionError("--prompts have no solutions: leave them or --solutions out")
+    asked = islice(questions_of(questions or [], prompts or [], column, max_tokens, solutions), offset, stop)
     first = next(asked, None)
     if first is None:
         raise OptionError(NOTHING_TO_ASK)
+    if solutions:
+        texts = ((one.request, one.solution or "") for one in chain([first], asked))
+        with counting("writing", limit, _console()) as tell:
+            given(load_model(model), texts, out, seed, lambda count: tell(count, f"{count} texts"))
+        return
     options = CollectOptions(n=n, augment=augment, seed=seed)
     with Engine(load_model(model)) as engine, counting("collecting", limit, _console()) as tell:
         collect(
@@ -87,6 +97,7 @@ def train_command(
     ar_weight: Annotated[float, typer.Option(min=0, help="Weight of the AR loss (w).")] = 1.0,
     windows: Annotated[int, typer.Option(min=1, help="Windows of a text in one forward.")] = 4,
     accumulate: Annotated[int, typer.Option(min=1, help="Texts a step.")] = 4,
+    together: Annotated[int, typer.Option(min=1, help="Texts a forward.")] = 4,
     lora: Annotated[int | None, typer.Option(min=1, help="Train LoRA matrices of this rank only.")] = None,
     gradient_checkpointing: Annotated[bool, typer.Option(help="Less memory, more time.")] = False,
     seed: Annotated[int, typer.Option(min=0)] = 0,
@@ -105,6 +116,7 @@ def train_command(
         ar_weight=ar_weight,
         windows=windows,
         accumulate=accumulate,
+        together=together,
         lora=lora,
         gradient_checkpointing=gradient_checkpointing,
         seed=seed,

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import describe, spread
+from tot.bench.machine import describe, share, spread
 from tot.data import rows
 from tot.decoders.cllm.trajectories import stationary, windows
 from tot.decoders.decoder import LocalDecoder, load_decoder
@@ -34,13 +34,18 @@ class Question:
     """A request, and how what comes of it is read and scored, where it is a task's."""
 
     request: Request
+    solution: str | None = None
+    """The row's own solution, where it is asked for."""
     answer: Callable[[str], Any] = str.strip
     same: Callable[[Any], Hashable] = str
     score: Callable[[Any], float] | None = None
 
 
-def questions_of(questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int) -> Iterator[Question]:
-    """Questions from "task=file" pairs, then prompts from the named column of files; read as they are needed.
+def questions_of(
+    questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int, solutions: bool = False
+) -> Iterator[Question]:
+    """Questions from "task=file" pairs, with their own solutions if asked for, then prompts from the named column of
+    files; read as they are needed.
 
     Raises OptionError for a pair or a column that isn't one, TaskError for a task without the template.
     """
@@ -58,6 +63,7 @@ def questions_of(questions: Sequence[str], prompts: Sequence[Path], column: str,
                 raise OptionError(f"{path} has a row without {error} (it has {', '.join(row)})") from None
             yield Question(
                 Request(prompt=task.prompt(task.chain, task.start(question)), sampling=Sampling(**limits)),
+                task.solution_of(row) if solutions else None,
                 task.parse_answer,
                 task.canonical,
                 lambda answer, task=task, reference=reference: task.score(answer, reference),  # type: ignore[misc]
@@ -147,7 +153,7 @@ def _first_table(sides: Sequence[_Side], asked: Sequence[Question], console: Con
             for question, answer in zip(asked, side.answers, strict=True)
             if question.score is not None
         ]
-        score, unchanged = _share(scores), _share([float(one) for one in same])
+        score, unchanged = share(scores), share([float(one) for one in same])
         table.add_row(
             side.name,
             spread(side.speeds),
@@ -185,13 +191,3 @@ def _third_table(
         table.add_row(name, f"{numbers[name]['tokens_per_forward']:.2f}", f"{numbers[name]['stationary']:.2f}")
     console.print(table)
     return numbers
-
-
-def _share(values: Sequence[float]) -> str:
-    """A mean in percent with its 95% interval, by bootstrap."""
-    if len(set(values)) < 2:
-        return f"{100 * values[0]:.0f}%" if values else ""
-    from scipy.stats import bootstrap
-
-    interval = bootstrap((values,), statistics.fmean, vectorized=False, n_resamples=2000, rng=0).confidence_interval
-    return f"{100 * statistics.fmean(values):.0f}% ({100 * interval.low:.0f} to {100 * interval.high:.0f})"

@@ -20,7 +20,7 @@ from tot.reward_model import RewardModel
 from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, SelfConsistency
 from tot.task import Task
 from tot.thoughts import Enumerate, Propose, Sample
-from tot.values import Classify, Likelihood, Value, Vote
+from tot.values import Classify, Explain, Likelihood, Value, Vote
 
 SEARCHES: dict[str, type[BaseModel]] = {
     "bfs": BFS,
@@ -36,6 +36,7 @@ EVALUATORS: dict[str, type[BaseModel]] = {
     "likelihood": Likelihood,
     "value": Value,
     "classify": Classify,
+    "explain": Explain,
     "vote": Vote,
     "heuristic": Heuristic,
     "prior": Prior,

@@ -53,6 +53,9 @@ class Task:
     chain: ClassVar[str] = "chain"
     """Template that asks for a whole solution at once, which the baselines use."""
     answer: ClassVar[str] = "answer"
+    triggers: ClassVar[Mapping[str, str]] = {}
+    """By template: text after which the answer follows, such as {"chain": "\\nThe answer is"}. What the template asks
+    for is then a rationale, which a decoder such as `fastcot` may cut."""
     depth: ClassVar[int] = 4
     """T: T - 1 levels of thoughts, then the answer."""
     scale: ClassVar[tuple[int, int]] = (1, 10)
@@ -98,6 +101,14 @@ class Task:
         """What a row's answer is scored against: by default its `answer`."""
         return row["answer"]
 
+    def solution_of(self, row: Mapping[str, Any]) -> str:
+        """A row's own solution, as text that goes on after the prompt of `chain`; raises TaskError by default."""
+        raise TaskError(f"task {type(self).__name__} has no solutions of its own: override `solution_of`")
+
+    def instance(self, seed: int) -> dict[str, Any]:
+        """A row made up from a seed, for tasks that can; raises TaskError by default."""
+        raise TaskError(f"task {type(self).__name__} makes no instances up: override `instance`")
+
     # -- prompts ------------------------------------------------------------------------------------------------
 
     def variables(self, state: State) -> dict[str, Any]:
@@ -113,6 +124,11 @@ class Task:
                 "the variable of that name: rename it"
             )
         return self._templates.render(template, **variables, **extra)
+
+    def steps(self, template: str, state: State) -> Sequence[str]:
+        """Titles of the parts that a template's text consists of, where they don't need each other: `pdos` writes them
+        side by side, other decoders as they come. By default none."""
+        return ()
 
     def data(self, name: str) -> Any:
         """The JSON file `name` that lies with the task's templates. Raises TaskError if there is none."""

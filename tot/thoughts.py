@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders.request import Completion, Request, Sampling, Usage
+from tot.decoders.request import Completion, Message, Request, Sampling, Usage
+from tot.parts import bodies, said
 from tot.search.problem import Problem, is_cut, spent
 from tot.search.steps import Draft
 from tot.state import Thought
@@ -57,24 +59,33 @@ class Sample(_Generator):
 
 
 class Propose(_Generator):
-    """One reply lists several thoughts, one a line; further templates of a thought are asked for each."""
+    """One reply lists several thoughts, one a line; further templates of a thought are asked for each.
+
+    `pdos` writes the thoughts of a reply side by side, as parallel steps.
+    """
 
     n: Count = 3
     """Thoughts asked for after each state, where the search does not say how many."""
 
     async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
         task, count = problem.task, count or self.n
+        parallel = problem.decoder_name("generate") == "pdos"
         requests = []
         for node in nodes:
             seed = problem.generation_seed(node, task.propose, 0)
             sampling = problem.sampling(task.propose, self.temperature, seed)
             prompt = task.prompt(task.propose, problem.tree.state(node), count=count)
-            requests.append(Request(prompt=prompt, sampling=sampling))
+            steps = tuple(f"Idea {number}" for number in range(1, count + 1)) if parallel else ()
+            requests.append(Request(prompt=prompt, sampling=sampling, steps=steps))
         first, *others = task.thought
         drafts = []
         for (completion,) in await problem.complete(requests):
-            listed = [] if is_cut(completion) else task.parse_proposals(completion.text)
-            if completion.finish_reason == "length" and len(listed) > 1 and not completion.text.endswith("\n"):
+            # Of an idea that was written as a step the first line counts, as in a list.
+            lines = [body.splitlines()[0] for body in bodies(completion) if body]
+            text = "\n".join(lines) if lines else completion.text
+            listed = [] if is_cut(completion) else task.parse_proposals(text)
+            ended = lines or completion.text.endswith("\n")
+            if completion.finish_reason == "length" and len(listed) > 1 and not ended:
                 listed.pop()  # it ends in the middle
             parsed = [task.parse_thought(first, text) for text in listed]
             texts = list(dict.fromkeys(text for text in parsed if text is not None))[:count]
@@ -175,12 +186,48 @@ async def write(
                 seed = problem.generation_seed(node, template, call)
                 sampling = problem.sampling(template, temperature, seed, n=len(group) * repeats)
                 prompt = task.prompt(template, tree.state(node), **group[0].thought.parts)
-                requests.append(Request(prompt=prompt, sampling=sampling))
+                steps = tuple(task.steps(template, tree.state(node)))
+                requests.append(_request(task, template, prompt, sampling, steps))
                 asked.append(group)
-        for group, completions in zip(asked, await problem.complete(requests), strict=True):
+        results = await problem.complete(requests)
+        missed = await _decode_whole(problem, requests, results)
+        for group, completions, count in zip(asked, results, missed, strict=True):
+            group[0].parse_failures += count
             for i, draft in enumerate(group):
                 _continue(problem, draft, template, completions[i * repeats : (i + 1) * repeats])
                 draft.decoder = name
+
+
+def _request(
+    task: Task, template: str, prompt: tuple[Message, ...], sampling: Sampling, steps: tuple[str, ...]
+) -> Request:
+    """With the template's answer trigger, if it has one: then what comes before that is a rationale."""
+    trigger = task.triggers.get(template)
+    if trigger is None:
+        return Request(prompt=prompt, sampling=sampling, steps=steps)
+    sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
+    return Request(prompt=prompt, sampling=sampling, steps=steps, answer_trigger=trigger)
+
+
+async def _decode_whole(
+    problem: Problem, requests: Sequence[Request], results: Sequence[list[Completion]]
+) -> Sequence[int]:
+    """Where rationales were cut and an answer can't be read, decode them whole instead. Returns, by request, how many
+    could not be read."""
+    missed = [
+        sum(
+            one.usage.undecoded_tokens > 0 and not is_cut(one) and problem.task.parse_answer(one.text) is None
+            for one in completions
+        )
+        for completions in results
+    ]
+    again = [i for i, count in enumerate(missed) if count]
+    whole = await problem.complete([requests[i].model_copy(update={"whole_rationale": True}) for i in again])
+    for i, completions in zip(again, whole, strict=True):
+        results[i][:] = [
+            replace(new, usage=old.usage + new.usage) for old, new in zip(results[i], completions, strict=True)
+        ]
+    return missed
 
 
 def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[Completion]) -> None:
@@ -188,7 +235,7 @@ def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[C
     task = problem.task
     draft.usage += spent(samples)
     whole = [sample for sample in samples if not is_cut(sample)]
-    texts = [text for sample in whole if (text := _parsed(task, template, sample.text)) is not None]
+    texts = [text for sample in whole if (text := _parsed(task, template, said(sample))) is not None]
     draft.parse_failures += len(whole) - len(texts)
     if not texts or draft.thought is None:
         draft.thought = None

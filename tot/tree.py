@@ -65,6 +65,10 @@ class Node(BaseModel):
     new_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    approximate_tokens: int = 0
+    """Of rationales that were cut: tokens guessed and never verified, and tokens never decoded that there was room for.
+    `new_tokens` are exact."""
+    undecoded_tokens: int = 0
     seconds: float = 0.0
     merged: int = 0
     """Other thoughts that led to the same state, and were folded into this one."""
@@ -84,6 +88,8 @@ class Node(BaseModel):
         self.new_tokens += usage.new_tokens
         self.drafted += usage.drafted
         self.accepted += usage.accepted
+        self.approximate_tokens += usage.approximate_tokens
+        self.undecoded_tokens += usage.undecoded_tokens
         self.seconds += usage.seconds
 
     def to_json(self) -> dict[str, Any]:

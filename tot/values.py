@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Request, Sampling
+from tot.parts import TOKENS, conclusion
 from tot.search.problem import Problem, is_cut, spent
 from tot.search.steps import Evaluation
 from tot.state import State
@@ -117,8 +118,7 @@ class Likelihood(_Asked):
     """What each label is worth; None takes the task's own `labels`, or the numbers of its scale."""
 
     async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
-        low, high = problem.task.scale
-        labels = self.labels or problem.task.labels or {str(number): number for number in range(low, high + 1)}
+        labels = _numbers(self.labels, problem.task)
         requests = []
         for node in nodes:
             prompt = self.prompt(problem.task, problem.tree.state(node))
@@ -132,19 +132,57 @@ class Likelihood(_Asked):
                     close_choices=True,
                 )
             )
-        evaluations = []
-        for (completion,) in await problem.complete(requests):
-            logprobs = [choice.total for choice in completion.choice_logprobs]
-            value = None if is_cut(completion) else expected(list(labels.values()), logprobs)
-            evaluations.append(Evaluation(value, completion.usage))
-        return evaluations
+        return [_expected(labels, completion) for (completion,) in await problem.complete(requests)]
+
+
+class Explain(_Asked):
+    """Has the model explain its judgement first, then takes the expected value as `Likelihood` does (SEED, Appendix C).
+
+    The explanation is a rationale with an answer trigger, the task's for this template, so `fastcot` may cut it.
+    """
+
+    template: str | None = "explain"
+    labels: Labels | None = None
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+
+    def request(self, task: Task, prompt: Prompt, sampling: Sampling) -> Request:
+        """Raises OptionError where the task has no trigger for the template."""
+        template = self.template or task.value
+        trigger = task.triggers.get(template)
+        if trigger is None:
+            raise OptionError(
+                f"task {type(task).__name__} has no answer trigger for its template {template!r}: set `triggers`, or "
+                "use Likelihood()"
+            )
+        return Request(
+            prompt=prompt,
+            sampling=sampling,
+            purpose="evaluate",
+            answer_trigger=trigger,
+            choices=tuple(f" {label}" for label in _numbers(self.labels, task)),
+            close_choices=True,
+        )
+
+    def value(self, task: Task, completion: Completion) -> float | None:
+        """None where a budget cut it off."""
+        return _expected(_numbers(self.labels, task), completion).value
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        task, template = problem.task, self.template or problem.task.value
+        requests = []
+        for node in nodes:
+            prompt = self.prompt(task, problem.tree.state(node))
+            sampling = problem.sampling(template, self.temperature, problem.evaluation_seed(prompt), max_tokens=128)
+            requests.append(self.request(task, prompt, sampling))
+        completions = await problem.complete(requests)
+        return [Evaluation(self.value(task, completion), completion.usage) for (completion,) in completions]
 
 
 class Vote(Evaluator):
     """Shows all candidates side by side, and asks which is best; a state's value is its share of the votes.
 
     The candidates are numbered from 1 in an order drawn anew for every vote, so that no place is favoured. A vote that
-    can't be read is nobody's.
+    can't be read is nobody's. `pdos` first judges all candidates side by side, as parallel steps of the reply.
     """
 
     samples: Annotated[int, Field(ge=1)] = 5
@@ -163,13 +201,18 @@ class Vote(Evaluator):
             prompt = task.prompt(task.vote, root, candidates=[texts[i] for i in order])
             seed = problem.evaluation_seed(prompt, vote)
             sampling = problem.sampling(task.vote, self.temperature, seed, max_tokens=64)
+            steps: tuple[str, ...] = ()
+            if problem.decoder_name("evaluate") == "pdos":
+                steps = tuple(f"Candidate {number}" for number in range(1, len(nodes) + 1))
+                more = TOKENS * len(steps)
+                sampling = sampling.model_copy(update={"max_tokens": sampling.max_tokens + more, "stop": ()})
             orders.append(order)
-            requests.append(Request(prompt=prompt, sampling=sampling, purpose="evaluate"))
+            requests.append(Request(prompt=prompt, sampling=sampling, steps=steps, purpose="evaluate"))
         votes = [0] * len(nodes)
         completions = [completion for (completion,) in await problem.complete(requests)]
         unread = 0
         for order, completion in zip(orders, completions, strict=True):
-            choice = task.parse_vote(completion.text, len(nodes))
+            choice = task.parse_vote(conclusion(completion), len(nodes))
             if choice is None:
                 unread += not is_cut(completion)
             else:
@@ -186,6 +229,18 @@ def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float:
         return sum(numbers) / len(numbers)
     weights = [math.exp(logprob - top) for logprob in logprobs]
     return sum(number * weight for number, weight in zip(numbers, weights, strict=True)) / sum(weights)
+
+
+def _expected(labels: Labels, completion: Completion) -> Evaluation:
+    logprobs = [choice.total for choice in completion.choice_logprobs]
+    value = None if is_cut(completion) else expected(list(labels.values()), logprobs)
+    return Evaluation(value, completion.usage)
+
+
+def _numbers(labels: Labels | None, task: Task) -> Labels:
+    """Labels and what they are worth: those given, the task's own, or the numbers of its scale."""
+    low, high = task.scale
+    return labels or task.labels or {str(number): number for number in range(low, high + 1)}
 
 
 def _labels(labels: Labels | None, task: Task) -> Labels:

@@ -1,7 +1,8 @@
 """Consistency training: a model learns to map any point of its Jacobi trajectories to the fixed point (CLLM,
 Algorithm 2).
 
-One text a forward, with several of its windows; consistency loss plus w times the AR loss on the model's own text.
+A few texts a forward, side by side, each with several of its windows; consistency loss plus w times the AR loss on the
+model's own text.
 `accelerate` places, scatters and accumulates; what is random depends on seed, epoch and row alone, so that a run which
 was stopped ends in the same weights.
 """
@@ -48,6 +49,8 @@ class TrainOptions(BaseModel):
     """Windows of a text in one forward, drawn from its trajectory."""
     accumulate: Annotated[int, Field(ge=1)] = 4
     """Texts a step."""
+    together: Annotated[int, Field(ge=1)] = 4
+    """Texts a forward: more use the processor better, and take more memory."""
     lora: Annotated[int, Field(ge=1)] | None = None
     """Rank of LoRA matrices; None trains all weights."""
     gradient_checkpointing: bool = False
@@ -76,6 +79,8 @@ def train(
     rows = list(trajectories(folder, loaded))
     if not rows:
         raise OptionError(f"{folder} holds no text to learn from: every one repeated itself, or there was none")
+    if (out / "config.json").exists():
+        raise OptionError(f"{out} holds a model: give another folder for the new one")
     out.mkdir(parents=True, exist_ok=True)
     model = _trainable(loaded, options)
     accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision="bf16", gradient_accumulation_steps=1)
@@ -99,13 +104,17 @@ def train(
             step = epoch * len(texts) + number
             set_learning_rate(optimizer, options.learning_rate, step, steps)
             consistency = ar = 0.0
-            for laid_out in batch:
+            for first in range(0, len(batch), options.together):
+                texts_now = batch[first : first + options.together]
                 with accelerator.autocast():
-                    logits = _logits(model, laid_out, accelerator.device)
-                far, unlikely = consistency_loss(logits, laid_out, options.divergence), ar_loss(logits, laid_out)
-                accelerator.backward((far + options.ar_weight * unlikely) / len(batch))
-                consistency += far.item() / len(batch)
-                ar += unlikely.item() / len(batch)
+                    logits = _logits(model, texts_now, accelerator.device)
+                far, unlikely = torch.zeros(2, device=accelerator.device)
+                for of_text, text in zip(logits, texts_now, strict=True):
+                    far = far + consistency_loss(of_text, text, options.divergence) / len(batch)
+                    unlikely = unlikely + ar_loss(of_text, text) / len(batch)
+                accelerator.backward(far + options.ar_weight * unlikely)
+                consistency += far.item()
+                ar += unlikely.item()
             loss = consistency + options.ar_weight * ar
             norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
             if not math.isfinite(loss + norm):
@@ -145,17 +154,22 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
     return model
 
 
-def _logits(model: nn.Module, laid_out: Layout, device: torch.device) -> Tensor:
-    """(length, vocab). The mask is additive: a bool one is not what every attention function takes."""
-    mask = torch.zeros(laid_out.mask.shape, device=device).masked_fill(~laid_out.mask.to(device), float("-inf"))
+def _logits(model: nn.Module, texts: Sequence[Layout], device: torch.device) -> Sequence[Tensor]:
+    """(length, vocab) of each text, from one row of all of them, in which none sees another. The mask is additive: a
+    bool one is not what every attention function takes."""
+    lengths = [len(text.tokens) for text in texts]
+    mask = torch.full((sum(lengths), sum(lengths)), float("-inf"), device=device)
+    first = 0
+    for text, length in zip(texts, lengths, strict=True):
+        mask[first : first + length, first : first + length].masked_fill_(text.mask.to(device), 0.0)
+        first += length
     result = model(
-        input_ids=laid_out.tokens[None].to(device),
-        position_ids=laid_out.positions[None].to(device),
+        input_ids=torch.cat([text.tokens for text in texts])[None].to(device),
+        position_ids=torch.cat([text.positions for text in texts])[None].to(device),
         attention_mask=mask[None, None],
         use_cache=False,
     )
-    logits: Tensor = result.logits[0]
-    return logits
+    return torch.split(result.logits[0], lengths)
 
 
 def _save(model: Any, loaded: LoadedModel, out: Path) -> None:

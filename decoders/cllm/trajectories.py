@@ -15,17 +15,21 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.loading import LoadedModel
+from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.request import Completion, Request
 
+_T = TypeVar("_T")
 FORMAT = 1
+_GIVEN = 1000
+"""Texts of a shard that are not the model's own."""
 
 
 class CollectOptions(BaseModel):
@@ -51,17 +55,19 @@ def collect(
 ) -> None:
     """Write trajectories of all requests to the folder `out`. Only one shard's are in memory at a time.
 
-    `tell` hears (requests done, windows kept, texts left out) after every shard. Raises OptionError where `out` was
-    begun with other options, and ModelError where it was begun with another model.
+    A shard's name tells what was asked, so those of other requests are written anew. `tell` hears (requests done,
+    windows kept, texts left out) after every shard. Raises OptionError where `out` was begun with other options and for
+    requests with an answer trigger, and ModelError where it was begun with another model.
     """
     out.mkdir(parents=True, exist_ok=True)
     settings = {"format": FORMAT, **options.model_dump(), **identity(engine.loaded)}
     _begin(out / "settings.json", settings)
-    done = {int(path.stem.split("-")[1]) for path in out.glob("shard-*.parquet")}
     windows = dropped = 0
     with load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True) as decoder:
         for number, batch in enumerate(_batches(requests, options.together)):
-            if number not in done:
+            if any(request.answer_trigger for request in batch):
+                raise OptionError("trajectories go to the end of a text: leave the answer trigger out")
+            if (path := _shard(out, number, batch)) is not None:
                 rows = []
                 asked = [request for request in batch for _ in range(request.sampling.n)]
                 for i, (request, completion) in enumerate(zip(asked, decoder.generate(batch), strict=True)):
@@ -71,8 +77,33 @@ def collect(
                     if row is not None:
                         rows.append(row)
                         windows += len(row["starts"])
-                _write(rows, out / f"shard-{number:05d}.parquet")
+                _write(rows, path)
             tell(number * options.together + len(batch), windows, dropped)
+
+
+def given(
+    loaded: LoadedModel,
+    texts: Iterable[tuple[Request, str]],
+    out: Path,
+    seed: int = 0,
+    tell: Callable[[int], None] = lambda texts: None,
+) -> None:
+    """Write texts that the model did not write itself, as (request, what it should have written) pairs, in the same
+    form: without windows, so that `train` has only the AR loss and fine-tunes on them."""
+    out.mkdir(parents=True, exist_ok=True)
+    _begin(out / "settings.json", {"format": FORMAT, "given": True, "seed": seed, **identity(loaded)})
+    codec = TextCodec(loaded.tokenizer)
+    count = 0
+    for number, batch in enumerate(_batches(texts, _GIVEN)):
+        count += len(batch)
+        if (path := _shard(out, number, batch)) is not None:
+            rows = []
+            for request, text in batch:
+                response = [*codec.encode(text), loaded.tokenizer.eos_token_id]
+                prompt = codec.encode_prompt(request.prompt)
+                rows.append({"prompt": prompt, "response": response, "starts": [], "points": [], "corrected": []})
+            _write(rows, path)
+        tell(count)
 
 
 def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
@@ -136,11 +167,13 @@ def stationary(points: Sequence[Sequence[int]], fixed: Sequence[int]) -> int:
 
 
 def repeats_itself(tokens: Sequence[int], text: str) -> bool:
-    """Whether a text has a token or a short run of tokens four times in a row, or a sentence three times."""
+    """Whether a text has a short run of tokens four times in a row, one token eight times (four zeros are a number), or
+    a sentence three times."""
     for size in range(1, 9):
-        for at in range(len(tokens) - 4 * size + 1):
+        times = 4 if size > 1 else 8
+        for at in range(len(tokens) - times * size + 1):
             run = tokens[at : at + size]
-            if all(list(tokens[at + k * size : at + (k + 1) * size]) == list(run) for k in range(1, 4)):
+            if all(list(tokens[at + k * size : at + (k + 1) * size]) == list(run) for k in range(1, times)):
                 return True
     sentences = [" ".join(sentence.lower().split()) for sentence in re.split(r"[.!?\n]+", text)]
     return any(len(sentence) > 12 and sentences.count(sentence) >= 3 for sentence in set(sentences))
@@ -172,10 +205,21 @@ def _row(
     }
 
 
-def _batches(requests: Iterable[Request], size: int) -> Iterator[list[Request]]:
-    source = iter(requests)
+def _batches(source: Iterable[_T], size: int) -> Iterator[list[_T]]:
+    source = iter(source)
     while batch := list(islice(source, size)):
         yield batch
+
+
+def _shard(out: Path, number: int, batch: Sequence[object]) -> Path | None:
+    """Where a batch is to be written; None where it has been. A shard of that number for another batch goes."""
+    digest = hashlib.sha256(repr(batch).encode()).hexdigest()[:12]
+    path = out / f"shard-{number:05d}-{digest}.parquet"
+    if path.exists():
+        return None
+    for other in out.glob(f"shard-{number:05d}-*.parquet"):
+        other.unlink()
+    return path
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:

@@ -89,6 +89,8 @@ class Job:
                 drafted=output.drafted,
                 accepted=output.accepted,
                 seconds=seconds,
+                approximate_tokens=len(output.glimpse),
+                undecoded_tokens=output.undecoded,
             )
             reason = output.finish_reason or "cancelled"
             parts = output.close()

@@ -6,6 +6,7 @@ tokens and begin in the middle of one.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from tokenizers.decoders import DecodeStream
@@ -26,6 +27,11 @@ class Output:
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.parts: list[Part] = []
         self.forwards = self.drafted = self.accepted = 0
+        self.glimpse: list[int] = []
+        """Approximate tokens that stand between a rationale that was cut and its trigger."""
+        self.undecoded = 0
+        """Tokens that a rationale which was cut had still room for."""
+        self._cut = False
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
         self._codec = codec
         self._sampling = sampling
@@ -85,22 +91,39 @@ class Output:
             self._text = self._codec.decode(self.tokens[self._first :])
         return True
 
+    def cut(self, glimpse: Sequence[int]) -> None:
+        """End before the text is complete; approximate tokens say how it may go on."""
+        self.glimpse = list(glimpse)
+        self.undecoded = self.room - len(glimpse)
+        self._cut = True
+        self._end("length")
+
     def begin_answer(self, trigger: str, limit: int) -> tuple[int, str]:
         """Close the rationale, append the trigger and let the text go on.
 
-        Returns how many of the tokens stand for text that was kept, and what text is to be encoded after them: a stop
-        string may have cut a token in two.
+        Returns how many of the tokens stand for text that was kept, and what text is to be encoded after them (and
+        after the glimpse): a stop string may have cut a token in two.
         """
-        kept, characters = max(entry for entry in self._whole if entry[1] <= len(self._text))
+        kept, characters = len(self.tokens), len(self._text)
+        if not self._cut:
+            kept, characters = max(entry for entry in self._whole if entry[1] <= len(self._text))
         rest = self._text[characters:] + trigger
-        self.parts += [Part("exact", self._text), Part("trigger", trigger)]
+        self.parts.append(self._part())
+        if self.glimpse:
+            self.parts.append(Part("approximate", self._codec.decode(self.glimpse), len(self.glimpse)))
+        if self.undecoded:
+            self.parts.append(Part("undecoded", "", self.undecoded))
+        self.parts.append(Part("trigger", trigger))
         self.finish_reason = None
         self._open_part(limit)
         return kept, rest
 
     def close(self) -> tuple[Part, ...]:
         """The text in parts."""
-        return (*self.parts, Part("exact", self._text))
+        return (*self.parts, self._part())
+
+    def _part(self) -> Part:
+        return Part("exact", self._text, len(self.tokens) - self._first)
 
     def settled(self) -> str:
         """The text without an end that may yet turn out to be the beginning of a stop string."""

@@ -90,7 +90,7 @@ def test_one_packed_forward_says_what_forwards_of_their_own_say(
 
     model = make_model(family)
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND, WHOLE], local)
-    packed = _logits(model, laid_out, torch.device("cpu"))
+    (packed,) = _logits(model, [laid_out], torch.device("cpu"))
     assert packed.shape == (len(laid_out.tokens), 300)
     for row in range(len(laid_out.tokens)):
         alone = logits_alone(model, visible(laid_out, row))[-1]
@@ -99,6 +99,22 @@ def test_one_packed_forward_says_what_forwards_of_their_own_say(
     assert torch.allclose(packed[:10], alone, atol=1e-4, rtol=1e-4)
     blind = logits_alone(model, laid_out.tokens.tolist())  # what it would be without mask and positions
     assert not torch.allclose(packed[10:], blind[10:], atol=0.1)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2"])
+def test_texts_side_by_side_do_not_see_each_other(make_model: Callable[..., Any], family: str) -> None:
+    from tot.decoders.cllm.train import _logits
+
+    model = make_model(family)
+    texts = [
+        layout(PROMPT, RESPONSE, [FIRST]),
+        layout([5, 6], [7, 8, 9], []),
+        layout(PROMPT, RESPONSE, [SECOND, WHOLE]),
+    ]
+    together = _logits(model, texts, torch.device("cpu"))
+    for text, logits in zip(texts, together, strict=True):
+        (alone,) = _logits(model, [text], torch.device("cpu"))
+        assert torch.allclose(logits, alone, atol=1e-4, rtol=1e-4)
 
 
 # -- losses ----------------------------------------------------------------------------------------

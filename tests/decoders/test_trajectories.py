@@ -28,6 +28,7 @@ from tot.decoders.cllm.train import TrainOptions, train
 from tot.decoders.cllm.trajectories import (
     CollectOptions,
     collect,
+    given,
     repeats_itself,
     stationary,
     trajectories,
@@ -159,7 +160,7 @@ def test_rows_are_the_texts_that_ar_writes_with_their_windows(engine: Engine, tm
             assert len(points) == len(corrected) > 0
     assert [texts for texts, _, _ in heard] == [4, 8, 10]
     assert heard[-1][1:] == (sum(len(row["starts"]) for row in found), 0)
-    assert sorted(shards(tmp_path)) == ["shard-00000.parquet", "shard-00001.parquet", "shard-00002.parquet"]
+    assert [name[:12] for name in shards(tmp_path)] == ["shard-00000-", "shard-00001-", "shard-00002-"]
 
 
 @pytest.mark.parametrize("augment", [0.0, 0.4, 1.0])
@@ -271,7 +272,7 @@ def test_a_shard_that_was_not_written_whole_is_not_read(
         patch.setattr(datasets.Dataset, "to_parquet", half)
         with pytest.raises(KeyboardInterrupt):
             collect(engine, requests(), cut, SMALL)
-    assert list(shards(cut)) == ["shard-00000.parquet"]
+    assert [name[:12] for name in shards(cut)] == ["shard-00000-"]
     assert rows(cut, engine) == rows(tmp_path / "whole", engine)[:4]
     collect(engine, requests(), cut, SMALL)
     assert shards(cut) == shards(tmp_path / "whole")
@@ -369,7 +370,9 @@ def test_stationary_tokens_are_those_right_early_that_stay(
         ("12 + 12 = 24, 24 + 24 = 48, 48 + 48 = 96", False),
         ("no no no", False),
         ("nooo", False),
-        ("noooo", True),  # a token four times
+        ("nooooooo", False),
+        ("noooooooo", True),  # a token eight times
+        ("It costs $10000, or 1000000 cents.", False),
         ("no no no no ", True),
         ("1, 1, 1, 1, 1, 1", True),
         ("It is 5. abcdefghabcdefghabcdefgh", False),  # eight tokens three times
@@ -382,3 +385,35 @@ def test_stationary_tokens_are_those_right_early_that_stay(
 )
 def test_loops_of_tokens_or_sentences_are_told_from_ordinary_text(text: str, expected: bool) -> None:
     assert repeats_itself([*text.encode()], text) is expected
+
+
+def test_a_batch_of_other_requests_is_written_anew(engine: Engine, tmp_path: Path) -> None:
+    """Six requests, of which the last shard holds two; then all ten."""
+    collect(engine, requests()[:6], tmp_path, SMALL)
+    first = shards(tmp_path)
+    collect(engine, requests(), tmp_path, SMALL)
+    after = shards(tmp_path)
+    assert len(after) == 3
+    assert next(iter(first)) in after
+    assert set(first) - set(after)
+    collect(engine, requests(), tmp_path / "whole", SMALL)
+    assert after == shards(tmp_path / "whole")
+
+
+def test_an_answer_trigger_is_refused(engine: Engine, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="trigger"):
+        collect(engine, [Request(prompt="The", answer_trigger=" So")], tmp_path, SMALL)
+
+
+def test_given_texts_have_no_windows_and_end(engine: Engine, tmp_path: Path) -> None:
+    heard: list[int] = []
+    texts = [(one, f" and so on {i}") for i, one in enumerate(requests())]
+    given(engine.loaded, texts, tmp_path, tell=heard.append)
+    found = rows(tmp_path, engine)
+    assert heard == [10]
+    for row, (request, text) in zip(found, texts, strict=True):
+        assert row["prompt"] == engine.codec.encode_prompt(request.prompt)
+        assert row["response"] == [*engine.codec.encode(text), engine.loaded.tokenizer.eos_token_id]
+        assert row["starts"] == row["points"] == row["corrected"] == []
+    with pytest.raises(OptionError, match="was begun"):
+        collect(engine, requests(), tmp_path, SMALL)

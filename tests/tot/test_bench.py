@@ -47,7 +47,7 @@ def test_decoders_are_compared_serial_and_packed_at_every_temperature(
     ]
     numbers = json.loads(out.read_text())
     assert numbers["thoughts, T = 1.0: ar, packed"]["ratios"][1] == 1
-    assert numbers["against generate, T = 1.0"]["ratio"] > 0
+    assert min(numbers["against generate, T = 1.0"]["seed"]) > 0
     assert numbers["account, evaluate"]["seconds"]["verify"] > 0
     assert all(speed > 0 for side in numbers.values() if isinstance(side, dict) for speed in side.get("speeds", []))
     for picture in ("numbers-gantt.png", "numbers-utilisation.png"):

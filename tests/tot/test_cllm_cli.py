@@ -94,7 +94,7 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
 ) -> None:
     status, _, err = tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *asked)
     assert (status, err) == (0, "")
-    assert [path.name for path in Path("data").glob("*.parquet")] == ["shard-00000.parquet"]
+    assert [path.name[:12] for path in Path("data").glob("*.parquet")] == ["shard-00000-"]
     assert json.loads(Path("data/settings.json").read_text())["model"] == "base"
 
     options = (
@@ -180,7 +180,7 @@ def test_killed_while_collecting_it_goes_on(tot: Tot, monkeypatch: pytest.Monkey
     assert tot(*arguments, "--out", "data", *many)[0] == 0
     whole, data = ({path.name: path.read_bytes() for path in Path(name).iterdir()} for name in ("whole", "data"))
     assert data == whole
-    assert sorted(data) == ["settings.json", "shard-00000.parquet", "shard-00001.parquet"]
+    assert [name[:12] for name in sorted(data)] == ["settings.jso", "shard-00000-", "shard-00001-"]
 
 
 # -- questions -------------------------------------------------------------------------------------
@@ -292,3 +292,17 @@ def test_a_folder_for_the_numbers_is_refused_before_anything_is_asked(tot: Tot) 
     status, _, err = tot("eval", "--model", "base", "--base", "base", *PLAIN, "--out", "nowhere/n.json")
     assert status == 2
     assert "--out nowhere/n.json: the folder" in err
+
+
+def test_a_task_s_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> None:
+    Path("riddle.py").write_text(TASK + "\n    def solution_of(self, row):\n        return ' ' + row['answer']\n")
+    status, _, err = tot("collect", "--model", "base", "--out", "data", "--solutions", *RIDDLES)
+    assert (status, err) == (0, "")
+    assert tot("train", "--model", "base", "--data", "data", "--out", "tuned", "--accumulate", "3")[0] == 0
+    losses = [json.loads(line) for line in Path("tuned/losses.jsonl").read_text().splitlines()]
+    assert len(losses) == 3
+    assert all(line["consistency"] == 0.0 and line["ar"] > 0 for line in losses)
+    status, _, err = tot("train", "--model", "base", "--data", "data", "--out", "tuned")
+    assert status == 2
+    assert "holds a model" in err
+    assert tot("collect", "--model", "base", "--out", "other", "--solutions", *PLAIN)[0] == 2

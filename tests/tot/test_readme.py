@@ -36,7 +36,7 @@ def test_its_commands_and_their_options_exist(capsys: pytest.CaptureFixture[str]
     given = commands("tot")
     assert {command[1] for command in given} >= {"solve", "models"}
     for _, *words in given:
-        name = words[:2] if words[0] in ("bench", "cllm") else words[:1]
+        name = words[:2] if words[0] in ("bench", "cllm", "fastcot") else words[:1]
         assert main([*name, "--help"]) == 0
         described = capsys.readouterr().out
         for option in (word for word in words if word.startswith("--")):

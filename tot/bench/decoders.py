@@ -1,8 +1,9 @@
 """`tot bench decoders`: decoding methods side by side on one engine, as in SEED's tables.
 
 The prompts are those of real searches: the first thought after each task's questions, n samples of it, and the
-evaluations of such thoughts. All sides take turns in one run, on another question and another seed every round; prompts
-are computed beforehand, so only decoding is timed.
+evaluations of such thoughts. All sides take turns at each prompt, in another order every time, and ratios are medians
+over prompts; every round has other questions and another seed. Prompts are computed beforehand, so only decoding is
+timed.
 """
 
 from __future__ import annotations
@@ -39,6 +40,11 @@ WARM_UP = ("game24", "multiple_choice")
 NEW = 48
 CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
 """k_config of each method in SEED's tables; the options k and k_config take their places."""
+WIDE: dict[str, dict[str, Any]] = {
+    "jacobi": {"n": 16, "adapt": False},
+    "lookahead": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
+}
+"""What only pays where rows cost nothing: as many tokens a forward as can be had."""
 _SET_HERE = {"policy", "overlap", "adapt", "rule", "replacement", "draft_temperature"}
 Group = list[tuple[Message, ...]]
 """Prompts that a search asks at once."""
@@ -52,13 +58,11 @@ class Side:
     decoder: LocalDecoder
     serial: bool = False
     speeds: list[float] = field(default_factory=list)
-    """New tokens a second, by round."""
+    """New tokens a second, by prompt."""
     drafted: int = 0
     accepted: int = 0
-
-    @property
-    def speed(self) -> float:
-        return statistics.median(self.speeds)
+    tokens: int = 0
+    forwards: int = 0
 
     @property
     def share(self) -> str:
@@ -76,8 +80,10 @@ class Side:
                 completions = self.decoder.generate(requests)
                 seconds += time.perf_counter() - began
                 tokens += sum(completion.usage.new_tokens for completion in completions)
+                self.forwards += sum(completion.usage.forwards for completion in completions)
                 self.drafted += sum(completion.usage.drafted for completion in completions)
                 self.accepted += sum(completion.usage.accepted for completion in completions)
+        self.tokens += tokens
         return tokens / seconds
 
 
@@ -121,24 +127,32 @@ class Bench:
         """Rounds of all sides in turns, and a table with their ratios to the sides numbered in `against`."""
         warm_up, *rest = prompts
         for number, groups in enumerate([warm_up, *(rest[i % len(rest)] for i in range(self.rounds))]):
-            one = Sampling(max_tokens=1)
-            sides[0].decoder.generate([Request(prompt=prompt, sampling=one) for group in groups for prompt in group])
-            for side in sides:
-                speed = side.turn(groups, self.sampling(temperature, number, purpose), purpose)
-                if number:
-                    side.speeds.append(speed)
-                else:
-                    side.drafted = side.accepted = 0
-        table = Table("decoder", "new tokens/s", *(f"against {sides[i].name}" for i in against), "accepted")
+            for turn, group in enumerate(groups):
+                one = Sampling(max_tokens=1)
+                sides[0].decoder.generate([Request(prompt=prompt, sampling=one) for prompt in group])
+                first = (number + turn * (len(sides) // len(groups) or 1)) % len(sides)
+                for side in (*sides[first:], *sides[:first]):
+                    speed = side.turn([group], self.sampling(temperature, number, purpose), purpose)
+                    if number:
+                        side.speeds.append(speed)
+                    else:
+                        side.drafted = side.accepted = side.tokens = side.forwards = 0
+        compared = [f"against {sides[i].name}" for i in against]
+        table = Table("decoder", "new tokens/s", *compared, "tokens a forward", "accepted")
         for side in sides:
-            ratios = [side.speed / sides[i].speed for i in against]
+            ratios = [
+                statistics.median(ours / theirs for ours, theirs in zip(side.speeds, sides[i].speeds, strict=True))
+                for i in against
+            ]
             self.numbers[f"{title}: {side.name}"] = {
                 "speeds": side.speeds,
                 "ratios": ratios,
                 "drafted": side.drafted,
                 "accepted": side.accepted,
+                "tokens_per_forward": side.tokens / side.forwards,
             }
-            table.add_row(side.name, spread(side.speeds), *(f"{ratio:.2f}x" for ratio in ratios), side.share)
+            shown = (f"{ratio:.2f}x" for ratio in ratios)
+            table.add_row(side.name, spread(side.speeds), *shown, f"{side.tokens / side.forwards:.2f}", side.share)
         self.console.print(title)
         self.console.print(table)
 
@@ -177,7 +191,7 @@ def run(
                     bench.compare(f"rules, T = {temperature}", sides, thoughts, temperature, against=(0,))
                 bench.compare("state evaluations, T = 0.2", _by_lookup(bench), evaluations, 0.2, "evaluate")
                 for temperature in temperatures:
-                    _against_generate(bench, model, thoughts, temperature)
+                    _against_generate(bench, model, methods, thoughts, temperature)
             if "seed" in methods:
                 _by_purpose(bench, thoughts, evaluations)
                 _pictures(bench, thoughts[1], out)
@@ -205,6 +219,8 @@ def _sides(bench: Bench, methods: Sequence[str]) -> list[Side]:
     others = [method for method in methods if method not in {"ar", "seed", *CONFIGS}]
     for method in others:
         sides += [bench.side(f"{method}, serial", method, serial=True), bench.side(f"{method}, packed", method)]
+        if method in WIDE:
+            sides.append(bench.side(f"{method}, {_said(WIDE[method])}, serial", method, serial=True, **WIDE[method]))
     return sides
 
 
@@ -223,6 +239,10 @@ def _rules(bench: Bench, methods: Sequence[str]) -> list[Side]:
             name = f"{shown}, mcsd {'with' if replacement else 'without'} replacement"
             sides.append(bench.side(name, "mcsd", k_config=config, rule="mcsd", replacement=replacement))
     return sides
+
+
+def _said(options: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def _titled(method: str, config: Sequence[int]) -> str:
@@ -275,13 +295,17 @@ def _by_lookup(bench: Bench) -> list[Side]:
     ]
 
 
-def _against_generate(bench: Bench, model: str, thoughts: Sequence[Sequence[Group]], temperature: float) -> None:
-    """One prompt at a time against transformers' assisted generation with the same draft; prefill counts on both."""
+def _against_generate(
+    bench: Bench, model: str, methods: Sequence[str], thoughts: Sequence[Sequence[Group]], temperature: float
+) -> None:
+    """One prompt at a time against transformers' assisted generation with the same draft; prefill counts on all."""
     import torch
 
     k = len(bench.configs["sd"])
-    ours = bench.side("sd", "sd", serial=True, k=k)
-    drafter: Any = ours.decoder.drafter
+    sides = [bench.side("sd", "sd", serial=True, k=k)]
+    if "seed" in methods:
+        sides.append(bench.side("seed", "seed", serial=True))
+    drafter: Any = sides[0].decoder.drafter
     target = load_model(model, dtype=str(bench.engine.loaded.dtype).removeprefix("torch."))
     theirs: dict[str, Any] = {"prompt_lookup_num_tokens": k}
     if drafter.runner is not None:
@@ -289,7 +313,7 @@ def _against_generate(bench: Bench, model: str, thoughts: Sequence[Sequence[Grou
         assistant.set_attn_implementation("sdpa")
         assistant.generation_config.num_assistant_tokens = k
         theirs = {"assistant_model": assistant}
-    speeds: dict[str, list[float]] = {"tot": [], "transformers": []}
+    speeds: dict[str, list[float]] = {"transformers": [], **{side.name: [] for side in sides}}
     for number in range(bench.rounds + 1):
         groups = thoughts[0] if not number else thoughts[1 + (number - 1) % (len(thoughts) - 1)]
         sampling = bench.sampling(temperature, number, "generate").model_copy(update={"n": 1})
@@ -309,17 +333,20 @@ def _against_generate(bench: Bench, model: str, thoughts: Sequence[Sequence[Grou
                 )
             seconds += time.perf_counter() - began
             tokens += made.shape[1] - ids.shape[1]
-        bench.engine.call(bench.engine.tree.clear)
-        found = {"transformers": tokens / seconds, "tot": ours.turn(groups, sampling)}
+        found = {"transformers": tokens / seconds}
+        for side in sides:
+            bench.engine.call(bench.engine.tree.clear)
+            found[side.name] = side.turn(groups, sampling)
         if number:
             for name, speed in found.items():
                 speeds[name].append(speed)
-    ratio = statistics.median(speeds["tot"]) / statistics.median(speeds["transformers"])
-    bench.numbers[f"against generate, T = {temperature}"] = {**speeds, "ratio": ratio}
-    bench.console.print(
-        f"one prompt at a time, T = {temperature}, prefill counted: sd {spread(speeds['tot'])} tokens/s, transformers' "
-        f"generate({', '.join(theirs)}) {spread(speeds['transformers'])}: {ratio:.2f}x"
-    )
+    bench.numbers[f"against generate, T = {temperature}"] = speeds
+    for side in sides:
+        ratio = statistics.median(speeds[side.name]) / statistics.median(speeds["transformers"])
+        bench.console.print(
+            f"one prompt at a time, T = {temperature}, prefill counted: {side.name} {spread(speeds[side.name])} "
+            f"tokens/s, transformers' generate({', '.join(theirs)}) {spread(speeds['transformers'])}: {ratio:.2f}x"
+        )
 
 
 def _by_purpose(bench: Bench, thoughts: Sequence[Sequence[Group]], evaluations: Sequence[Sequence[Group]]) -> None:

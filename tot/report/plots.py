@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -70,6 +70,25 @@ def losses(curve: Path) -> Figure:
     axes.set_ylabel("nats")
     axes.set_yscale("log")
     axes.legend()
+    return figure
+
+
+def curves(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    across: str,
+    up: str,
+    levels: Mapping[str, float] | None = None,
+) -> Figure:
+    """Lines by name, each (x, y) values, and horizontal levels, with the axes' names."""
+    figure: Figure = _figure(7.0, 4.0)
+    axes = figure.subplots()
+    for name, (xs, ys) in lines.items():
+        axes.plot(xs, ys, marker="o", markersize=3, linewidth=1, label=name)
+    for name, level in (levels or {}).items():
+        axes.axhline(level, linestyle="--", linewidth=1, color="gray", label=name)
+    axes.set_xlabel(across)
+    axes.set_ylabel(up)
+    axes.legend(fontsize="small")
     return figure
 
 

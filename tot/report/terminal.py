@@ -74,6 +74,8 @@ def usage_line(solution: Solution) -> str:
     )
     if usage.drafted:
         line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
+    if usage.undecoded_tokens:
+        line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
     if solution.rejected:
         line += f", {solution.rejected} thoughts not legal or going back"
     if solution.parse_failures:

@@ -1,0 +1,201 @@
+"""How parallel steps are written: the options and markers, what the model is told of them, and lists in prompts.
+
+PDOS (Yu et al., 2025), section 3 and appendix A: a step begins with a marker, a title and a colon; in a skeleton an
+ellipsis and the next marker follow at once; a terminator after a marker ends the block. It knows text and tokens, no
+branches.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.errors import RequestError
+from tot.decoders.request import Message, Request, Sampling
+
+_ITEM = re.compile(r"^[ \t]*(?:[-*•]|\(?\d{1,3}[.)])[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
+
+_SKELETON = """\
+Parts of your answer may not depend on one another: items to check one by one, documents to read, aspects to weigh, \
+points of a plan. Write each part of that kind as a step:
+- A step begins on a line of its own with {marker}, then a short title, then a colon.
+- After the colon comes all that the step has to say, without relying on other steps. If {ellipsis} stands there \
+instead, that step is written elsewhere: give the title of the next step at once.
+- Leave out no step that is needed.
+- After the last step write {marker}{terminator}, and only then go on, for example with a conclusion.
+- Nothing but such a step begins with {marker}.
+
+An example. Asked which of two cities is colder, one may write:
+I compare the two.
+{marker} Oslo{colon}{ellipsis}
+{marker} Rome{colon}{ellipsis}
+{marker}{terminator}
+So Oslo is the colder one.
+
+The example shows only the form. Your steps must be about the task given here."""
+
+_GIVEN = """\
+Answer in separate steps. A step begins on a line of its own with {marker}, a title and a colon. After the colon say \
+all that its title asks for and no more, without relying on other steps. After the last step write \
+{marker}{terminator}, and only then the conclusion."""
+
+Mark = Annotated[str, Field(min_length=1, max_length=40)]
+
+
+class PDOSOptions(BaseModel):
+    """Options of `pdos`. The defaults of the markers are one of the spellings in the paper."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    marker: Mark = "####"
+    """Begins a step."""
+    terminator: Mark = "%%%"
+    """After a marker, in place of a title: ends the block. May be given with the marker in front."""
+    colon: Mark = ":"
+    """Ends a title."""
+    ellipsis: Mark = "..."
+    """Stands for the rest of a step in a skeleton."""
+    instructions: str | None = None
+    """What a text prompt begins with and the last user message of a chat ends with; "" is nothing, None are our own
+    words. A prompt of token ids is left as it is."""
+    find_steps: Literal["list"] | Callable[[str], Sequence[str]] | None = None
+    """Finds the titles in a prompt (its text, or the last user message) where `Request.steps` gives none: "list" takes
+    the items of numbered and bulleted lists. Where it finds none either, the model writes a skeleton."""
+    max_steps: Annotated[int, Field(ge=1)] = 100
+    """A skeleton ends at so many titles."""
+    title_tokens: Annotated[int, Field(ge=1)] = 64
+    """Most tokens of a title."""
+    step_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most tokens of a step; None is its share of max_tokens, of which what follows the block has one too."""
+    width: Annotated[int, Field(ge=1)] = 64
+    """Most steps of a text that are decoded at once. When one ends, the next begins."""
+
+    @field_validator("find_steps", mode="after")
+    @classmethod
+    def _finder(cls, given: Any) -> Any:
+        return listed if given == "list" else given
+
+    @field_validator("marker", "terminator", "colon", mode="after")
+    @classmethod
+    def _on_one_line(cls, given: str) -> str:
+        if given != given.strip() or "\n" in given:
+            raise ValueError(f"{given!r} has white space at an end or a line break: take it out")
+        return given
+
+    @model_validator(mode="after")
+    def _distinct(self) -> PDOSOptions:
+        terminator = self.terminator.removeprefix(self.marker)
+        if not terminator:
+            raise ValueError(f"the terminator is the marker, {self.marker!r}: give another, such as '%%%'")
+        marks = {"marker": self.marker, "terminator": terminator, "colon": self.colon}
+        for name, mark in marks.items():
+            for other, text in marks.items():
+                if name != other and mark in text:
+                    raise ValueError(f"the {name}, {mark!r}, is part of the {other}, {text!r}: choose another")
+        return self
+
+
+def listed(text: str) -> list[str]:
+    """The items of numbered and bulleted lists in a text, each up to its first colon."""
+    return [title for item in _ITEM.findall(text) if (title := item.split(":")[0].strip())]
+
+
+class StepsFormat:
+    """The text and tokens that stand around steps, for one tokenizer."""
+
+    def __init__(self, options: PDOSOptions, codec: TextCodec) -> None:
+        self.options = options
+        self.codec = codec
+        self.terminator = options.terminator.removeprefix(options.marker)
+        self.between = codec.encode("\n")
+        """After each step of the text."""
+        self.end_text = f"{options.marker}{self.terminator}\n"
+        """After the last one."""
+        self.end = codec.encode(self.end_text)
+
+    def header(self, title: str) -> str:
+        """What a step begins with."""
+        return f"{self.options.marker} {title}{self.options.colon}"
+
+    def forced(self, rest: str) -> list[int]:
+        """The tokens that follow a skeleton's title at once (section 3, stage 1): ellipsis and marker.
+
+        `rest` is the end of the title, where it still has to be encoded.
+        """
+        return self.codec.encode(f"{rest}{self.options.ellipsis}\n{self.options.marker}")
+
+    def title(self, written: str) -> str:
+        """A title as the model wrote it, without what it may have added to the marker."""
+        return written.strip().lstrip(self.options.marker[-1]).strip()
+
+    def is_blank(self, written: str) -> bool:
+        """Whether what stands between a marker and a title is nothing but blanks and more of the marker."""
+        return not written.strip(" " + self.options.marker[-1])
+
+    def title_sampling(self, sampling: Sampling) -> Sampling:
+        """How a skeleton's title is drawn: it ends at the colon, if it is a title."""
+        return _stopped(sampling, self.options.colon, self.terminator, "\n")
+
+    def step_sampling(self, sampling: Sampling) -> Sampling:
+        """How a step is drawn: it ends where the next one would begin, or the block would end."""
+        return _stopped(sampling, self.options.marker, self.terminator)
+
+    def prepare(self, request: Request) -> Request:
+        """The request with its steps, if they can be found, and with a prompt that says how steps are written.
+
+        Raises RequestError where the finder fails. A request that only has choices scored is left as it is.
+        """
+        if request.choices and request.answer_trigger is None:
+            return request
+        steps = request.steps or self._found(request)
+        words = self.options.instructions
+        if words is None:
+            words = (_GIVEN if steps else _SKELETON).format(
+                marker=self.options.marker,
+                terminator=self.terminator,
+                colon=self.options.colon,
+                ellipsis=self.options.ellipsis,
+            )
+        try:
+            return Request(**{**dict(request), "steps": steps, "prompt": _instructed(request.prompt, words)})
+        except ValidationError as error:
+            raise RequestError(f"find_steps gave {steps!r}: {error.errors()[0]['msg']}") from None
+
+    def _found(self, request: Request) -> tuple[str, ...]:
+        finder, prompt = self.options.find_steps, request.prompt
+        if finder is None or isinstance(finder, str):
+            return ()
+        if isinstance(prompt, str):
+            text = prompt
+        else:
+            said = [part.content for part in prompt if isinstance(part, Message) and part.role == "user"]
+            text = said[-1] if said else self.codec.decode(part for part in prompt if isinstance(part, int))
+        try:
+            return tuple(finder(text))
+        except Exception as error:  # the caller's own
+            raise RequestError(f"find_steps failed on this prompt ({type(error).__name__}: {error})") from error
+
+
+def _stopped(sampling: Sampling, *marks: str) -> Sampling:
+    return sampling.model_copy(update={"stop": (*sampling.stop, *marks)})
+
+
+def _instructed(prompt: str | tuple[Message, ...] | tuple[int, ...], words: str) -> Any:
+    """The prompt with instructions: before a text, as it may end in an answer begun; after what the user said last."""
+    if not words:
+        return prompt
+    if isinstance(prompt, str):
+        return f"{words}\n\n{prompt}"
+    messages = [part for part in prompt if isinstance(part, Message)]
+    if not messages:
+        return prompt
+    last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
+    if last is None:
+        at = len(messages) - (messages[-1].role == "assistant")
+        return (*messages[:at], Message(role="user", content=words), *messages[at:])
+    asked = Message(role="user", content=f"{messages[last].content}\n\n{words}".strip())
+    return (*messages[:last], asked, *messages[last + 1 :])

@@ -1,0 +1,304 @@
+"""FastCoT: equations 2, 4 and 5 against a naive loop, exact where nothing is cut, and honest about what it cut."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling, load_decoder
+from tot.decoders.engine.sampling import Draw, read
+from tot.decoders.fastcot import Buffers
+from tot.decoders.outlook import Costs
+from tot.decoders.request import Part
+
+HEAD = "One of the others and so on, in the range.\n\n"
+QUESTION = "The sum of 10 and 11 is in the"
+TRIGGER = " So the answer is"
+Make = Callable[..., LocalDecoder]
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
+    """Decoders by name, each on a copy of one model; their slots must all be free in the end."""
+    model = make_model(request.param, readable=True)
+    made: list[LocalDecoder] = []
+
+    def load(name: str, **options: Any) -> LocalDecoder:
+        kv_budget = options.pop("kv_budget", 3000)
+        made.append(load_decoder(name, copy.deepcopy(model), tokenizer=tokenizer, kv_budget=kv_budget, **options))
+        return made[-1]
+
+    yield load
+    for decoder in made:
+        decoder.close()
+        assert decoder.engine.tree.live == 0
+
+
+def asked(**changes: Any) -> Request:
+    given = {"max_tokens": 30, "ignore_eos": True, "seed": 5, **changes.pop("sampling", {})}
+    return Request(
+        **{
+            "prompt": HEAD + QUESTION,
+            "answer_trigger": TRIGGER,
+            "answer_tokens": 5,
+            "sampling": Sampling(**given),
+            **changes,
+        }
+    )
+
+
+def mixed(count: int = 12) -> list[Request]:
+    rng = random.Random(2)
+    requests = []
+    for i in range(count):
+        sampling = Sampling(
+            max_tokens=rng.choice([1, 3, 20, 40]),
+            temperature=rng.choice([0.0, 1.0]),
+            top_p=rng.choice([0.9, 1.0]),
+            stop=rng.choice([(), (), (" t", "on")]),
+            seed=i,
+            n=rng.choice([1, 1, 3]),
+            ignore_eos=rng.random() < 0.5,
+        )
+        trigger = rng.choice([None, TRIGGER, TRIGGER])
+        choices = ("1", "10") if rng.random() < 0.3 and (trigger or sampling.n == 1) else ()
+        prompt = HEAD * rng.randint(0, 2) + QUESTION[: rng.randint(1, len(QUESTION))]
+        requests.append(Request(prompt=prompt, sampling=sampling, answer_trigger=trigger, choices=choices))
+    return requests
+
+
+def shown(completions: list[Completion]) -> list[Any]:
+    return [(c.tokens, c.text, c.finish_reason, c.parts) for c in completions]
+
+
+class Naive:
+    """The paper's loop over one text, without a cache, a batch or an engine."""
+
+    def __init__(self, decoder: LocalDecoder, logits_alone: Callable[..., torch.Tensor], request: Request) -> None:
+        plain = copy.deepcopy(decoder.model)
+        plain.set_attn_implementation("sdpa")
+        codec = decoder.engine.codec
+        self.sampling = request.sampling
+        self.prompt = codec.encode_prompt(request.prompt)
+        self.logits = lambda tokens: logits_alone(plain, tokens)
+        question = codec.encode(QUESTION, continues=False)
+        self.buffer = [question[j % len(question)] for j in range(200)]
+        self.computed = 0
+        self.exact: list[int] = []
+
+    def iterate(self, window: int, sample: int) -> None:
+        start = len(self.exact)
+        window = min(window, self.sampling.max_tokens - start - 1)
+        fed = [*self.prompt, *self.exact, *self.buffer[start : start + window]]
+        rows = self.logits(fed)[len(self.prompt) + start - 1 :]
+        s = self.sampling
+        draws = [Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.seed, sample, start + i) for i in range(window + 1)]
+        drawn = [one.token for one in read(rows, draws)]
+        matched = 0  # K
+        while matched < window and self.buffer[start + matched] == drawn[matched]:
+            matched += 1
+        self.buffer[start : start + window + 1] = drawn
+        self.exact += drawn[: matched + 1]
+        self.computed = start + window + 1
+
+    @property
+    def glimpse(self) -> list[int]:
+        return self.buffer[len(self.exact) : self.computed]
+
+
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+@pytest.mark.parametrize(("window", "cap"), [(0, 4), (3, 1), (7, 2), (7, 9), (25, 6)])
+def test_a_naive_loop_comes_to_the_same(
+    make: Make, logits_alone: Callable[..., torch.Tensor], heat: float, window: int, cap: int
+) -> None:
+    request = asked(sampling={"temperature": heat, "n": 2})
+    decoder = make("fastcot", window=window, cap=cap)
+    crowd = [one for one in mixed() if one.sampling.stop]
+    got = decoder.generate([request, *crowd])[:2]
+    codec = decoder.engine.codec
+    for sample, completion in enumerate(got):
+        naive = Naive(decoder, logits_alone, request)
+        for _ in range(cap):
+            naive.iterate(window, sample)
+        parts = {part.kind: part for part in completion.parts[:-1]}
+        assert list(completion.tokens[: parts["exact"].tokens]) == naive.exact
+        assert parts["exact"].text == codec.decode(naive.exact)
+        glimpse = parts.get("approximate", Part("approximate", ""))
+        assert glimpse.tokens == len(naive.glimpse)
+        assert glimpse.text == codec.decode(naive.glimpse)
+        assert parts.get("undecoded", Part("undecoded", "")).tokens == 30 - len(naive.exact) - len(naive.glimpse)
+        # The answer follows exact tokens, glimpse and trigger.
+        answer = completion.tokens[parts["exact"].tokens :]
+        before = [*naive.prompt, *naive.exact, *naive.glimpse, *codec.encode(TRIGGER)]
+        rows = naive.logits([*before, *answer])[len(before) - 1 : -1]
+        draws = [Draw(heat, 0, 1.0, 0.0, 5, sample, len(naive.exact) + i) for i in range(5)]
+        assert [one.token for one in read(rows, draws)] == list(answer)
+
+
+@pytest.mark.parametrize("options", [{"window": 0}, {"window": 5}, {"window": 64}, {}, {"window": 5, "stable": 99}])
+def test_without_a_cap_the_text_is_what_ar_gives(make: Make, options: dict[str, Any]) -> None:
+    requests = mixed()
+    assert shown(make("fastcot", **options).generate(requests)) == shown(make("ar").generate(requests))
+
+
+def test_the_exact_part_is_the_beginning_of_what_ar_gives(make: Make) -> None:
+    requests = [one for one in mixed(30) if one.answer_trigger]
+    whole = make("ar").generate(requests)
+    for cap in (1, 3, 8):
+        cut = 0
+        for ours, theirs in zip(make("fastcot", window=6, cap=cap).generate(requests), whole, strict=True):
+            exact, rationale = ours.parts[0], theirs.parts[0]
+            assert ours.tokens[: exact.tokens] == theirs.tokens[: exact.tokens]
+            assert exact.tokens >= min(cap, rationale.tokens)
+            if exact.tokens == rationale.tokens:
+                assert ours.parts == theirs.parts
+            else:
+                cut += 1
+                assert rationale.text.startswith(exact.text.rstrip("�"))
+        assert cut > 5
+
+
+def test_requests_without_a_trigger_and_whole_rationales_are_exact(make: Make) -> None:
+    requests = [one.model_copy(update={"whole_rationale": True}) if one.answer_trigger else one for one in mixed(16)]
+    assert shown(make("fastcot", window=4, cap=2).generate(requests)) == shown(make("ar").generate(requests))
+
+
+def test_a_cap_of_0_answers_without_a_rationale(make: Make) -> None:
+    request = asked(sampling={"n": 2})
+    got = make("fastcot", cap=0).generate([request])
+    direct = Request(prompt=HEAD + QUESTION + TRIGGER, sampling=Sampling(max_tokens=5, ignore_eos=True))
+    (expected,) = make("ar").generate([direct])
+    for one in got:
+        assert [part.kind for part in one.parts] == ["exact", "undecoded", "trigger", "exact"]
+        assert one.parts[1].tokens == 30
+        assert one.tokens == expected.tokens
+        assert one.answer == expected.text
+        assert one.usage.forwards == 5
+
+
+def test_choices_after_a_cut_rationale_are_scored_after_what_the_parts_say(make: Make) -> None:
+    decoder = make("fastcot", window=6, cap=5, trajectory=True)
+    (got,) = decoder.generate([asked(choices=("1", "10", "abc"))])
+    codec = decoder.engine.codec
+    exact, glimpse = got.trajectory[-1]
+    assert (len(got.trajectory), exact) == (5, len(got.tokens))
+    assert len(glimpse) == next(part for part in got.parts if part.kind == "approximate").tokens > 0
+    ids = (*codec.encode_prompt(HEAD + QUESTION), *got.tokens, *glimpse, *codec.encode(TRIGGER))
+    (expected,) = make("ar").generate([Request(prompt=ids, choices=("1", "10", "abc"))])
+    for ours, theirs in zip(got.choice_logprobs, expected.choice_logprobs, strict=True):
+        assert ours.total == pytest.approx(theirs.total, abs=1e-4)
+
+
+def test_without_the_glimpse_the_answer_follows_the_exact_tokens(make: Make) -> None:
+    (with_it,) = make("fastcot", window=6, cap=4).generate([asked()])
+    (without,) = make("fastcot", window=6, cap=4, glimpse=False).generate([asked()])
+    assert without.parts[0] == with_it.parts[0]
+    assert [part.kind for part in without.parts] == ["exact", "undecoded", "trigger", "exact"]
+
+
+def test_a_glimpse_ends_before_a_stop_string_and_an_end_token(make: Make) -> None:
+    (free,) = make("fastcot", window=10, cap=3).generate([asked()])
+    approximate = free.parts[1].text
+    middle = approximate[len(approximate) // 2 :][:2]
+    (held,) = make("fastcot", window=10, cap=3).generate([asked(sampling={"stop": (middle,)})])
+    if held.parts[0] == free.parts[0]:
+        assert middle not in "".join(part.text for part in held.parts[:2])
+        assert held.parts[1].tokens < free.parts[1].tokens
+
+
+class Scripted:
+    """A model that always draws `token`, whatever came before."""
+
+    @staticmethod
+    def set_up(decoder: LocalDecoder, token: int) -> None:
+        decoder.model.lm_head.weight.data.zero_()
+        decoder.model.lm_head.bias.data.zero_()
+        decoder.model.lm_head.bias.data[token] = 5.0
+
+
+@pytest.mark.parametrize("choices", [(), ("1", "10")])
+@pytest.mark.parametrize(("stable", "every", "iterations"), [(1, 4, 5), (3, 4, 13), (2, 1, 3), (2, 7, 15)])
+def test_a_settled_answer_cuts(make: Make, choices: tuple[str, ...], stable: int, every: int, iterations: int) -> None:
+    """Looks are taken before iterations every, 2 * every, ...; the answer never changes."""
+    decoder = make("fastcot", window=0, stable=stable, every=every)
+    Scripted.set_up(decoder, 60)
+    (got,) = decoder.generate([asked(choices=choices)])
+    assert got.parts[0].tokens == iterations
+
+
+def test_an_answer_that_changes_does_not_cut(make: Make) -> None:
+    """Looks at a random model's answers; only so many equal ones in a row cut."""
+    decoder = make("fastcot", window=4, stable=29, every=1)
+    (got,) = decoder.generate([asked()])
+    assert got.parts[0].tokens == 30
+
+
+def test_a_model_that_repeats_itself_is_exact_in_few_iterations(make: Make) -> None:
+    """All approximate tokens of a constant model are right: each iteration keeps the whole window (equation 5)."""
+    decoder = make("fastcot", window=6, cap=4)
+    Scripted.set_up(decoder, 60)
+    (got,) = decoder.generate([asked()])
+    # 1 + 0 in the first iteration (its window holds the question), then 1 + 6 thrice, but for what was never guessed.
+    assert got.parts[0].tokens > 4 * 3
+    assert set(got.tokens) == {60}
+
+
+def test_usage_adds_up(make: Make) -> None:
+    for one in make("fastcot", window=5, cap=6).generate([asked(sampling={"n": 3})]):
+        exact = one.parts[0].tokens
+        assert one.usage.new_tokens == len(one.tokens) == exact + one.parts[-1].tokens
+        assert one.usage.forwards == 6 + 5
+        assert exact == 6 + one.usage.accepted
+
+
+def test_the_widest_cheap_window_is_taken() -> None:
+    costs = Costs((1, 4, 8, 16, 64), (1.0, 1.0, 1.05, 1.2, 4.0))
+    buffers = Buffers(None, costs)
+    assert buffers.width(1) == 9  # 10 rows cost 1.0875, 11 rows 1.1063
+    assert buffers.width(8) == 0
+    assert Buffers(5, costs).width(8) == 5
+
+
+def test_the_question_is_the_last_paragraph_of_the_user(make: Make) -> None:
+    """By what the first window holds: a trajectory of one iteration, verified against nothing."""
+    from tot.decoders.fastcot import _question
+
+    decoder = make("fastcot", window=4, cap=2)
+    codec = decoder.engine.codec
+
+    class Job:
+        def __init__(self, prompt: Any) -> None:
+            self.request, self.codec, self.prompt = Request(prompt=prompt), codec, [7, 8]
+
+    expected = codec.encode(QUESTION, continues=False)
+    chat = (Message(role="user", content=HEAD + QUESTION), Message(role="assistant", content="Well,"))
+    assert _question(Job(HEAD + QUESTION)) == expected  # type: ignore[arg-type]
+    assert _question(Job(chat)) == expected  # type: ignore[arg-type]
+    assert _question(Job((7, 8))) == [7, 8]  # type: ignore[arg-type]
+    assert _question(Job("\n\n \n\n")) == [7, 8]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"cap": -1}, "cap"), ({"window": 129}, "window"), ({"stable": 0}, "stable"), ({"every": 0}, "every")],
+)
+def test_bad_options_are_named(make: Make, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        make("fastcot", **options)
+
+
+def test_a_small_store_queues_and_cancelled_requests_give_their_slots_back(make: Make) -> None:
+    decoder = make("fastcot", window=8, cap=5, stable=9, every=2, kv_budget=160)
+    requests = [asked(sampling={"seed": i}, choices=("1", "10") if i % 2 else ()) for i in range(6)]
+    alone = [make("fastcot", window=8, cap=5, stable=9, every=2).generate([one])[0] for one in requests]
+    assert shown(decoder.generate(requests)) == shown(alone)
+    handles = decoder.submit(requests)
+    for handle in handles:
+        handle.cancel()
+    for handle in handles:
+        assert handle.result(60)[0].finish_reason in ("cancelled", "length", "stop")

@@ -1,0 +1,72 @@
+"""Questions that a task makes up: solvable, different, reproducible, none of those that are kept apart."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tot.cli import main
+from tot.decoders.errors import TaskError
+from tot.named import load_task
+from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_made_up_problem_comes_with_a_shortest_plan(seed: int) -> None:
+    task = Blocksworld()
+    row = task.instance(seed)
+    question = task.question_of(row)
+    assert row == task.instance(seed)
+    assert task.score(row["plan"], question) == 1.0
+    assert len(row["plan"]) == row["steps"] == task.optimal(question)
+
+
+@pytest.mark.parametrize("with_plan", [True, False])
+def test_a_solution_is_what_a_model_should_write_after_the_prompt(with_plan: bool) -> None:
+    task = DirectBlocksworld()
+    row = task.instance(3)
+    if not with_plan:
+        del row["plan"]
+    prompt = task.prompt(task.chain, task.start(row["question"]))
+    assert [message.role for message in prompt] == ["user", "assistant"]
+    assert prompt[0].content == row["question"]
+    whole = prompt[-1].content + task.solution_of(row)
+    assert task.score(task.parse_answer(whole), row["question"]) == 1.0
+    assert whole.startswith("Action 1: ")
+    assert whole.endswith("\nThe goal is reached.")
+    assert len(whole.splitlines()) == row["steps"] + 1
+
+
+@pytest.mark.parametrize("name", ["gsm8k", "creative_writing"])
+def test_tasks_that_make_nothing_up_say_so(name: str) -> None:
+    task = load_task(name)
+    with pytest.raises(TaskError, match="makes no instances up"):
+        task.instance(0)
+    with pytest.raises(TaskError, match="no solutions of its own"):
+        task.solution_of({})
+
+
+def test_a_file_of_instances_has_none_twice_and_none_of_those_left_out(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
+    assert main(["instances", "blocksworld", "--count", "60", "--out", str(first)]) == 0
+    assert main(["instances", "blocksworld", "--count", "30", "--out", str(second), "--without", str(first)]) == 0
+    questions = [[json.loads(line)["question"] for line in path.read_text().splitlines()] for path in (first, second)]
+    assert [len(set(some)) for some in questions] == [60, 30]
+    assert not set(questions[0]) & set(questions[1])
+    assert main(["instances", "gsm8k", "--out", str(first)]) == 2
+    assert "makes no instances up" in capfd.readouterr().err
+
+
+def test_a_task_without_more_questions_says_how_many_it_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "few.py").write_text(
+        "from tot import Task\n\n\nclass Few(Task):\n    templates = {'chain': '{{ question }}'}\n\n"
+        "    def instance(self, seed):\n        return {'question': str(seed % 5)}\n"
+    )
+    out = tmp_path / "out.jsonl"
+    assert main(["instances", f"{tmp_path / 'few.py'}:Few", "--count", "6", "--out", str(out)]) == 2
+    assert "hardly more than the 5 questions" in capfd.readouterr().err
+    assert len(out.read_text().splitlines()) == 5

@@ -1,0 +1,238 @@
+"""Answers from parts of rationales: as the decoder's own caps give them, calibrated, and never lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, ChainOfThought, Explain, Sample, Task, solve
+from tot.cli import main
+from tot.decoders import Engine, OptionError, Usage, load_decoder
+from tot.decoders.request import ChoiceLogprob
+from tot.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, rationales
+from tot.named import load_task
+
+TASK = """
+from tot import Task
+
+class Riddle(Task):
+    templates = {"chain": "Riddle: {{ question }}\\nThink:"}
+    sampling = {"chain": {"max_tokens": 30}}
+    triggers = {"chain": " So:"}
+
+    def choices(self, state):
+        return ("one", "ten") if "two" in state.question else ()
+
+    def parse_answer(self, text):
+        return text.partition("So:")[2][:1] or None
+"""
+ROWS = [{"question": f"What comes after {word}?", "answer": "one"} for word in ("two", "ten", "two or so", "noon")]
+
+
+class Guess(Task):
+    templates: ClassVar = {"chain": "chain {{ question }}"}
+    triggers: ClassVar = {"chain": " So:"}
+    sampling: ClassVar = {"chain": {"stop": ("\n\n",)}}
+
+    def parse_answer(self, text: str) -> str | None:
+        return text.partition("So: ")[2] or None
+
+
+@pytest.fixture
+def engine(tiny: Any) -> Iterator[Engine]:
+    with tiny() as decoder:
+        yield decoder.engine
+
+
+@pytest.fixture
+def riddle(tmp_path: Path) -> Task:
+    (tmp_path / "riddle.py").write_text(TASK)
+    return load_task(f"{tmp_path / 'riddle.py'}:Riddle")
+
+
+# -- answers after parts of rationales -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("glimpse", [True, False])
+def test_answers_by_iteration_are_those_of_the_caps(engine: Engine, riddle: Task, glimpse: bool) -> None:
+    asked = rationales(riddle, ROWS, 30)
+    caps = [0, 1, 3, 8, 40]
+    for cap, found in zip(caps, by_iteration(engine, asked, caps, 6, glimpse), strict=True):
+        with load_decoder("fastcot", engine=engine, window=6, cap=cap, glimpse=glimpse) as decoder:
+            completions = decoder.generate([one.request for one in asked])
+        assert found.given == [one.answer(each) for one, each in zip(asked, completions, strict=True)]
+    assert found.given == found.whole
+    assert found.agreement == 1.0
+
+
+def test_a_rationale_of_which_nothing_is_hidden_gives_the_whole_ones_answer(engine: Engine, riddle: Task) -> None:
+    asked = rationales(riddle, ROWS, 30)
+    (ends, uniform), (none_left, none_left_either) = corrupted(engine, asked, (0.0, 1.0), seeds=3)
+    assert len(ends.given) == 12
+    assert ends.unchanged == uniform.unchanged == [1.0] * 12
+    assert none_left.given == none_left_either.given  # all masked, whichever way
+    assert none_left.given[:4] == none_left.given[4:8]
+
+
+def test_a_task_without_a_trigger_is_refused() -> None:
+    with pytest.raises(OptionError, match="no answer trigger for its template 'chain'"):
+        rationales(Task(), ROWS, 30)
+
+
+def test_a_rationale_ends_where_the_model_writes_the_trigger_itself() -> None:
+    (asked,) = rationales(Guess(), ROWS[:1], 20)
+    assert asked.request.sampling.stop == ("\n\n", " So:")
+    assert (asked.request.sampling.temperature, asked.request.sampling.max_tokens) == (0.0, 20)
+
+
+# -- calibration ---------------------------------------------------------------------------------------------------
+
+
+def made_up(right: float, unchanged: float) -> Answers:
+    """Ten questions, answered by "a" when whole and right; so many right, and unchanged, after a part."""
+    asked = [Rationale(Task(), None, "a")] * 5 + [Rationale(Task(), None, "b")] * 5  # type: ignore[arg-type]
+    whole = ["a"] * 5 + ["x"] * 5
+    given = ["a"] * round(10 * right) + ["y"] * (5 - round(10 * right))
+    given += ["x"] * round(10 * unchanged - 10 * right) + ["z"] * (5 - round(10 * unchanged - 10 * right))
+    return Answers(asked, whole, given)
+
+
+def test_the_cap_is_the_least_from_which_on_all_is_well() -> None:
+    curve = [made_up(0.5, 1.0), made_up(0.3, 0.8), made_up(0.5, 0.9), made_up(0.5, 1.0), made_up(0.4, 0.9)]
+    caps = [0, 10, 20, 30, 40]
+    assert [answers.accuracy for answers in curve] == [0.5, 0.3, 0.5, 0.5, 0.4]
+    assert [answers.agreement for answers in curve] == [1.0, 0.8, 0.9, 1.0, 0.9]
+    assert calibrate(caps, curve, loss=0.1, agreement=0.9).cap == 20
+    assert calibrate(caps, curve, loss=0.2, agreement=0.8).cap == 0
+    assert calibrate(caps, curve, loss=0.05, agreement=0.9).cap is None
+    assert calibrate(caps[:4], curve[:4], loss=0.0, agreement=0.95).cap == 30
+    assert calibrate(caps, curve, loss=0.1, agreement=0.9).full == 0.5
+
+
+# -- in the tree ---------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_cannot_be_read_is_asked_for_after_the_whole_rationale(scripted: Any) -> None:
+    cut = scripted.completion("Hm. So: ", new_tokens=3)
+    object.__setattr__(cut, "usage", Usage(new_tokens=3, approximate_tokens=2, undecoded_tokens=9))
+    replies = [cut, scripted.completion("Hm, well, yes. So: yes", new_tokens=7)]
+
+    class Twice(type(scripted({}))):  # type: ignore[misc]
+        def _reply(self, request: Any, sample: int) -> Any:
+            return replies[len(self.batches) - 1]
+
+    decoder = Twice({})
+    solution = solve(Guess(), "what?", decoder=decoder, search=ChainOfThought())
+    assert [request.whole_rationale for request in decoder.requests] == [False, True]
+    assert all(request.answer_trigger == " So:" for request in decoder.requests)
+    assert solution.answer == "yes"
+    assert solution.parse_failures == 1
+    assert solution.usage.new_tokens == 10
+    assert solution.tree[1].undecoded_tokens == 9
+
+
+def test_explanations_are_rationales_whose_numbers_are_expected_values(letters: Any, scripted: Any) -> None:
+    task = type(
+        "Judged",
+        (letters,),
+        {
+            "templates": letters.templates | {"explain": "explain {{ thought }}"},
+            "triggers": {"explain": " The number:"},
+            "scale": (1, 2),
+        },
+    )
+    scores = (ChoiceLogprob(-1.3862943611198906, 1), ChoiceLogprob(-0.2876820724517809, 1))  # 0.25 and 0.75
+    decoder = scripted({"grow": "a", "explain a": scripted.completion("Since it is.", choice_logprobs=scores)})
+    search = BFS(thoughts=1, breadth=1, depth=2)
+    solution = solve(task, "Q", decoder=decoder, search=search, generator=Sample(), evaluator=Explain())
+    (request,) = [one for one in decoder.requests if one.purpose == "evaluate"]
+    assert request.answer_trigger == " The number:"
+    assert request.choices == (" 1", " 2")
+    assert request.close_choices
+    assert solution.tree[1].value == pytest.approx(1.75)
+
+
+def test_explanations_need_a_trigger(letters: Any, scripted: Any) -> None:
+    task = type("Mute", (letters,), {"templates": letters.templates | {"explain": "explain {{ thought }}"}})
+    with pytest.raises(OptionError, match="no answer trigger for its template 'explain'"):
+        solve(task, "Q", decoder=scripted({"grow": "a"}), search=BFS(depth=2), evaluator=Explain())
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("name", ["gsm8k", "multiple_choice"])
+def test_built_in_tasks_explain_and_have_triggers(name: str, smollm2: str) -> None:
+    solution = solve(
+        name,
+        load_task(name).example(),
+        model=smollm2,
+        decoder={"evaluate": "fastcot"},
+        cap=3,
+        window=4,
+        search=BFS(thoughts=2, breadth=1, depth=2),
+        evaluator="explain",
+        max_tokens=12,
+    )
+    evaluated = [node for node in solution.tree if node.parent is not None]
+    assert all(1 <= node.value <= 10 for node in evaluated)
+    assert any(node.undecoded_tokens > 0 for node in evaluated)
+    assert solution.usage.approximate_tokens > 0
+    assert solution.usage.undecoded_tokens > 0
+
+
+# -- the command line ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def _here(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tiny() as decoder:
+        pass  # closed, it has its own attention back
+    decoder.model.config.max_position_embeddings = 4096  # the bench has GSM8K's prompts too
+    decoder.model.save_pretrained(tmp_path / "base")
+    decoder.tokenizer.save_pretrained(tmp_path / "base")
+    monkeypatch.setattr("tot.decoders.engine.runner._DEFAULT_BUDGET", 2**22)
+    monkeypatch.chdir(tmp_path)
+    Path("riddle.py").write_text(TASK)
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 2))
+
+
+@pytest.mark.usefixtures("_here")
+def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "24")
+    assert main(["fastcot", "calibrate", *asked, "--window", "5", "--out", "cal.json"]) == 0
+    printed = capfd.readouterr().out
+    saved = json.loads(Path("cal.json").read_text())
+    assert saved["iterations"] == [0, 4, 8, 12, 16, 20, 24]
+    assert saved["agreement"][-1] == 1.0
+    assert saved["cap"] is not None
+    assert f"cap={saved['cap']}" in printed
+    assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.usefixtures("_here")
+def test_the_bench_prints_its_tables_and_writes_its_pictures(capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
+    assert main(["bench", "fastcot", *asked, "--timed", "3", "--limit", "8", "--seeds", "2"]) == 0
+    printed = capfd.readouterr().out
+    for title in ("calibrated on 4 questions", "iterations saved / total", "without by-products", "inference"):
+        assert title in printed
+    numbers = json.loads(Path("bench-fastcot.json").read_text())
+    assert len(numbers["table 1: CoT"]["seconds"]) == 3
+    assert len(numbers["table 1: CoT, 8 packed"]["seconds"]) == 1
+    assert numbers["table 1: FastCoT, no cap"]["unchanged"] == [1.0] * 3
+    assert {path.name for path in Path().glob("*.png")} == {
+        f"bench-fastcot-{name}.png" for name in ("accuracy", "agreement", "windows", "masked", "forward")
+    }
+
+
+@pytest.mark.usefixtures("_here")
+def test_what_cannot_be_calibrated_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("one.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
+    asked = ("--task", "riddle.py:Riddle", "--model", "base")
+    assert main(["fastcot", "calibrate", "--data", "one.jsonl", *asked]) == 2
+    assert "has 1 rows" in capfd.readouterr().err
+    assert main(["fastcot", "calibrate", "--data", "none.jsonl", *asked]) == 2
+    assert "there is no such file" in capfd.readouterr().err

@@ -1,0 +1,204 @@
+"""What cutting rationales costs: answers from parts of them, by iteration, by window, by what is hidden (FastCoT,
+Zhang et al., 2023, sections 4.4 and 5), and the cap that follows.
+
+Rationales are decoded once; the answer after any part of them is scored, or decoded, from there.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tot.decoders.decoder import load_decoder
+from tot.decoders.engine.engine import Engine
+from tot.decoders.errors import OptionError
+from tot.decoders.request import Completion, Request, Sampling
+from tot.task import Task
+
+ANSWER_TOKENS = 12
+
+
+@dataclass(frozen=True)
+class Rationale:
+    """A question, asked for a rationale and then, after a trigger, for the answer."""
+
+    task: Task
+    request: Request
+    reference: Any
+
+    def answer(self, completion: Completion) -> Any | None:
+        """The likeliest choice, or what can be read of the text after the trigger."""
+        if completion.choice_logprobs:
+            scores = [choice.total for choice in completion.choice_logprobs]
+            return self.request.choices[scores.index(max(scores))].strip()
+        return self.task.parse_answer(f"{self.request.answer_trigger}{completion.answer}")
+
+    def right(self, answer: Any | None) -> float:
+        return self.task.score(answer, self.reference)
+
+    def same(self, one: Any | None, other: Any | None) -> bool:
+        if one is None or other is None:
+            return one is other
+        return self.task.canonical(one) == self.task.canonical(other)
+
+
+def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int) -> list[Rationale]:
+    """Each row's question under the task's `chain` template and its trigger, decoded greedily.
+
+    Raises OptionError for a task without a trigger for it.
+    """
+    trigger = task.triggers.get(task.chain)
+    if trigger is None:
+        raise OptionError(
+            f"task {type(task).__name__} has no answer trigger for its template {task.chain!r}: set `triggers`"
+        )
+    asked = []
+    for row in rows:
+        state = task.start(task.question_of(row))
+        sampling = {**task.sampling.get(task.chain, {}), "max_tokens": max_tokens, "temperature": 0.0}
+        sampling["stop"] = (*sampling.get("stop", ()), trigger)
+        request = Request(
+            prompt=task.prompt(task.chain, state),
+            sampling=Sampling(**sampling),
+            purpose="answer",
+            answer_trigger=trigger,
+            answer_tokens=ANSWER_TOKENS,
+            choices=tuple(f" {choice}" for choice in task.choices(state)),
+        )
+        asked.append(Rationale(task, request, task.reference_of(row)))
+    return asked
+
+
+@dataclass
+class Answers:
+    """What was answered after a part of each rationale, beside the answers after all of it."""
+
+    asked: Sequence[Rationale]
+    whole: Sequence[Any]
+    given: Sequence[Any]
+
+    @property
+    def scores(self) -> list[float]:
+        return [one.right(answer) for one, answer in zip(self.asked, self.given, strict=True)]
+
+    @property
+    def unchanged(self) -> list[float]:
+        """1 where the answer is that after the whole rationale."""
+        return [
+            float(one.same(answer, full)) for one, answer, full in zip(self.asked, self.given, self.whole, strict=True)
+        ]
+
+    @property
+    def accuracy(self) -> float:
+        return statistics.fmean(self.scores)
+
+    @property
+    def agreement(self) -> float:
+        return statistics.fmean(self.unchanged)
+
+
+def by_iteration(
+    engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], window: int, glimpse: bool = True
+) -> list[Answers]:
+    """The answers that a cap at each of these iterations would give, with or without the approximate tokens."""
+    with load_decoder("fastcot", engine=engine, window=window, trajectory=True) as decoder:
+        decoded = decoder.generate([one.request for one in asked])
+    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
+    results = []
+    for cap in iterations:
+        pieces: list[list[int] | None] = []
+        for completion in decoded:
+            if cap == 0:
+                pieces.append([])
+            elif cap > len(completion.trajectory):  # it has ended by itself
+                pieces.append(None)
+            else:
+                exact, approximate = completion.trajectory[cap - 1]
+                pieces.append([*completion.tokens[:exact], *(approximate if glimpse else ())])
+        results.append(Answers(asked, whole, _after(engine, asked, pieces, whole)))
+    return results
+
+
+def corrupted(
+    engine: Engine, asked: Sequence[Rationale], shares: Sequence[float], seeds: int
+) -> list[tuple[Answers, Answers]]:
+    """Section 5.2: the answers after rationales of which a share is masked, from the end and uniformly; the results of
+    all seeds, one after another."""
+    with load_decoder("ar", engine=engine) as decoder:
+        decoded = decoder.generate([one.request for one in asked])
+    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
+    tokenizer = engine.loaded.tokenizer
+    mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    results = []
+    for share in shares:
+        both = []
+        for uniform in (False, True):
+            pieces: list[list[int] | None] = []
+            for seed in range(seeds):
+                for number, completion in enumerate(decoded):
+                    tokens = engine.codec.encode(completion.parts[0].text)
+                    hidden = round(share * len(tokens))
+                    chance = random.Random(f"{seed}/{number}")
+                    places = (
+                        chance.sample(range(len(tokens)), hidden)
+                        if uniform
+                        else range(len(tokens) - hidden, len(tokens))
+                    )
+                    for place in places:
+                        tokens[place] = mask
+                    pieces.append(tokens if hidden else None)
+            several, full = [*asked] * seeds, whole * seeds
+            both.append(Answers(several, full, _after(engine, several, pieces, full)))
+        results.append((both[0], both[1]))
+    return results
+
+
+def _after(
+    engine: Engine, asked: Sequence[Rationale], pieces: Sequence[Sequence[int] | None], whole: Sequence[Any]
+) -> list[Any]:
+    """The answer after each piece of a rationale and the trigger; None stands for the whole rationale."""
+    requests = []
+    for one, piece in zip(asked, pieces, strict=True):
+        if piece is not None:
+            before = engine.codec.encode_prompt(one.request.prompt)
+            ids = (*before, *piece, *engine.codec.encode(one.request.answer_trigger or ""))
+            sampling = one.request.sampling.model_copy(update={"max_tokens": ANSWER_TOKENS})
+            requests.append(
+                Request(prompt=ids, sampling=sampling, choices=one.request.choices, purpose=one.request.purpose)
+            )
+    with load_decoder("ar", engine=engine) as decoder:
+        completions = iter(decoder.generate(requests))
+    return [
+        full if piece is None else one.answer(next(completions))
+        for one, piece, full in zip(asked, pieces, whole, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """The cap found, and the curve that it was read from."""
+
+    cap: int | None
+    """None where no cap keeps what was asked for."""
+    iterations: Sequence[int]
+    accuracy: Sequence[float]
+    agreement: Sequence[float]
+    full: float
+    """Accuracy after whole rationales."""
+
+
+def calibrate(iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float) -> Calibration:
+    """Section 4.4: the least cap from which on, at all later ones too, accuracy is at most `loss` below that of whole
+    rationales and at least a share `agreement` of the answers are those of whole rationales."""
+    full = statistics.fmean(one.right(answer) for one, answer in zip(answers[0].asked, answers[0].whole, strict=True))
+    cap = None
+    for iteration, found in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
+        if found.accuracy < full - loss or found.agreement < agreement:
+            break
+        cap = iteration
+    return Calibration(
+        cap, iterations, [found.accuracy for found in answers], [found.agreement for found in answers], full
+    )
