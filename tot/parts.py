@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from tot.decoders.request import Completion
+from tot.decoders.request import Completion, Sampling
 
-TOKENS = 48
-"""Room for a step that judges a candidate, its title among it."""
+_TOKENS = 48
+"""Room for a step, its title among it."""
 
 
 def title(text: str) -> str:
     """Text as a title, on one line and without what would end it early."""
     return " ".join(text.replace(":", ",").replace("#", "").split())
+
+
+def with_room(sampling: Sampling, steps: int) -> Sampling:
+    """With tokens for so many steps besides, and without stop strings, which would end all of them."""
+    return sampling.model_copy(update={"max_tokens": sampling.max_tokens + _TOKENS * steps, "stop": ()})
 
 
 def bodies(completion: Completion) -> list[str]:

@@ -15,7 +15,7 @@ from typing import Annotated, Literal, Protocol
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.request import Completion, Message, Request, Sampling, Usage
-from tot.parts import bodies, said
+from tot.parts import bodies, said, with_room
 from tot.search.problem import Problem, is_cut, spent
 from tot.search.steps import Draft
 from tot.state import Thought
@@ -75,7 +75,10 @@ class Propose(_Generator):
             seed = problem.generation_seed(node, task.propose, 0)
             sampling = problem.sampling(task.propose, self.temperature, seed)
             prompt = task.prompt(task.propose, problem.tree.state(node), count=count)
-            steps = tuple(f"Idea {number}" for number in range(1, count + 1)) if parallel else ()
+            steps: tuple[str, ...] = ()
+            if parallel:
+                steps = tuple(f"Idea {number}" for number in range(1, count + 1))
+                sampling = with_room(sampling, count)
             requests.append(Request(prompt=prompt, sampling=sampling, steps=steps))
         first, *others = task.thought
         drafts = []

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Request, Sampling
-from tot.parts import TOKENS, conclusion
+from tot.parts import conclusion, with_room
 from tot.search.problem import Problem, is_cut, spent
 from tot.search.steps import Evaluation
 from tot.state import State
@@ -204,8 +204,7 @@ class Vote(Evaluator):
             steps: tuple[str, ...] = ()
             if problem.decoder_name("evaluate") == "pdos":
                 steps = tuple(f"Candidate {number}" for number in range(1, len(nodes) + 1))
-                more = TOKENS * len(steps)
-                sampling = sampling.model_copy(update={"max_tokens": sampling.max_tokens + more, "stop": ()})
+                sampling = with_room(sampling, len(steps))
             orders.append(order)
             requests.append(Request(prompt=prompt, sampling=sampling, steps=steps, purpose="evaluate"))
         votes = [0] * len(nodes)

@@ -137,8 +137,8 @@ class Script(Watch):
             for back, row in enumerate(reversed(rows)):
                 token = self.next(self.engine.codec.decode(tokens[: feed.stop - back]))
                 if token is not None:
-                    forward.logits[row] = -50.0
-                    forward.logits[row, token] = 50.0
+                    forward.logits[row] = 0.0
+                    forward.logits[row, token] = 8.0
         return forward
 
 
@@ -416,6 +416,14 @@ def test_a_skeleton_that_breaks_runs_the_steps_it_has(make: Make, broken: str) -
     assert (account.skeletons, account.broken) == (1, 1)
 
 
+def test_more_of_a_marker_than_there_should_be_is_no_title(make: Make) -> None:
+    decoder = make()
+    joined = "#### Oslo: cold\n####%%%\nSo."
+    Script(decoder, "##### Oslo:", "#### Oslo: cold\n####", "##### Oslo:...\n####%%%", joined)
+    (got,) = decoder.generate([ask(decoder)])
+    assert (got.text, decoder.engine.accounts["generate"].broken) == (joined, 0)
+
+
 def test_a_skeleton_ends_at_its_limit_of_steps(make: Make) -> None:
     decoder = make(max_steps=2)
     skeleton = "".join(f"#### {title}:...\n" for title in "ABCDE")
@@ -434,6 +442,15 @@ def test_a_skeleton_has_no_more_steps_than_there_is_room_for(make: Make) -> None
     assert 2 <= len(steps) < 10
     assert len(decoder.engine.codec.encode(got.text)) <= 60
     assert script.engine.accounts["generate"].broken == 1
+
+
+def test_a_skeleton_takes_no_step_that_there_is_no_room_for(make: Make) -> None:
+    decoder = make(ellipsis=".")
+    Script(decoder, "".join(f"#### {title}:.\n" for title in "ABCDEFGHIJ"))
+    for room in range(30, 50):
+        (got,) = decoder.generate([ask(decoder, sampling={"max_tokens": room})])
+        assert "step" in kinds(got)
+        assert len(decoder.engine.codec.encode(got.text)) <= room
 
 
 # -- any text at all -------------------------------------------------------------------------------

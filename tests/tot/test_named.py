@@ -18,6 +18,7 @@ from tot import (
     Combine,
     Confidence,
     Enumerate,
+    Explain,
     Heuristic,
     Likelihood,
     Prior,
