@@ -103,8 +103,8 @@ class _Side:
 def evaluate(
     model: str, base: str, asked: Sequence[Question], n: int, dtype: str, out: Path | None, console: Console
 ) -> None:
-    """AR, Jacobi and lookahead on the base and on the consistency LLM, one request at a time, in turns: speed, tokens
-    a forward, score and answers unchanged; then how windows converge."""
+    """AR, Jacobi and lookahead on the base and on the consistency LLM, one request at a time, in turns: speed of
+    decoding, tokens a forward, score and answers unchanged; then how windows converge."""
     if not asked:
         raise OptionError(NOTHING_TO_ASK)
     numbers: dict[str, Any] = {}
@@ -122,8 +122,12 @@ def evaluate(
         }
         for side in sides:  # a warm-up
             side.decoder.generate([asked[0].request])
-        for question in asked:
-            for side in sides:
+        for number, question in enumerate(asked):
+            first = question.request.sampling.model_copy(update={"max_tokens": 1})
+            for decoder in counted.values():  # prompts are computed beforehand, so only decoding is timed
+                decoder.generate([question.request.model_copy(update={"sampling": first})])
+            turn = number % len(sides)
+            for side in (*sides[turn:], *sides[:turn]):
                 side.ask(question)
         first = next(iter(engines.values()))
         console.print(f"{describe(first.loaded.device, first.loaded.dtype)}; {len(asked)} questions, one at a time")
