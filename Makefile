@@ -46,6 +46,7 @@ $(VENV)/ready: pyproject.toml constraints.txt
 CLLM  := build/cllm
 ASKED := --questions blocksworld_direct=$(CLLM)/questions.jsonl
 cllm: $(VENV)/ready
+	@test -f "$(DATA)" || { echo "give the problems to measure on: make cllm DATA=blocksworld.jsonl"; exit 2; }
 	mkdir -p $(CLLM)
 	test -f $(CLLM)/questions.jsonl || $(BIN)/tot instances blocksworld --count 2000 --without $(DATA) --out $(CLLM)/questions.jsonl
 	$(BIN)/tot cllm collect $(ASKED) --solutions --limit 640 --out $(CLLM)/solutions

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tot.decoders.acceptance import Coupled, Rule
 from tot.decoders.autoregressive import ChoiceScorer, Strand
@@ -53,6 +53,12 @@ class FastCoTOptions(BaseModel):
 
     trajectory: bool = False
     """Keep (exact tokens so far, approximate tokens after them) of every iteration: `Completion.trajectory`."""
+
+    @model_validator(mode="after")
+    def _used(self) -> FastCoTOptions:
+        if "every" in self.model_fields_set and self.stable is None:
+            raise ValueError("every is how often an answer that may be stable is looked at: give stable too")
+        return self
 
     @property
     def k_config(self) -> tuple[int, ...]:
@@ -157,10 +163,9 @@ class FastCoT(Speculative):
         return strands
 
     def context(self, strand: Strand) -> Context:
-        context = super().context(strand)
         if self._trigger and strand.output.index not in self._in_answer:
-            return context
-        return Context(context.key, context.prompt, context.tokens, (), ())
+            return super().context(strand)
+        return Context(self.keys[strand.output.index], self._job.prompt, (), (), ())  # nothing is drafted
 
     def run(self, strand: Strand) -> list[Feed]:
         feeds = super().run(strand)

@@ -211,7 +211,7 @@ def instances_command(
     without: Annotated[list[Path] | None, typer.Option(help="Leave out the questions of these files.")] = None,
 ) -> None:
     """Make up questions of a task, each only once."""
-    from tot.data import made_up
+    from tot.instances import made_up
 
     made_up(task, out, count, seed, without or [], Console(highlight=False, width=None if sys.stdout.isatty() else 150))
 

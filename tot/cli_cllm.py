@@ -39,6 +39,7 @@ class Divergence(StrEnum):
 
 @app.command("collect")
 def collect_command(
+    context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder to write trajectories to; one that was begun is gone on with.")],
     questions: Questions = None,
     prompts: Prompts = None,
@@ -65,6 +66,12 @@ def collect_command(
     stop = None if limit is None else offset + limit
     if solutions and prompts:
         raise OptionError("--prompts have no solutions: leave them or --solutions out")
+    for name in ("n", "augment", "max_tokens", "seed") if solutions else ():
+        source = context.get_parameter_source(name)
+        if source is not None and source.name != "DEFAULT":
+            raise OptionError(
+                f"--{name.replace('_', '-')} is about texts that a model writes: leave it or --solutions out"
+            )
     asked = islice(questions_of(questions or [], prompts or [], column, max_tokens, solutions), offset, stop)
     first = next(asked, None)
     if first is None:
@@ -72,7 +79,7 @@ def collect_command(
     if solutions:
         texts = ((one.request, one.solution or "") for one in chain([first], asked))
         with counting("writing", limit, _console()) as tell:
-            given(load_model(model), texts, out, seed, lambda count: tell(count, f"{count} texts"))
+            given(load_model(model), texts, out, lambda count: tell(count, f"{count} texts"))
         return
     options = CollectOptions(n=n, augment=augment, seed=seed)
     with Engine(load_model(model)) as engine, counting("collecting", limit, _console()) as tell:

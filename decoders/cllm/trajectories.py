@@ -85,13 +85,12 @@ def given(
     loaded: LoadedModel,
     texts: Iterable[tuple[Request, str]],
     out: Path,
-    seed: int = 0,
     tell: Callable[[int], None] = lambda texts: None,
 ) -> None:
     """Write texts that the model did not write itself, as (request, what it should have written) pairs, in the same
     form: without windows, so that `train` has only the AR loss and fine-tunes on them."""
     out.mkdir(parents=True, exist_ok=True)
-    _begin(out / "settings.json", {"format": FORMAT, "given": True, "seed": seed, **identity(loaded)})
+    _begin(out / "settings.json", {"format": FORMAT, "given": True, **identity(loaded)})
     codec = TextCodec(loaded.tokenizer)
     count = 0
     for number, batch in enumerate(_batches(texts, _GIVEN)):

@@ -306,3 +306,6 @@ def test_a_task_s_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> 
     assert status == 2
     assert "holds a model" in err
     assert tot("collect", "--model", "base", "--out", "other", "--solutions", *PLAIN)[0] == 2
+    status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
+    assert status == 2
+    assert "--n is about texts that a model writes" in err

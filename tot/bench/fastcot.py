@@ -260,13 +260,14 @@ def _times(
         Side(f"CoT, {TOGETHER} packed", load_decoder("ar", engine=engine), TOGETHER),
         Side(f"FastCoT, {TOGETHER} packed", load_decoder("fastcot", engine=engine, **given), TOGETHER),
     ]
-    for side in sides:  # a warm-up, in which prompts are computed
+    prompts = sides[4]  # decodes next to nothing, so it computes the prompts
+    for side in sides:  # a warm-up
         side.decoder.generate([one.request for one in asked[: side.together]])
     accounts: dict[str, dict[str, float]] = {}
     for together in sorted({side.together for side in sides}):
         for start in range(0, len(asked), together):
             batch = asked[start : start + together]
-            sides[4].decoder.generate([one.request for one in batch])  # computes the prompts
+            prompts.decoder.generate([one.request for one in batch])
             for side in (side for side in sides if side.together == together):
                 engine.accounts.clear()
                 side.ask(batch)
