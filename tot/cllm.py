@@ -123,9 +123,9 @@ def evaluate(
         for side in sides:  # a warm-up
             side.decoder.generate([asked[0].request])
         for number, question in enumerate(asked):
-            first = question.request.sampling.model_copy(update={"max_tokens": 1})
+            one_token = question.request.sampling.model_copy(update={"max_tokens": 1})
             for decoder in counted.values():  # prompts are computed beforehand, so only decoding is timed
-                decoder.generate([question.request.model_copy(update={"sampling": first})])
+                decoder.generate([question.request.model_copy(update={"sampling": one_token})])
             turn = number % len(sides)
             for side in (*sides[turn:], *sides[:turn]):
                 side.ask(question)

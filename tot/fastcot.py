@@ -100,12 +100,21 @@ class Answers:
         return statistics.fmean(self.unchanged)
 
 
-def by_iteration(
-    engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], window: int, glimpse: bool = True
-) -> list[Answers]:
-    """The answers that a cap at each of these iterations would give, with or without the approximate tokens."""
+def decode_whole(engine: Engine, asked: Sequence[Rationale], window: int) -> list[Completion]:
+    """Every rationale to its end, with what each iteration left."""
     with load_decoder("fastcot", engine=engine, window=window, trajectory=True) as decoder:
-        decoded = decoder.generate([one.request for one in asked])
+        return decoder.generate([one.request for one in asked])
+
+
+def by_iteration(
+    engine: Engine,
+    asked: Sequence[Rationale],
+    decoded: Sequence[Completion],
+    iterations: Sequence[int],
+    glimpse: bool = True,
+) -> list[Answers]:
+    """The answers that a cap at each of these iterations would give, with or without the approximate tokens, to
+    rationales that were decoded whole."""
     whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
     results = []
     for cap in iterations:

@@ -13,7 +13,7 @@ from tot import BFS, ChainOfThought, Explain, Sample, Task, solve
 from tot.cli import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
 from tot.decoders.request import ChoiceLogprob
-from tot.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, rationales
+from tot.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
 from tot.named import load_task
 
 TASK = """
@@ -61,7 +61,8 @@ def riddle(tmp_path: Path) -> Task:
 def test_answers_by_iteration_are_those_of_the_caps(engine: Engine, riddle: Task, glimpse: bool) -> None:
     asked = rationales(riddle, ROWS, 30)
     caps = [0, 1, 3, 8, 40]
-    for cap, found in zip(caps, by_iteration(engine, asked, caps, 6, glimpse), strict=True):
+    decoded = decode_whole(engine, asked, 6)
+    for cap, found in zip(caps, by_iteration(engine, asked, decoded, caps, glimpse), strict=True):
         with load_decoder("fastcot", engine=engine, window=6, cap=cap, glimpse=glimpse) as decoder:
             completions = decoder.generate([one.request for one in asked])
         assert found.given == [one.answer(each) for one, each in zip(asked, completions, strict=True)]

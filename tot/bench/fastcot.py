@@ -32,7 +32,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.fastcot import Buffers
 from tot.decoders.request import Completion, Request, Sampling
 from tot.decoders.row_costs import engine_costs
-from tot.fastcot import Calibration, Rationale, by_iteration, calibrate, corrupted, rationales
+from tot.fastcot import Calibration, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
 from tot.named import load_task
 from tot.report.plots import curves, save
 from tot.search import BFS
@@ -87,7 +87,7 @@ def find_cap(
     engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], window: int, loss: float, agreement: float
 ) -> tuple[Calibration, str]:
     """The cap that these questions ask for, and how sure that is, in words."""
-    answers = by_iteration(engine, asked, iterations, window)
+    answers = by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
     found = calibrate(iterations, answers, loss, agreement)
     if found.cap is None:
         return found, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
@@ -152,10 +152,11 @@ def _by_iteration(
     console: Console,
 ) -> None:
     """Figure 6: with approximate tokens, without them, and a rationale decoded one token a step and cut there."""
+    decoded, token_by_token = decode_whole(engine, asked, width), decode_whole(engine, asked, 0)
     sides = {
-        "FastCoT": by_iteration(engine, asked, iterations, width),
-        "without by-products": by_iteration(engine, asked, iterations, width, glimpse=False),
-        "cut after as many iterations of AR": by_iteration(engine, asked, iterations, 0, glimpse=False),
+        "FastCoT": by_iteration(engine, asked, decoded, iterations),
+        "without by-products": by_iteration(engine, asked, decoded, iterations, glimpse=False),
+        "cut after as many iterations of AR": by_iteration(engine, asked, token_by_token, iterations, glimpse=False),
     }
     whole = [one.right(answer) for one, answer in zip(asked, sides["FastCoT"][0].whole, strict=True)]
     unread = sum(answer is None for answer in sides["FastCoT"][0].whole)
@@ -189,7 +190,7 @@ def _by_window(
     """Figure 8."""
     lines = {}
     for window in WINDOWS:
-        answers = by_iteration(engine, asked, iterations, window)
+        answers = by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
         lines[f"c = {window}"] = (list(iterations), [100 * found.agreement for found in answers])
         numbers[f"by iteration, window {window}"] = {
             "accuracy": [found.accuracy for found in answers],
