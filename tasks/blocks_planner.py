@@ -1,4 +1,5 @@
-"""Exact shortest plans for Blocksworld by A*, with the estimate it goes by, and problems of a wanted length.
+"""Plans for Blocksworld: exact shortest ones by A*, with the estimate it goes by, and plain ones; and problems of a
+wanted length.
 
 It finds what a search over thoughts is measured against, and is never shown to one. Knows nothing of tasks or models.
 """
@@ -134,6 +135,34 @@ def _wanted(goal: Facts) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
             place = wanted.get(place, TABLE)
         supports[block] = frozenset(under)
     return wanted, supports
+
+
+# -- plain plans ------------------------------------------------------------------------------------------------
+
+
+def plain_plan(problem: Problem) -> list[str] | None:
+    """The plan of a beginner, as PDDL, the same for the same problem; None where no plan reaches the goal.
+
+    All blocks are put on the table, pile by pile and from the top, then the goal is built from the bottom. What comes
+    first in the alphabet goes first. Nothing is looked for, so it is easier to learn than a shortest plan.
+    """
+    if unreachable(problem):
+        return None
+    if problem.goal <= problem.init:
+        return []
+    under, wanted = places(problem.init), places(problem.goal)
+    plan = [Action("put-down", (fact[1],)) for fact in problem.init if fact[0] == "holding"]
+    for block in sorted(under.keys() - under.values()):
+        while (below := under[block]) != TABLE:
+            plan += [Action("unstack", (block, below)), Action("put-down", (block,))]
+            block = below
+    waiting = sorted(block for block, below in wanted.items() if below != TABLE)
+    while waiting:
+        block = next(block for block in waiting if wanted[block] not in waiting)
+        waiting.remove(block)
+        plan += [Action("pick-up", (block,)), Action("stack", (block, wanted[block]))]
+    plan += [Action("pick-up", (fact[1],)) for fact in problem.goal if fact[0] == "holding"]
+    return [action.pddl for action in plan]
 
 
 # -- generated problems -----------------------------------------------------------------------------------------

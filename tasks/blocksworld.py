@@ -18,7 +18,7 @@ from tot.decoders.errors import TaskError
 from tot.state import State, Thought
 from tot.task import Task
 from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, unreachable, validate_plan
-from tot.tasks.blocks_planner import estimate, generate, shortest_plan
+from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem
 
 _LINE = re.compile(r"[^\S\n]*+(blocks|start|goal)[^\S\n]*+:([^\n]*+)", re.IGNORECASE)
@@ -73,9 +73,7 @@ class Blocksworld(Task):
 
     def solution_of(self, row: Mapping[str, Any]) -> str:
         """A shortest plan in words, from after "Action 1:" on."""
-        plan = _steps(self, row["plan"]) if "plan" in row else self._plan(self.question_of(row))
-        actions = (action for action in map(parse_action, plan) if action)
-        return numbered([action.text for action in actions]).removeprefix("Action 1:") + "\nThe goal is reached."
+        return _written(_steps(self, row["plan"]) if "plan" in row else self._plan(self.question_of(row)))
 
     def instance(self, seed: int) -> dict[str, Any]:
         """A problem of 3 to 5 blocks with a shortest plan of 2 to 12 steps, mostly 4 blocks and 6 to 10 steps."""
@@ -90,10 +88,7 @@ class Blocksworld(Task):
         return len(self._plan(question))
 
     def _plan(self, question: str) -> list[str]:
-        plan = shortest_plan(_problem(question.strip()))
-        if plan is None:
-            raise TaskError("this instance can't be solved: give another")
-        return plan
+        return _solved(shortest_plan(_problem(question.strip())))
 
     # -- prompts ------------------------------------------------------------------------------------------------
 
@@ -184,7 +179,10 @@ class Blocksworld(Task):
 
 
 class DirectBlocksworld(Blocksworld):
-    """Blocksworld for models that were tuned on it: the problem alone is asked, and the plan comes at once."""
+    """Blocksworld for models that were tuned on it: the problem alone is asked, and the plan comes at once.
+
+    The solutions to learn from are plain plans, which a small model learns sooner than shortest ones.
+    """
 
     name = "blocksworld"
     chain = "direct"
@@ -193,6 +191,25 @@ class DirectBlocksworld(Blocksworld):
         **Blocksworld.sampling,
         "direct": Blocksworld.sampling["chain"],
     }
+
+    def solution_of(self, row: Mapping[str, Any]) -> str:
+        """A plain plan in words, from after "Action 1:" on: all blocks down, then up again as the goal says."""
+        return _written(_solved(plain_plan(_problem(self.question_of(row).strip()))))
+
+
+# -- plans ------------------------------------------------------------------------------------------------------
+
+
+def _solved(plan: list[str] | None) -> list[str]:
+    if plan is None:
+        raise TaskError("this instance can't be solved: give another")
+    return plan
+
+
+def _written(plan: Sequence[str]) -> str:
+    """A plan as a model should write it after "Action 1:"."""
+    actions = (action for action in map(parse_action, plan) if action)
+    return numbered([action.text for action in actions]).removeprefix("Action 1:") + "\nThe goal is reached."
 
 
 # -- problems in words ------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ from tot.tasks.blocks import (
     validate_plan,
     why_not,
 )
-from tot.tasks.blocks_planner import estimate, generate, shortest_plan
+from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, read_problem
 
 WORDS = ("pick", "up", "put", "down", "stack", "unstack", "a", "the", "block", "on", "from", "table", "(", ")", ",")
@@ -345,7 +345,25 @@ def test_the_estimate_is_never_too_high_and_falls_by_one_at_most(blocks: str) ->
             plan = shortest_plan(Problem(tuple(blocks), facts, goal)) or []
             assert len(plan) == true[facts]
             assert solves(Problem(tuple(blocks), facts, goal), plan) == (True, None)
+            plain = plain_plan(Problem(tuple(blocks), facts, goal)) or []
+            assert len(plain) >= len(plan)
+            assert solves(Problem(tuple(blocks), facts, goal), plain) == (True, None)
     assert exact > 0.7 * cases  # it tells near states from far ones
+
+
+def test_a_plain_plan_takes_all_down_and_builds_the_goal() -> None:
+    start = "on a b, ontable b, clear a, ontable c, clear c, handempty"
+    plan = plain_plan(problem_of("abc", start, "on c b, on b a"))
+    assert plan == [
+        "(unstack a b)",
+        "(put-down a)",
+        "(pick-up b)",
+        "(stack b a)",
+        "(pick-up c)",
+        "(stack c b)",
+    ]
+    assert plain_plan(problem_of("abc", start, "on a b")) == []
+    assert plain_plan(problem_of("abc", start, "on a z")) is None
 
 
 def test_a_search_that_grows_too_large_says_so() -> None:

@@ -10,7 +10,8 @@ import pytest
 from tot.cli import main
 from tot.decoders.errors import TaskError
 from tot.named import load_task
-from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld
+from tot.tasks.blocks_planner import plain_plan
+from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld, read_text
 
 
 @pytest.mark.parametrize("seed", range(40))
@@ -24,19 +25,27 @@ def test_a_made_up_problem_comes_with_a_shortest_plan(seed: int) -> None:
 
 
 @pytest.mark.parametrize("with_plan", [True, False])
-def test_a_solution_is_what_a_model_should_write_after_the_prompt(with_plan: bool) -> None:
-    task = DirectBlocksworld()
+@pytest.mark.parametrize("task", [Blocksworld(), DirectBlocksworld()], ids=["shortest", "plain"])
+def test_a_solution_is_what_a_model_should_write_after_the_prompt(task: Blocksworld, with_plan: bool) -> None:
     row = task.instance(3)
     if not with_plan:
         del row["plan"]
     prompt = task.prompt(task.chain, task.start(row["question"]))
-    assert [message.role for message in prompt] == ["user", "assistant"]
-    assert prompt[0].content == row["question"]
     whole = prompt[-1].content + task.solution_of(row)
     assert task.score(task.parse_answer(whole), row["question"]) == 1.0
-    assert whole.startswith("Action 1: ")
+    assert "Action 1: " in whole.splitlines()[-1 - len(task.parse_answer(whole) or [])]
     assert whole.endswith("\nThe goal is reached.")
-    assert len(whole.splitlines()) == row["steps"] + 1
+    plan = row["plan"] if with_plan else task.instance(3)["plan"]
+    expected = plan if type(task) is Blocksworld else plain_plan(read_text(row["question"]))
+    assert task.parse_answer(whole) == expected
+
+
+def test_the_direct_task_asks_the_problem_alone() -> None:
+    task = DirectBlocksworld()
+    question = task.instance(3)["question"]
+    prompt = task.prompt(task.chain, task.start(question))
+    assert [message.role for message in prompt] == ["user", "assistant"]
+    assert prompt[0].content == question
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "creative_writing"])
