@@ -11,7 +11,9 @@ from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, help="FastCoT: answers from rationales that are cut.", rich_markup_mode=None)
 
-Data = Annotated[Path, typer.Option(help="Questions with answers: .jsonl, .json, .csv or .parquet.")]
+Data = Annotated[
+    str, typer.Option(help="Questions with answers: .jsonl, .json, .csv or .parquet, or org/name:split on the hub.")
+]
 TaskName = Annotated[str, typer.Option("--task", help="A task with an answer trigger: multiple_choice, gsm8k, ….")]
 Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")]
 MaxTokens = Annotated[int, typer.Option(min=2, help="Most tokens of a rationale.")]

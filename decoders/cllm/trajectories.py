@@ -67,17 +67,19 @@ def collect(
         for number, batch in enumerate(_batches(requests, options.together)):
             if any(request.answer_trigger for request in batch):
                 raise OptionError("trajectories go to the end of a text: leave the answer trigger out")
-            if (path := _shard(out, number, batch)) is not None:
+            asked = [request for request in batch for _ in range(request.sampling.n)]
+            path = _shard(out, number, batch)
+            if not path.exists():
                 rows = []
-                asked = [request for request in batch for _ in range(request.sampling.n)]
                 for i, (request, completion) in enumerate(zip(asked, decoder.generate(batch), strict=True)):
                     chance = random.Random(f"{options.seed}/{number}/{i}")
                     row = _row(engine.codec.encode_prompt(request.prompt), completion, options, chance)
-                    dropped += row is None
                     if row is not None:
                         rows.append(row)
-                        windows += len(row["starts"])
                 _write(rows, path)
+            kept = _windows(path)
+            windows += sum(kept)
+            dropped += len(asked) - len(kept)
             tell(number * options.together + len(batch), windows, dropped)
 
 
@@ -95,7 +97,8 @@ def given(
     count = 0
     for number, batch in enumerate(_batches(texts, _GIVEN)):
         count += len(batch)
-        if (path := _shard(out, number, batch)) is not None:
+        path = _shard(out, number, batch)
+        if not path.exists():
             rows = []
             for request, text in batch:
                 response = [*codec.encode(text), loaded.tokenizer.eos_token_id]
@@ -210,15 +213,21 @@ def _batches(source: Iterable[_T], size: int) -> Iterator[list[_T]]:
         yield batch
 
 
-def _shard(out: Path, number: int, batch: Sequence[object]) -> Path | None:
-    """Where a batch is to be written; None where it has been. A shard of that number for another batch goes."""
+def _shard(out: Path, number: int, batch: Sequence[object]) -> Path:
+    """Where a batch is written. A shard of that number for another batch goes."""
     digest = hashlib.sha256(repr(batch).encode()).hexdigest()[:12]
     path = out / f"shard-{number:05d}-{digest}.parquet"
-    if path.exists():
-        return None
     for other in out.glob(f"shard-{number:05d}-*.parquet"):
-        other.unlink()
+        if other != path:
+            other.unlink()
     return path
+
+
+def _windows(shard: Path) -> list[int]:
+    """How many windows each text of a shard has."""
+    from pyarrow.parquet import read_table
+
+    return [len(starts) for starts in read_table(shard, columns=["starts"])["starts"].to_pylist()]
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:

@@ -5,7 +5,9 @@ Import mode is importlib, so what tests share are fixtures: mostly factories, si
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+import random
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -123,3 +127,43 @@ def logits_alone() -> Callable[..., Tensor]:
         return logits
 
     return run
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Any]:
+    """Decoders by name, each on a copy of one model; their slots must all be free in the end."""
+    model = make_model(request.param, readable=True)
+    made: list[LocalDecoder] = []
+
+    def load(name: str, **options: Any) -> LocalDecoder:
+        kv_budget = options.pop("kv_budget", 6000)
+        made.append(load_decoder(name, copy.deepcopy(model), tokenizer=tokenizer, kv_budget=kv_budget, **options))
+        return made[-1]
+
+    yield load
+    for decoder in made:
+        decoder.close()
+        assert decoder.engine.tree.live == 0
+
+
+@pytest.fixture
+def mixed() -> list[Request]:
+    """Requests of all kinds: greedy and not, several samples, stop strings, triggers, choices."""
+    text = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
+    rng = random.Random(4)
+    requests = []
+    for i in range(14):
+        prompt = text[: rng.randint(1, len(text))] + rng.choice(["and", " 10", "abc"])
+        sampling = Sampling(
+            max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
+            temperature=rng.choice([0.0, 1.0]),
+            top_p=rng.choice([0.9, 1.0]),
+            stop=rng.choice([(), (), (" t", "on")]),
+            seed=i,
+            n=rng.choice([1, 1, 3]),
+            ignore_eos=rng.random() < 0.4,
+        )
+        trigger = rng.choice([None, None, " So the answer is"])
+        choices = ("1", "10") if rng.random() < 0.2 and (trigger or sampling.n == 1) else ()
+        requests.append(Request(prompt=prompt, sampling=sampling, answer_trigger=trigger, choices=choices))
+    return requests

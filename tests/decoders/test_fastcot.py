@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
-from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling, load_decoder
+from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.fastcot import Buffers
 from tot.decoders.outlook import Costs
@@ -20,23 +20,6 @@ HEAD = "One of the others and so on, in the range.\n\n"
 QUESTION = "The sum of 10 and 11 is in the"
 TRIGGER = " So the answer is"
 Make = Callable[..., LocalDecoder]
-
-
-@pytest.fixture(params=["llama", "qwen2"])
-def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
-    """Decoders by name, each on a copy of one model; their slots must all be free in the end."""
-    model = make_model(request.param, readable=True)
-    made: list[LocalDecoder] = []
-
-    def load(name: str, **options: Any) -> LocalDecoder:
-        kv_budget = options.pop("kv_budget", 3000)
-        made.append(load_decoder(name, copy.deepcopy(model), tokenizer=tokenizer, kv_budget=kv_budget, **options))
-        return made[-1]
-
-    yield load
-    for decoder in made:
-        decoder.close()
-        assert decoder.engine.tree.live == 0
 
 
 def asked(**changes: Any) -> Request:

@@ -3,55 +3,17 @@
 from __future__ import annotations
 
 import copy
-import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 
-from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling, load_decoder
+from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]
-
-
-@pytest.fixture(params=["llama", "qwen2"])
-def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
-    """Decoders by name, each on a copy of one model of its own; their slots must all be free in the end."""
-    model = make_model(request.param, readable=True)
-    made: list[LocalDecoder] = []
-
-    def load(name: str, **options: Any) -> LocalDecoder:
-        kv_budget = options.pop("kv_budget", 3000)
-        made.append(load_decoder(name, copy.deepcopy(model), tokenizer=tokenizer, kv_budget=kv_budget, **options))
-        return made[-1]
-
-    yield load
-    for decoder in made:
-        decoder.close()
-        assert decoder.engine.tree.live == 0
-
-
-def mixed(count: int = 14) -> list[Request]:
-    rng = random.Random(4)
-    requests = []
-    for i in range(count):
-        prompt = LONG[: rng.randint(1, len(LONG))] + rng.choice(["and", " 10", "abc"])
-        sampling = Sampling(
-            max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
-            temperature=rng.choice([0.0, 1.0]),
-            top_p=rng.choice([0.9, 1.0]),
-            stop=rng.choice([(), (), (" t", "on")]),
-            seed=i,
-            n=rng.choice([1, 1, 3]),
-            ignore_eos=rng.random() < 0.4,
-        )
-        trigger = rng.choice([None, None, " So the answer is"])
-        choices = ("1", "10") if rng.random() < 0.2 and (trigger or sampling.n == 1) else ()
-        requests.append(Request(prompt=prompt, sampling=sampling, answer_trigger=trigger, choices=choices))
-    return requests
 
 
 def shown(completions: list[Completion]) -> list[Any]:
@@ -60,10 +22,9 @@ def shown(completions: list[Completion]) -> list[Any]:
 
 @pytest.mark.parametrize("n", [1, 2, 5, 16, 64])
 @pytest.mark.parametrize("options", [{}, {"adapt": False}, {"guess": "lookup"}, {"guess": "tail", "adapt": False}])
-def test_the_fixed_point_is_what_ar_gives(make: Make, n: int, options: dict[str, Any]) -> None:
-    requests = mixed()
-    expected = make("ar").generate(requests)
-    got = make("jacobi", n=n, **options).generate(requests)
+def test_the_fixed_point_is_what_ar_gives(make: Make, mixed: list[Request], n: int, options: dict[str, Any]) -> None:
+    expected = make("ar").generate(mixed)
+    got = make("jacobi", n=n, **options).generate(mixed)
     assert shown(got) == shown(expected)
     for one in got:
         assert one.usage.forwards <= len(one.tokens) + bool(one.choice_logprobs) + 1

@@ -240,14 +240,18 @@ def stop_after(texts: int) -> Callable[..., None]:
 
 
 def test_a_killed_run_goes_on_after_its_last_whole_shard(engine: Engine, tmp_path: Path) -> None:
-    collect(engine, requests(14), tmp_path / "whole", SMALL)
+    told: list[tuple[int, ...]] = []
+    collect(engine, requests(14), tmp_path / "whole", SMALL, lambda *counts: told.append(counts))
     stopped = tmp_path / "stopped"
     for texts, kept in ((4, 1), (12, 3)):
         with pytest.raises(KeyboardInterrupt):
             collect(engine, requests(14), stopped, SMALL, stop_after(texts))
         assert len(shards(stopped)) == kept
     before, forwards = {path: path.stat().st_mtime_ns for path in stopped.glob("*.parquet")}, engine.forwards
-    collect(engine, requests(14), stopped, SMALL)
+    again: list[tuple[int, ...]] = []
+    collect(engine, requests(14), stopped, SMALL, lambda *counts: again.append(counts))
+    assert again == told  # of all shards, those that were there too
+    assert told[-1][1] > 14
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert engine.forwards - forwards < 35  # two texts of 30 tokens
     assert shards(stopped) == shards(tmp_path / "whole")

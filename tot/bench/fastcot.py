@@ -32,7 +32,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.fastcot import Buffers
 from tot.decoders.request import Completion, Request, Sampling
 from tot.decoders.row_costs import engine_costs
-from tot.fastcot import Calibration, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
+from tot.fastcot import Answers, Calibration, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
 from tot.named import load_task
 from tot.report.plots import curves, save
 from tot.search import BFS
@@ -73,7 +73,7 @@ class Side:
         return sum(completion.usage.forwards for completion in self.completions)
 
 
-def questions(task_name: str, data: Path, limit: int | None, max_tokens: int, seed: int) -> list[Rationale]:
+def questions(task_name: str, data: str, limit: int | None, max_tokens: int, seed: int) -> list[Rationale]:
     """The rationales of a random choice of rows."""
     chosen = list(rows(data))
     random.Random(seed).shuffle(chosen)
@@ -91,21 +91,26 @@ def find_cap(
     found = calibrate(iterations, answers, loss, agreement)
     if found.cap is None:
         return found, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
-    at = answers[list(iterations).index(found.cap)]
-    full = [one.right(answer) for one, answer in zip(asked, at.whole, strict=True)]
-    low, high = interval([ours - theirs for ours, theirs in zip(at.scores, full, strict=True)])
-    note = (
-        f"cap {found.cap}: accuracy {share(at.scores)}, of whole rationales {share(full)}, difference "
-        f"{100 * low:.0f} to {100 * high:.0f} points; {share(at.unchanged)} of the answers unchanged"
-    )
+    note, low = _against_whole(answers[list(iterations).index(found.cap)])
     if low < -loss:
         note += f"; {len(asked)} questions are too few to be sure of {100 * loss:g} points"
-    return found, note
+    return found, f"cap {found.cap}: {note}"
+
+
+def _against_whole(answers: Answers) -> tuple[str, float]:
+    """Accuracy and answers beside those of whole rationales, in words; and the lower end of the difference."""
+    full = [one.right(answer) for one, answer in zip(answers.asked, answers.whole, strict=True)]
+    low, high = interval([ours - theirs for ours, theirs in zip(answers.scores, full, strict=True)])
+    note = (
+        f"accuracy {share(answers.scores)}, of whole rationales {share(full)}, difference {100 * low:.0f} to "
+        f"{100 * high:.0f} points; {share(answers.unchanged)} of the answers unchanged"
+    )
+    return note, low
 
 
 def run(
     task: str,
-    data: Path,
+    data: str,
     model: str,
     limit: int,
     timed: int,
@@ -131,11 +136,11 @@ def run(
         found, note = find_cap(engine, calibrating, iterations, width, loss, agreement)
         console.print(f"calibrated on {len(calibrating)} questions: {note}")
         numbers["calibration"] = {"cap": found.cap, "note": note}
-        _by_iteration(engine, testing, iterations, width, numbers, out, console)
+        cap = iterations[len(iterations) // 2] if found.cap is None else found.cap
+        _by_iteration(engine, testing, iterations, width, cap, numbers, out, console)
         _by_window(engine, testing, iterations, numbers, out)
         _corruption(engine, testing, seeds, numbers, out)
         _forwards(engine, numbers, out)
-        cap = max_tokens // 2 if found.cap is None else found.cap
         _times(engine, testing[:timed], window, cap, numbers, console)
         _state_evaluations(engine, window, max_tokens, numbers, console)
     write_json(out, numbers)
@@ -147,6 +152,7 @@ def _by_iteration(
     asked: Sequence[Rationale],
     iterations: Sequence[int],
     width: int,
+    cap: int,
     numbers: dict[str, Any],
     out: Path,
     console: Console,
@@ -175,6 +181,9 @@ def _by_iteration(
         f"rationale: {share(none.scores)} right, {share(none.unchanged)} of the answers unchanged"
     )
     console.print(table)
+    at_cap = sides["FastCoT"][list(iterations).index(cap)]
+    numbers["at the cap"] = {"cap": cap, "scores": at_cap.scores, "unchanged": at_cap.unchanged}
+    console.print(f"cap {cap} there: {_against_whole(at_cap)[0]}")
     for what in ("accuracy", "agreement"):
         lines = {
             name: (list(iterations), [100 * getattr(found, what) for found in answers])
@@ -256,7 +265,7 @@ def _times(
         Side("CoT", load_decoder("ar", engine=engine)),
         Side("FastCoT", load_decoder("fastcot", engine=engine, **given)),
         Side("FastCoT, no cap", load_decoder("fastcot", engine=engine, window=window)),
-        Side("FastCoT, 3 looks alike", load_decoder("fastcot", engine=engine, window=window, stable=3, every=8)),
+        Side("FastCoT, 3 looks alike", load_decoder("fastcot", engine=engine, window=window, stable=3, every=4)),
         Side("no rationale", load_decoder("fastcot", engine=engine, cap=0)),
         Side(f"CoT, {TOGETHER} packed", load_decoder("ar", engine=engine), TOGETHER),
         Side(f"FastCoT, {TOGETHER} packed", load_decoder("fastcot", engine=engine, **given), TOGETHER),
