@@ -19,6 +19,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.model_names import draft_folder
+from tot.decoders.engine.rotary import inverse_frequencies
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
@@ -102,7 +103,12 @@ def _fastcot(engine: Engine, options: FastCoTOptions) -> Ready:
 
 def _pdos(engine: Engine, options: PDOSOptions) -> Ready:
     form = StepsFormat(options, engine.codec)
-    return Ready(partial(ParallelSteps, form=form, chunk=engine.chunk), lambda: None, prepare=form.prepare)
+    move = None
+    if options.reuse_keys:
+        inverse_frequencies(engine.loaded.model)
+        move = engine.runner.move
+    policy = partial(ParallelSteps, form=form, chunk=engine.chunk, move=move)
+    return Ready(policy, lambda: None, prepare=form.prepare)
 
 
 METHODS: dict[str, Method] = {

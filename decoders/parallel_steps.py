@@ -9,17 +9,15 @@ anew, and decoding goes on; another skeleton begins another block. Steps that th
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
 
 from tot.decoders.autoregressive import Autoregressive, ChoiceScorer, Strand
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.kv_tree import Branch, KVTree
 from tot.decoders.engine.runner import Feed
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
+from tot.decoders.steps_block import Block, Head, Line, Step
 from tot.decoders.steps_format import StepsFormat
 from tot.decoders.steps_output import Passage, SteppedOutput
 
@@ -27,109 +25,18 @@ STEP_KEY = 2**32
 """Step number k of a text, from 1, draws its tokens as sample `index + k * STEP_KEY`, its positions from 0."""
 
 
-class Head(NamedTuple):
-    """What a step begins with."""
-
-    title: str
-    text: str
-    ids: list[int]
-
-
-class Step:
-    """One step: its title, its text, and its branch while it runs."""
-
-    def __init__(self, head: Head, opening: Sequence[int], output: Passage, limit: int) -> None:
-        self.ids = list(head.ids)
-        """The step's tokens in the text: its title's, and from `close` on all of them."""
-        self.output = output
-        self.branch: Branch | None = None
-        self.pending = [*opening, *head.ids]
-        self._limit = limit
-        self._title = head.text
-        self._said: str | None = None
-
-    @property
-    def begun(self) -> bool:
-        return bool(self.output.tokens)
-
-    @property
-    def text(self) -> str:
-        return self._title + (f"{self.output.open_text}\n" if self._said is None else self._said)
-
-    def run(self, tree: KVTree, trunk: Branch) -> Feed:
-        """The title, all at once, and then token by token."""
-        if self.branch is None:
-            self.branch = tree.fork(trunk)
-        start = len(self.branch)
-        tree.extend(self.branch, self.pending)
-        return Feed(self.branch, start, len(self.branch), [self.output.draw()])
-
-    def take(self, drawn: Sampled) -> bool:
-        """Returns True where this ended the step."""
-        self.pending = [drawn.token]
-        return self.output.add(drawn)
-
-    def close(self, codec: TextCodec, between: str) -> None:
-        """Settle what the step adds to the text, `between` being what separates it from the next."""
-        said = self.output.open_text
-        if between:
-            said = said.rstrip().rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
-        kept, rest = self.output.whole(said)
-        ids = self.output.tokens[:kept] + codec.encode(rest)
-        if len(ids) > self._limit:  # a marker that cut a token in two: its first half took more tokens than it had
-            ids = ids[: self._limit]
-            said = codec.decode(ids)
-        self.ids += ids
-        self._said = said + between
-
-    def release(self, tree: KVTree) -> None:
-        if self.branch is not None:
-            tree.release(self.branch)
-
-
-@dataclass
-class Block:
-    """Steps that are decoded side by side."""
-
-    steps: list[Step]
-    opening: list[int]
-    """What stands between the branch they fork from and each step."""
-    unfed: int
-    """How many of those are the prompt's."""
-    left: int
-    """Tokens that the text may still have, from the block on."""
-    began: float = field(default_factory=time.perf_counter)
-    active: list[Step] = field(default_factory=list)
-    """Those that run in this step."""
-
-
-@dataclass
-class Line:
-    """One sample: its text, and the skeleton or block that it is at."""
-
-    output: SteppedOutput
-    base: int
-    """Positions of its branch before the open part of the text."""
-    given: Sequence[Head] = ()
-    """Steps of the request, until they begin."""
-    heads: list[Head] = field(default_factory=list)
-    """The skeleton so far."""
-    title: Passage | None = None
-    """The title that is being written."""
-    block: Block | None = None
-    numbered: int = 0
-    """Steps so far."""
-    filling: int | None = None
-    """A block is fed in pieces: positions that were."""
+Move = Callable[[Sequence[int], int], None]
 
 
 class ParallelSteps(Autoregressive):
     """Decodes as `Autoregressive` does, and steps side by side."""
 
-    def __init__(self, job: Job, form: StepsFormat, chunk: int) -> None:
+    def __init__(self, job: Job, form: StepsFormat, chunk: int, move: Move | None = None) -> None:
         super().__init__(job)
         self._form = form
         self._chunk = chunk
+        self._move = move
+        """Where keys and values of steps are used again: turns the keys in slots by so many positions."""
         self._lines: dict[int, Line] = {}
         if self._choices and not self._trigger:
             return
@@ -162,6 +69,10 @@ class ParallelSteps(Autoregressive):
             waiting = [step for step in line.block.steps if step.output.finish_reason is None]
             line.block.active = waiting[: self._form.options.width]
             return [step.run(self._job.tree, strand.branch) for step in line.block.active]
+        if line.gaps:
+            last = line.gaps[-1]
+            feeds = [Feed(strand.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
+            return [*feeds, Feed(strand.branch, last.start, last.stop, [strand.output.draw()])]
         if line.filling is not None or len(strand.pending) > self._chunk:
             return self._fill(strand, line)
         return super().run(strand)
@@ -171,6 +82,9 @@ class ParallelSteps(Autoregressive):
         if line.block is not None:
             self._take_steps(strand, line, line.block, rows)
             return
+        for _ in line.gaps[:-1]:
+            next(rows)
+        line.gaps = []
         row = next(rows)
         if not row:
             return
@@ -191,6 +105,8 @@ class ParallelSteps(Autoregressive):
         for line in self._lines.values():
             for step in line.block.steps if line.block is not None else ():
                 step.release(self._job.tree)
+            for branch in line.held:
+                self._job.tree.release(branch)
         super().release()
 
     # -- stage 1: the skeleton ----------------------------------------------------------------------------------
@@ -209,7 +125,7 @@ class ParallelSteps(Autoregressive):
         # The text may not hold a stop string of the request, nor one that begins in the marker.
         ends = any(stop in form.options.marker + title.open_text for stop in self._job.request.sampling.stop)
         mark = None if ends or title.ended_by in self._job.request.sampling.stop else title.ended_by
-        if mark == form.terminator and form.is_blank(title.open_text) and line.heads:
+        if form.ends_block(title.open_text, mark) and line.heads:
             self._begin_steps(strand, line, line.heads)
             return
         head = self._head(form.title(title.open_text))
@@ -277,7 +193,7 @@ class ParallelSteps(Autoregressive):
         steps = []
         for number, head in enumerate(heads, line.numbered + 1):
             text = Passage(job.codec, sampling, output.index + number * STEP_KEY, limit)
-            steps.append(Step(head, before, text, limit))
+            steps.append(Step(head, before, text, limit, self._move is not None))
         line.numbered += len(steps)
         line.title, line.heads = None, []
         line.block = Block(steps, before, len(unfed), left)
@@ -288,7 +204,7 @@ class ParallelSteps(Autoregressive):
         for step in block.active:
             (drawn,) = next(rows)
             line.output.append(drawn)
-            if step.take(drawn):
+            if step.take(drawn) and not step.private:
                 step.release(tree)
         stopped = next((i for i, step in enumerate(block.steps) if step.output.ended_by in stops), None)
         if stopped is not None:  # the text ends there: no later step is part of it
@@ -310,13 +226,44 @@ class ParallelSteps(Autoregressive):
             step.close(form.codec, "" if last else "\n")
             ids += step.ids + ([] if last else form.between)
         ids += [] if stopped else form.end
-        strand.pending = ids
         line.base = len(strand.branch) + len(ids)
+        if self._move is None or stopped:
+            strand.pending = ids
+            for step in block.steps:
+                step.release(self._job.tree)
+        else:
+            self._use_again(strand, line, block, ids, self._move)
         output.end_steps("" if stopped else form.end_text, block.left - (len(ids) - block.unfed))
         if stopped:
             output.end("stop")
         account.block_tokens += sum(len(step.output.tokens) for step in block.steps)
         account.block_seconds += time.perf_counter() - block.began
+
+    def _use_again(self, strand: Strand, line: Line, block: Block, ids: Sequence[int], move: Move) -> None:
+        """Have the branch go over what the steps computed, with the keys moved; only what is missing is to be fed.
+
+        That is not what computing the text anew gives: no step has seen those before it.
+        """
+        tree, trunk = self._job.tree, len(strand.branch)
+        start = at = trunk + len(block.opening)
+        branches = []
+        for step in block.steps:
+            branch = step.branch
+            assert branch is not None
+            end = line.base if step is block.steps[-1] else at + len(step.ids) + len(self._form.between)
+            whole = ids[at - trunk : end - trunk]
+            fed = zip(tree.tokens(branch)[start:], whole, strict=False)
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], fed))
+            tree.rollback(branch, start + kept)
+            move(branch.slots[start:], at - start)
+            tree.extend(branch, whole[kept:], private=True)
+            line.gaps.append(range(at + kept, end))
+            branches.append(branch)
+            at = end
+        spliced = tree.splice(branches, start)
+        tree.release(strand.branch)
+        strand.branch, strand.pending = spliced, []
+        line.held += branches
 
     def _fill(self, strand: Strand, line: Line) -> list[Feed]:
         """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""

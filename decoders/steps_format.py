@@ -73,6 +73,9 @@ class PDOSOptions(BaseModel):
     """Most tokens of a step; None is its share of max_tokens, of which what follows the block has one too."""
     width: Annotated[int, Field(ge=1)] = 64
     """Most steps of a text that are decoded at once. When one ends, the next begins."""
+    reuse_keys: bool = False
+    """Go on from the keys and values that the steps computed, moved to their places in the text, instead of computing
+    the steps anew. It saves one forward over the block, and is not exact: no step has seen those before it."""
 
     @field_validator("find_steps", mode="after")
     @classmethod
@@ -135,6 +138,14 @@ class StepsFormat:
     def is_blank(self, written: str) -> bool:
         """Whether what stands between a marker and a title is nothing but blanks and more of the marker."""
         return not written.strip(" " + self.options.marker[-1])
+
+    def ends_block(self, written: str, mark: str | None) -> bool:
+        """Whether a title that `mark` ended is none, but the end of the block: the terminator, or a part of it with
+        nothing else on the line, as small models write it."""
+        if mark == self.terminator:
+            return self.is_blank(written)
+        part = written.strip(" " + self.options.marker[-1])
+        return mark == "\n" and bool(part) and part in self.terminator
 
     def title_sampling(self, sampling: Sampling) -> Sampling:
         """How a skeleton's title is drawn: it ends at the colon, if it is a title."""

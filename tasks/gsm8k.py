@@ -22,6 +22,7 @@ class GSM8K(Task):
     depth = 4
     triggers: ClassVar[Mapping[str, str]] = {
         "chain": "\nThe answer is",
+        "sub_answer": " The answer is",
         "explain": "\nFrom 1 (no help) to 10 (great help), the number is:",
     }
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
+    from tot.evaluation.run import evaluate
     from tot.named import load_task, rap
     from tot.reward_model import RewardModel
     from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
@@ -34,6 +35,7 @@ _HOME = {
     "decoders.budget": ("Budget",),
     "decoders.decoder": ("load_decoder",),
     "decoders.errors": ("TotError",),
+    "evaluation.run": ("evaluate",),
     "named": ("load_task", "rap"),
     "reward_model": ("RewardModel",),
     "search": ("BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"),
@@ -85,6 +87,7 @@ __all__ = [
     "Value",
     "Vote",
     "asolve",
+    "evaluate",
     "load_decoder",
     "load_task",
     "rap",

@@ -7,7 +7,6 @@ import os
 import re
 import sys
 import time
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,8 +15,9 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from tot import cli_cllm, cli_fastcot
+from tot import cli_cllm, cli_eval, cli_fastcot, cli_pdos, cli_report
 from tot.decoders.errors import OptionError, TotError
+from tot.options import SearchOptions, is_given, takes
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
 # as slow; none at all costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
@@ -40,16 +40,11 @@ app.add_typer(cli_fastcot.app, name="fastcot")
 bench.command("fastcot")(cli_fastcot.bench_command)
 
 
-class Dtype(StrEnum):
-    AUTO = "auto"
-    BF16 = "bf16"
-    FP16 = "fp16"
-    FP32 = "fp32"
-
-
 @app.command("solve")
+@takes(SearchOptions)
 def solve_command(
     context: typer.Context,
+    *,
     task: Annotated[
         str | None, typer.Argument(help="A task's name, such as gsm8k, or path/to/file.py:ClassName.")
     ] = None,
@@ -60,51 +55,7 @@ def solve_command(
         Path | None, typer.Option(help="Take the question from this file: .jsonl, .json, .csv, .parquet or .txt.")
     ] = None,
     row: Annotated[int, typer.Option(min=0, help="Which row of --data, counted from 0.")] = 0,
-    model: Annotated[
-        str, typer.Option(help="A name (tot models), a hub id, a folder or a .gguf file; none for no model.")
-    ] = "smollm2-135m",
-    decoder: Annotated[
-        str, typer.Option(help="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
-    ] = "ar",
-    decoder_option: Annotated[
-        list[str] | None,
-        typer.Option(help="An option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6."),
-    ] = None,
-    search: Annotated[
-        str | None,
-        typer.Option(
-            help="bfs, dfs, best-first, mcts, rap, cot, self-consistency or best-of-n, with options after a colon: "
-            "mcts:iterations=20,exploration=2. The task's own by default, as for the next two."
-        ),
-    ] = None,
-    generator: Annotated[
-        str | None, typer.Option(help="Where thoughts come from: sample, propose or enumerate, with options likewise.")
-    ] = None,
-    evaluator: Annotated[
-        str | None,
-        typer.Option(
-            help="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, random or "
-            "reward-model, with options likewise."
-        ),
-    ] = None,
-    thoughts: Annotated[int | None, typer.Option(help="Thoughts proposed after each state (n).")] = None,
-    breadth: Annotated[int | None, typer.Option(help="States kept at each level (b).")] = None,
-    depth: Annotated[int | None, typer.Option(help="Depth of the tree (T); the task's own by default.")] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most new tokens of any text.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0.0, help="Temperature of the thoughts, 0.7 by default; the papers use 1.")
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the run.")] = 0,
-    budget_tokens: Annotated[int | None, typer.Option(min=0, help="Stop after so many new tokens.")] = None,
-    budget_forwards: Annotated[int | None, typer.Option(min=0, help="Stop after so many forward passes.")] = None,
-    budget_seconds: Annotated[float | None, typer.Option(min=0.0, help="Stop after so many seconds of search.")] = None,
-    budget_nodes: Annotated[int | None, typer.Option(min=0, help="Stop after so many thoughts.")] = None,
-    dtype: Annotated[Dtype, typer.Option(help="auto: bf16 where the machine computes in it.")] = Dtype.AUTO,
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    kv_budget: Annotated[
-        str | None, typer.Option(help="Store of keys and values, in tokens or bytes (1.5GiB).")
-    ] = None,
-    reproducible: Annotated[bool, typer.Option(help="Compute in float32: the same tree every time.")] = False,
+    given: dict[str, Any],
     out: Annotated[
         Path | None,
         typer.Option(help="Write the run (answer, usage, tree) to this .json file, and each step to a .jsonl beside."),
@@ -116,14 +67,12 @@ def solve_command(
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
-    from tot.settings import Settings, ask, carry_out, checked, pairs
+    from tot.settings import Settings, ask, carry_out, checked
     from tot.trace import Trace
 
     if resume is not None:
-        allowed = {"resume", "as_json"}
         for name in context.params:
-            source = context.get_parameter_source(name)
-            if name not in allowed and source is not None and source.name == "COMMANDLINE":
+            if name not in ("resume", "as_json") and is_given(context, name):
                 raise OptionError(f"--resume goes on as the run was started: leave {name.replace('_', '-')!r} out")
         trace: Trace | None = Trace.resume(resume)
         assert trace is not None
@@ -133,32 +82,15 @@ def solve_command(
     else:
         if task is None:
             raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
-        budget = {"tokens": budget_tokens, "forwards": budget_forwards, "seconds": budget_seconds}
-        settings = Settings(
-            task=task,
-            question=ask(task, question, data, row),
-            model=model,
-            decoder=decoder,
-            decoder_options=pairs(decoder_option or []),
-            search=search,
-            generator=generator,
-            evaluator=evaluator,
-            thoughts=thoughts,
-            breadth=breadth,
-            depth=depth,
-            temperature=temperature,
-            max_tokens=max_tokens,
-            seed=seed,
-            budget={**budget, "nodes": budget_nodes},
-            dtype=dtype.value,
-            device=device,
-            kv_budget=kv_budget,
-            reproducible=reproducible,
-            out=None if out is None else str(checked(out)),
-        )
+        place = None if out is None else str(checked(out))
+        settings = Settings(task=task, question=ask(task, question, data, row), out=place, **given)
         trace = None
     if carry_out(settings, trace, started, as_json):
         raise typer.Exit(130)
+
+
+app.command("eval")(cli_eval.eval_command)
+app.command("report")(cli_report.report_command)
 
 
 @app.command("models")
@@ -256,7 +188,8 @@ def bench_decoders_command(
 ) -> None:
     """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
     from tot.bench.decoders import run
-    from tot.settings import checked, pairs
+    from tot.options import pairs
+    from tot.settings import checked
 
     try:
         heats = [float(heat) for heat in temperatures.split(",")]
@@ -266,23 +199,7 @@ def bench_decoders_command(
     run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, checked(out), console)
 
 
-@bench.command("pdos")
-def bench_pdos_command(
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    people: Annotated[str, typer.Option(help="How many people are asked about, with commas.")] = "10",
-    rounds: Annotated[int, typer.Option(min=1, help="Questions for each number; the sides take turns.")] = 5,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")] = None,
-) -> None:
-    """Parallel steps against normal decoding on retrieval: speed, memory, right answers."""
-    from tot.bench.pdos import run
-    from tot.settings import checked
-
-    try:
-        counts = [int(count) for count in people.split(",")]
-    except ValueError:
-        raise OptionError(f"--people {people!r} can't be read: write numbers, such as 4,10") from None
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(model, counts, rounds, None if out is None else checked(out), console)
+bench.command("pdos")(cli_pdos.bench_command)
 
 
 @bench.command("planning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
@@ -152,15 +153,24 @@ def eval_command(
     max_tokens: MaxTokens = 128,
     limit: Limit = 50,
     offset: Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")] = 0,
+    shuffle_seed: Annotated[
+        int | None, typer.Option(min=0, help="Take the questions in a random order; other seeds, other orders.")
+    ] = None,
     dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
     out: Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")] = None,
 ) -> None:
     """A consistency LLM against its base: speed, tokens a forward, score, answers unchanged."""
-    from tot.cllm import evaluate, questions_of
+    from random import Random
+
+    from tot.cllm import Question, evaluate, questions_of
     from tot.settings import checked
 
     stop = None if limit is None else offset + limit
-    asked = list(islice(questions_of(questions or [], prompts or [], column, max_tokens), offset, stop))
+    found: Iterable[Question] = questions_of(questions or [], prompts or [], column, max_tokens)
+    if shuffle_seed is not None:
+        found = list(found)
+        Random(shuffle_seed).shuffle(found)
+    asked = list(islice(found, offset, stop))
     evaluate(model, base, asked, n, dtype, None if out is None else checked(out), _console())
 
 

@@ -74,17 +74,20 @@ class Combine(Evaluator):
         columns = [judged[different.index(part)] for part in self.parts]
         for i, part in enumerate(self.parts):
             if part in self.parts[:i]:  # asked once, paid for once
-                columns[i] = [replace(evaluation, usage=Usage(), parse_failures=0) for evaluation in columns[i]]
+                columns[i] = [
+                    replace(evaluation, usage=Usage(), parse_failures=0, calls=()) for evaluation in columns[i]
+                ]
         return [self._combined(parts) for parts in zip(*columns, strict=True)]
 
     def _combined(self, parts: tuple[Evaluation, ...]) -> Evaluation:
         usage = sum((part.usage for part in parts), Usage())
         failures = sum(part.parse_failures for part in parts)
+        calls = tuple(call for part in parts for call in part.calls)
         values = [part.value for part in parts if part.value is not None]
         if len(values) < len(parts):
-            return Evaluation(None, usage, failures, parts)
+            return Evaluation(None, usage, failures, parts, calls)
         try:
-            return Evaluation(self._value(values), usage, failures, parts)
+            return Evaluation(self._value(values), usage, failures, parts, calls)
         except (ArithmeticError, ValueError) as error:
             raise OptionError(
                 f"Combine(rule={self.rule!r}) of {values} by {list(self.weights)}: {error}; give other weights"

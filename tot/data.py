@@ -1,7 +1,10 @@
-"""Rows of a data set in a local file, read through `datasets`: .jsonl, .json, .csv, .parquet, or lines of text."""
+"""Rows of a data set, one after another: from a local file (.jsonl, .json, .csv, .parquet, or lines of text), or from
+the hub, through `datasets`. Lines of .jsonl are read one by one here, so that a bad one spoils no other."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -10,24 +13,68 @@ from typing import Any
 from tot.decoders.errors import OptionError, unknown
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+_ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?:([\w.-]+)")
+"""org/name:split or org/name:configuration:split."""
 
 
-def rows(path: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows, one after another; a line of text is {"text": line}. Raises OptionError where they can't be read."""
-    path = Path(path)
+def rows(source: str | Path) -> Iterator[dict[str, Any]]:
+    """The rows of a file, or of `org/name:split` (`org/name:configuration:split`) on the hub; a line of text is
+    {"text": line}. Raises OptionError where they can't be read."""
+    for _, found in read(source):
+        if isinstance(found, OptionError):
+            raise found
+        yield found
+
+
+def read(source: str | Path) -> Iterator[tuple[str, dict[str, Any] | OptionError]]:
+    """Each row with its place ("line 3", "row 3"; the first is 1), or what is wrong with it where others may still be
+    read. Raises OptionError where none can."""
+    path = Path(source)
+    on_hub = _ON_HUB.fullmatch(str(source))
+    if on_hub is not None and not path.exists():
+        name, configuration, split = on_hub.groups()
+        yield from _load(str(source), name, configuration, split=split)
+        return
     builder = _BUILDERS.get(path.suffix.lower())
     if builder is None:
-        raise OptionError(f"{path}: " + unknown("kind of data set", path.suffix, _BUILDERS))
+        kind = unknown("kind of data set", path.suffix, _BUILDERS)
+        raise OptionError(f"{path}: {kind}; or a data set of the hub, as org/name:split")
     if not path.is_file():
         raise OptionError(f"{path}: there is no such file")
+    if path.suffix.lower() == ".jsonl":
+        yield from _lines(path)
+    else:
+        yield from _load(str(path), builder, data_files=str(path), split="train")
+
+
+def _load(what: str, *arguments: Any, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
     from datasets import load_dataset
 
     try:
-        yield from load_dataset(builder, data_files=str(path), split="train", streaming=True)
+        for number, row in enumerate(load_dataset(*arguments, streaming=True, **options), 1):
+            yield f"row {number}", row
     except StopIteration:  # a file without rows
         return
     except Exception as error:  # whatever the reader of the format raises
-        raise OptionError(f"{path} can't be read: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise OptionError(f"{what} can't be read: {' '.join(str(error).split()) or type(error).__name__}") from error
+
+
+def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | OptionError]]:
+    try:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"line {number}", _object(f"{path} can't be read: line {number}", line)
+    except OSError as error:
+        raise OptionError(f"{path} can't be read: {error.strerror or error}") from error
+
+
+def _object(what: str, line: bytes) -> dict[str, Any] | OptionError:
+    try:
+        found = json.loads(line.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        return OptionError(f"{what} is not JSON ({' '.join(str(error).split())})")
+    return found if isinstance(found, dict) else OptionError(f"{what} is not a JSON object")
 
 
 def row(path: str | Path, number: int) -> dict[str, Any]:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
-
-from pydantic import BaseModel, ConfigDict
 
 from tot.data import row as read_row
 from tot.decoders.budget import Budget
 from tot.decoders.errors import OptionError
 from tot.named import load_task, parts_of
+from tot.options import SearchOptions
 from tot.report.terminal import Progress, show
 from tot.search.problem import Problem
 from tot.solver import conclude, solve
@@ -20,30 +18,11 @@ from tot.trace import Trace
 from tot.tree import write_json
 
 
-class Settings(BaseModel):
+class Settings(SearchOptions):
     """What `tot solve` was asked, as it is kept in a trace to go on from."""
-
-    model_config = ConfigDict(extra="forbid")
 
     task: str
     question: str
-    model: str = "smollm2-135m"
-    decoder: str = "ar"
-    decoder_options: dict[str, str] = {}
-    search: str | None = None
-    generator: str | None = None
-    evaluator: str | None = None
-    thoughts: int | None = None
-    breadth: int | None = None
-    depth: int | None = None
-    temperature: float | None = None
-    max_tokens: int | None = None
-    seed: int = 0
-    budget: dict[str, float | None] = {}
-    dtype: str = "auto"
-    device: str = "auto"
-    kv_budget: str | None = None
-    reproducible: bool = False
     out: str | None = None
 
 
@@ -65,20 +44,12 @@ def ask(task: str, question: str | None, data: Path | None, row: int) -> str:
     return _read_question() if question == "-" else question
 
 
-def pairs(options: list[str]) -> dict[str, str]:
-    """name=value texts as a mapping."""
-    split = [option.partition("=") for option in options]
-    for option, (name, equals, _) in zip(options, split, strict=True):
-        if not (name.strip() and equals) or name.strip() in ("dtype", "device", "kv_budget", "tokenizer"):
-            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
-    return {name.strip(): value.strip() for name, _, value in split}
-
-
-def checked(out: Path) -> Path:
+def checked(out: Path, flag: str = "--out") -> Path:
+    """A file that may be written. Raises OptionError, naming the flag."""
     if not out.resolve().parent.is_dir():
-        raise OptionError(f"--out {out}: the folder {out.resolve().parent} does not exist: make it first")
+        raise OptionError(f"{flag} {out}: the folder {out.resolve().parent} does not exist: make it first")
     if out.is_dir():
-        raise OptionError(f"--out {out} is a folder: give a file in it")
+        raise OptionError(f"{flag} {out} is a folder: give a file in it")
     return out
 
 
@@ -86,15 +57,8 @@ def carry_out(settings: Settings, trace: Trace | None, started: float, as_json: 
     """Run what the settings say; write, then print. True where Ctrl-C ended it."""
     task = load_task(settings.task)
     task.start(settings.question)
-    parts = parts_of(
-        task,
-        settings.search,
-        settings.generator,
-        settings.evaluator,
-        search_options={"thoughts": settings.thoughts, "breadth": settings.breadth, "depth": settings.depth},
-        generator_options={"temperature": settings.temperature},
-    )
-    decoder = _parse_decoder(settings.decoder)
+    parts = parts_of(task, **settings.parts)
+    decoder = settings.decoders
     budget = Budget.model_validate(settings.budget)
     out = None if settings.out is None else Path(settings.out)
     if out is not None and trace is None:
@@ -107,7 +71,7 @@ def carry_out(settings: Settings, trace: Trace | None, started: float, as_json: 
             solution = solve(
                 task,
                 settings.question,
-                model=None if settings.model == "none" else settings.model,
+                model=settings.model_name,
                 decoder=decoder,
                 **parts,
                 budget=budget,
@@ -116,10 +80,7 @@ def carry_out(settings: Settings, trace: Trace | None, started: float, as_json: 
                 trace=trace,
                 reproducible=settings.reproducible,
                 watch=lambda problem: problems.append(problem) if not problems else None,
-                dtype=settings.dtype,
-                device=settings.device,
-                kv_budget=settings.kv_budget,
-                **settings.decoder_options,
+                **settings.model_options,
             )
     except BaseException:
         if out is not None and out.suffix != ".jsonl" and problems:  # what was grown until then is kept
@@ -151,13 +112,3 @@ def _read_question() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError as error:
         raise OptionError(f"standard input is not {error.encoding} text ({error.reason}): convert it first") from None
-
-
-def _parse_decoder(text: str) -> Any:
-    """`ar`, or `generate=ar,evaluate=ar` as a mapping from purpose to decoder."""
-    if "=" not in text:
-        return text
-    pairs = [pair.partition("=") for pair in text.split(",")]
-    if not all(separator and name for _, separator, name in pairs):
-        raise OptionError(f"--decoder {text!r} can't be read: write generate=NAME,evaluate=NAME")
-    return {purpose.strip(): name.strip() for purpose, _, name in pairs}

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -38,7 +38,7 @@ class Solution:
     """True only where the task itself verified the answer."""
     value: float | None
     """The best state's value on the task's scale."""
-    tree: ThoughtTree
+    tree: ThoughtTree = field(repr=False)
     usage: Usage
     calls: int
     """Samples asked of a decoder."""
@@ -99,7 +99,7 @@ def solve(
     (tokenizer, dtype, device, kv_budget, and the decoder's own). Ctrl-C ends the search with the best answer so far.
     Raises TotError for whatever the caller can put right.
     """
-    return _run(
+    return run_to_end(
         asolve(
             task,
             question,
@@ -152,9 +152,9 @@ async def asolve(
         raise OptionError(f"budget={budget!r}: give a Budget, such as Budget(tokens=500)")
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if reproducible:
-        model_options = _exact(decoder, model_options)
+        model_options = exact(decoder, model_options)
     with ExitStack() as stack:
-        decoders = await asyncio.to_thread(_decoders, decoder, model, model_options, stack)
+        decoders = await asyncio.to_thread(open_decoders, decoder, model, model_options, stack)
         problem = Problem(
             task,
             question,
@@ -203,7 +203,7 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
     )
 
 
-def _exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
+def exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
     """Model options with float32. Raises OptionError where something else was asked for."""
     if not isinstance(decoder, str | Mapping):
         found = str(getattr(getattr(decoder, "model", None), "dtype", "torch.float32"))
@@ -215,7 +215,7 @@ def _exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "dtype": "fp32"}
 
 
-def _decoders(
+def open_decoders(
     decoder: str | Mapping[Purpose, str] | Decoder, model: Any, options: dict[str, Any], stack: ExitStack
 ) -> dict[Purpose, Decoder]:
     """A decoder for each purpose; those made here share one engine, which the stack closes."""
@@ -245,7 +245,7 @@ def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
 
 
-def _run(coroutine: Coroutine[Any, Any, _T]) -> _T:
+def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
     """Run to the end, in a thread of its own where this one has an event loop running."""
     try:
         asyncio.get_running_loop()

@@ -48,6 +48,9 @@ class Task:
     first template of `thought`."""
     value: ClassVar[str] = "value"
     """Template that state evaluators ask; it sees the parts of the last thought as variables of their own."""
+    values: ClassVar[str] = "values"
+    """Template that asks for the value of several states at once, of which it sees `candidates` as `vote` does: each
+    under the title "Candidate 1", "Candidate 2", and in the end all numbers. Only `pdos` is asked it."""
     vote: ClassVar[str] = "vote"
     """Template that compares states: it sees `candidates`, a list of texts to be numbered from 1."""
     chain: ClassVar[str] = "chain"
@@ -124,6 +127,9 @@ class Task:
                 "the variable of that name: rename it"
             )
         return self._templates.render(template, **variables, **extra)
+
+    def has_template(self, template: str) -> bool:
+        return template in self._templates
 
     def steps(self, template: str, state: State) -> Sequence[str]:
         """Titles of the parts that a template's text consists of, where they don't need each other: `pdos` writes them

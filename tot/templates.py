@@ -46,16 +46,20 @@ class Templates:
             lstrip_blocks=True,
         )
 
+    def __contains__(self, name: str) -> bool:
+        """Whether there is such a template, be it right or wrong."""
+        try:
+            self._template(name)
+        except jinja2.TemplateNotFound:
+            return False
+        except jinja2.TemplateSyntaxError:  # `render` says where
+            pass
+        return True
+
     def render(self, name: str, /, **variables: Any) -> tuple[Message, ...]:
         """The messages of template `name`. Raises TaskError naming template, line and what is wrong with it."""
         try:
-            try:
-                template = self._environment.get_template(name)
-            except jinja2.TemplateNotFound as missing:
-                if missing.name != name:
-                    raise
-                template = self._environment.get_template(f"{name}.jinja")
-            texts = self._texts(template, variables)
+            texts = self._texts(self._template(name), variables)
         except jinja2.TemplateNotFound as error:
             missing_name = name if error.name == f"{name}.jinja" else error.name
             raise TaskError(
@@ -83,6 +87,14 @@ class Templates:
             except ValueError as error:
                 raise TaskError(f"{source} of task {self._task} is not JSON: {error}") from None
         return self._data[name]
+
+    def _template(self, name: str) -> jinja2.Template:
+        try:
+            return self._environment.get_template(name)
+        except jinja2.TemplateNotFound as missing:
+            if missing.name != name:
+                raise
+            return self._environment.get_template(f"{name}.jinja")
 
     def _texts(self, template: jinja2.Template, variables: dict[str, Any]) -> list[tuple[str, str]]:
         context = template.new_context(variables)

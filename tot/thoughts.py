@@ -14,6 +14,7 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.calls import Call, calls_of
 from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 from tot.parts import bodies, said, with_room
 from tot.search.problem import Problem, is_cut, spent
@@ -24,6 +25,9 @@ from tot.tree import Node
 
 Count = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0)]
+
+ANSWER_TOKENS = 32
+"""Room for what comes after a template's answer trigger, where a text may have so many."""
 
 
 class ThoughtGenerator(Protocol):
@@ -82,7 +86,7 @@ class Propose(_Generator):
             requests.append(Request(prompt=prompt, sampling=sampling, steps=steps))
         first, *others = task.thought
         drafts = []
-        for (completion,) in await problem.complete(requests):
+        for request, (completion,) in zip(requests, await problem.complete(requests), strict=True):
             # Of an idea that was written as a step the first line counts, as in a list.
             lines = [body.splitlines()[0] for body in bodies(completion) if body]
             text = "\n".join(lines) if lines else completion.text
@@ -95,7 +99,10 @@ class Propose(_Generator):
             unread = sum(text is None for text in parsed) + (not parsed and not is_cut(completion))
             name = problem.decoder_name("generate")
             found = [Draft(Thought(parts={first: text}), prior=1 / len(texts), decoder=name) for text in texts]
-            drafts.append([*found, Draft(None, completion.usage, unread)])  # the call itself is the state's
+            calls = calls_of(task.propose, request, [completion])
+            drafts.append(
+                [*found, Draft(None, completion.usage, unread, calls=calls)]
+            )  # the call itself is the state's
         await write(problem, nodes, drafts, others, self.temperature)
         return drafts
 
@@ -120,17 +127,17 @@ class Enumerate(_Generator):
         legal = [list(problem.actions(node)) for node in nodes]
         scored = await self._scores(problem, nodes, legal, first)
         drafts = []
-        for actions, (priors, usage) in zip(legal, scored, strict=True):
+        for actions, (priors, usage, calls) in zip(legal, scored, strict=True):
             order = sorted(range(len(actions)), key=lambda i: -priors[i])[: count or self.n]
             name = problem.decoder_name("generate") if usage is not None else None
             ranked = [Draft(Thought(parts={first: actions[i]}), prior=priors[i], decoder=name) for i in order]
-            drafts.append([*ranked, Draft(None, usage or Usage())])
+            drafts.append([*ranked, Draft(None, usage or Usage(), calls=calls)])
         await write(problem, nodes, drafts, others, self.temperature)
         return drafts
 
     async def _scores(
         self, problem: Problem, nodes: Sequence[Node], legal: Sequence[Sequence[str]], template: str
-    ) -> list[tuple[list[float], Usage | None]]:
+    ) -> list[tuple[list[float], Usage | None, tuple[Call, ...]]]:
         """For each node its actions' probabilities, and what asking took; None where nothing was asked."""
         asked = [self.prior == "model" and len(actions) > 1 for actions in legal]
         requests = []
@@ -140,19 +147,20 @@ class Enumerate(_Generator):
                 space = " " if prompt[-1].role == "assistant" else ""
                 choices = tuple(f"{space}{action}\n" for action in actions)
                 requests.append(Request(prompt=prompt, choices=choices, sampling=Sampling()))
-        completions = iter(await problem.complete(requests))
-        scored: list[tuple[list[float], Usage | None]] = []
+        done = zip(requests, await problem.complete(requests), strict=True)
+        scored: list[tuple[list[float], Usage | None, tuple[Call, ...]]] = []
         for node, actions, ask in zip(nodes, legal, asked, strict=True):
             if ask:
-                (completion,) = next(completions)
+                request, (completion,) = next(done)
                 totals = [choice.total for choice in completion.choice_logprobs]
-                scored.append((self._softmax(totals) if totals else [0.0] * len(actions), completion.usage))
+                priors = self._softmax(totals) if totals else [0.0] * len(actions)
+                scored.append((priors, completion.usage, calls_of(template, request, [completion])))
             elif self.prior == "random":
                 draw = problem.growth.random("prior", problem.tree.place(node))
                 weights = [-math.log(1 - draw.random()) for _ in actions]  # normalised: uniform over the simplex
-                scored.append(([weight / sum(weights) for weight in weights], None))
+                scored.append(([weight / sum(weights) for weight in weights], None, ()))
             else:
-                scored.append(([1 / len(actions) for _ in actions], None))
+                scored.append(([1 / len(actions) for _ in actions], None, ()))
         return scored
 
     def _softmax(self, logprobs: Sequence[float]) -> list[float]:
@@ -194,10 +202,12 @@ async def write(
                 asked.append(group)
         results = await problem.complete(requests)
         missed = await _decode_whole(problem, requests, results)
-        for group, completions, count in zip(asked, results, missed, strict=True):
+        for request, group, completions, count in zip(requests, asked, results, missed, strict=True):
             group[0].parse_failures += count
             for i, draft in enumerate(group):
-                _continue(problem, draft, template, completions[i * repeats : (i + 1) * repeats])
+                samples = completions[i * repeats : (i + 1) * repeats]
+                draft.calls += calls_of(template, request, samples)
+                _continue(problem, draft, template, samples)
                 draft.decoder = name
 
 
@@ -209,7 +219,8 @@ def _request(
     if trigger is None:
         return Request(prompt=prompt, sampling=sampling, steps=steps)
     sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
-    return Request(prompt=prompt, sampling=sampling, steps=steps, answer_trigger=trigger)
+    answer_tokens = min(ANSWER_TOKENS, sampling.max_tokens)
+    return Request(prompt=prompt, sampling=sampling, steps=steps, answer_trigger=trigger, answer_tokens=answer_tokens)
 
 
 async def _decode_whole(

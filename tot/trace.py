@@ -10,14 +10,15 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
 from pydantic import TypeAdapter
 
+from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Usage
 from tot.search.steps import Draft, Evaluation, Expand, Step
@@ -39,6 +40,8 @@ class Recorded:
     results: list[Any]
     calls: int
     spent: Usage
+    asked: Mapping[int, Sequence[Call]] = field(default_factory=dict)
+    """What was asked, by node; read from a trace only, a tree that is written has it."""
 
 
 class Trace:
@@ -53,6 +56,8 @@ class Trace:
         """True while no step was done."""
         self._nodes: dict[int, dict[str, Any]] = {}
         self._links: set[tuple[int, int]] = set()
+        self._asked: dict[int, int] = {}
+        """By node: how many calls are written down."""
 
     @classmethod
     def create(cls, path: str | Path, **header: Any) -> Trace:
@@ -130,8 +135,11 @@ class Trace:
     def _done(self, line: dict[str, Any], results: TypeAdapter[Any]) -> Recorded:
         try:
             spent = _USAGE.validate_python(line["spent"])
-            return Recorded(results.validate_python(line["results"]), int(line["calls"]), spent)
-        except (KeyError, TypeError, ValueError) as error:
+            asked = calls_from_json(**line.get("asked", {"texts": [], "calls": {}}))
+            for node, some in asked.items():
+                self._asked[node] = self._asked.get(node, 0) + len(some)
+            return Recorded(results.validate_python(line["results"]), int(line["calls"]), spent, asked)
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise TaskError(f"{self.path} is damaged in a line of {line.get('step')} ({reason}): start anew") from None
 
@@ -148,6 +156,8 @@ class Trace:
         """A step, what came of it, and what of the tree is not as it was written last."""
         changed = [node for node in tree if vars(node) != self._nodes.get(node.id)]
         links = [link for link in tree.links() if (link[0].id, link[1].id) not in self._links]
+        asked = {node: calls[self._asked.get(node, 0) :] for node, calls in tree.calls.items()}
+        self._asked = {node: len(calls) for node, calls in tree.calls.items()}
         self._nodes |= {node.id: dict(vars(node)) for node in changed}
         self._links |= {(tail.id, head.id) for tail, head, _ in links}
         self._write(
@@ -158,6 +168,7 @@ class Trace:
                 "spent": asdict(done.spent),
                 "tree": [node.to_json() for node in changed],
                 "links": [link_to_json(*link) for link in links],
+                "asked": calls_to_json({node: calls for node, calls in asked.items() if calls}),
             }
         )
 

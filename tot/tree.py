@@ -7,19 +7,23 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import networkx as nx
 from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
+from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Usage
+from tot.saved import FORMAT, VERSION, read_run
 from tot.state import State, Thought
 
-_FORMAT = "tot.tree"
-_VERSION = 2
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 _READABLE = (1, 2)
 """Version 1 had fewer fields, and no links."""
 
@@ -109,6 +113,8 @@ class ThoughtTree:
         self.graph = nx.DiGraph()
         self._question = root.question
         self._before = root.thoughts
+        self.calls: dict[int, list[Call]] = {}
+        """By node: what was asked about it."""
         self._put(Node(id=0, world=root.world))
 
     def _put(self, node: Node) -> Node:
@@ -135,6 +141,17 @@ class ThoughtTree:
         """A sibling number that no child has had: seeds are derived from it."""
         parent.numbered += 1
         return parent.numbered - 1
+
+    def spend(self, node: Node, usage: Usage, calls: Sequence[Call]) -> None:
+        """Put what was asked about a node, and what it took, on its account."""
+        node.spend(usage)
+        self.asked({node.id: calls})
+
+    def asked(self, calls: Mapping[int, Sequence[Call]]) -> None:
+        """Add calls, by node."""
+        for node, some in calls.items():
+            if some:
+                self.calls.setdefault(node, []).extend(some)
 
     def link(self, parent: Node, node: Node, thought: Thought) -> None:
         """Another way into `node`: `thought` after `parent` leads to an equal state."""
@@ -225,20 +242,21 @@ class ThoughtTree:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "format": _FORMAT,
-            "version": _VERSION,
+            "format": FORMAT,
+            "version": VERSION,
             "root": self.state(self.root).model_dump(mode="json"),
             "nodes": [node.to_json() for node in self],
             "links": [link_to_json(*link) for link in self.links()],
+            **(calls_to_json(self.calls) if self.calls else {}),
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ThoughtTree:
         """Raises TaskError for data that is not a tree, or of a version this program does not know."""
-        if not isinstance(data, dict) or data.get("format") != _FORMAT:
+        if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise TaskError("this is not a tree of thoughts: save one with `tree.save(...)` or `tot solve --out`")
         if data.get("version") not in _READABLE:
-            raise TaskError(f"trees of version {data.get('version')!r} are unknown here: this program reads {_VERSION}")
+            raise TaskError(f"trees of version {data.get('version')!r} are unknown here: this program reads {VERSION}")
         try:
             tree = cls(State.model_validate(data["root"]))
             nodes = [Node.model_validate(entry) for entry in data["nodes"]]
@@ -259,7 +277,10 @@ class ThoughtTree:
                 raise ValueError("its parents go round in a circle")
             for link in data.get("links", []):
                 tree.link(tree[link["parent"]], tree[link["node"]], Thought.model_validate(link["thought"]))
-        except (KeyError, IndexError, TypeError, ValueError, ValidationError) as error:
+            tree.calls = calls_from_json(data.get("texts", []), data.get("calls", {}))
+            if unknown := tree.calls.keys() - tree.graph.nodes:
+                raise ValueError(f"calls are about node {min(unknown)}, which is not there")
+        except (AttributeError, KeyError, IndexError, TypeError, ValueError, ValidationError) as error:
             raise TaskError(f"the tree is damaged: {error}") from None
         return tree
 
@@ -270,40 +291,27 @@ class ThoughtTree:
     @classmethod
     def load(cls, path: str | Path) -> ThoughtTree:
         """Read a saved tree, the tree in a saved run, or what a trace holds of a run, finished or not."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-            lines = text[: text.rfind("\n")].split("\n") if _is_trace(text) else [text]
-            data = [json.loads(line) for line in lines]
-        except (OSError, ValueError, RecursionError) as error:
-            raise TaskError(f"{path} can't be read as JSON: {error}") from None
-        found: dict[str, Any] = data[-1] if isinstance(data[-1], dict) else {}
-        if "run" in found:
-            found = found["run"]
-        elif len(data) > 1:
-            found = _from_steps(data)
-        return cls.from_json(found.get("tree", found))
+        return cls.from_json(read_run(path)["tree"])
 
+    # -- showing itself -------------------------------------------------------------------------------------------
 
-def _is_trace(text: str) -> bool:
-    return '"tot.trace"' in text.partition("\n")[0]
+    def __repr__(self) -> str:
+        """The tree as text, its first thoughts of many."""
+        from tot.report.terminal import tree_text
 
+        return tree_text(self)
 
-def _from_steps(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """A tree from the steps of a trace: each tells the nodes that it touched, as they were after it."""
-    nodes: dict[int, Any] = {0: {"id": 0}}
-    links: dict[tuple[int, int], Any] = {}
-    for line in lines[1:]:
-        nodes |= {node["id"]: node for node in line.get("tree", ())}
-        links |= {(link["parent"], link["node"]): link for link in line.get("links", ())}
-    links = {ends: link for ends, link in links.items() if nodes[ends[1]].get("parent") != ends[0]}  # moved since
-    root: dict[str, Any] = next((line["root"] for line in lines if line.get("step") == "start"), {})
-    return {
-        "format": _FORMAT,
-        "version": _VERSION,
-        "root": root,
-        "nodes": [nodes[i] for i in sorted(nodes)],
-        "links": [*links.values()],
-    }
+    def _repr_svg_(self) -> str | None:
+        """A picture, for Jupyter; None where matplotlib is not installed: then the text is shown."""
+        from tot.report.picture import svg
+
+        return svg(self) if find_spec("matplotlib") else None
+
+    def plot(self) -> Figure:
+        """A picture as a matplotlib figure. Raises OptionError where matplotlib is not installed."""
+        from tot.report.picture import draw
+
+        return draw(self)
 
 
 def write_json(path: Path, data: Any) -> None:

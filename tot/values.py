@@ -7,16 +7,17 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.calls import Call, calls_of
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Request, Sampling
-from tot.parts import conclusion, with_room
+from tot.parts import candidate, conclusion, said_of, with_room
 from tot.search.problem import Problem, is_cut, spent
-from tot.search.steps import Evaluation
+from tot.search.steps import NOTHING, Evaluation
 from tot.state import State
 from tot.task import Task
 from tot.tree import Node
@@ -59,7 +60,9 @@ class _Asked(Evaluator):
 class Value(_Asked):
     """Asks for a number and reads it (SEED, Appendix C).
 
-    The value is the mean over `samples` replies. A reply that can't be read counts as the task's default value.
+    The value is the mean over `samples` replies. A reply that can't be read counts as the task's default value. Where
+    the task has a template `values`, `pdos` judges all candidates after a state in one reply: side by side, as parallel
+    steps, and then together, in a conclusion that gives every number. A step's own number counts where that does not.
     """
 
     samples: Annotated[int, Field(ge=1)] = 1
@@ -69,33 +72,71 @@ class Value(_Asked):
         return task.parse_value(text)
 
     async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
-        task = problem.task
-        requests = []
-        for node in nodes:
-            prompt = self.prompt(task, problem.tree.state(node))
-            seed = problem.evaluation_seed(prompt)
-            template = self.template or task.value
-            sampling = problem.sampling(template, self.temperature, seed, n=self.samples, max_tokens=16)
-            requests.append(Request(prompt=prompt, sampling=sampling, purpose="evaluate"))
-        return [self._mean(task, completions) for completions in await problem.complete(requests)]
+        groups = self._groups(problem, nodes)
+        requests = [self._request(problem, group) for group in groups]
+        found: dict[int, Evaluation] = {}
+        for group, request, completions in zip(groups, requests, await problem.complete(requests), strict=True):
+            means = self._means(problem.task, len(group), request, completions)
+            found.update(zip((node.id for node in group), means, strict=True))
+        return [found[node.id] for node in nodes]
 
-    def _mean(self, task: Task, completions: Sequence[Completion]) -> Evaluation:
-        usage = spent(completions)
-        if any(map(is_cut, completions)):
-            return Evaluation(None, usage)
-        read = [self.read(task, completion.text) for completion in completions]
-        values = [task.default_value if value is None else value for value in read]
-        return Evaluation(sum(values) / len(values), usage, sum(value is None for value in read))
+    def _groups(self, problem: Problem, nodes: Sequence[Node]) -> list[list[Node]]:
+        """Nodes that one request is about."""
+        groups: dict[int | None, list[Node]] = {}
+        together = self._asks_together(problem)
+        for node in nodes:
+            groups.setdefault(node.parent if together else node.id, []).append(node)
+        return list(groups.values())
+
+    def _asks_together(self, problem: Problem) -> bool:
+        parallel = self.template is None and problem.decoder_name("evaluate") == "pdos"
+        return parallel and problem.task.has_template(problem.task.values)
+
+    def _request(self, problem: Problem, group: Sequence[Node]) -> Request:
+        task, states = problem.task, [problem.tree.state(node) for node in group]
+        if len(group) == 1:
+            template, prompt = self.template or task.value, self.prompt(task, states[0])
+        else:
+            template, parent = task.values, group[0].parent
+            assert parent is not None  # the root is alone
+            before = problem.tree.state(problem.tree[parent])
+            prompt = task.prompt(template, before, candidates=[task.candidate(state) for state in states])
+        seed = problem.evaluation_seed(prompt)
+        sampling = problem.sampling(template, self.temperature, seed, n=self.samples, max_tokens=16)
+        if len(group) == 1:
+            return Request(prompt=prompt, sampling=sampling, purpose="evaluate")
+        titles = tuple(map(candidate, range(1, len(group) + 1)))
+        return Request(prompt=prompt, sampling=with_room(sampling, len(group)), steps=titles, purpose="evaluate")
+
+    def _means(
+        self, task: Task, count: int, request: Request, completions: Sequence[Completion]
+    ) -> Iterator[Evaluation]:
+        """An evaluation for each of the request's nodes; the first has its costs."""
+        template = task.values if count > 1 else self.template or task.value
+        usage, calls = spent(completions), calls_of(template, request, completions)
+        cut = any(map(is_cut, completions))
+        for number in range(1, count + 1):
+            about = [said_of(one, candidate(number)) if count > 1 else [one.text] for one in completions]
+            read = [
+                next((value for text in texts if (value := self.read(task, text)) is not None), None) for texts in about
+            ]
+            values = [task.default_value if value is None else value for value in read]
+            mean, unread = (None, 0) if cut else (sum(values) / len(values), sum(value is None for value in read))
+            yield Evaluation(mean, usage, unread, calls=calls) if number == 1 else Evaluation(mean, NOTHING, unread)
 
 
 class Classify(Value):
     """Asks for a label and reads it: sure, likely or impossible; good or bad. Each label is worth a number.
 
-    The last label that a reply names counts; one that it denies ("not good") does not.
+    The last label that a reply names counts; one that it denies ("not good") does not. Each state is asked about by
+    itself.
     """
 
     labels: Labels | None = None
     """What each label is worth; None takes the task's own `labels`."""
+
+    def _asks_together(self, problem: Problem) -> bool:
+        return False
 
     def read(self, task: Task, text: str) -> float | None:
         labels = _labels(self.labels, task)
@@ -132,7 +173,11 @@ class Likelihood(_Asked):
                     close_choices=True,
                 )
             )
-        return [_expected(labels, completion) for (completion,) in await problem.complete(requests)]
+        done = zip(requests, await problem.complete(requests), strict=True)
+        template = self.template or problem.task.value
+        return [
+            _expected(labels, completion, calls_of(template, request, [completion])) for request, (completion,) in done
+        ]
 
 
 class Explain(_Asked):
@@ -174,8 +219,11 @@ class Explain(_Asked):
             prompt = self.prompt(task, problem.tree.state(node))
             sampling = problem.sampling(template, self.temperature, problem.evaluation_seed(prompt), max_tokens=128)
             requests.append(self.request(task, prompt, sampling))
-        completions = await problem.complete(requests)
-        return [Evaluation(self.value(task, completion), completion.usage) for (completion,) in completions]
+        done = zip(requests, await problem.complete(requests), strict=True)
+        labels = _numbers(self.labels, task)
+        return [
+            _expected(labels, completion, calls_of(template, request, [completion])) for request, (completion,) in done
+        ]
 
 
 class Vote(Evaluator):
@@ -203,7 +251,7 @@ class Vote(Evaluator):
             sampling = problem.sampling(task.vote, self.temperature, seed, max_tokens=64)
             steps: tuple[str, ...] = ()
             if problem.decoder_name("evaluate") == "pdos":
-                steps = tuple(f"Candidate {number}" for number in range(1, len(nodes) + 1))
+                steps = tuple(map(candidate, range(1, len(nodes) + 1)))
                 sampling = with_room(sampling, len(steps))
             orders.append(order)
             requests.append(Request(prompt=prompt, sampling=sampling, steps=steps, purpose="evaluate"))
@@ -217,7 +265,12 @@ class Vote(Evaluator):
             else:
                 votes[order[choice - 1]] += 1
         cut = any(map(is_cut, completions))
-        first = Evaluation(None if cut else votes[0] / self.samples, spent(completions), unread)
+        calls = tuple(
+            call
+            for request, completion in zip(requests, completions, strict=True)
+            for call in calls_of(task.vote, request, [completion])
+        )
+        first = Evaluation(None if cut else votes[0] / self.samples, spent(completions), unread, calls=calls)
         return [first, *(Evaluation(None if cut else count / self.samples) for count in votes[1:])]
 
 
@@ -230,10 +283,10 @@ def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float:
     return sum(number * weight for number, weight in zip(numbers, weights, strict=True)) / sum(weights)
 
 
-def _expected(labels: Labels, completion: Completion) -> Evaluation:
+def _expected(labels: Labels, completion: Completion, calls: tuple[Call, ...] = ()) -> Evaluation:
     logprobs = [choice.total for choice in completion.choice_logprobs]
     value = None if is_cut(completion) else expected(list(labels.values()), logprobs)
-    return Evaluation(value, completion.usage)
+    return Evaluation(value, completion.usage, calls=calls)
 
 
 def _numbers(labels: Labels | None, task: Task) -> Labels:

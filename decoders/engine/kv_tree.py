@@ -2,6 +2,7 @@
 
 A trie over token ids whose every node is one slot. A branch is a path from the root; forking shares the path, equal
 texts share slots, and what no branch needs stays until its slot is wanted (least recently used leaves go first).
+Private nodes are the exception: no other text finds them, so they may hold what their path alone would not give.
 It does the bookkeeping only: the tensors belong to the Runner.
 """
 
@@ -54,6 +55,7 @@ class KVTree:
         """Branches that end at a node, plus its live children."""
         self._children = [0] * (capacity + 1)
         self._computed = bytearray(capacity + 1)
+        self._private = bytearray(capacity + 1)
         self._last_used = [0] * (capacity + 1)
         self._child_of: dict[tuple[int, int], int] = {}
         self._free = list(range(capacity, SCRATCH, -1))
@@ -109,13 +111,13 @@ class KVTree:
             self._acquire(twin.tip)
         return twin
 
-    def extend(self, branch: Branch, tokens: Iterable[int]) -> None:
-        """Append tokens. Raises KVTreeFullError (the branch keeps what fitted)."""
+    def extend(self, branch: Branch, tokens: Iterable[int], private: bool = False) -> None:
+        """Append tokens, `private` as nodes of their own. Raises KVTreeFullError (the branch keeps what fitted)."""
         for token in tokens:
             tip = branch.tip
-            child = self._child_of.get((tip, token))
+            child = None if private else self._child_of.get((tip, token))
             if child is None:
-                child = self._allocate(tip, token)
+                child = self._allocate(tip, token, private)
             self._acquire(child)
             branch.slots.append(child)
             if tip != _ROOT:
@@ -136,6 +138,15 @@ class KVTree:
             if tip != _ROOT:
                 self._release(tip, keep=True)
         self.rollback(draft, 0)
+
+    def splice(self, branches: Sequence[Branch], start: int) -> Branch:
+        """A branch over the first one, and then over what each of the others holds from position `start` on.
+
+        That is no path of the trie: only the last one is kept alive by it, so the others have to be held as long.
+        """
+        spliced = self.fork(branches[-1])
+        spliced.slots = sum((branch.slots[start:] for branch in branches[1:]), branches[0].slots[:])
+        return spliced
 
     def release(self, branch: Branch) -> None:
         """End a branch. What it computed stays as a cache until its slots are wanted."""
@@ -161,12 +172,14 @@ class KVTree:
             self._acquire(branch.tip)
         self._release(tip, keep)
 
-    def _allocate(self, parent: int, token: int) -> int:
+    def _allocate(self, parent: int, token: int, private: bool) -> int:
         if not self._free:
             self._evict()
         slot = self._free.pop()
         self._token[slot], self._parent[slot] = token, parent
-        self._child_of[parent, token] = slot
+        self._private[slot] = private
+        if not private:
+            self._child_of[parent, token] = slot
         if parent != _ROOT:
             self._children[parent] += 1
         return slot
@@ -190,7 +203,7 @@ class KVTree:
             self._last_used[slot] = self._clock
             parent = self._parent[slot]
             if not self._children[slot]:
-                if keep and self._computed[slot]:
+                if keep and self._computed[slot] and not self._private[slot]:
                     self._offer(slot)
                 else:
                     self._remove(slot)
@@ -199,7 +212,8 @@ class KVTree:
     def _remove(self, slot: int) -> None:
         """Free a leaf's slot. A parent left without children or branches may go next."""
         parent = self._parent[slot]
-        del self._child_of[parent, self._token[slot]]
+        if not self._private[slot]:
+            del self._child_of[parent, self._token[slot]]
         self._computed[slot] = 0
         self._free.append(slot)
         if parent != _ROOT:

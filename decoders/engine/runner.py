@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from tot.decoders.engine.attention import ATTENTION, Plan, Run, bucket, make_blocks, packed_attention
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
+from tot.decoders.engine.rotary import inverse_frequencies, turned
 from tot.decoders.engine.sampling import Read
 from tot.decoders.errors import ModelError, OptionError
 
@@ -107,6 +108,13 @@ class Runner:
                 f"values, and {free / 2**30:.1f} GiB are free: give less"
             )
         return capacity
+
+    def move(self, slots: Sequence[int], by: int) -> None:
+        """Turn the keys in `slots` as if their tokens stood `by` positions further on. Raises ModelError."""
+        inverse = inverse_frequencies(self.model)
+        at = torch.tensor(slots, dtype=torch.int64, device=self.device)
+        for keys in self._keys:
+            keys[:, at] = turned(keys[:, at], by * inverse)
 
     def forward(self, feeds: Sequence[Feed]) -> Forward:
         """Compute what the feeds lack, in one packed forward, and read their logits.

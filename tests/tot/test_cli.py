@@ -204,16 +204,16 @@ def refused(result: tuple[int, str, str]) -> str:
     [
         (
             ("solv",),
-            r"No such command 'solv': choose one of solve, models, train-draft, instances, export, bench, cllm, "
-            "fastcot",
+            r"No such command 'solv': choose one of solve, eval, report, models, train-draft, instances, export, "
+            "bench, cllm, fastcot",
         ),
         (("bench", "fast"), r"No such command 'fast': choose one of fastcot, packed, decoders, pdos, planning"),
         (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, models, train-draft, instances, export, bench, cllm, "
-            "fastcot",
+            r"No such option: --quiet: choose one of solve, eval, report, models, train-draft, instances, export, "
+            "bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from tot.data import row, rows
+from tot.data import read, row, rows
 from tot.decoders import OptionError
 
 ROWS = [{"question": "2 + 2?", "answer": 4}, {"question": "a, b\nor é?", "answer": 5}]
@@ -91,3 +92,50 @@ def test_a_real_data_set_has_questions_and_answers(data: Path) -> None:
     first = row(data / "gsm8k_test_0_400.jsonl", 0)
     assert first["question"].startswith("Janet")
     assert first["answer"].endswith("#### 18")
+
+
+def test_a_bad_line_spoils_no_other(tmp_path: Path) -> None:
+    good = json.dumps(ROWS[1], ensure_ascii=False).encode()
+    (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf{}\n" + b"\n\xff\n" + b"[" * 100_000 + b"\n7\n" + good)
+    found = dict(read(tmp_path / "x.jsonl"))
+    assert list(found) == ["line 1", "line 3", "line 4", "line 5", "line 6"]
+    assert (found["line 1"], found["line 6"]) == ({}, ROWS[1])
+    for place in ("line 3", "line 4"):
+        assert re.fullmatch(rf".*x\.jsonl can't be read: {place} is not JSON \(.+\)", str(found[place]))
+    assert str(found["line 5"]).endswith("x.jsonl can't be read: line 5 is not a JSON object")
+
+
+def test_rows_of_one_file_may_have_values_of_other_types(tmp_path: Path) -> None:
+    mixed = [{"answer": 4}, {"answer": "four"}, {"question": ["x"], "answer": None}]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(one) + "\n" for one in mixed))
+    assert list(rows(tmp_path / "x.jsonl")) == mixed
+
+
+@pytest.mark.parametrize(
+    ("source", "asked"),
+    [
+        ("org/name:test", ("org/name", None)),
+        ("org/name.v2:main:test", ("org/name.v2", "main")),
+    ],
+)
+def test_a_split_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch, source: str, asked: tuple[str, str]) -> None:
+    calls = []
+
+    def load(*arguments: str, **options: object) -> list[dict[str, object]]:
+        calls.append((arguments, options))
+        return ROWS
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    assert list(read(source)) == [("row 1", ROWS[0]), ("row 2", ROWS[1])]
+    assert calls == [(asked, {"split": "test", "streaming": True})]
+
+
+def test_a_data_set_that_the_hub_does_not_give_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: str, **options: object) -> None:
+        raise FileNotFoundError("no such\nrepository")
+
+    monkeypatch.setattr("datasets.load_dataset", load)
+    with pytest.raises(OptionError, match=r"^org/name:test can't be read: no such repository$"):
+        list(rows("org/name:test"))
+    with pytest.raises(OptionError, match=r"or a data set of the hub, as org/name:split"):
+        list(rows("org/name"))

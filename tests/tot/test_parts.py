@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Propose, Task, Vote, solve
+from tot import BFS, Classify, Propose, Task, Value, Vote, load_task, solve
 from tot.decoders.request import Part
 from tot.parts import bodies, conclusion, said, title
 from tot.tasks.creative_writing import CreativeWriting
@@ -18,6 +19,8 @@ class Ideas(Task):
     templates: ClassVar = {
         "thought": "grow {{ thoughts | length }}",
         "propose": "propose {{ count }}",
+        "value": "value {{ thought }}",
+        "values": "values {{ candidates | join(', ') }}",
         "vote": "vote {{ candidates | join(', ') }}",
         "answer": "answer {{ thoughts[-1].thought }}",
     }
@@ -28,8 +31,8 @@ class Ideas(Task):
 def parallel(scripted: Any) -> Any:
     """Makes a scripted decoder that is called pdos; its replies may be lists of titles and bodies, and what follows."""
 
-    def completion(*steps: str, after: str = "") -> Any:
-        parts = [Part("step", f"#### Title {i}: {body}\n") for i, body in enumerate(steps, 1)]
+    def completion(*steps: str, after: str = "", title: str = "Title") -> Any:
+        parts = [Part("step", f"#### {title} {i}: {body}\n") for i, body in enumerate(steps, 1)]
         text = "".join(part.text for part in parts) + after
         return scripted.completion(text, parts=(Part("exact", ""), *parts, Part("exact", after)))
 
@@ -79,6 +82,92 @@ def test_candidates_are_judged_as_steps_before_the_vote(parallel: Any) -> None:
     assert all(request.steps == ("Candidate 1", "Candidate 2") for request in votes)
     assert all(request.sampling.max_tokens == 64 + 2 * 48 for request in votes)
     assert {node.thought.text: node.value for node in solution.tree if node.thought} == {"a": 1.0, "b": 0.0}
+
+
+def judged(decoder: Any, evaluator: Any, task: Any = Ideas, thoughts: int = 2, depth: int = 2) -> Any:
+    search = BFS(thoughts=thoughts, breadth=2, depth=depth)
+    solution = solve(task(), "Q", decoder=decoder, search=search, generator=Propose(), evaluator=evaluator)
+    requests = [request for request in decoder.requests if request.purpose == "evaluate"]
+    return solution, {node.thought.text: node.value for node in solution.tree if node.thought}, requests
+
+
+@pytest.mark.parametrize(
+    ("steps", "after", "values"),
+    [
+        (("poor, 3", "fine, 8"), "Candidate 1: 2\nCandidate 2: 9", {"a": 2, "b": 9}),
+        (("poor, 3", "fine, 8"), "Candidate 2: 9\nCandidate 2: 7\n", {"a": 3, "b": 7}),  # the last word counts
+        (("poor, 3", "fine, 8"), "Candidate 1: no number", {"a": 3, "b": 8}),
+        (("poor", "fine, 8"), "Candidate 11: 5\nCandidate 1 is 5", {"a": 1, "b": 8}),  # the default is 1
+    ],
+)
+def test_candidates_are_judged_as_steps_with_one_conclusion(
+    parallel: Any, steps: tuple[str, ...], after: str, values: dict[str, float]
+) -> None:
+    reply = parallel.completion(*steps, after=after, title="Candidate")
+    decoder = parallel({"propose 2": parallel.completion("a", "b"), "values a, b": reply})
+    solution, found, requests = judged(decoder, Value())
+    assert found == values
+    (request,) = requests
+    assert request.steps == ("Candidate 1", "Candidate 2")
+    assert request.sampling.max_tokens == 16 + 2 * 48
+    assert solution.parse_failures == list(values.values()).count(1)
+    assert sum(node.new_tokens for node in solution.tree) == 2 * decoder.tokens  # of the one reply once
+
+
+def test_judgements_side_by_side_are_means_of_samples(parallel: Any) -> None:
+    replies = [parallel.completion("2", "4", title="Candidate"), parallel.completion("4", "9", title="Candidate")]
+    decoder = parallel({"propose 2": parallel.completion("a", "b"), "values a, b": replies})
+    _, found, (request,) = judged(decoder, Value(samples=2, temperature=1.0))
+    assert found == {"a": 3, "b": 6.5}
+    assert request.sampling.n == 2
+
+
+def test_candidates_of_different_states_are_judged_apart(parallel: Any) -> None:
+    class Deep(Ideas):
+        templates: ClassVar = Ideas.templates | {"propose": "propose /{{ thoughts | map(attribute='thought') | join }}"}
+
+    decoder = parallel({"propose /" + path: parallel.completion(path + "0", path + "1") for path in ("", "0", "1")})
+    _, _, requests = judged(decoder, Value(), Deep, depth=3)
+    assert [request.prompt[-1].content for request in requests] == ["values 0, 1", "values 00, 01", "values 10, 11"]
+
+
+def test_judgements_that_a_budget_cut_off_are_none(parallel: Any, scripted: Any) -> None:
+    class Silent(Ideas):
+        templates: ClassVar = Ideas.templates | {"answer": "answer"}
+
+    decoder = parallel({"propose 2": parallel.completion("a", "b"), "values a, b": scripted.completion("", "budget")})
+    solution, found, _ = judged(decoder, Value(), Silent)
+    assert found == {"a": None, "b": None}
+    assert solution.parse_failures == 0
+
+
+def test_candidates_are_judged_alone_where_there_is_nothing_to_judge_them_together(
+    parallel: Any, scripted: Any
+) -> None:
+    class Plain(Ideas):
+        templates: ClassVar = {name: text for name, text in Ideas.templates.items() if name != "values"}
+        labels: ClassVar = {"good": 1, "bad": 0}
+
+    two = {"propose 2": parallel.completion("a", "b"), "value a": "3", "value b": "good"}
+    for decoder, task, evaluator in (
+        (parallel(two), Plain, Value()),  # no template
+        (parallel(two), Ideas, Value(template="value")),  # a template for one
+        (parallel(two), type("Labelled", (Ideas,), {"labels": Plain.labels}), Classify()),
+        (scripted(two | {"propose 2": "a\nb"}), Ideas, Value()),  # a decoder without steps
+    ):
+        _, _, requests = judged(decoder, evaluator, task)
+        assert [request.prompt[-1].content for request in requests] == ["value a", "value b"]
+        assert not any(request.steps for request in requests)
+    decoder = parallel({"propose 1": parallel.completion("a"), "value a": "3"})
+    assert judged(decoder, Value(), thoughts=1)[1] == {"a": 3}
+
+
+@pytest.mark.parametrize("name", ["creative_writing", "gsm8k", "multiple_choice"])
+def test_tasks_show_numbered_candidates_to_be_valued(name: str) -> None:
+    task = load_task(name)
+    shown = task.prompt(task.values, task.start(task.example()), candidates=["first one", "second one"])[-1].content
+    assert re.search(r"Candidate 1:\s+first one\s+Candidate 2:\s+second one\s", shown)
+    assert shown.endswith('on lines such as "Candidate 1: 6".')
 
 
 def test_a_passage_is_written_paragraph_by_paragraph(parallel: Any) -> None:

@@ -65,6 +65,17 @@ def test_an_answer_is_read_with_the_prefix_it_was_asked_to_continue(letters: Any
     assert solve(task, "q", decoder=decoder, search=BFS(depth=1), evaluator=Value()).answer == "The answer is 5."
 
 
+def test_what_stands_before_the_line_that_a_reply_continues_is_no_answer(scripted: Any) -> None:
+    """GSM8K numbers its steps: where a reply has no number, a step's is not to be taken for the answer."""
+
+    class Clueless(scripted):  # type: ignore[misc]
+        def _reply(self, request: Any, sample: int) -> Any:
+            return self.completion("no idea")
+
+    solution = solve("gsm8k", "q", decoder=Clueless({}), search=BFS(thoughts=1, depth=2), evaluator=Value())
+    assert (solution.answer, len(solution.tree)) == (None, 2)
+
+
 def test_an_answer_that_cannot_be_read_is_looked_for_in_the_best_state(letters: Any, scripted: Any) -> None:
     def parse_answer(self: Any, text: str) -> str | None:
         return text if text == "b" else None

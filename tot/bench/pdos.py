@@ -1,18 +1,16 @@
-"""Parallel steps against normal decoding: who of so many people has a GPA within a range (PDOS, Table 1, retrieval).
+"""`tot bench pdos`: parallel steps against normal decoding, in the shape of PDOS's Table 1 (Yu et al., 2025).
 
-Each side decodes the same questions, in turns, one at a time at temperature 0; prompts are computed beforehand, so only
-decoding is timed. Normal decoding is given the very prompt of the side it is compared with, instructions and all. Speed
-is tokens of the finished text a second, titles among them and skeletons not, so that both sides are paid for the same.
+All sides answer the same questions at temperature 0, one at a time and in turns, in another order at every question.
+Ratios are to normal decoding, of the same prompt where it is that of chain-of-draft, and medians of the ratios at each
+question. Slots are the most keys and values held at once, over those that normal decoding of the same text takes.
 """
 
 from __future__ import annotations
 
-import random
-import re
 import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,189 +18,183 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.machine import describe, spread
+from tot.bench.pdos_judge import marks
+from tot.bench.pdos_sides import Side, sides
+from tot.bench.pdos_tasks import Question, multi_document, planning, retrieval
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import OptionError
-from tot.decoders.request import Message, Request, Sampling
-from tot.decoders.steps_format import PDOSOptions, StepsFormat
+from tot.decoders.errors import ModelError, OptionError, unknown
 from tot.tree import write_json
 
-FEWEST, MOST = 4, 100
-_A_STEP, _CONCLUSION = 32, 64
-"""Tokens that an answer may have: for each person, and besides."""
-
-_FIRST, _FAMILY, _TOWNS, _SUBJECTS, _PASTIMES = (
-    line.split()
-    for line in (
-        "Amara Bence Carla Dmitri Elin Farid Greta Hugo Ines Jonas Keiko Leila Marek Nadia Oscar Petra Rosa Stefan Zoe",
-        "Abendroth Bianchi Castellan Dvorak Eriksen Fontaine Hartmann Ishikawa Jansen Kowalski Moreau Novak Weaver",
-        "Bergen Coimbra Delft Ghent Graz Izmir Kyoto Lausanne Lyon Oulu Porto Tartu Turin Uppsala Zagreb",
-        "architecture biology chemistry design economics geology history law linguistics nursing physics",
-        "baking chess climbing cycling drawing gardening music pottery sailing theatre",
-    )
-)
+TASKS = ("retrieval", "planning", "qa")
+_SMALL = 10**9
+"""Parameters below which a judge's marks mean little."""
 
 
 @dataclass(frozen=True)
-class Question:
-    """Résumés, and the range that one person's GPA is in."""
+class Chosen:
+    """What is measured. Raises OptionError for choices that don't go together."""
 
-    text: str
-    names: tuple[str, ...]
-    answer: str
+    tasks: tuple[str, ...] = ("retrieval", "planning")
+    people: tuple[int, ...] = ()
+    """None given are 10."""
+    aspects: tuple[int, ...] = ()
+    """None given are 2, 4, 6, 8 and 10."""
+    data: Path | None = None
+    judge: str | None = None
+    """A model; None is the one that answers."""
+    rounds: int = 3
+    """Questions of each kind."""
 
-    def is_answered_by(self, text: str) -> bool:
-        """Exact match: of all names it is the answer that the last line with "Name:" gives."""
-        lines = re.findall(r"name\W*:(.*)", text, flags=re.IGNORECASE)
-        return bool(lines) and [name for name in self.names if name in lines[-1]] == [self.answer]
-
-
-def question(people: int, seed: int) -> Question:
-    """A seeded question about `people` made-up people. Raises OptionError outside of 4 to 100."""
-    if not FEWEST <= people <= MOST:
-        raise OptionError(f"{people} people can't be asked about: choose {FEWEST} to {MOST}")
-    chance = random.Random(f"{people} {seed}")
-    names = chance.sample([f"{first} {family}" for first in _FIRST for family in _FAMILY], people)
-    grades = chance.sample(range(150, 451, 3), people)
-    rows = [
-        f"{name}, {chance.randint(20, 39)}, studied {chance.choice(_SUBJECTS)} in {chance.choice(_TOWNS)}. "
-        f"GPA {grade / 100:.2f}. Likes {' and '.join(chance.sample(_PASTIMES, 2))}."
-        for name, grade in zip(names, grades, strict=True)
-    ]
-    chosen = chance.randrange(people)
-    below = max((grade for grade in grades if grade < grades[chosen]), default=100)
-    above = min((grade for grade in grades if grade > grades[chosen]), default=500)
-    low, high = chance.randint(below + 1, grades[chosen] - 1), chance.randint(grades[chosen] + 1, above - 1)
-    text = (
-        f"These are the résumés of {people} people.\n\n" + "\n".join(rows) + "\n\n"
-        f"Whose GPA lies between {low / 100:.2f} and {high / 100:.2f}? Look at every person in turn, with the name as "
-        "the title: say what the GPA is and whether it lies between the two. Then end with a line that says "
-        '"Name: " and the name.'
-    )
-    return Question(text, tuple(names), names[chosen])
+    def __post_init__(self) -> None:
+        for task in self.tasks:
+            if task not in TASKS:
+                raise OptionError(unknown("task", task, TASKS))
+        for option, given, task in (
+            ("people", self.people, "retrieval"),
+            ("aspects", self.aspects, "planning"),
+            ("data", self.data, "qa"),
+        ):
+            if given and task not in self.tasks:
+                raise OptionError(f"--{option} is for the task {task}, which is not among --tasks: add it, or leave it")
+        if "qa" in self.tasks and self.data is None:
+            raise OptionError("the task qa asks about documents of yours: name their file by --data")
+        if self.judge is not None and set(self.tasks) == {"retrieval"}:
+            raise OptionError(f"--judge {self.judge} has nothing to judge: retrieval is right or wrong")
+        for people in self.people:
+            retrieval(people, 0)
+        for aspects in self.aspects:
+            planning(aspects, 0)
 
 
-@dataclass
-class Side:
-    """A way of decoding, and what was measured of it, a number a question."""
+@dataclass(frozen=True)
+class Kind:
+    """Questions that go into one table."""
 
     name: str
-    decoder: LocalDecoder
-    given: bool
-    """The steps' titles are given."""
-    right: list[bool] = field(default_factory=list)
-    speeds: list[float] = field(default_factory=list)
-    """Tokens of the text a second."""
-    seconds: list[float] = field(default_factory=list)
-    inside: list[float] = field(default_factory=list)
-    """Tokens a second while steps run, of questions that had steps."""
-    peaks: list[float] = field(default_factory=list)
-    """Most slots live at once, over those of the prompt and the finished text."""
-    slots: list[int] = field(default_factory=list)
-    followed: list[bool] = field(default_factory=list)
-    """The model wrote a skeleton in the right format."""
-
-    def answer(self, asked: Question, request: Request) -> None:
-        engine = self.decoder.engine
-        engine.accounts.clear()
-        engine.call(lambda: _fresh(engine))
-        began = time.perf_counter()
-        (got,) = self.decoder.generate([request])
-        seconds = time.perf_counter() - began
-        account = engine.accounts["generate"]
-        steps = sum(part.kind == "step" for part in got.parts)
-        tokens = len(engine.codec.encode(got.text))
-        self.right.append(asked.is_answered_by(got.text))
-        self.seconds.append(seconds)
-        self.speeds.append(tokens / seconds)
-        self.slots.append(engine.tree.peak_live)
-        self.peaks.append(engine.tree.peak_live / (got.usage.prompt_tokens + tokens))
-        self.followed.append(steps > 1 and account.skeletons > account.broken == 0)
-        if steps:
-            self.inside.append(account.block_tokens / account.block_seconds)
+    questions: Sequence[Question]
 
 
-def run(model: str, people: Sequence[int], rounds: int, out: Path | None, console: Console) -> None:
-    """Measure, print a table for each number of people, and write the numbers to `out`."""
-    for count in people:
-        question(count, 0)
-    with load_decoder("ar", model) as plain, load_decoder("pdos", engine=plain.engine) as steps:
-        console.print(f"{model}; {describe(plain.engine.loaded.device, plain.engine.loaded.dtype)}; {rounds} questions")
-        numbers: dict[str, Any] = {"machine": describe(plain.engine.loaded.device, plain.engine.loaded.dtype)}
-        for count in people:
-            sides = [
-                Side("ar", plain, given=True),
-                Side("pdos, steps given", steps, given=True),
-                Side("ar, asked for a skeleton", plain, given=False),
-                Side("pdos, own skeleton", steps, given=False),
-            ]
-            _measure(sides, StepsFormat(PDOSOptions(), plain.engine.codec), count, rounds)
-            _report(sides, count, numbers, console)
+def kinds(chosen: Chosen, holds: Callable[[Question], bool], console: Console) -> list[Kind]:
+    """The questions asked for; what `holds` refuses loses passages, which is said. Raises OptionError."""
+    numbers = range(1, chosen.rounds + 1)
+    found = []
+    if "retrieval" in chosen.tasks:
+        found += [Kind(f"retrieval, {n} people", [retrieval(n, i) for i in numbers]) for n in chosen.people or (10,)]
+    if "planning" in chosen.tasks:
+        found += [
+            Kind(f"planning, {n} aspects", [planning(n, i) for i in numbers])
+            for n in chosen.aspects or (2, 4, 6, 8, 10)
+        ]
+    if chosen.data is not None:
+        questions, passages = multi_document(chosen.data, chosen.rounds, holds)
+        cut = [f"{kept} of {there}" for kept, there in passages if kept < there]
+        if cut:
+            console.print(f"passages that the model's context has room for, where not for all: {', '.join(cut)}")
+        found.append(Kind("multi-document QA", questions))
+    return found
+
+
+def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
+    """Measure, print a table for each kind of question, and write the numbers to `out`."""
+    with ExitStack() as stack:
+        normal = stack.enter_context(load_decoder("ar", model))
+        steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
+        reusing = _reusing(normal.engine, console)
+        judge = normal if chosen.judge is None else stack.enter_context(load_decoder("ar", chosen.judge))
+        machine = describe(normal.engine.loaded.device, normal.engine.loaded.dtype)
+        console.print(f"{model}; {machine}")
+        numbers: dict[str, Any] = {"model": model, "machine": machine, "judge": chosen.judge or model}
+        plain, *_ = sides(normal, steps, reusing)
+        for kind in kinds(chosen, lambda question: _fits(question, plain), console):
+            compared = sides(normal, steps, reusing)
+            _measure(compared, kind.questions)
+            numbers[kind.name] = _summary(compared, kind.questions, judge)
+            _show(kind, compared, numbers[kind.name], console)
+        if set(chosen.tasks) != {"retrieval"} and (size := _parameters(judge)) < _SMALL:
+            console.print(f"the judge has {size / 1e6:.0f}M parameters: its marks mean little, take a larger --judge")
         if out is not None:
             write_json(out, numbers)
             console.print(f"numbers: {out}")
 
 
-def _measure(sides: Sequence[Side], form: StepsFormat, people: int, rounds: int) -> None:
+def _reusing(engine: Engine, console: Console) -> LocalDecoder | None:
+    try:
+        return load_decoder("pdos", engine=engine, instructions="", reuse_keys=True)
+    except ModelError as error:
+        console.print(f"no side that uses keys again: {error}")
+        return None
+
+
+def _fits(question: Question, normal: Side) -> bool:
+    """Whether prompt and answer have room in the context; the answer twice, since prompts may hold an outline."""
+    engine = normal.decoder.engine
+    prompt = engine.codec.encode_prompt(normal.messages(question))
+    return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.tree.capacity)
+
+
+def _measure(compared: Sequence[Side], questions: Sequence[Question]) -> None:
     """All sides in turns at each question, in another order every time; the first question warms up."""
-    sampling = Sampling(max_tokens=people * _A_STEP + _CONCLUSION)
-    for number in range(rounds + 1):
-        asked = question(people, number)
-        for side in (*sides[number % len(sides) :], *sides[: number % len(sides)]):
-            titles = asked.names if side.given else ()
-            request = Request(prompt=(Message(role="user", content=asked.text),), sampling=sampling, steps=titles)
-            prepared = form.prepare(request)
-            engine = side.decoder.engine
-            engine.call(engine.tree.clear)
-            sides[0].decoder.generate([prepared.model_copy(update={"sampling": Sampling(max_tokens=1), "steps": ()})])
-            if number:
-                side.answer(asked, prepared if side.decoder is sides[0].decoder else request)
-            else:
-                side.decoder.generate([prepared if side.decoder is sides[0].decoder else request])
+    for side in compared:
+        side.ask(questions[0])
+    for number, question in enumerate(questions):
+        first = number % len(compared)
+        for side in (*compared[first:], *compared[:first]):
+            side.answers.append(side.ask(question))
 
 
-def _report(sides: Sequence[Side], people: int, numbers: dict[str, Any], console: Console) -> None:
-    table = Table("", "right", "tokens/s", "against ar", "inside the block", "seconds", "against ar", "slots at most")
-    table.add_column("of prompt and text")
-    table.add_column("format kept")
-    for i, side in enumerate(sides):
-        base = sides[i - i % 2]
-        ratio = _ratio(side.speeds, base.speeds)
-        inside = _ratio(side.inside, [statistics.median(base.speeds)] * len(side.inside)) if side.inside else None
-        time_ratio = _ratio(base.seconds, side.seconds)
-        own = side is not base and not side.given
-        numbers[f"{people} people: {side.name}"] = {
-            "right": statistics.fmean(side.right),
-            "speeds": side.speeds,
-            "ratio": ratio,
-            "inside": side.inside,
-            "inside_ratio": inside,
-            "seconds": side.seconds,
-            "time_ratio": time_ratio,
-            "slots": side.slots,
-            "peaks": side.peaks,
-            "format_kept": statistics.fmean(side.followed) if own else None,
+def _summary(compared: Sequence[Side], questions: Sequence[Question], judge: LocalDecoder) -> dict[str, Any]:
+    """By side: its answers, what they were worth, and medians of the ratios to its base at each question."""
+    by_name = {side.name: side.answers for side in compared}
+    found = {}
+    for side in compared:
+        pairs = list(zip(side.answers, by_name[side.base], strict=True))
+        blocks = [(ours.inside / theirs.speed, ours.steps) for ours, theirs in pairs if ours.inside is not None]
+        checked = [(question.is_right, answer.text) for question, answer in zip(questions, side.answers, strict=True)]
+        judged = [
+            (question.about, question.reference, answer.text)
+            for question, answer in zip(questions, side.answers, strict=True)
+            if question.about is not None
+        ]
+        found[side.name] = {
+            "answers": [asdict(answer) for answer in side.answers],
+            "right": [is_right(text) for is_right, text in checked if is_right is not None],
+            "marks": marks(judge, judged),
+            "base": side.base,
+            "ratio": statistics.median(ours.speed / theirs.speed for ours, theirs in pairs),
+            "time_ratio": statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs),
+            "inside_ratio": statistics.median(ratio for ratio, _ in blocks) if blocks else None,
+            "inside_ratio_a_step": statistics.median(ratio / steps for ratio, steps in blocks) if blocks else None,
+            "format_kept": statistics.fmean(one.kept_format for one in side.answers) if side.writes_skeletons else None,
         }
+    return found
+
+
+def _show(kind: Kind, compared: Sequence[Side], numbers: Mapping[str, Mapping[str, Any]], console: Console) -> None:
+    titles = ("", "right", "mark", "tokens/s", "against normal", "in the block", "/ steps", "seconds", "against normal")
+    table = Table(*titles, "slots", "format kept")
+    for side in compared:
+        of = numbers[side.name]
         table.add_row(
             side.name,
-            f"{100 * statistics.fmean(side.right):.0f}%",
-            spread(side.speeds),
-            f"{ratio:.2f}x",
-            "" if inside is None else f"{inside:.2f}x",
-            spread(side.seconds),
-            f"{time_ratio:.2f}x",
-            spread(side.slots, 0),
-            f"{statistics.median(side.peaks):.3f}",
-            f"{100 * statistics.fmean(side.followed):.0f}%" if own else "",
+            _percent(of["right"]),
+            f"{statistics.fmean(of['marks']):.2f}" if of["marks"] else "",
+            spread([answer.speed for answer in side.answers]),
+            f"{of['ratio']:.2f}x",
+            "" if of["inside_ratio"] is None else f"{of['inside_ratio']:.2f}x",
+            "" if of["inside_ratio_a_step"] is None else f"{of['inside_ratio_a_step']:.2f}x",
+            f"{statistics.median(answer.seconds for answer in side.answers):.1f}",
+            f"{of['time_ratio']:.2f}x",
+            f"{statistics.median(answer.slots for answer in side.answers):.3f}",
+            _percent([answer.kept_format for answer in side.answers]) if side.writes_skeletons else "",
         )
-    console.print(f"retrieval, {people} people")
+    console.print(f"{kind.name}, {len(kind.questions)} questions")
     console.print(table)
 
 
-def _ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
+def _percent(values: Sequence[bool]) -> str:
+    return f"{100 * statistics.fmean(values):.0f}%" if values else ""
 
 
-def _fresh(engine: Engine) -> None:
-    """Begin to look for the most slots that are live."""
-    engine.tree.peak_live = engine.tree.live
+def _parameters(decoder: LocalDecoder) -> int:
+    return sum(parameter.numel() for parameter in decoder.model.parameters())

@@ -18,7 +18,7 @@ _COLOURS = {"draft": "#e69f00", "verify": "#0072b2", "sampling": "#56b4e9"}
 
 def gantt(timeline: Timeline, title: str) -> Figure:
     """Who drafted and who was verified when, a lane a branch, with the target's above and the queue's length below."""
-    figure: Figure = _figure(9.0, 4.5)
+    figure: Figure = new_figure(9.0, 4.5)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     first = min((span.began for span in timeline.spans), default=0.0)
     branches = sorted({span.lane for span in timeline.spans} - {"target"}, key=lambda lane: int(lane.split()[-1]))
@@ -46,7 +46,7 @@ def gantt(timeline: Timeline, title: str) -> Figure:
 
 def utilisation(runs: Mapping[str, Timeline]) -> Figure:
     """How much of the time the target computes, over each run."""
-    figure: Figure = _figure(9.0, 1.2 + 1.3 * len(runs))
+    figure: Figure = new_figure(9.0, 1.2 + 1.3 * len(runs))
     rows = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
     for axes, (name, timeline) in zip(rows, runs.items(), strict=True):
         shares = timeline.busy("target")
@@ -62,7 +62,7 @@ def utilisation(runs: Mapping[str, Timeline]) -> Figure:
 def losses(curve: Path) -> Figure:
     """The losses of a training run, from its JSON lines of `step` and losses."""
     lines = [json.loads(line) for line in curve.read_text().splitlines()]
-    figure: Figure = _figure(7.0, 4.0)
+    figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     for name in sorted({name for line in lines for name in line} - {"step"}):
         axes.plot([line["step"] for line in lines], [line[name] for line in lines], label=name, linewidth=1)
@@ -80,7 +80,7 @@ def curves(
     levels: Mapping[str, float] | None = None,
 ) -> Figure:
     """Lines by name, each (x, y) values, and horizontal levels, with the axes' names."""
-    figure: Figure = _figure(7.0, 4.0)
+    figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     for name, (xs, ys) in lines.items():
         axes.plot(xs, ys, marker="o", markersize=3, linewidth=1, label=name)
@@ -97,7 +97,8 @@ def save(figure: Figure, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
+    """An empty figure, in inches. Raises OptionError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:

@@ -5,12 +5,13 @@ Model output is shown as text: no markup, no control characters.
 
 from __future__ import annotations
 
+import io
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.live import Live
@@ -19,10 +20,12 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 from rich.tree import Tree
 
-from tot.solver import Solution
 from tot.tree import Node, ThoughtTree
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+if TYPE_CHECKING:
+    from tot.solver import Solution
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
 @contextmanager
@@ -39,18 +42,30 @@ def counting(what: str, total: int | None, console: Console) -> Iterator[Callabl
 
 
 def plain(text: str) -> str:
-    """Text without control characters, which could rewrite a terminal."""
+    """Text without control characters, which could rewrite a terminal, and without halves of characters."""
     return _CONTROL.sub("�", text)
 
 
-def tree_view(tree: ThoughtTree) -> Tree:
-    """Every thought with its value; the chosen path is marked with a star."""
+def tree_view(tree: ThoughtTree, kept: Collection[int] | None = None) -> Tree:
+    """Every thought, or those whose numbers are `kept`, with its value; the chosen path is marked with a star."""
     top = Tree(Text(plain(tree.state(tree.root).question), style="bold"), guide_style="dim")
     branches = {tree.root.id: top}
     for node in tree:
-        if node.parent is not None:
+        if node.parent is not None and (kept is None or node.id in kept):
             branches[node.id] = branches[node.parent].add(_label(node))
     return top
+
+
+def tree_text(tree: ThoughtTree, most: int = 50) -> str:
+    """The tree as lines of text, `most` thoughts at most: those on the chosen path, then the first ones."""
+    first = sorted(tree, key=lambda node: (not node.chosen, node.id))[: most + 1]
+    kept = {step.id for node in first for step in tree.path(node)}
+    text = io.StringIO()
+    console = Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False)
+    console.print(tree_view(tree, kept), no_wrap=True, overflow="ellipsis")
+    if len(kept) < len(tree):
+        console.print(f"… and {len(tree) - len(kept)} more thoughts")
+    return text.getvalue().rstrip("\n")
 
 
 def _label(node: Node) -> Text:

@@ -204,7 +204,7 @@ class Growth:
         key = None if thought is None or state is None else thought.text if whole else self._key(state)
         if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
             parent.rejected += thought is not None  # not legal, or back to where the path has been
-            parent.spend(draft.usage)
+            self.tree.spend(parent, draft.usage, draft.calls)
             return None
         thought = state.thoughts[-1]  # as the task wrote it down
         cost = parent.cost + (0.0 if whole else self._cost(parent, thought))
@@ -213,7 +213,7 @@ class Growth:
             return self._reached_again(known, parent, thought, state, cost, draft)
         node = self.tree.add(parent, thought, state.world, cost=cost, prior=draft.prior)
         node.confidence, node.decoder = draft.confidence, draft.decoder
-        node.spend(draft.usage)
+        self.tree.spend(node, draft.usage, draft.calls)
         self._keys[node.id] = key
         self._siblings[parent.id, key] = node
         self._met.setdefault(key, node)
@@ -227,7 +227,7 @@ class Growth:
         """Fold a draft into the node whose state it leads to; the node where this is a cheaper way."""
         sibling = node.parent == parent.id
         node.merged += 1
-        node.spend(draft.usage)
+        self.tree.spend(node, draft.usage, draft.calls)
         if sibling and node.prior is not None and draft.prior is not None:
             node.prior += draft.prior
         if not cost < node.cost or node.pruned:
@@ -312,7 +312,7 @@ class Growth:
             node.fast = value
         else:
             node.value = value
-        node.spend(evaluation.usage)
+        self.tree.spend(node, evaluation.usage, evaluation.calls)
         node.parse_failures += failures
 
     def _call(self, method: str, *arguments: Any) -> Any:

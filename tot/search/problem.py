@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from tot.backends import Backend
+from tot.calls import calls_of
 from tot.decoders.budget import Meter
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
 from tot.search.base import Search, by_value
@@ -165,6 +166,7 @@ class Problem:
         requests = [self._answer_request(nodes[i]) for i in asked]
         for i, request, (completion,) in zip(asked, requests, await self.complete(requests), strict=True):
             answers[i] = None if is_cut(completion) else self._read(request, completion)
+            self.tree.asked({nodes[i].id: calls_of(self.task.answer, request, [completion])})
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
         elif self._trace is not None:
@@ -190,7 +192,10 @@ class Problem:
             scores = [choice.total for choice in completion.choice_logprobs]
             return request.choices[scores.index(max(scores))].strip()
         last = request.prompt[-1]
-        prefix = last.content + " " if isinstance(last, Message) and last.role == "assistant" else ""
+        # The line that the reply goes on with may say what it is ("The answer is"); those before it are no answer.
+        prefix = ""
+        if isinstance(last, Message) and last.role == "assistant":
+            prefix = last.content.rpartition("\n")[2] + " "
         return self.task.parse_answer(prefix + completion.text)
 
     # -- what generators and evaluators call ----------------------------------------------------------------------
@@ -211,7 +216,7 @@ class Problem:
                 evaluations.append(fresh[i, "unshared"])
                 continue
             if key in fresh and key not in self._evaluations:
-                self._evaluations[key] = replace(fresh[key], usage=Usage(), parse_failures=0)
+                self._evaluations[key] = replace(fresh[key], usage=Usage(), parse_failures=0, calls=())
                 evaluations.append(fresh[key])
             else:
                 evaluations.append(self._evaluations[key])
@@ -251,13 +256,14 @@ class Problem:
         """The results of a step that was done before the run was killed, and the accounts as they were then."""
         self.calls += recorded.calls
         self.meter.replay(recorded.spent)
+        self.tree.asked(recorded.asked)
         return recorded.results
 
     def _remember(self, evaluator: Any, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
         for node, evaluation in zip(nodes, evaluations, strict=True):
             key = evaluator.key(self, node)
             if key is not None and evaluation.value is not None:
-                self._evaluations.setdefault(key, replace(evaluation, usage=Usage(), parse_failures=0))
+                self._evaluations.setdefault(key, replace(evaluation, usage=Usage(), parse_failures=0, calls=()))
         for i, part in enumerate(getattr(evaluator, "parts", ())):
             self._remember(part, nodes, [evaluation.parts[i] for evaluation in evaluations])
 

@@ -8,12 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import Field
+
+from tot.calls import Call
 from tot.decoders.request import Usage
 from tot.state import State, Thought
 from tot.tree import Node
 
 NOTHING = Usage()
+Asked = Annotated[tuple[Call, ...], Field(exclude=True)]
+"""What was asked. It goes into the tree, and a trace keeps it there: it is no result that a search goes by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +61,7 @@ class Draft:
     confidence: float | None = None
     """The share of samples that agreed with it."""
     decoder: str | None = None
+    calls: Asked = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,3 +73,4 @@ class Evaluation:
     parse_failures: int = 0
     parts: tuple[Evaluation, ...] = ()
     """What it was combined from."""
+    calls: Asked = ()

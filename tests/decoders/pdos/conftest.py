@@ -1,0 +1,218 @@
+"""What tests of parallel steps share: models that write readable text, and ways to see and to script what they do.
+
+Import mode is importlib, so these are fixtures: functions and classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from tot.decoders import (
+    Completion,
+    Engine,
+    LocalDecoder,
+    Request,
+    Sampling,
+    load_decoder,
+    load_model,
+)
+from tot.decoders.engine.runner import Feed, Forward
+from tot.decoders.engine.text import TextCodec
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
+END = 2
+"""The end token."""
+Make = Callable[..., LocalDecoder]
+
+
+@pytest.fixture(params=["llama", "qwen2"])
+def model(request: pytest.FixtureRequest, make_model: Callable[..., Any]) -> Any:
+    return make_model(request.param, readable=True)
+
+
+@pytest.fixture
+def make(model: Any, tokenizer: Any) -> Iterator[Make]:
+    """Decoders by name, each on a copy of one model; no branch may live in the end."""
+    engines: list[Engine] = []
+
+    def load(name: str = "pdos", kv_budget: int = 6000, chunk: int = 512, **options: Any) -> LocalDecoder:
+        engines.append(Engine(load_model(copy.deepcopy(model), tokenizer=tokenizer), kv_budget, chunk))
+        return load_decoder(name, engine=engines[-1], **options)
+
+    yield load
+    for engine in engines:
+        engine.close()
+        assert engine.tree.live == 0
+
+
+@pytest.fixture(scope="module")
+def codec(tokenizer: Any) -> TextCodec:
+    return TextCodec(tokenizer)
+
+
+def ids(decoder: LocalDecoder, text: str) -> tuple[int, ...]:
+    return tuple(decoder.engine.codec.encode_prompt(text))
+
+
+class Watch:
+    """Sees every forward of a decoder: each feed's branch up to its end, and what was live and promised before it."""
+
+    def __init__(self, decoder: LocalDecoder) -> None:
+        self.engine = decoder.engine
+        self.tokens: list[list[list[int]]] = []
+        self.texts: list[list[str]] = []
+        self.rows: list[int] = []
+        self.slots: list[tuple[str, int]] = []
+        self._forward, self._admit = decoder.engine.runner.forward, decoder.engine._admit
+        decoder.engine.runner.forward = self.forward  # type: ignore[method-assign]
+        decoder.engine._admit = self.admit  # type: ignore[method-assign]
+
+    def admit(self) -> None:
+        self._admit()
+        running = self.engine._running
+        if running:
+            self.slots.append(("may be", self.engine.tree.live + sum(job.policy.growth() for job in running)))
+
+    def forward(self, feeds: Sequence[Feed]) -> Forward:
+        tree = self.engine.tree
+        self.tokens.append([tree.tokens(feed.branch)[: feed.stop] for feed in feeds])
+        self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
+        self.rows.append(sum(feed.stop - feed.start for feed in feeds))
+        self.slots.append(("are", tree.live))
+        return self._forward(feeds)
+
+    def leave(self) -> None:
+        self.engine.runner.forward, self.engine._admit = self._forward, self._admit  # type: ignore[method-assign]
+
+
+class Script(Watch):
+    """Puts words into a model's mouth: what it writes next is what follows the text so far in the first document that
+    begins with it. A text that is one of them ends; any other is left to the model. Texts begin after the prompt's "|"
+    and line break."""
+
+    def __init__(self, decoder: LocalDecoder, *documents: str) -> None:
+        super().__init__(decoder)
+        self.documents = documents
+
+    def next(self, text: str) -> int | None:
+        written = text.rpartition("|\n")[2]
+        if written in self.documents:
+            return END
+        for document in self.documents:
+            if document.startswith(written):
+                return self.engine.codec.encode(document[len(written) :])[0]
+        return None
+
+    def forward(self, feeds: Sequence[Feed]) -> Forward:
+        forward = super().forward(feeds)
+        for feed, rows in zip(feeds, forward.rows, strict=True):
+            tokens = self.engine.tree.tokens(feed.branch)
+            for back, row in enumerate(reversed(rows)):
+                token = self.next(self.engine.codec.decode(tokens[: feed.stop - back]))
+                if token is not None:
+                    forward.logits[row] = 0.0
+                    forward.logits[row, token] = 8.0
+        return forward
+
+
+def ask(decoder: LocalDecoder, prompt: str = "Which?|\n", **more: Any) -> Request:
+    sampling = Sampling(**{"max_tokens": 200, **more.pop("sampling", {})})
+    return Request(prompt=ids(decoder, prompt), sampling=sampling, **more)
+
+
+def mixed(decoder: LocalDecoder, count: int = 12) -> list[Request]:
+    rng = random.Random(4)
+    requests = []
+    for i in range(count):
+        prompt = LONG[: rng.randint(1, len(LONG))] + rng.choice(["and", " 10", "abc\n"])
+        sampling = Sampling(
+            max_tokens=rng.choice([2, rng.randint(40, 90), 160]),
+            temperature=rng.choice([0.0, 1.0, 2.0]),
+            top_p=rng.choice([0.9, 1.0]),
+            stop=rng.choice([(), (), ("10", "zz")]),
+            seed=i,
+            n=rng.choice([1, 1, 3]),
+            ignore_eos=rng.random() < 0.4,
+        )
+        trigger = rng.choice([None, None, " So the answer is"])
+        steps = rng.choice([(), (), ("Oslo", "Rome", "10")]) if sampling.max_tokens > 2 else ()
+        choices = ("1", "10") if rng.random() < 0.2 and (trigger or (sampling.n == 1 and not steps)) else ()
+        requests.append(
+            Request(
+                prompt=ids(decoder, prompt), sampling=sampling, answer_trigger=trigger, choices=choices, steps=steps
+            )
+        )
+    return requests
+
+
+def loose(make: Make, **options: Any) -> LocalDecoder:
+    """A model that writes markers, colons and terminators all the time: many skeletons, some of them good."""
+    decoder = make(marker="e", colon="a", terminator="o", title_tokens=12, max_steps=3, **options)
+    for mark, more in (("e", 3.0), ("a", 6.0), ("o", 2.0)):
+        decoder.model.lm_head.bias.data[decoder.engine.codec.encode(mark)] += more
+    return decoder
+
+
+def shown(completions: Sequence[Completion]) -> list[Any]:
+    return [(c.tokens, c.text, c.finish_reason, c.parts, c.answer) for c in completions]
+
+
+def kinds(completion: Completion) -> list[str]:
+    return [part.kind for part in completion.parts]
+
+
+OSLO, ROME = "I compare.\n#### Oslo: cold\n####", "I compare.\n#### Rome: warm, they say.\n####"
+SKELETON = "I compare.\n#### Oslo:...\n#### Rome:...\n####%%%"
+TEXT = "I compare.\n#### Oslo: cold\n#### Rome: warm, they say.\n####%%%\nSo Oslo is colder."
+DOCUMENTS = (OSLO, ROME, SKELETON, TEXT)
+
+
+@pytest.fixture(name="ids")
+def _ids() -> Callable[..., tuple[int, ...]]:
+    return ids
+
+
+@pytest.fixture(name="ask")
+def _ask() -> Callable[..., Request]:
+    return ask
+
+
+@pytest.fixture(name="watching")
+def _watching() -> type[Watch]:
+    return Watch
+
+
+@pytest.fixture(name="scripted")
+def _scripted() -> type[Script]:
+    return Script
+
+
+@pytest.fixture(name="mixed")
+def _mixed() -> Callable[..., list[Request]]:
+    return mixed
+
+
+@pytest.fixture(name="loose")
+def _loose() -> Callable[..., LocalDecoder]:
+    return loose
+
+
+@pytest.fixture(name="shown")
+def _shown() -> Callable[..., list[Any]]:
+    return shown
+
+
+@pytest.fixture(name="kinds")
+def _kinds() -> Callable[..., list[str]]:
+    return kinds
+
+
+@pytest.fixture(name="documents")
+def _documents() -> tuple[str, ...]:
+    """What a model writes of a skeleton with two steps: each step, the skeleton, and the text that they become."""
+    return DOCUMENTS

@@ -1,0 +1,163 @@
+"""PDOS: what prompts say of steps, where steps are found, and what is refused."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import (
+    LocalDecoder,
+    Message,
+    OptionError,
+    Request,
+    RequestError,
+    Sampling,
+)
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.steps_format import PDOSOptions, StepsFormat, listed
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
+CITIES = ("Oslo", "Rome", "the other one", "10")
+END = 2
+Make = Callable[..., LocalDecoder]
+
+
+def prepared(codec: TextCodec, prompt: Any, steps: tuple[str, ...] = (), **options: Any) -> Any:
+    return StepsFormat(PDOSOptions(**options), codec).prepare(Request(prompt=prompt, steps=steps)).prompt
+
+
+def test_instructions_go_where_the_prompt_can_take_them(codec: TextCodec) -> None:
+    system, user = Message(role="system", content="S"), Message(role="user", content="Q?")
+    begun = Message(role="assistant", content="Well,")
+    told = Message(role="user", content="Q?\n\nMark steps.")
+    alone = Message(role="user", content="Mark steps.")
+    for prompt, expected in [
+        ("Q: and on\nA:", "Mark steps.\n\nQ: and on\nA:"),
+        ((system, user), (system, told)),
+        ((system, user, begun), (system, told, begun)),
+        ((user, begun, user), (user, begun, told)),
+        ((begun,), (alone, begun)),
+        ((system,), (system, alone)),
+        ((5, 6, 7), (5, 6, 7)),
+    ]:
+        assert prepared(codec, prompt, instructions="Mark steps.") == expected
+        assert prepared(codec, prompt, instructions="") == prompt
+
+
+def test_a_prompt_is_prepared_on_its_way_to_the_model(make: Make, watching: Any) -> None:
+    decoder = make(instructions="Mark steps.")
+    watch = watching(decoder)
+    decoder.generate([Request(prompt="Q: and on\nA:", sampling=Sampling(max_tokens=3))])
+    assert watch.texts[0][-1] == "Mark steps.\n\nQ: and on\nA:"
+
+
+@pytest.mark.parametrize("steps", [(), CITIES])
+def test_our_instructions_name_the_markers(codec: TextCodec, steps: tuple[str, ...]) -> None:
+    text = prepared(codec, "Which?", steps, marker="@@", terminator="@@END", colon="=")
+    assert "@@END" in text
+    assert "@@@@" not in text
+    assert "####" not in text
+    assert ("@@ Rome=..." in text) == (not steps)
+    assert "{" not in text
+    assert text.endswith("\n\nWhich?")
+
+
+def test_a_template_that_refuses_is_the_requests_trouble(make: Make, tokenizer: Any) -> None:
+    decoder = make(instructions="Mark steps.")
+    chat = (Message(role="user", content="Q?"), Message(role="user", content="Please."))
+    template = (
+        "{% if messages|length > 2 %}{{ raise_exception('no more than two') }}{% endif %}{{ messages[-1].content }}"
+    )
+    codec = decoder.engine.codec
+    codec.tokenizer = copy.deepcopy(tokenizer)
+    codec.tokenizer.chat_template = template
+    with pytest.raises(RequestError, match="no more than two"):
+        decoder.generate([Request(prompt=(*chat, chat[0]))])
+    (got,) = decoder.generate([Request(prompt=chat, sampling=Sampling(max_tokens=4))])  # no message was added
+    assert len(got.tokens) > 0
+
+
+def test_steps_are_found_in_the_prompt(make: Make, ids: Any, kinds: Any) -> None:
+    text = "Compare:\n1. Oslo: in the north\n2) Rome\n - the other one\n* 10\n3.5 is no item\n"
+    assert listed(text) == ["Oslo", "Rome", "the other one", "10"]
+    for finder in ("list", lambda prompt: prompt.split()[-2:]):
+        decoder = make(find_steps=finder, instructions="")
+        chat = (Message(role="user", content=text),)
+        sampling = Sampling(max_tokens=120)
+        for prompt in (text, chat, ids(decoder, text)):
+            (got,) = decoder.generate([Request(prompt=prompt, sampling=sampling)])
+            titles = [part.text.partition(":")[0].strip() for part in got.parts if part.kind == "step"]
+            expected = listed(text) if finder == "list" else ["no", "item"]
+            assert titles == [f"#### {title}" for title in expected]
+        (given,) = decoder.generate([Request(prompt=text, sampling=sampling, steps=("A",))])
+        assert kinds(given).count("step") == 1
+
+
+def test_a_list_that_is_not_there_leaves_it_to_the_model(make: Make, scripted: Any, ask: Any, documents: Any) -> None:
+    decoder = make(find_steps="list")
+    scripted(decoder, *documents)
+    (got,) = decoder.generate([ask(decoder)])
+    assert got.text == documents[-1]
+
+
+@pytest.mark.parametrize(
+    ("finder", "said"), [(lambda text: 1 / 0, "ZeroDivisionError"), (lambda text: [" "], "no title")]
+)
+def test_a_finder_that_fails_is_named(make: Make, finder: Callable[[str], Any], said: str) -> None:
+    with pytest.raises(RequestError, match=f"find_steps.*{said}"):
+        make(find_steps=finder).generate([Request(prompt="abc")])
+
+
+@pytest.mark.parametrize(("heat", "alike"), [(0.0, True), (1.0, False)])
+def test_equal_titles_are_two_steps(make: Make, heat: float, alike: bool, ids: Any) -> None:
+    decoder = make()
+    sampling = Sampling(max_tokens=120, temperature=heat, ignore_eos=True)
+    (got,) = decoder.generate([Request(prompt=ids(decoder, LONG), sampling=sampling, steps=("Oslo", "Oslo"))])
+    first, second = (part for part in got.parts if part.kind == "step")
+    assert (first.text.strip() == second.text.strip()) == alike
+
+
+def test_a_prompt_of_one_token_may_be_followed_by_steps(make: Make) -> None:
+    decoder = make()
+    (got,) = decoder.generate([Request(prompt=(60,), sampling=Sampling(max_tokens=60), steps=("Oslo", "Rome"))])
+    assert [part.text.partition(":")[0] for part in got.parts[:3]] == ["\n", "#### Oslo", "#### Rome"]
+
+
+def test_one_step_is_a_block_too(make: Make, ids: Any) -> None:
+    decoder = make()
+    (got,) = decoder.generate([Request(prompt=ids(decoder, LONG), sampling=Sampling(max_tokens=40), steps=("Oslo",))])
+    assert got.parts[0].text == "\n"
+    assert got.parts[1].text.startswith("#### Oslo:")
+
+
+def test_steps_that_cannot_be_are_refused(make: Make) -> None:
+    decoder = make(title_tokens=10)
+    with pytest.raises(RequestError, match=r"'the other one and on' has a title of .* tokens and title_tokens is 10"):
+        decoder.generate([Request(prompt="abc", steps=("A", "the other one and on"))])
+    short = Sampling(max_tokens=20)
+    with pytest.raises(RequestError, match=r"3 steps need \d+ tokens at least, .* room for 20: raise max_tokens"):
+        decoder.generate([Request(prompt="abc", sampling=short, steps=("A", "B", "C"))])
+    with pytest.raises(ValueError, match="step 2 has no title"):
+        Request(prompt="abc", steps=("A", " "))
+    with pytest.raises(ValueError, match="give an answer_trigger"):
+        Request(prompt="abc", steps=("A",), choices=("1", "2"))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"marker": ""}, "option marker"),
+        ({"marker": "# "}, "white space"),
+        ({"marker": "%%%"}, "the terminator is the marker"),
+        ({"marker": "#:"}, "the colon, ':', is part of the marker"),
+        ({"width": 0}, "option width"),
+        ({"find_steps": "tables"}, "option find_steps"),
+        ({"steps": 3}, "option steps"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(make: Make, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        make(**options)

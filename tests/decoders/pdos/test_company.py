@@ -1,0 +1,75 @@
+"""PDOS beside other requests, in waves and in pieces: any text at all is the same, and adds up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from tot.decoders import (
+    LocalDecoder,
+    Meter,
+    Request,
+    Sampling,
+)
+
+Make = Callable[..., LocalDecoder]
+
+
+def test_company_waves_and_pieces_change_nothing(make: Make, ids: Any, shown: Any, loose: Any, mixed: Any) -> None:
+    decoder = loose(make)
+    requests = mixed(decoder)
+    for seed in range(20):
+        sampling = Sampling(max_tokens=120, temperature=2.0, seed=seed)
+        requests.append(Request(prompt=ids(decoder, f"abc 10 {seed}"), sampling=sampling))
+    alone = [shown(decoder.generate([request])) for request in requests]
+    account = decoder.engine.accounts["generate"]
+    own = [each for request, each in zip(requests, alone, strict=True) if not request.steps]
+    stepped = sum(any(part.kind == "step" for part in parts) for each in own for *_, parts, _ in each)
+    assert stepped > 5
+    assert account.skeletons > account.broken + 1
+    assert account.broken > 5
+    expected = [one for each in alone for one in each]
+    for options in ({}, {"width": 1}, {"width": 2}, {"chunk": 5, "kv_budget": 20_000}, {"kv_budget": 1200}):
+        other = loose(make, **options)
+        assert shown(other.generate(requests)) == expected
+        order = list(range(len(requests)))[::-1]
+        again = other.generate([requests[i] for i in order])
+        assert sorted(map(str, shown(again))) == sorted(map(str, expected))
+
+
+def test_without_a_marker_the_text_is_that_of_ar(make: Make, shown: Any, mixed: Any) -> None:
+    decoder = make(marker="\u00e9")
+    requests = [request.model_copy(update={"steps": ()}) for request in mixed(decoder)]
+    assert shown(decoder.generate(requests)) == shown(make("ar").generate(requests))
+
+
+def test_parts_are_the_text_and_usage_adds_up(make: Make, loose: Any, mixed: Any) -> None:
+    decoder = loose(make)
+    meter = Meter()
+    requests = mixed(decoder)
+    completions = [one for handle in decoder.submit(requests, meter) for one in handle.result(60)]
+    asked = [request for request in requests for _ in range(request.sampling.n)]
+    for request, one in zip(asked, completions, strict=True):
+        assert "".join(part.text for part in one.parts) == one.text
+        assert one.usage.new_tokens == len(one.tokens)
+        assert 0 < one.usage.forwards <= len(one.tokens) + 1 + bool(request.choices)
+        for stop in request.sampling.stop:
+            for part in one.parts:
+                assert part.kind == "trigger" or stop not in part.text.removeprefix("e 10a")
+    assert meter.new_tokens == sum(len(one.tokens) for one in completions)
+    assert sum(one.usage.prompt_tokens for one in completions) == sum(len(request.prompt) for request in requests)
+
+
+def test_two_requests_at_different_stages_share_forwards(make: Make, scripted: Any, ask: Any, documents: Any) -> None:
+    decoder = make()
+    step = "#### A:" + " on and" * 9
+    script = scripted(decoder, *documents, f"{step}\n####", f"{step}\n####%%%\nSo.")
+    asked = [ask(decoder), ask(decoder, "Other?|\n", steps=("A",))]
+    got = decoder.generate(asked)
+    assert [one.text for one in got] == [documents[-1], f"{step}\n####%%%\nSo."]
+
+    def together(one: str, other: str) -> bool:
+        return any(any(one in a for a in texts) and any(other in b for b in texts) for texts in script.texts)
+
+    assert together("|\nI compare", "|\n#### A: on")
+    assert together("Oslo:...\n####", "|\n#### A: on")

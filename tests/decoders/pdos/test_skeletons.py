@@ -1,0 +1,203 @@
+"""PDOS, stage 1: skeletons that the model writes, with logits forced, and what becomes of those that break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import (
+    LocalDecoder,
+)
+
+END = 2
+Make = Callable[..., LocalDecoder]
+OSLO, ROME = "I compare.\n#### Oslo: cold\n####", "I compare.\n#### Rome: warm, they say.\n####"
+SKELETON = "I compare.\n#### Oslo:...\n#### Rome:...\n####%%%"
+TEXT = "I compare.\n#### Oslo: cold\n#### Rome: warm, they say.\n####%%%\nSo Oslo is colder."
+PARTS = [
+    ("exact", "I compare.\n"),
+    ("step", "#### Oslo: cold\n"),
+    ("step", "#### Rome: warm, they say.\n"),
+    ("exact", "####%%%\n"),
+    ("exact", "So Oslo is colder."),
+]
+
+
+def test_a_skeleton_becomes_steps_and_a_conclusion(make: Make, scripted: Any, ask: Any, documents: Any) -> None:
+    decoder = make()
+    script = scripted(decoder, *documents)
+    (got,) = decoder.generate([ask(decoder)])
+    assert [(part.kind, part.text) for part in got.parts] == PARTS
+    assert (got.text, got.finish_reason, got.answer) == (TEXT, "eos", TEXT)
+    account = decoder.engine.accounts["generate"]
+    assert (account.skeletons, account.broken) == (1, 0)
+    assert account.block_tokens == sum(part.tokens for part in got.parts if part.kind == "step")
+    assert account.tokens == len(got.tokens) == got.usage.new_tokens
+    seen = [text.rpartition("|\n")[2] for texts in script.texts for text in texts]
+    assert "I compare.\n#### Oslo:...\n####" in seen  # the model would have gone on with " cold"
+    assert "I compare.\n#### Oslo:..." not in seen  # fed at once, not drawn
+    assert not any("Oslo" in text and "Rome" in text and " cold" in text and "they" not in text for text in seen)
+
+
+def test_every_drawn_token_is_counted_once_and_given_ones_never(
+    make: Make, scripted: Any, ask: Any, documents: Any
+) -> None:
+    decoder = make()
+    script = scripted(decoder, *documents)
+    (got,) = decoder.generate([ask(decoder)])
+    codec = decoder.engine.codec
+    drawn = [
+        "I compare.\n####",
+        " Oslo:",
+        " Rome:",
+        "%%%",
+        " cold\n####",
+        " warm, they say.\n####",
+        "So Oslo is colder.",
+    ]
+    assert codec.decode(got.tokens) == "".join(drawn)
+    skeleton = len(codec.encode("".join(drawn[:4])))
+    longest = max(part.tokens for part in got.parts if part.kind == "step")
+    assert got.usage.forwards == skeleton + longest + len(codec.encode(drawn[-1])) + 1
+    assert got.usage.forwards <= len(script.texts)
+
+
+def test_a_colon_may_be_part_of_a_token_and_follow_one_without_text(make: Make, scripted: Any, ask: Any) -> None:
+    class Ends(scripted):
+        """After a title's first letter it writes an end token, which is to be ignored, and then "the"."""
+
+        visits = 0
+
+        def next(self, text: str) -> int | None:
+            if not text.endswith("|\n#### A"):
+                return super().next(text)
+            self.visits += 1
+            return END if self.visits == 1 else self.engine.codec.encode("the")[0]
+
+    decoder = make(colon="t")
+    script = Ends(decoder, "#### At on\n####", "#### At...\n####%%%", "#### At on\n####%%%\n.")
+    (got,) = decoder.generate([ask(decoder, sampling={"ignore_eos": True, "max_tokens": 70})])
+    assert script.visits == 2
+    assert got.text.startswith("#### At on\n####%%%\n.")
+    skeleton = next(tokens for tokens, *_ in script.tokens if decoder.engine.codec.decode(tokens).endswith("...\n####"))
+    assert END not in skeleton
+
+
+def test_another_skeleton_begins_another_block(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
+    again = TEXT + "\n#### Ulm: mild.\n####"
+    skeleton = TEXT + "\n#### Ulm:...\n####%%%"
+    whole = TEXT + "\n#### Ulm: mild.\n####%%%\nDone."
+    decoder = make()
+    scripted(decoder, OSLO, ROME, SKELETON, again, skeleton, whole)
+    (got,) = decoder.generate([ask(decoder)])
+    assert got.text == whole
+    assert kinds(got) == ["exact", "step", "step", "exact", "exact", "step", "exact", "exact"]
+    assert decoder.engine.accounts["generate"].skeletons == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ({"marker": "#####", "terminator": "%%%"}, "#####"),
+        ({"marker": "####", "terminator": "####%"}, "####"),
+        ({"marker": "<step>", "colon": "=", "ellipsis": ".....", "terminator": "</steps>"}, "<step>"),
+    ],
+)
+def test_markers_are_options(make: Make, options: dict[str, str], written: str, scripted: Any, ask: Any) -> None:
+    decoder = make(**options)
+    end = options["terminator"].removeprefix(written)
+    colon, dots = options.get("colon", ":"), options.get("ellipsis", "...")
+    one, other = f"{written} A{colon} on\n{written}", f"{written} B{colon} and on\n{written}"
+    skeleton = f"{written} A{colon}{dots}\n{written} B{colon}{dots}\n{written}{end}"
+    whole = f"{written} A{colon} on\n{written} B{colon} and on\n{written}{end}\nSo."
+    script = scripted(decoder, one, other, skeleton, whole)
+    (got,) = decoder.generate([ask(decoder)])
+    assert got.text == whole
+    assert any(texts[0].endswith(f"{colon}{dots}\n{written}") for texts in script.texts)
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        "#### a title without a colon\nand on.\n#### more: of it",
+        "####: no title\n#### more: of it",
+        "####\n\nno title\n#### more: of it",
+        "#### a title that goes on and on and on and on and on and on and on: too long\n#### more: of it",
+        "#### the text ends in its title",
+        "####%%% no title at all\n#### more: of it",
+        "#### A%%%: a terminator in a title",
+    ],
+)
+def test_a_skeleton_without_steps_is_the_text_of_ar(
+    make: Make, written: str, scripted: Any, ask: Any, shown: Any
+) -> None:
+    decoder, plain = make(title_tokens=24), make("ar")
+    for each in (decoder, plain):
+        scripted(each, "One.\n" + written)
+    (got,), (expected,) = (each.generate([ask(each)]) for each in (decoder, plain))
+    assert shown([got]) == shown([expected])
+    assert got.logprob == pytest.approx(expected.logprob, abs=1e-3)
+    assert got.usage.forwards == expected.usage.forwards
+    account = decoder.engine.accounts["generate"]
+    assert (account.skeletons, account.broken) == (1, 1)
+
+
+@pytest.mark.parametrize("broken", ["#### no colon\n", "####: ", "####\n", "#### ends", "#### Oslo:", "#### A%%%"])
+def test_a_skeleton_that_breaks_runs_the_steps_it_has(
+    make: Make, broken: str, scripted: Any, ask: Any, kinds: Any
+) -> None:
+    decoder = make()
+    joined = "#### Oslo: cold\n####%%%\nSo."
+    scripted(decoder, "#### Oslo: cold\n####", f"#### Oslo:...\n{broken}", joined)
+    (got,) = decoder.generate([ask(decoder)])
+    assert (got.text, kinds(got), got.finish_reason) == (joined, ["step", "exact", "exact"], "eos")
+    account = decoder.engine.accounts["generate"]
+    assert (account.skeletons, account.broken) == (1, 1)
+
+
+@pytest.mark.parametrize("end", ["####%\n", "#### %%\n", "####%%%", "#####%%%"])
+def test_a_part_of_the_terminator_on_its_line_ends_the_block(make: Make, ask: Any, scripted: Any, end: str) -> None:
+    decoder = make()
+    joined = "#### Oslo: cold\n####%%%\nSo."
+    scripted(decoder, "#### Oslo: cold\n####", f"#### Oslo:...\n{end}", joined)
+    (got,) = decoder.generate([ask(decoder)])
+    assert (got.text, decoder.engine.accounts["generate"].broken) == (joined, 0)
+
+
+def test_more_of_a_marker_than_there_should_be_is_no_title(make: Make, scripted: Any, ask: Any) -> None:
+    decoder = make()
+    joined = "#### Oslo: cold\n####%%%\nSo."
+    scripted(decoder, "##### Oslo:", "#### Oslo: cold\n####", "##### Oslo:...\n####%%%", joined)
+    (got,) = decoder.generate([ask(decoder)])
+    assert (got.text, decoder.engine.accounts["generate"].broken) == (joined, 0)
+
+
+def test_a_skeleton_ends_at_its_limit_of_steps(make: Make, scripted: Any, ask: Any) -> None:
+    decoder = make(max_steps=2)
+    skeleton = "".join(f"#### {title}:...\n" for title in "ABCDE")
+    steps = [f"#### {title}: on\n####" for title in "AB"]
+    scripted(decoder, *steps, skeleton, "#### A: on\n#### B: on\n####%%%\n.")
+    (got,) = decoder.generate([ask(decoder)])
+    assert got.text == "#### A: on\n#### B: on\n####%%%\n."
+    assert decoder.engine.accounts["generate"].broken == 0
+
+
+def test_a_skeleton_has_no_more_steps_than_there_is_room_for(make: Make, scripted: Any, ask: Any) -> None:
+    decoder = make()
+    script = scripted(decoder, "".join(f"#### {title}:...\n" for title in "ABCDEFGHIJ"))
+    (got,) = decoder.generate([ask(decoder, sampling={"max_tokens": 60})])
+    steps = [part for part in got.parts if part.kind == "step"]
+    assert 2 <= len(steps) < 10
+    assert len(decoder.engine.codec.encode(got.text)) <= 60
+    assert script.engine.accounts["generate"].broken == 1
+
+
+def test_a_skeleton_takes_no_step_that_there_is_no_room_for(make: Make, scripted: Any, ask: Any, kinds: Any) -> None:
+    decoder = make(ellipsis=".")
+    scripted(decoder, "".join(f"#### {title}:.\n" for title in "ABCDEFGHIJ"))
+    for room in range(30, 50):
+        (got,) = decoder.generate([ask(decoder, sampling={"max_tokens": room})])
+        assert "step" in kinds(got)
+        assert len(decoder.engine.codec.encode(got.text)) <= room

@@ -1,0 +1,149 @@
+"""Headless Chromium with a page opened in it, trees from paths, the folder of an evaluation."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tot import State, Thought, ThoughtTree
+from tot.report.page import tree_page, write_page
+
+if TYPE_CHECKING:
+    from selenium import webdriver
+    from selenium.webdriver.remote.webelement import WebElement
+
+
+class Browser:
+    """A window on a page."""
+
+    def __init__(self, driver: webdriver.Chrome) -> None:
+        self.driver = driver
+
+    def open(self, path: Path) -> None:
+        self.driver.get("about:blank")
+        self.driver.get_log("browser")
+        self.driver.get(path.as_uri())
+
+    def press(self, *keys: str) -> None:
+        from selenium.webdriver import ActionChains
+
+        for key in keys:
+            ActionChains(self.driver).send_keys(key).perform()
+
+    def js(self, script: str, *arguments: Any) -> Any:
+        return self.driver.execute_script(script, *arguments)
+
+    def find(self, selector: str) -> WebElement:
+        return self.driver.find_element("css selector", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        found: list[str] = self.js(
+            "return [...document.querySelectorAll(arguments[0])].map(({ textContent }) => textContent.toWellFormed())",
+            selector,
+        )
+        return found
+
+    @property
+    def heading(self) -> str:
+        """What the panel is about."""
+        return self.find("#panel h2").text
+
+    @property
+    def open_thoughts(self) -> int:
+        """Cards that have a place, in the window or not."""
+        return int(self.js("return view.layout.cards.length"))
+
+    @property
+    def shown(self) -> int:
+        """Cards that are elements."""
+        return len(self.texts(".card"))
+
+    @property
+    def complaints(self) -> list[str]:
+        return [entry["message"] for entry in self.driver.get_log("browser")]
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Browser]:
+    """Headless Chromium; in CI it has to be there, unless TOT_WITHOUT_CHROMIUM says that it could not be installed."""
+    program, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
+    if program is None or driver_program is None:
+        if "CI" in os.environ and "TOT_WITHOUT_CHROMIUM" not in os.environ:
+            pytest.fail("Chromium is not installed: apt-get install chromium chromium-driver")
+        pytest.skip("needs Chromium and its driver: apt-get install chromium chromium-driver")
+    from selenium import webdriver
+    from selenium.webdriver.chrome.service import Service
+
+    options = webdriver.ChromeOptions()
+    options.binary_location = program
+    arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"]
+    if os.geteuid() == 0:  # as in a container, where Chromium's own sandbox can't be set up
+        arguments.append("--no-sandbox")
+    for argument in arguments:
+        options.add_argument(argument)
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    with webdriver.Chrome(options=options, service=Service(driver_program)) as driver:
+        yield Browser(driver)
+
+
+@pytest.fixture
+def opened(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
+    """Writes a tree's page and opens it."""
+
+    def make(tree: ThoughtTree, **run: Any) -> Browser:
+        write_page(tree_page(tree, run), tmp_path / "page.html")
+        chromium.open(tmp_path / "page.html")
+        return chromium
+
+    return make
+
+
+@pytest.fixture
+def grown() -> Callable[..., ThoughtTree]:
+    """A tree from paths, each after its beginning: grown("a", "a/b"); the last is the chosen one."""
+
+    def make(*paths: str, question: str = "q") -> ThoughtTree:
+        tree = ThoughtTree(State(question=question))
+        named = {"": tree.root}
+        for number, path in enumerate(paths):
+            parent, _, text = path.rpartition("/")
+            named[path] = tree.add(named[parent], Thought(parts={"thought": text}), value=float(number))
+        tree.choose(named[paths[-1]])
+        return tree
+
+    return make
+
+
+@pytest.fixture
+def evaluation(tmp_path: Path) -> Callable[..., Path]:
+    """Makes the folder of an evaluation from scores and a tree, as `tot eval` writes it; sample 1 failed."""
+
+    def make(scores: Sequence[float], tree: Any) -> Path:
+        folder = tmp_path / "evaluation"
+        (folder / "trees").mkdir(parents=True)
+        (folder / "config.yaml").write_text(
+            "format: tot.evaluation\nversion: 1\ntask: letters\ndata: a/questions.jsonl\n"
+        )
+        (folder / "results.json").write_text('{"bad_rows": 2}')
+        usage = {"generate": {"calls": 3, "prompt_tokens": 7, "new_tokens": 15}}
+        with (folder / "samples.jsonl").open("w") as file:
+            for i, score in enumerate(scores):
+                sample = {
+                    "id": f"{i}-0", "index": i, "repeat": 0, "question": tree.state(tree.root).question,
+                    "answer": f"{i}", "reference": "</script><script>ale", "score": score, "solved": False,
+                    "parse_failure": False, "unreadable": 0, "thoughts": 3, "stopped": None,
+                    "error": "it failed" if i == 1 else None,
+                    "usage": usage, "measured": {"seconds": float(i), "forwards": 9, "drafted": 0, "accepted": 0},
+                }  # fmt: skip
+                file.write(json.dumps(sample) + "\n")
+                if i != 1:
+                    (folder / "trees" / f"{i}-0.json").write_text(json.dumps(tree.to_json()))
+        return folder
+
+    return make

@@ -1,0 +1,151 @@
+"""The page in real headless Chromium: it opens, is walked, searched and read; nothing that a thought says is run.
+
+One test goes through all of it; the others, here and in test_view.py, are `slow`, and take one thing apart each.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from selenium.webdriver.common.keys import Keys
+
+from tot import State, Thought, ThoughtTree
+from tot.calls import Call
+from tot.decoders import Message
+from tot.decoders.request import Part
+from tot.report.overview import evaluation_page
+from tot.report.page import write_page
+
+HOSTILE = {
+    "script": "<script>window.hacked = 1</script>",
+    "end of script": '</script><script>window.hacked = 1</script><script type="application/json">',
+    "end of comment": "--> <!-- <img src=x onerror='window.hacked = 1'>",
+    "handler": "<svg onload=window.hacked=1>&lt;b&gt;</svg>",
+    "template": "{{ 7 * 7 }} ${7*7} javascript:window.hacked=1",
+    "control": "a\x00b\x1b[31mc\x07\x7f\x85",
+    "right to left": "abc \u202egnp.exe\u202c \u2066def",
+    "half a character": "x\ud800y\udfffz",
+    "separators": "one\u2028two\u2029three\ufffe",
+    "long": "word " * 20_000,
+    "nothing": "",
+    "spaces": " \n\t ",
+}
+
+
+def test_a_page_opens_is_walked_and_searched_and_survives_hostile_thoughts(opened: Any, grown: Any) -> None:
+    tree = grown("a", "a/b", "c", "c/the end")
+    for text in HOSTILE.values():
+        tree.add(tree[3], Thought(parts={"thought": text}))
+    browser = opened(tree, answer=HOSTILE["end of script"])
+    assert browser.heading == "Thought 0.1.0"
+    assert browser.open_thoughts == len(tree)
+    browser.press(Keys.HOME)
+    assert browser.texts("#panel .text")[1] == HOSTILE["end of script"]  # the answer, beside the question
+    browser.press(Keys.ARROW_RIGHT, Keys.ENTER)
+    assert browser.open_thoughts == len(tree) - 1
+    browser.press("/", "B", Keys.ENTER)
+    assert browser.find("#found").text.startswith("2 of ")
+    browser.press(Keys.ESCAPE, "?")
+    assert browser.find("#keys").is_displayed()
+    assert browser.js("return window.hacked") is None
+    assert browser.complaints == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_a_hostile_thought_is_shown_as_it_was_written(opened: Any, kind: str) -> None:
+    text = HOSTILE[kind]
+    tree = ThoughtTree(State(question=text or "q"))
+    node = tree.add(tree.root, Thought(parts={text: text, "other": text}), world=text)
+    part = Part("approximate", text, 1)
+    message = Message(role="user", content=text.encode("utf-8", "replace").decode() or "?")
+    tree.calls[node.id] = [
+        Call(purpose="generate", template=text, prompt=(message,), parts=(part,), choices={text: -1.0}),
+    ]
+    tree.choose(node)
+    browser = opened(tree, stopped=text)
+    browser.js("document.querySelectorAll('details').forEach((details) => { details.open = true })")
+    visible = re.sub(r"[\x00-\x08\x0b-\x1f]", lambda found: chr(0x2400 + ord(found[0])), text)
+    visible = re.sub(r"[\x7f-\x9f\u202a-\u202e\u2066-\u2069]", lambda found: f"⟨U+{ord(found[0]):04X}⟩", visible)
+    assert browser.texts("#panel .part .text")[0] == re.sub("[\ud800-\udfff]", "\ufffd", visible)
+    assert browser.js("return document.scripts.length") == 2
+    assert browser.js("return document.images.length + document.querySelectorAll('#panel svg').length") == 0
+    assert browser.js("return window.hacked") is None
+    assert browser.complaints == []
+
+
+@pytest.mark.slow
+def test_the_policy_stops_what_would_slip_in(opened: Any, grown: Any) -> None:
+    browser = opened(grown("a"))
+    browser.js(
+        """const script = document.createElement("script");
+        script.textContent = "window.hacked = 1";
+        document.body.append(script);
+        document.body.insertAdjacentHTML("beforeend", "<img src=x onerror='window.hacked = 2'>");
+        document.body.insertAdjacentHTML("beforeend", "<p id=styled style='color: red'>x</p>");"""
+    )
+    assert browser.js("return window.hacked") is None
+    assert browser.js("return getComputedStyle(byId('styled')).color") != "rgb(255, 0, 0)"
+    refused = browser.driver.execute_async_script(
+        "fetch('https://example.org/').then(() => arguments[0]('fetched'), () => arguments[0]('refused'))"
+    )
+    assert refused == "refused"
+    assert any("Content Security Policy" in message for message in browser.complaints)
+
+
+@pytest.mark.slow
+def test_what_is_exact_approximate_and_never_decoded_is_told_apart(opened: Any, grown: Any) -> None:
+    tree = grown("a")
+    kinds = ["exact", "approximate", "undecoded", "trigger", "step"]
+    parts = tuple(Part(kind, "" if kind == "undecoded" else f"{kind} text", 7) for kind in kinds)
+    asked = (Message(role="user", content="first, and whole " * 500), Message(role="assistant", content="go on:"))
+    tree.calls[1] = [Call(purpose="generate", template="thought", prompt=asked, output="…", parts=parts)]
+    tree[1].approximate_tokens, tree[1].undecoded_tokens, tree[1].new_tokens = 7, 30, 13
+    browser = opened(tree)
+    assert [browser.texts(f"#panel .output .{kind}") for kind in kinds] == [
+        ["exact text"], ["approximate text"], ["7 tokens never decoded"], ["trigger text"], ["step text"],
+    ]  # fmt: skip
+    looks = browser.js(
+        """return [...document.querySelectorAll("#panel .output > *")].map((element) => {
+          const { backgroundColor, backgroundImage, fontWeight, borderLeftWidth } = getComputedStyle(element);
+          return [backgroundColor, backgroundImage, fontWeight, borderLeftWidth].join(" ");
+        })"""
+    )
+    assert len(set(looks)) == len(kinds)
+    assert browser.texts("#panel .keys .key")[:3] == ["13 exact", "7 approximate", "30 never decoded"]
+    assert browser.texts("#panel .message pre") == []  # made when the prompt is opened
+    browser.find("#panel .call summary").click()
+    assert browser.texts("#panel .message pre") == [message.content for message in asked]
+
+
+@pytest.mark.slow
+def test_an_evaluation_opens_with_its_numbers_and_every_tree_is_one_click_away(
+    chromium: Any, evaluation: Any, tmp_path: Path, grown: Any
+) -> None:
+    folder = evaluation([1.0, 0.0, 0.5, 1.0], grown("a", "a/b", question=HOSTILE["end of script"]))
+    write_page(evaluation_page(folder), tmp_path / "page.html")
+    chromium.open(tmp_path / "page.html")
+    assert chromium.texts(".figure dd")[:2] == ["62.5%", "95%: 25.0% to 100.0%"]
+    assert len(chromium.texts("figure svg")) == 4
+    assert [text.split()[0] for text in chromium.texts(".list li")] == ["3", "2", "1", "1"]  # the slowest, the failure
+    assert chromium.texts("tbody td:nth-child(5)") == ["1", "failed", "0.5", "1"]
+    chromium.find("th:nth-child(7) button").click()
+    chromium.find("th:nth-child(7) button").click()
+    assert chromium.texts("tbody td:first-child") == ["3", "2", "1", "0"]
+    chromium.js(
+        """const kind = document.querySelector(".heading select");
+        kind.value = "wrong";
+        kind.dispatchEvent(new Event("change"))"""
+    )
+    assert chromium.texts("tbody td:first-child") == ["2"]
+    chromium.find("tbody a").click()
+    assert chromium.heading == "Thought 0.0.0"
+    chromium.press(Keys.HOME)
+    assert chromium.texts("#panel .text") == [HOSTILE["end of script"], "2", "</script><script>ale"]
+    chromium.press("o")
+    assert chromium.find("#overview").is_displayed()
+    assert chromium.js("return window.hacked") is None
+    assert chromium.complaints == []

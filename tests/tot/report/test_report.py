@@ -1,0 +1,315 @@
+"""`tot report` without a browser: what is in the page, the pictures, the text, an evaluation's numbers, bad input."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import math
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tot import State, Thought, ThoughtTree
+from tot.cli import main
+from tot.decoders import OptionError
+from tot.report.overview import evaluation_page
+from tot.report.page import embedded, tree_page
+
+HOSTILE = (
+    "</script><script>alert(1)</script> --> <img src=x onerror=alert(1)> $\\frac{1}{0}$ \x00\x1b\u2028\u202e\ud800 &"
+)
+
+
+@pytest.fixture
+def tree() -> ThoughtTree:
+    tree = ThoughtTree(State(question=f"q {HOSTILE}"))
+    a = tree.add(tree.root, Thought(parts={"thought": HOSTILE}), value=2.5, visits=3)
+    b = tree.add(tree.root, Thought(parts={"thought": "b"}), value=math.inf)
+    c = tree.add(a, Thought(parts={"thought": "c " * 50_000}), value=4.0, terminal=True)
+    tree.link(b, c, Thought(parts={"thought": "other way"}))
+    tree.prune(b)
+    tree.choose(c)
+    return tree
+
+
+@pytest.fixture
+def saved(tree: ThoughtTree, tmp_path: Path) -> Path:
+    (tmp_path / "run.json").write_text(json.dumps({"answer": "9", "tree": tree.to_json()}))
+    return tmp_path / "run.json"
+
+
+@pytest.fixture
+def report(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """Runs `tot report`; gives its status and what it wrote to standard output and error."""
+
+    def run(*arguments: object) -> tuple[int, str, str]:
+        return main(["report", *map(str, arguments)]), *capfd.readouterr()
+
+    return run
+
+
+def blocks(page: str) -> dict[str, Any]:
+    """The data in a page, by the blocks' ids."""
+    found = re.findall(r'<script type="application/json" id="([^"]+)">([^<]*)</script>', page)
+    return {name: json.loads(data) for name, data in found}
+
+
+# -- the page ---------------------------------------------------------------------------------------------------
+
+
+@given(
+    st.recursive(
+        st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+    )
+)
+def test_embedded_data_is_ascii_without_markup_and_reads_as_it_was(data: Any) -> None:
+    text = embedded(data)
+    assert text.isascii()
+    assert not set(text) & set("<>&")
+    assert json.loads(text) == data
+
+
+def test_infinities_become_texts_since_json_has_none() -> None:
+    assert json.loads(embedded({"a": [math.inf, -math.inf, math.nan, 1.5]})) == {"a": ["∞", "−∞", "–", 1.5]}
+
+
+def test_a_page_holds_the_whole_tree_and_what_is_known_of_its_run(tree: ThoughtTree) -> None:
+    page = "".join(tree_page(tree, {"answer": "9"}))
+    data = blocks(page)["tree-0"]
+    assert data.pop("run") == {"answer": "9"}
+    assert data["nodes"][2]["value"] == "∞"
+    data["nodes"][2]["value"] = math.inf
+    assert data == tree.to_json()
+
+
+def test_thoughts_add_no_element_to_the_page(tree: ThoughtTree) -> None:
+    plain = "".join(tree_page(ThoughtTree(State(question="q")), {}))
+    page = "".join(tree_page(tree, {"answer": HOSTILE}))
+    tags = re.compile(r"<[a-zA-Z/!][^>]*>")
+    assert [tag for tag in tags.findall(page) if "id=" in tag] == [tag for tag in tags.findall(plain) if "id=" in tag]
+    assert len(tags.findall(page)) == len(tags.findall(plain))
+    assert page.encode()
+
+
+def test_the_policy_allows_one_script_and_one_style_by_their_hashes_and_nothing_else(tree: ThoughtTree) -> None:
+    page = "".join(tree_page(tree, {}))
+    (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    (style,), (script,) = (
+        re.findall(r"<style>(.*?)</style>", page, re.S),
+        re.findall(r"<script>(.*?)</script>", page, re.S),
+    )
+    hashes = ["sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in (style, script)]
+    assert policy.replace("&#39;", "'") == (
+        f"default-src 'none'; style-src '{hashes[0]}'; script-src '{hashes[1]}'; base-uri 'none'; form-action 'none'"
+    )
+    addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.]+", page))
+    assert addresses == {"http://www.w3.org"}  # the name of SVG, which is not fetched
+
+
+@pytest.mark.parametrize(
+    "file", [file for file in (files("tot.report") / "viewer").iterdir() if file.name.endswith(".js")]
+)
+def test_no_script_reads_text_as_markup_or_code(file: Any) -> None:
+    markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment"
+    assert not re.findall(rf"{markup}|\beval\b|new Function", file.read_text())
+
+
+# -- the command ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_written_beside_the_run(report: Any, saved: Path) -> None:
+    assert report(saved) == (0, f"report: {saved.with_suffix('.html')}\n", "")
+    assert blocks(saved.with_suffix(".html").read_text())["tree-0"]["run"] == {"answer": "9"}
+    assert [path.name for path in saved.parent.iterdir() if path.name.startswith(".")] == []
+
+
+def test_pictures_are_written_by_their_ending(report: Any, saved: Path, tmp_path: Path) -> None:
+    assert report(saved, "--out", tmp_path / "t.png")[0] == 0
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    assert report(saved, "--out", tmp_path / "t.SVG")[0] == 0
+    assert ElementTree.parse(tmp_path / "t.SVG").getroot().tag == "{http://www.w3.org/2000/svg}svg"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "complaint"),
+    [
+        ("absent.json", None, "absent.json does not exist: give a run that `tot solve --out` wrote, or a folder"),
+        ("broken.json", "{", "broken.json can't be read as JSON: "),
+        ("list.json", "[]", "this is not a tree of thoughts: save one with "),
+        ("empty.json", "", "empty.json can't be read as JSON: "),
+        (
+            "none.json",
+            '{"format": "tot.tree", "version": 2, "root": {"question": "q"}, "nodes": []}',
+            "the tree is damaged: ",
+        ),
+        ("new.json", '{"format": "tot.tree", "version": 9}', "trees of version 9 are unknown here"),
+        ("trace.jsonl", '{"format": "tot.trace"}\n{"step": "expand", "tree": [3]}\n', "trace.jsonl is damaged: "),
+    ],
+)
+def test_what_is_no_run_is_refused_in_one_line(
+    report: Any, tmp_path: Path, name: str, content: str | None, complaint: str
+) -> None:
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    status, out, err = report(tmp_path / name)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert complaint in err
+    assert not (tmp_path / name).with_suffix(".html").exists()
+
+
+def test_an_unknown_ending_is_refused_with_those_there_are(report: Any, saved: Path) -> None:
+    status, _, err = report(saved, "--out", "tree.pdf")
+    assert (status, err) == (
+        2, "tot: --out tree.pdf: unknown kind of report '.pdf': choose one of .html, .png, .svg\n"
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["no/folder/t.html", "no/folder/t.png", "no/folder/t.svg"])
+def test_a_file_that_cannot_be_written_is_named(report: Any, saved: Path, tmp_path: Path, name: str) -> None:
+    status, _, err = report(saved, "--out", tmp_path / name)
+    assert (status, err) == (
+        2,
+        f"tot: {tmp_path / name} can't be written: No such file or directory; give another file\n",
+    )
+
+
+# -- a tree shows itself ----------------------------------------------------------------------------------------
+
+
+def test_a_tree_shows_itself_as_text(tree: ThoughtTree) -> None:
+    lines = repr(tree).split("\n")
+    assert len(lines) == 4
+    assert lines[0].startswith("q </script>")
+    assert lines[1].startswith("├── ★  2.50  3 visits  </script>")
+    assert lines[2].startswith("│   └── ★  4.00  c c c")
+    assert lines[3] == "└── ·   inf  b"
+    assert not re.findall(r"[\x00-\x09\x0b-\x1f\u202e\ud800]", repr(tree))
+
+
+def test_of_many_thoughts_the_chosen_and_the_first_are_shown() -> None:
+    tree = ThoughtTree(State(question="q"))
+    for i in range(200):
+        tree.add(tree.root, Thought(parts={"thought": f"thought {i}"}))
+    tree.choose(tree[180])
+    lines = repr(tree).splitlines()
+    assert lines[-1] == "… and 150 more thoughts"
+    assert len(lines) == 52
+    assert sum("★" in line and "thought 179" in line for line in lines) == 1
+
+
+def test_jupyter_gets_a_picture_whose_texts_are_texts(tree: ThoughtTree) -> None:
+    drawing = ElementTree.fromstring(tree._repr_svg_() or "")
+    texts = ["".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert any("<script>alert(1)</script>" in text.replace("\n", "") for text in texts)
+    assert {element.tag.rpartition("}")[2] for element in drawing.iter()}.isdisjoint({"script", "img", "image", "a"})
+    assert {"4", "2.5", "b"} <= set(texts)
+
+
+def test_a_picture_reads_no_mathematics_and_no_control_characters_in_a_thought() -> None:
+    tree = ThoughtTree(State(question="$\\frac{1}{0}$ or 5"))
+    tree.add(tree.root, Thought(parts={"thought": "a\x00b\x1b\ud800c"}))
+    drawing = ElementTree.fromstring(tree._repr_svg_() or "")
+    texts = ["".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert texts == ["$\\frac{1}{0}$ or 5", "a�b��c"]
+
+
+def test_jupyter_gets_no_picture_where_matplotlib_is_not_installed(
+    tree: ThoughtTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.tree.find_spec", lambda name: None)
+    assert tree._repr_svg_() is None
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(OptionError, match=r"plots need matplotlib: pip install 'tot\[plots\]'"):
+        tree.plot()
+
+
+def test_a_figure_has_a_box_a_thought_and_a_curve_an_edge(tree: ThoughtTree) -> None:
+    (axes,) = tree.plot().axes
+    assert len(axes.patches) == len(tree)
+    assert [len(edges.get_paths()) for edges in axes.collections] == [1, 1, 2]  # plain, links, chosen
+
+
+def test_hundreds_of_leaves_become_dots() -> None:
+    tree = ThoughtTree(State(question="q"))
+    for i in range(300):
+        tree.add(tree.root, Thought(parts={"thought": "t"}), value=float(i))
+    (axes,) = tree.plot().axes
+    assert len(axes.patches) == 0
+    assert len(axes.collections[-1].get_offsets()) == 301
+
+
+# -- an evaluation ----------------------------------------------------------------------------------------------
+
+
+def test_an_overview_has_the_numbers_and_every_tree(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
+    folder = evaluation([1.0, 0.0, 1.0, 1.0], tree)
+    page = "".join(evaluation_page(folder))
+    data = blocks(page)
+    overview = data.pop("evaluation")
+    assert sorted(data) == ["tree-0", "tree-2", "tree-3"]  # the search of sample 1 failed before its first thought
+    assert overview["title"] == "letters on questions.jsonl"
+    assert overview["finished"]
+    figures = {name: (value, note) for name, value, note in overview["figures"]}
+    assert figures["Score"] == ("75.0%", "95%: 30.1% to 95.4%")
+    assert figures["New tokens"] == ("60", "15 a sample")
+    assert figures["Failed"] == ("1", "searches, and 2 rows not asked")
+    assert [sample["tree"] for sample in overview["samples"]] == ["tree-0", None, "tree-2", "tree-3"]
+    assert [sample["seconds"] for sample in overview["samples"]] == [0.0, 1.0, 2.0, 3.0]
+    scores = overview["charts"][0]["bars"]
+    assert (scores[0]["height"], scores[-1]["height"], sum(bar["height"] for bar in scores)) == (1, 3, 4)
+    assert data["tree-2"]["run"]["reference"] == HOSTILE[:20]
+
+
+def test_an_unfinished_evaluation_shows_what_there_is(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
+    folder = evaluation([1.0, 0.0], tree)
+    (folder / "results.json").unlink()
+    with (folder / "samples.jsonl").open("a") as file:
+        file.write('{"id": "2-0", "ind')
+    overview = blocks("".join(evaluation_page(folder)))["evaluation"]
+    assert not overview["finished"]
+    assert len(overview["samples"]) == 2
+
+
+def test_a_damaged_tree_is_named_and_the_others_are_shown(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
+    folder = evaluation([1.0, 0.0, 1.0], tree)
+    (folder / "trees" / "0-0.json").write_text("{")
+    data = blocks("".join(evaluation_page(folder)))
+    assert sorted(data) == ["evaluation", "tree-2"]
+    assert "0-0.json can't be read as JSON" in data["evaluation"]["samples"][0]["error"]
+
+
+def test_an_evaluation_is_a_page_in_its_folder_and_no_picture(
+    report: Any, evaluation: Callable[..., Path], tree: ThoughtTree
+) -> None:
+    folder = evaluation([1.0], tree)
+    assert report(folder) == (0, f"report: {folder / 'report.html'}\n", "")
+    assert (folder / "report.html").exists()
+    status, _, err = report(folder, "--out", "t.png")
+    assert (status, "an evaluation is shown as a page" in err) == (2, True)
+
+
+@pytest.mark.parametrize("samples", [None, "", "{}\n", "[]\n", "not JSON\n"])
+def test_an_evaluation_without_samples_is_refused_in_one_line(
+    report: Any, evaluation: Callable[..., Path], tree: ThoughtTree, samples: str | None
+) -> None:
+    folder = evaluation([1.0], tree)
+    (folder / "samples.jsonl").unlink()
+    if samples is not None:
+        (folder / "samples.jsonl").write_text(samples)
+    status, out, err = report(folder)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert f"{folder} has no samples that can be shown: " in err
+
+
+def test_a_folder_of_something_else_is_refused(report: Any, tmp_path: Path) -> None:
+    status, _, err = report(tmp_path)
+    assert (status, err) == (2, f"tot: {tmp_path} is not the folder of an evaluation: it has no config.yaml\n")

@@ -1,0 +1,355 @@
+"""evaluate(): what a folder holds, that results depend on seeds alone, what becomes of rows and searches that fail."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tot import BFS, Budget, State, Task, ThoughtTree, TotError, Value, evaluate
+from tot.decoders import ModelError
+
+ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]
+"""The script answers "b/c" to all of them."""
+TABLE: dict[str, Any] = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"]}
+TABLE |= {"value b/c": "9", "value b/d": "2", "answer b/c": "b/c"}
+SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
+
+
+@pytest.fixture
+def data_file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+@pytest.fixture
+def run(letters: Any, data_file: Path, tmp_path: Path) -> Callable[..., Any]:
+    """evaluate() of the six rows into tmp_path/out: run(decoder, limit=3)."""
+
+    def evaluated(decoder: Any, **options: Any) -> Any:
+        task = options.pop("task", letters)
+        return evaluate(task, data_file, **{"out": tmp_path / "out", "decoder": decoder} | SEARCH | options)
+
+    return evaluated
+
+
+def samples(folder: Path, measured: bool = False) -> list[dict[str, Any]]:
+    """The lines of samples.jsonl, without what depends on the machine."""
+    found = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return found if measured else [{name: sample[name] for name in sample if name != "measured"} for sample in found]
+
+
+# -- the folder -------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_holds_the_configuration_the_samples_their_trees_and_the_results(
+    run: Any, scripted: Any, tmp_path: Path
+) -> None:
+    results = run(scripted(TABLE))
+    out = tmp_path / "out"
+    assert results.folder == out
+    assert {path.name for path in out.iterdir() if path.name[0] != "."} == {
+        "config.yaml", "samples.jsonl", "trees", "results.json", "log.txt"
+    }  # fmt: skip
+    first = samples(out)[0]
+    usage = {purpose: {"calls": calls, "prompt_tokens": 0, "new_tokens": 5 * calls} for purpose, calls in
+             (("generate", 4), ("evaluate", 4), ("answer", 1))}  # fmt: skip
+    assert first == {
+        "id": "0-0", "index": 0, "repeat": 0, "question": "what is 0?", "reference": "no", "answer": "b/c",
+        "score": 0.0, "solved": False, "parse_failure": False, "unreadable": 0, "thoughts": 4, "stopped": None,
+        "error": None, "usage": usage,
+    }  # fmt: skip
+    assert [sample["score"] for sample in samples(out)] == [0, 1, 0, 1, 0, 1]
+    tree = ThoughtTree.load(out / "trees" / "5-0.json")
+    assert (tree.state(tree.root).question, len(tree)) == ("what is 5?", 5)
+    kept = json.loads((out / "results.json").read_text())
+    assert (kept["format"], kept["version"], kept["score"]["mean"]) == ("tot.results", 1, results.score.mean) == (
+        "tot.results", 1, 0.5
+    )  # fmt: skip
+    assert "finished: score 50.0%" in (out / "log.txt").read_text()
+
+
+def test_the_configuration_says_what_it_takes_to_run_it_again(
+    run: Any, scripted: Any, data_file: Path, tmp_path: Path
+) -> None:
+    run(scripted(TABLE), limit=2, seed=4, repeats=2, max_tokens=9, budget=Budget(nodes=7))
+    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert (kept["limit"], kept["seed"], kept["repeats"], kept["max_tokens"], kept["budget_nodes"]) == (2, 4, 2, 9, 7)
+    assert kept["data"] == str(data_file)
+    assert kept["search"] == "BFS(depth=3, aggregate='best', merge=None, thoughts=2, breadth=1, select='greedy')"
+    assert set(kept["record"]["versions"]) == {"python", "tot", "torch", "transformers", "datasets"}
+    assert len(kept["record"]["data_sha256"]) == 64
+
+
+def test_limit_offset_and_repeats_choose_the_samples(run: Any, scripted: Any, tmp_path: Path) -> None:
+    results = run(scripted(TABLE), limit=2, offset=3, repeats=2)
+    assert [sample["id"] for sample in samples(tmp_path / "out")] == ["3-0", "3-1", "4-0", "4-1"]
+    assert (results.problems, results.samples) == (2, 4)
+
+
+def test_shuffled_rows_keep_their_numbers_and_other_seeds_give_others(run: Any, scripted: Any, tmp_path: Path) -> None:
+    chosen = []
+    for seed in (0, 0, 1):
+        out = tmp_path / f"out{len(chosen)}"
+        run(scripted(TABLE), limit=3, shuffle_seed=seed, out=out)
+        chosen.append([(sample["index"], sample["question"]) for sample in samples(out)])
+    assert chosen[0] == chosen[1] != chosen[2]
+    assert all(question == f"what is {index}?" for index, question in chosen[2])
+
+
+def test_repeats_have_seeds_of_their_own(run: Any, scripted: Any) -> None:
+    decoder = scripted(TABLE)
+    run(decoder, limit=3, repeats=2)
+    seeds = [request.sampling.seed for request in decoder.requests if request.prompt[-1].content == "grow"]
+    assert len(set(seeds)) == 6
+
+
+def test_a_row_is_searched_by_the_same_seeds_wherever_the_run_begins(run: Any, scripted: Any, tmp_path: Path) -> None:
+    seeds = []
+    for out, options in (("a", {"limit": 4}), ("b", {"offset": 3, "limit": 1, "concurrency": 1})):
+        decoder = scripted(TABLE)
+        run(
+            decoder,
+            out=tmp_path / out,
+            concurrency=1,
+            **{"offset": 0} | {k: v for k, v in options.items() if k != "concurrency"},
+        )
+        seeds.append(
+            [request.sampling.seed for request in decoder.requests][-len(decoder.requests) // options["limit"] :]
+        )
+    assert seeds[0] == seeds[1]
+
+
+def test_a_budget_is_that_of_each_search(run: Any, scripted: Any, tmp_path: Path) -> None:
+    results = run(scripted(TABLE), limit=2, budget=Budget(tokens=25))
+    assert [sample["stopped"] for sample in samples(tmp_path / "out")] == ["budget: tokens (30 of 25)"] * 2
+    assert results.tokens == 60
+
+
+def test_an_answer_that_a_budget_left_no_room_for_is_no_parse_failure(
+    run: Any, letters: Any, scripted: Any, tmp_path: Path
+) -> None:
+    mute = type("Mute", (letters,), {"parse_answer": lambda self, text: None})
+    short = run(scripted(TABLE), task=mute, budget=Budget(tokens=25))
+    whole = run(scripted(TABLE), task=mute, out=tmp_path / "whole")
+    assert [sample["answer"] for sample in samples(tmp_path / "out")] == [None] * 6
+    assert (short.parse_failures.mean, whole.parse_failures.mean) == (0.0, 1.0)
+
+
+def test_the_judge_is_asked_where_the_task_can_ask_one(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
+    class Judged(letters):  # type: ignore[misc]
+        def judge(self, decoder: Any, answers: Any, seed: int) -> list[float]:
+            assert decoder.tokens == 5
+            return [float(len(answer)) for answer in answers]
+
+    results = run(scripted(TABLE), task=Judged, judge=True, limit=2)
+    assert [sample["judged"] for sample in samples(tmp_path / "out")] == [3.0, 3.0]
+    assert results.judged.mean == 3.0
+    with pytest.raises(TotError, match="has no way of judging answers"):
+        run(scripted(TABLE), judge=True, out=tmp_path / "other")
+
+
+def test_a_tracker_is_told_options_each_sample_and_the_end(run: Any, scripted: Any) -> None:
+    class Told:
+        def __init__(self) -> None:
+            self.calls: list[Any] = []
+
+        def start(self, name: str, options: Any) -> None:
+            self.calls.append((name, options["limit"]))
+
+        def log(self, step: int, numbers: Any) -> None:
+            self.calls.append((step, numbers["score"]))
+
+        def finish(self, numbers: Any) -> None:
+            self.calls.append(numbers)
+
+    told = Told()
+    run(scripted(TABLE), limit=2, concurrency=1, track=told)
+    assert told.calls == [("out", 2), (1, 0.0), (2, 0.5), {"score": 0.5, "parse_failures": 0.0}]
+
+
+def test_a_tracker_that_fails_costs_no_sample(run: Any, scripted: Any, tmp_path: Path, capfd: Any) -> None:
+    class Broken:
+        logged = 0
+
+        def start(self, name: str, options: Any) -> None:
+            if options["limit"] == 1:
+                raise ConnectionError("not logged in")
+
+        def log(self, step: int, numbers: Any) -> None:
+            Broken.logged += 1
+            raise ConnectionError("no network")
+
+        def finish(self, numbers: Any) -> None:
+            raise AssertionError("told no more")
+
+    assert run(scripted(TABLE), limit=3, track=Broken()).samples == 3
+    assert "the tracker failed, and is told no more: ConnectionError: no network\n" in capfd.readouterr().err
+    assert Broken.logged == 1
+    with pytest.raises(TotError, match=r"can't begin \(ConnectionError: not logged in\): set it up, or leave"):
+        run(scripted(TABLE), limit=1, track=Broken(), out=tmp_path / "other")
+
+
+# -- many at once -----------------------------------------------------------------------------------------------
+
+
+def test_one_search_at_a_time_and_sixteen_give_the_same_samples(run: Any, tiny: Any, tmp_path: Path) -> None:
+    lines = []
+    for concurrency in (1, 16):
+        out = tmp_path / str(concurrency)
+        with tiny() as decoder:
+            run(decoder, out=out, concurrency=concurrency, repeats=2, max_tokens=6, reproducible=True)
+            lines.append(
+                [line.partition(', "measured"')[0] for line in (out / "samples.jsonl").read_text().splitlines()]
+            )
+    assert len(lines[0]) == 12
+    assert len({json.loads(line + "}")["answer"] for line in lines[0]}) > 4
+    assert lines[0] == lines[1]
+
+
+def test_searches_share_forward_passes(run: Any, tiny: Any, tmp_path: Path) -> None:
+    forwards = []
+    for concurrency in (1, 6):
+        with tiny() as decoder:
+            run(decoder, out=tmp_path / str(concurrency), concurrency=concurrency, max_tokens=6)
+            forwards.append(decoder.engine.forwards)
+    assert forwards[0] > 3 * forwards[1]
+
+
+# -- what goes wrong --------------------------------------------------------------------------------------------
+
+
+def test_a_bad_row_is_reported_with_its_line_and_the_others_go_on(
+    run: Any, scripted: Any, data_file: Path, tmp_path: Path, capfd: Any
+) -> None:
+    bad = ['{"question": "torn', "[1]", "", '{"answer": "x"}', '{"question": "q"}', '{"question": " ", "answer": 1}']
+    bad.append('{"question": null, "answer": 1}')
+    data_file.write_text("\n".join([json.dumps(ROWS[0]), *bad, json.dumps(ROWS[1])]) + "\n")
+    results = run(scripted(TABLE))
+    assert [sample["id"] for sample in samples(tmp_path / "out")] == ["0-0", "7-0"]
+    assert (results.samples, results.bad_rows, results.score.mean) == (2, 6, 0.5)
+    reasons = [
+        r"line 2 is not JSON (Invalid control character at: line 1 column 19 (char 18))",
+        "line 3 is not a JSON object",
+        "line 5 has no 'question' (it has answer)",
+        "line 6 has no 'answer' (it has question)",
+        "line 7 can't be asked: the question is empty: give some text",
+        "line 8 has no 'question' (it has answer)",
+    ]
+    said, log = capfd.readouterr().err, (tmp_path / "out" / "log.txt").read_text()
+    for reason in reasons:
+        assert f"{data_file}, {reason}\n" in said
+        assert f"{data_file}, {reason}\n" in log
+
+
+def test_a_search_that_raises_is_recorded_and_the_others_go_on(
+    run: Any, letters: Any, scripted: Any, tmp_path: Path, capfd: Any
+) -> None:
+    class Fragile(letters):  # type: ignore[misc]
+        def score(self, answer: Any, reference: Any) -> float:
+            return 1 / (reference != "no")
+
+    results = run(scripted(TABLE), task=Fragile, limit=3)
+    errors = [sample["error"] for sample in samples(tmp_path / "out")]
+    assert errors == ["ZeroDivisionError: division by zero", None, "ZeroDivisionError: division by zero"]
+    assert (results.errors, results.score.mean) == (2, pytest.approx(1 / 3))
+    assert len(ThoughtTree.load(tmp_path / "out" / "trees" / "0-0.json")) == 5
+    assert "sample 0-0 failed: ZeroDivisionError: division by zero\n" in capfd.readouterr().err
+
+
+def test_a_search_that_can_not_even_begin_is_recorded(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
+    class Begun(letters):  # type: ignore[misc]
+        asked = 0
+
+        def start(self, question: str) -> State:
+            Begun.asked += question == "what is 1?"
+            if Begun.asked == 3:  # after the rows were counted, and read
+                raise RuntimeError("not again")
+            return super().start(question)
+
+    run(scripted(TABLE), task=Begun, limit=2, concurrency=1)
+    second = samples(tmp_path / "out", measured=True)[1]
+    assert (second["error"], second["thoughts"], second["measured"]["forwards"]) == ("RuntimeError: not again", 0, 0)
+    assert not (tmp_path / "out" / "trees" / "1-0.json").exists()
+
+
+def test_a_model_that_writes_rubbish_scores_nothing_and_every_answer_is_unreadable(
+    run: Any, scripted: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "sums.jsonl"
+    path.write_text("".join(json.dumps({"question": f"{i} + 1?", "answer": f"#### {i + 1}"}) + "\n" for i in range(4)))
+
+    class Rubbish(scripted):  # type: ignore[misc]
+        def _reply(self, request: Any, sample: int) -> Any:
+            return self.completion("\ufffd<|> ##\x00 {{ }} ~~")
+
+    results = evaluate("gsm8k", path, out=tmp_path / "sums", decoder=Rubbish({}), search="bfs:thoughts=2,depth=2",
+                       evaluator="value")  # fmt: skip
+    assert (results.score.mean, results.parse_failures.mean, results.errors) == (0.0, 1.0, 0)
+    assert results.unreadable == 4  # the value of the two equal thoughts of each
+
+
+def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scripted: Any, tmp_path: Path) -> None:
+    class Failing(scripted):  # type: ignore[misc]
+        def generate(self, requests: Any) -> Any:
+            if len(self.batches) > 7:
+                raise ModelError("the model is gone: bring it back")
+            return super().generate(requests)
+
+    with pytest.raises(ModelError, match="the model is gone"):
+        run(Failing(TABLE), concurrency=1)
+    assert [sample["id"] for sample in samples(tmp_path / "out")] == ["0-0"]
+    log = (tmp_path / "out" / "log.txt").read_text()
+    assert "stopped with 1 of 6 samples: the model is gone: bring it back\n" in log
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "said"),
+    [
+        ([], {}, r"rows\.jsonl has no rows: give another file"),
+        (ROWS, {"offset": 6}, r"rows\.jsonl has no rows from 6 on: give another file"),
+        ([{"q": "x", "a": 1}] * 3, {}, r"no row that can be asked: line 1 has no 'question' \(it has q, a\)"),
+        (ROWS, {"limit": 0}, r"limit = 0: Input should be greater than or equal to 1"),
+        (ROWS, {"repeats": 0}, r"repeats = 0: "),
+        (ROWS, {"concurrency": 0}, r"concurrency = 0: "),
+        (ROWS, {"budget": 5}, r"budget=5: give a Budget"),
+        (ROWS, {"track": "tensorbord"}, r"unknown tracker 'tensorbord': choose one of mlflow, trackio, wandb"),
+        (ROWS, {"resume": True, "out": None}, r"--resume goes on with a folder: name it by --out"),
+        (ROWS, {"search": "bsf"}, r"unknown search 'bsf'"),
+    ],
+)
+def test_what_can_not_be_evaluated_is_refused_and_leaves_no_folder(
+    run: Any, scripted: Any, data_file: Path, tmp_path: Path, rows: Any, options: Any, said: str
+) -> None:
+    data_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(TotError, match=said):
+        run(scripted(TABLE), **options)
+    assert not (tmp_path / "out").exists()
+    assert not Path("runs").exists()
+
+
+def test_a_reproducible_run_computes_in_float32_or_not_at_all(run: Any, tiny: Any) -> None:
+    with tiny() as decoder, pytest.raises(TotError, match=r"compute in float32: leave dtype='fp16' out"):
+        run("ar", model=decoder.model, tokenizer=decoder.tokenizer, dtype="fp16", reproducible=True)
+
+
+def test_a_run_that_is_refused_at_its_first_step_can_be_started_again(
+    run: Any, letters: Any, scripted: Any, tmp_path: Path
+) -> None:
+    with pytest.raises(TotError, match="unknown decoder 'beam'"):
+        run("beam")
+    assert run(scripted(TABLE)).samples == 6
+
+
+def test_a_task_of_ones_own_is_named_in_the_configuration(run: Any, scripted: Any, tmp_path: Path) -> None:
+    class Own(Task):
+        templates = {"thought": "grow", "value": "value a", "answer": "answer b/c"}  # noqa: RUF012
+
+    run(scripted(TABLE), task=Own(), limit=1)
+    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert kept["task"].endswith(".Own")

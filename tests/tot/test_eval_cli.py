@@ -1,0 +1,262 @@
+"""`tot eval`: flags, configuration files, exit codes and comparisons, on tasks that need no model."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tot.cli import main
+
+PROBLEM = """(define (problem p) (:domain blocksworld-4ops) (:objects a b)
+(:init (handempty) (ontable a) (on b a) (clear b)) (:goal (and (on a b))))"""
+SYMBOLIC = ("--model", "none", "--search", "best-first", "--generator", "enumerate:prior=uniform")
+
+
+@pytest.fixture
+def tot(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in an empty folder; gives its status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(list(arguments))
+        return status, *capfd.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> tuple[str, ...]:
+    """The arguments of three problems."""
+    done = PROBLEM.replace("(on a b))))", "(on b a))))")
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps({"pddl": pddl}) + "\n" for pddl in (PROBLEM, done, PROBLEM)))
+    return "eval", "blocksworld", "--data", "x.jsonl"
+
+
+def test_an_evaluation_prints_its_numbers_and_keeps_a_folder(tot: Any, rows: Any, tmp_path: Path) -> None:
+    status, out, err = tot(*rows, *SYMBOLIC, "--out", "out")
+    assert (status, err) == (0, "")
+    shown = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
+    assert shown["score"] == "100.0% (43.9% to 100.0%)"
+    assert shown["verified by the task"] == "3 of 3"
+    assert shown["folder"] == "out"
+    answers = [json.loads(line)["answer"] for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
+    assert answers[1] == []
+    assert answers[0] == answers[2] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+
+
+def test_without_out_each_run_gets_a_folder_of_its_own(tot: Any, rows: Any, tmp_path: Path) -> None:
+    for _ in range(2):
+        tot(*rows, *SYMBOLIC, "--limit", "1")
+    first, second = (tmp_path / "runs").iterdir()
+    assert re.fullmatch(r"blocksworld-\d{8}-\d{6}(-1)?", first.name)
+    assert (first / "results.json").exists()
+    assert (second / "results.json").exists()
+
+
+def test_a_folders_configuration_runs_it_again(tot: Any, rows: Any, tmp_path: Path) -> None:
+    flags = (
+        "--limit",
+        "2",
+        "--offset",
+        "1",
+        "--seed",
+        "3",
+        "--budget-nodes",
+        "9",
+        "--concurrency",
+        "2",
+        "--depth",
+        "9",
+    )
+    tot(*rows, *SYMBOLIC, *flags, "--out", "a")
+    assert tot("eval", "--config", "a/config.yaml", "--out", "b")[0] == 0
+    kept = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in "ab"]
+    assert kept[0] == kept[1]
+    assert (kept[0]["depth"], kept[0]["budget_nodes"], kept[0]["offset"]) == (9, 9, 1)
+    lines = [
+        [line.partition(', "measured"')[0] for line in (tmp_path / name / "samples.jsonl").read_text().splitlines()]
+        for name in "ab"
+    ]
+    assert lines[0] == lines[1]
+
+
+def test_flags_win_over_a_file_whose_names_are_theirs(tot: Any, rows: Any, tmp_path: Path) -> None:
+    options = {
+        "model": "none",
+        "search": "best-first",
+        "generator": "enumerate:prior=uniform",
+        "limit": 1,
+        "budget-nodes": 7,
+        "kv-budget": 4000,
+    }
+    Path("run.yaml").write_text(yaml.safe_dump(options))
+    assert tot(*rows, "--config", "run.yaml", "--limit", "2", "--out", "out")[0] == 0
+    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert (kept["limit"], kept["budget_nodes"], kept["search"]) == (2, 7, "best-first")
+    assert kept["kv_budget"] == "4000"
+
+
+def test_keys_are_never_written(tot: Any, rows: Any, tmp_path: Path) -> None:
+    options = ["api_key=sk-123", "HF-TOKEN=sk-123", "base_url=https://me:sk-123@host/v1", "key=sk-123", "monkey=7"]
+    flags = [argument for option in options for argument in ("--decoder-option", option)]
+    assert tot(*rows, *SYMBOLIC, *flags, "--out", "out")[0] == 0
+    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert kept["decoder_option"] == ["base_url=https://host/v1", "monkey=7"]
+    assert "sk-123" not in "".join(path.read_text() for path in (tmp_path / "out").glob("*.*"))
+
+
+def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> None:
+    with Path("x.jsonl").open("a") as file:
+        file.write('{"pddl": \n')
+    status, out, err = tot(*rows, *SYMBOLIC, "--out", "out")
+    assert status == 1
+    assert re.search(r"x\.jsonl, line 4 is not JSON", err)
+    assert re.search(r"^bad rows +1 *$", out, re.MULTILINE)
+    status, out, err = tot(*rows, "--model", "none", "--limit", "1", "--search", "bfs", "--generator", "sample",
+                           "--out", "none")  # fmt: skip
+    assert status == 1
+    assert re.search(r"^failed +1 of 1 *$", out, re.MULTILINE)
+    assert "sample 0-0 failed: RequestError: this search asks a model, and there is none" in err
+
+
+def test_ctrl_c_is_exit_status_130_and_says_how_to_go_on(tot: Any, rows: Any, monkeypatch: Any) -> None:
+    from tot.tasks.blocksworld import Blocksworld
+
+    score = Blocksworld.score
+
+    def slow(self: Any, answer: Any, reference: Any) -> float:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(0.2)
+        return score(self, answer, reference)
+
+    monkeypatch.setattr(Blocksworld, "score", slow)
+    status, out, err = tot(*rows, *SYMBOLIC, "--out", "out", "--concurrency", "1")
+    assert (status, out, err) == (130, "", "tot: interrupted; the same command with --resume --out out goes on\n")
+    monkeypatch.setattr(Blocksworld, "score", score)
+    assert tot(*rows, *SYMBOLIC, "--out", "out", "--resume")[0] == 0
+
+
+def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    tot(*rows, *SYMBOLIC, "--out", "a")
+    tot(*rows, *SYMBOLIC, "--budget-nodes", "1", "--out", "b")
+    status, out, err = tot("eval", "--compare", "a", "b", "--plot", "out.png")
+    assert (status, err) == (0, "")
+    assert "problems that all have: 2" in out  # two rows ask the same
+    assert "100.0% (34.2% to 100.0%)" in out
+    assert "-50.0% (-100.0% to +0.0%)" in out
+    assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("eval",), r"there is no task: give its name, .*"),
+        (("eval", "gsm8k"), r"there are no questions: give --data FILE, or org/name:split of the hub"),
+        (("eval", "gsm9k", "--data", "x.jsonl"), r"unknown task 'gsm9k' .*"),
+        (("eval", "gsm8k", "two", "--data", "x.jsonl"), r"there is one task too many, 'two': .*"),
+        (("eval", "gsm8k", "--data", "absent.jsonl"), r"absent\.jsonl: there is no such file"),
+        (
+            ("eval", "gsm8k", "--data", "x.jsonl"),
+            r".*no row that can be asked: line 1 has no 'question' \(it has pddl\)",
+        ),
+        (("eval", "gsm8k", "--data", "x.doc"), r".*unknown kind of data set '\.doc'.*org/name:split"),
+        (("eval", "gsm8k", "--data", "x.jsonl", "--resume"), r"--resume goes on with a folder: name it by --out"),
+        (("eval", "gsm8k", "--data", "x.jsonl", "--limit", "0"), r".*'--limit': .*greater than or equal to 1"),
+        (
+            ("eval", "gsm8k", "--config", "bad.yaml"),
+            r"unknown option 'lmit' \(did you mean limit\?\): choose one of .*",
+        ),
+        (("eval", "gsm8k", "--config", "type.yaml"), r"limit = 'many': Input should be a valid integer.*"),
+        (("eval", "gsm8k", "--config", "list.yaml"), r"list\.yaml has no options: write lines such as `limit: 50`"),
+        (
+            ("eval", "gsm8k", "--config", "absent.yaml"),
+            r"absent\.yaml can't be read as YAML: No such file or directory",
+        ),
+        (("eval", "gsm8k", "--config", "torn.yaml"), r"torn\.yaml can't be read as YAML: .*"),
+        (("eval", "gsm8k", "--config", "newer.yaml"), r"newer\.yaml is 'tot\.evaluation', version 2: this program .*"),
+        (
+            ("eval", "gsm8k", "--data", "x.jsonl", "--track", "mlfow"),
+            r"unknown tracker 'mlfow' \(did you mean mlflow\?.*",
+        ),
+        (("eval", "gsm8k", "--plot", "a.png"), r"--plot draws what --compare compares: .*"),
+        (("eval", "--compare", "a"), r"there is nothing to compare: name two folders or more, .*"),
+        (("eval", "--compare", "a", "b"), r"a is not the folder of an evaluation: it has no config\.yaml"),
+        (("eval", "--compare", "a", "b", "--limit", "3"), r"--compare reads finished folders: leave --limit out"),
+        (("eval", "--compare", "a", "b", "--resume"), r"--compare reads finished folders: leave --resume out"),
+        (("eval", "--compare", "a", "b", "--plot", "a.doc"), r"--plot a\.doc: unknown kind of picture '\.doc'.*"),
+        (
+            ("eval", "--compare", "a", "b", "--plot", "absent/a.png"),
+            r"--plot absent/a\.png: the folder .* does not exist.*",
+        ),
+    ],
+)
+def test_what_can_not_be_done_is_one_line_that_says_what_can(
+    tot: Any, rows: Any, tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    for name, text in (("bad", "lmit: 5"), ("type", "{limit: many, data: x.jsonl}"), ("list", "- 5"), ("torn", "a: [1"),
+                       ("newer", "{format: tot.evaluation, version: 2, data: x.jsonl}")):  # fmt: skip
+        (tmp_path / f"{name}.yaml").write_text(text)
+    status, out, err = tot(*arguments)
+    assert (status, out) == (2, "")
+    assert re.fullmatch(f"tot: {said}\n", err)
+
+
+def test_eval_takes_every_flag_of_solve_that_is_about_searching(tot: Any) -> None:
+    flags = [
+        set(re.findall(r"^ +(--[a-z-]+)", tot(command, "--help")[1], re.MULTILINE)) for command in ("solve", "eval")
+    ]
+    assert flags[0] - flags[1] == {"--row", "--json"}
+
+
+@pytest.mark.real
+def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
+    questions = [
+        {"question": f"Tom has {i} apples and buys 4 more. How many?", "answer": f"#### {i + 4}"} for i in range(4)
+    ]
+    (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
+    command = [
+        "-m",
+        "tot.cli",
+        "eval",
+        "gsm8k",
+        "--data",
+        "x.jsonl",
+        "--search",
+        "self-consistency:k=2",
+        "--model",
+        smollm2,
+    ]
+    command += ["--max-tokens", "8", "--reproducible", "--concurrency", "2", "--out"]
+    whole = python(*command, "whole")
+    assert whole.wait(timeout=120) == 0
+    first, samples = python(*command, "out"), tmp_path / "out" / "samples.jsonl"
+    deadline = time.monotonic() + 120
+    while not samples.exists() or samples.read_bytes().count(b"\n") < 1:
+        assert first.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+    first.kill()
+    first.wait()
+    assert not (tmp_path / "out" / "results.json").exists()
+    again = python(*command, "out", "--resume")
+    _, err = again.communicate(timeout=120)
+    assert (again.returncode, err) == (0, "")
+    lines = [
+        [line.partition(', "measured"')[0] for line in (tmp_path / name / "samples.jsonl").read_text().splitlines()]
+        for name in ("whole", "out")
+    ]
+    assert len(lines[0]) == 4
+    assert lines[0] == lines[1]

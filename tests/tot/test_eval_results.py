@@ -1,0 +1,260 @@
+"""Metrics against values worked out by hand; the paired bootstrap against known cases; evaluations side by side."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import random
+import statistics
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+from rich.console import Console
+from scipy.stats import binomtest
+
+from tot.decoders import OptionError
+from tot.evaluation.compare import compare, picture, table
+from tot.evaluation.estimate import Estimate, bootstrap, estimate
+from tot.evaluation.progress import Progress
+from tot.evaluation.results import summarise
+from tot.evaluation.tracking import tracker
+
+
+def sample(index: int, score: float, tokens: int, repeat: int = 0, **other: Any) -> dict[str, Any]:
+    """A line of samples.jsonl; the tokens are generated and, 10 of them, answered."""
+    measured = {"seconds": tokens / 100, "forwards": 3, "drafted": 8, "accepted": 2}
+    usage = {
+        "generate": {"calls": 4, "prompt_tokens": 100, "new_tokens": tokens - 10},
+        "answer": {"calls": 1, "prompt_tokens": 50, "new_tokens": 10},
+    }
+    return {
+        "id": f"{index}-{repeat}",
+        "index": index,
+        "repeat": repeat,
+        "question": f"what is {index}?",
+        "score": score,
+        "solved": score == 1,
+        "parse_failure": False,
+        "unreadable": 1,
+        "thoughts": 6,
+        "error": None,
+        "usage": usage,
+        "measured": measured,
+        **other,
+    }
+
+
+# -- one evaluation ---------------------------------------------------------------------------------------------
+
+
+def test_sums_are_over_samples_and_the_score_is_over_problems() -> None:
+    lines = [sample(0, 1.0, 100), sample(0, 0.0, 30, 1), sample(1, 0.0, 50, parse_failure=True)]
+    lines += [sample(1, 0.0, 60, 1, error="ValueError: x"), sample(2, 1.0, 40), sample(2, 1.0, 500, 1)]
+    results = summarise(lines, bad_rows=2)
+    assert (results.problems, results.samples, results.solved, results.errors, results.bad_rows) == (3, 6, 3, 1, 2)
+    assert results.score.mean == pytest.approx((0.5 + 0 + 1) / 3)
+    assert results.any.mean == pytest.approx(2 / 3)
+    assert results.parse_failures.mean == pytest.approx(1 / 6)
+    assert (results.tokens, results.prompt_tokens, results.forwards, results.unreadable) == (780, 900, 18, 6)
+    assert results.seconds == pytest.approx(7.8)
+    assert (results.acceptance, results.thoughts, results.judged) == (0.25, 36, None)
+    assert results.by_purpose == {
+        "generate": {"calls": 24, "prompt_tokens": 600, "new_tokens": 720},
+        "answer": {"calls": 6, "prompt_tokens": 300, "new_tokens": 60},
+    }
+
+
+def test_the_score_at_a_budget_counts_only_searches_that_kept_to_it() -> None:
+    lines = [sample(0, 1.0, 33), sample(1, 0.5, 64), sample(2, 0.5, 65), sample(3, 1.0, 300)]
+    assert summarise(lines).score_at_tokens == {64: 0.375, 128: 0.5, 256: 0.5, 512: 0.75}
+
+
+@pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (50, 50), (17, 400)])
+def test_a_share_has_wilsons_interval(right: int, n: int) -> None:
+    expected = binomtest(right, n).proportion_ci(method="wilson")
+    found = estimate([1.0] * right + [0.0] * (n - right))
+    assert (found.mean, found.low, found.high) == pytest.approx((right / n, expected.low, expected.high), abs=1e-6)
+
+
+def test_other_means_have_the_interval_that_the_normal_distribution_gives_large_samples() -> None:
+    chance = random.Random(0)
+    values = [chance.gauss(5, 2) for _ in range(400)]
+    found = estimate(values)
+    reach = 1.96 * statistics.pstdev(values) / math.sqrt(400)
+    assert found.mean == pytest.approx(statistics.fmean(values))
+    assert (found.low, found.high) == pytest.approx((found.mean - reach, found.mean + reach), abs=0.02)
+    assert estimate(values) == found
+
+
+def test_equal_values_have_no_spread() -> None:
+    assert bootstrap([2.5, 2.5, 2.5]) == Estimate(2.5, 2.5, 2.5)
+    assert bootstrap([3.0]) == Estimate(3.0, 3.0, 3.0)
+
+
+def test_two_values_are_resampled_to_their_ends() -> None:
+    """A quarter of the resamples of two values holds only the lower, a quarter only the upper."""
+    assert bootstrap([1.0, 4.0]) == Estimate(2.5, 1.0, 4.0)
+
+
+def test_the_line_of_progress_tells_the_score_so_far_the_rate_and_the_acceptance(monkeypatch: Any) -> None:
+    now = 100.0
+    monkeypatch.setattr("tot.evaluation.progress.time.monotonic", lambda: now)
+    progress = Progress(4)
+    progress.recall(sample(0, 1.0, 100))
+    assert progress.line == "score 100.0% (20.7% to 100.0%), 0 tokens/s"
+    now = 110.0
+    progress.finish(sample(1, 0.0, 400), None)
+    assert progress.line == "score 50.0% (9.5% to 90.5%), 40 tokens/s, 25% accepted"
+    meter = SimpleNamespace(new_tokens=100, usage=SimpleNamespace(drafted=8, accepted=8))
+    search = type("Search", (), {"meter": meter})()
+    progress.running.add(search)
+    assert progress.line == "score 50.0% (9.5% to 90.5%), 50 tokens/s, 62% accepted"
+    progress.finish(sample(2, 0.0, 100), search)
+    assert (progress.done, progress.running) == (2, set())
+    assert progress.line == "score 33.3% (6.1% to 79.2%), 50 tokens/s, 25% accepted"
+
+
+def test_complaints_are_shown_as_text_and_not_any_number_of_times(capfd: Any) -> None:
+    with Progress(1) as progress:
+        for number in range(30):
+            progress.complain(f"[red]row[/red] {number}\x1b[2J\n:smile: " + "x" * 200)
+    shown = capfd.readouterr().err.splitlines()
+    assert shown[9] == "[red]row[/red] 9�[2J :smile: " + "x" * 200
+    assert shown[10:] == ["more of these are in log.txt"]
+
+
+# -- side by side -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Any:
+    """Writes the folder of an evaluation: folder("a", samples, task="gsm8k")."""
+
+    def write(name: str, samples: list[dict[str, Any]], task: str = "gsm8k") -> Path:
+        path = tmp_path / name
+        path.mkdir()
+        (path / "config.yaml").write_text(yaml.safe_dump({"format": "tot.evaluation", "version": 1, "task": task}))
+        (path / "samples.jsonl").write_text("".join(json.dumps(one) + "\n" for one in samples))
+        return path
+
+    return write
+
+
+def test_pairs_tell_apart_what_means_do_not(folder: Any) -> None:
+    """Scores spread over the whole scale, and every problem a little better: unpaired intervals would overlap."""
+    chance = random.Random(1)
+    scores = [chance.uniform(0.1, 0.8) for _ in range(60)]
+    a = folder("a", [sample(i, score, 100 + i) for i, score in enumerate(scores)])
+    b = folder("b", [sample(i, score + 0.05 + 0.01 * (i % 2), 50 + i) for i, score in enumerate(scores)])
+    common, (first, second) = compare([a, b])
+    assert (common, first.differences) == (60, {})
+    assert first.means["score"].high > second.means["score"].low
+    gain = second.differences["score"]
+    assert (gain.mean, gain.low, gain.high) == pytest.approx((0.055, 0.0537, 0.0563), abs=2e-4)
+    assert second.differences["tokens"] == Estimate(-50.0, -50.0, -50.0)
+    assert second.differences["seconds"].mean == pytest.approx(-0.5)
+
+
+def test_only_common_problems_count_and_repeats_are_averaged(folder: Any) -> None:
+    a = folder("a", [sample(0, 1.0, 20), sample(1, 0.0, 20), sample(2, 1.0, 20)])
+    b = folder("b", [sample(2, 1.0, 40), sample(2, 0.0, 20, 1), sample(1, 1.0, 30), sample(7, 0.0, 99)])
+    common, (first, second) = compare([a, b])
+    assert common == 2
+    assert (first.means["score"].mean, second.means["score"].mean) == (0.5, 0.75)
+    assert second.differences["score"].mean == 0.25
+    assert second.means["tokens"].mean == 30
+
+
+def test_the_table_has_a_row_for_each_side(folder: Any) -> None:
+    a = folder("a", [sample(i, i % 2, 20) for i in range(4)])
+    b = folder("b", [sample(i, 1.0, 30) for i in range(4)])
+    console = Console(file=io.StringIO(), width=200)
+    console.print(table(compare([a, b])[1]))
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "50.0% (15.0% to 85.0%)" in text
+    assert "+50.0% (+0.0% to +100.0%)" in text
+    assert "30 (30 to 30) │ +10 (+10 to +10)" in text
+
+
+def test_the_picture_shows_each_side_at_its_cost(folder: Any) -> None:
+    pytest.importorskip("matplotlib")
+    a = folder("a", [sample(i, i % 2, 20) for i in range(4)])
+    b = folder("b", [sample(i, 1.0, 30) for i in range(4)])
+    by_tokens, by_seconds = picture(compare([a, b])[1]).axes
+    places = [
+        [float(line.get_xdata()[0]), float(line.get_ydata()[0])]
+        for line in by_tokens.lines
+        if len(line.get_xdata()) == 1
+    ]
+    assert [20.0, 0.5] in places
+    assert [30.0, 1.0] in places
+    assert (by_tokens.get_xlabel(), by_seconds.get_xlabel()) == ("tokens a problem", "seconds a problem")
+
+
+def test_what_can_not_be_compared_is_refused(folder: Any, tmp_path: Path) -> None:
+    a, other = folder("a", [sample(0, 1.0, 20)]), folder("other", [sample(1, 1.0, 20)])
+    game = folder("game", [sample(0, 1.0, 20)], task="game24")
+    damaged = folder("damaged", [{"question": "what is 0?"}])
+    for folders, said in (
+        ([a], "name two folders or more"),
+        ([a, game], r"a is of the task gsm8k, and .*game of game24: they can't be compared"),
+        ([a, other], r"have no problem in common"),
+        ([a, tmp_path], r"is not the folder of an evaluation: it has no config\.yaml"),
+        ([a, damaged], r"samples\.jsonl can't be read"),
+    ):
+        with pytest.raises(OptionError, match=said):
+            compare(folders)
+
+
+# -- trackers ---------------------------------------------------------------------------------------------------
+
+
+class Recorder(ModuleType):
+    """A module whose functions note their calls."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.calls: list[Any] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *values, **options: self.calls.append((name, *values, options))
+
+
+BEGUN = ("init", {"project": "tot", "name": "run", "config": {"limit": 3}})
+TOLD: dict[str, list[Any]] = {
+    "wandb": [BEGUN, ("log", {"score": 0.5}, {"step": 1}), ("log", {"score": 1.0}, {}), ("finish", {})],
+    "mlflow": [
+        ("set_experiment", "tot", {}),
+        ("start_run", {"run_name": "run"}),
+        ("log_params", {"limit": 3}, {}),
+        ("log_metrics", {"score": 0.5}, {"step": 1}),
+        ("log_metrics", {"score": 1.0}, {}),
+        ("end_run", {}),
+    ],
+}
+
+
+@pytest.mark.parametrize("name", TOLD)
+def test_a_tracker_passes_on_what_it_is_told(monkeypatch: Any, name: str) -> None:
+    module = Recorder(name)
+    monkeypatch.setitem(sys.modules, name, module)
+    told = tracker(name)
+    assert told is not None
+    told.start("run", {"limit": 3})
+    told.log(1, {"score": 0.5})
+    told.finish({"score": 1.0})
+    assert module.calls == TOLD[name]
+
+
+def test_a_tracker_that_is_not_installed_is_refused_with_how_to_get_it(monkeypatch: Any) -> None:
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(OptionError, match=r"trackio can't be used \(.*\): pip install trackio"):
+        tracker("trackio")
+    assert tracker(None) is None

@@ -1,0 +1,291 @@
+"""An evaluation that is killed, stopped or out of disk goes on where it was, and ends as if nothing had happened."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tot import BFS, TotError, Value, evaluate
+
+SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value(), "max_tokens": 6}
+
+
+@pytest.fixture
+def data_file(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
+    return path
+
+
+@pytest.fixture
+def run(letters: Any, data_file: Path, tmp_path: Path) -> Callable[..., Any]:
+    """evaluate() of the eight rows: run(decoder, out="out", limit=3)."""
+
+    def evaluated(decoder: Any, out: str = "out", **options: Any) -> Any:
+        return evaluate(letters, data_file, out=tmp_path / out, decoder=decoder, **SEARCH | options)
+
+    return evaluated
+
+
+def lines(folder: Path) -> list[str]:
+    """Those of samples.jsonl, without what depends on the machine."""
+    return [line.partition(', "measured"')[0] for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+def forked(work: Callable[[], object]) -> int:
+    """The process id of a copy of this process that does the work and ends."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        signal.alarm(120)  # a copy that hangs is ended, and the test with it
+        try:
+            work()
+            status = 0
+        finally:
+            os._exit(status)
+    return child
+
+
+# -- kill -9 ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kills", [4, pytest.param(25, marks=pytest.mark.slow)])
+def test_runs_killed_at_random_moments_lose_and_double_nothing(run: Any, tiny: Any, tmp_path: Path, kills: int) -> None:
+    def work(out: str) -> None:
+        with tiny() as decoder:
+            run(decoder, out=out, reproducible=True, concurrency=3, repeats=2, resume=True)
+
+    began = time.monotonic()
+    os.waitpid(forked(lambda: work("whole")), 0)
+    takes = time.monotonic() - began
+    expected = lines(tmp_path / "whole")
+    assert len(set(expected)) == 16
+    chance = random.Random(kills)
+    killed, finished, midway = 0, 0, 0
+    while killed < kills or not finished:
+        out = f"killed-{finished}"
+        child = forked(lambda out=out: work(out))  # type: ignore[misc]
+        time.sleep(chance.uniform(0, takes if killed < kills else 0))
+        if killed < kills:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+        assert status in (0, signal.SIGKILL)
+        killed += status != 0
+        if (tmp_path / out / "samples.jsonl").exists():
+            midway += 0 < len(lines(tmp_path / out)) < 16
+        if status == 0:
+            assert lines(tmp_path / out) == expected
+            assert len(list((tmp_path / out / "trees").glob("[!.]*"))) == 16
+            assert json.loads((tmp_path / out / "results.json").read_text())["samples"] == 16
+            finished += 1
+    assert midway > 0
+
+
+@pytest.fixture
+def whole(run: Any, scripted: Any, tmp_path: Path) -> Path:
+    """The folder of a finished run."""
+    run(scripted({}))
+    return tmp_path / "out"
+
+
+@pytest.mark.parametrize("keep", [0, 1, 5])
+def test_a_torn_line_is_done_again_and_nothing_else(run: Any, scripted: Any, whole: Path, keep: int) -> None:
+    expected = lines(whole)
+    raw = (whole / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (whole / "samples.jsonl").write_bytes(b"".join(raw[:keep]) + raw[keep][: len(raw[keep]) // 2])
+    decoder = scripted({})
+    run(decoder, resume=True)
+    assert lines(whole) == expected
+    assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8 - keep
+
+
+def test_samples_end_in_the_order_of_the_problems_whatever_was_finished_first(
+    run: Any, scripted: Any, whole: Path
+) -> None:
+    expected = (whole / "samples.jsonl").read_text().splitlines(keepends=True)
+    (whole / "samples.jsonl").write_text("".join(expected[5:] + expected[:2]))
+    run(scripted({}), resume=True)
+    assert lines(whole) == [line.partition(', "measured"')[0] for line in expected]
+    assert (whole / "samples.jsonl").read_text().splitlines(keepends=True)[5:] == expected[5:]
+
+
+def test_a_run_that_was_finished_asks_nothing_more(run: Any, scripted: Any, whole: Path) -> None:
+    before = (whole / "samples.jsonl").read_bytes()
+    decoder = scripted({})
+    assert run(decoder, resume=True).samples == 8
+    assert (decoder.batches, (whole / "samples.jsonl").read_bytes()) == ([], before)
+
+
+def test_resuming_what_was_never_begun_begins_it(run: Any, scripted: Any) -> None:
+    assert run(scripted({}), resume=True).samples == 8
+
+
+def test_ten_thousand_samples_are_resumed_in_less_than_five_seconds(
+    letters: Any, scripted: Any, tmp_path: Path
+) -> None:
+    data = tmp_path / "many.jsonl"
+    data.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(10_001)))
+    options = {"out": tmp_path / "out", "decoder": scripted({}), **SEARCH}
+    evaluate(letters, data, limit=1, **options)
+    config = tmp_path / "out" / "config.yaml"
+    config.write_text(config.read_text().replace("limit: 1\n", ""))
+    sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text())
+    with (tmp_path / "out" / "samples.jsonl").open("w") as file:
+        for i in range(10_000):
+            file.write(json.dumps(sample | {"id": f"{i}-0", "index": i, "question": "x" * 1000}) + "\n")
+    began = time.monotonic()
+    results = evaluate(letters, data, resume=True, **options)
+    assert results.samples == 10_001
+    assert time.monotonic() - began < 5
+
+
+# -- other endings ----------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_stops_cleanly_and_the_run_goes_on(run: Any, scripted: Any, tmp_path: Path) -> None:
+    class Scripted(scripted):  # type: ignore[misc]
+        def generate(self, requests: Any) -> Any:
+            if len(self.batches) == 12:
+                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+                time.sleep(0.3)
+            return super().generate(requests)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Scripted({}), concurrency=1)
+    done = lines(tmp_path / "out")
+    assert 0 < len(done) < 8
+    assert f"interrupted with {len(done)} of 8 samples" in (tmp_path / "out" / "log.txt").read_text()
+    decoder = scripted({})
+    assert run(decoder, resume=True).samples == 8
+    assert lines(tmp_path / "out")[: len(done)] == done
+    assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8 - len(done)
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """As on a disk that is full: writing beyond `size` bytes of any file fails."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on(run: Any, scripted: Any, tmp_path: Path) -> None:
+    run(scripted({}), out="whole")
+    size = (tmp_path / "whole" / "samples.jsonl").stat().st_size
+    assert max(file.stat().st_size for file in (tmp_path / "whole" / "trees").iterdir()) < size * 5 // 8
+    with files_of_at_most(size * 5 // 8), pytest.raises(TotError, match=r"samples\.jsonl can't be written: .*--resume"):
+        run(scripted({}))
+    torn = (tmp_path / "out" / "samples.jsonl").read_bytes()
+    assert (len(torn), torn.endswith(b"\n")) == (size * 5 // 8, False)
+    run(scripted({}), resume=True)
+    assert lines(tmp_path / "out") == lines(tmp_path / "whole")
+
+
+# -- refusals ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"seed": 1, "limit": 4},
+            r"with another configuration: seed 0 there, 1 here; limit none there, 4 here\. Resume",
+        ),
+        ({"max_tokens": 7}, r"max_tokens 6 there, 7 here"),
+        ({"evaluator": Value(samples=2)}, r"evaluator Value\(.*\) there, Value\(.*samples=2.*\) here"),
+        ({"search": "dfs"}, r"search BFS\(.*\) there, dfs here"),
+        ({"reproducible": True}, r"reproducible False there, True here"),
+    ],
+)
+def test_a_changed_configuration_is_refused_by_its_differences(
+    run: Any, scripted: Any, whole: Path, options: dict[str, Any], said: str
+) -> None:
+    before = (whole / "samples.jsonl").read_bytes()
+    with pytest.raises(TotError, match=said):
+        run(scripted({}), resume=True, **options)
+    assert (whole / "samples.jsonl").read_bytes() == before
+
+
+def test_other_data_and_another_model_are_refused(
+    run: Any, tiny: Any, scripted: Any, whole: Path, data_file: Path, tmp_path: Path
+) -> None:
+    data_file.write_text(data_file.read_text() + "\n")
+    with pytest.raises(TotError, match=r"configuration: data_sha256 [0-9a-f]{16} there, [0-9a-f]{16} here\."):
+        run(scripted({}), resume=True)
+    with tiny() as decoder:
+        run(decoder, out="tiny", limit=1)
+    with tiny() as decoder:
+        next(iter(decoder.model.parameters())).data[0, 0] += 1
+        with pytest.raises(TotError, match=r"model_sha256 [0-9a-f]{16} there, [0-9a-f]{16} here\."):
+            run(decoder, out="tiny", limit=1, resume=True)
+
+
+def test_the_folder_of_another_task_is_refused(scripted: Any, whole: Path, data_file: Path) -> None:
+    with pytest.raises(TotError, match=r"task tests\.tot\.conftest:Letters there, game24 here"):
+        evaluate("game24", _puzzles(data_file.with_name("24.jsonl")), out=whole, resume=True, decoder=scripted({}))
+
+
+def _puzzles(path: Path) -> Path:
+    path.write_text(json.dumps({"question": "4 9 10 13", "answer": "x"}) + "\n")
+    return path
+
+
+def test_concurrency_may_change(run: Any, scripted: Any, whole: Path) -> None:
+    assert run(scripted({}), resume=True, concurrency=2).samples == 8
+
+
+def test_other_versions_are_said(run: Any, scripted: Any, whole: Path, capfd: Any) -> None:
+    config = yaml.safe_load((whole / "config.yaml").read_text())
+    config["record"]["versions"]["torch"] = "1.0"
+    (whole / "config.yaml").write_text(yaml.safe_dump(config))
+    run(scripted({}), resume=True)
+    assert "goes on with other versions: torch 1.0 there, 2." in capfd.readouterr().err
+
+
+def test_a_folder_is_not_written_over(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(TotError, match="holds an evaluation: go on with it by --resume, or give another folder"):
+        run(scripted({}))
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.tex").touch()
+    for resume in (False, True):
+        with pytest.raises(TotError, match="mine holds something other than an evaluation"):
+            run(scripted({}), out="mine", resume=resume)
+    assert [path.name for path in (tmp_path / "mine").iterdir() if path.name != ".lock"] == ["thesis.tex"]
+
+
+def test_two_runs_can_not_write_one_folder(run: Any, scripted: Any, tmp_path: Path) -> None:
+    class Scripted(scripted):  # type: ignore[misc]
+        def generate(self, requests: Any) -> Any:
+            if not self.batches:
+                with pytest.raises(TotError, match="out is in use by another run"):
+                    run(scripted({}), resume=True)
+                self.refused = True
+            return super().generate(requests)
+
+    first = Scripted({})
+    assert run(first).samples == 8
+    assert first.refused
+
+
+def test_a_damaged_line_is_named(run: Any, scripted: Any, whole: Path) -> None:
+    raw = (whole / "samples.jsonl").read_bytes().splitlines(keepends=True)
+    (whole / "samples.jsonl").write_bytes(b"".join([*raw[:2], b"{]\n", *raw[3:]]))
+    with pytest.raises(
+        TotError, match=r"samples\.jsonl, line 3 is damaged: delete that line, then go on with --resume"
+    ):
+        run(scripted({}), resume=True)

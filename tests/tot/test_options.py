@@ -1,0 +1,92 @@
+"""Options of a search: one model, which is also what commands take."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import pytest
+import typer
+from pydantic import BaseModel, Field, ValidationError
+
+from tot.decoders import OptionError
+from tot.options import SearchOptions, is_given, takes
+
+
+class Base(BaseModel):
+    """Options of several commands."""
+
+    names: Annotated[list[str], typer.Option(help="Some.")] = []
+
+
+class Few(Base):
+    """Options of a command made here."""
+
+    place: Annotated[str, typer.Option(help="Has to be somewhere.")]
+    hidden: int = 1
+    size: Annotated[int | None, Field(ge=2), typer.Option(help="How large.")] = None
+
+
+@pytest.fixture
+def called() -> list[dict[str, Any]]:
+    return []
+
+
+@pytest.fixture
+def command(called: list[dict[str, Any]]) -> Any:
+    """The command, as main() runs commands: command(["--size", "3"])."""
+    app = typer.Typer(rich_markup_mode=None)
+
+    @app.command()
+    @takes(Few)
+    def run(context: typer.Context, *, first: str = "x", given: dict[str, Any], last: int = 0) -> None:
+        called.append({"first": first, "given": given, "last": last, "told": is_given(context, "last")})
+
+    made = typer.main.get_command(app)
+    return lambda arguments: made.main(args=arguments, prog_name="run", standalone_mode=False)
+
+
+def test_a_command_gets_the_options_that_were_given(command: Any, called: list[dict[str, Any]]) -> None:
+    command(["--size", "3", "--names", "a", "--names", "b", "--last", "7"])
+    command([])
+    assert called == [
+        {"first": "x", "given": {"size": 3, "names": ["a", "b"]}, "last": 7, "told": True},
+        {"first": "x", "given": {}, "last": 0, "told": False},
+    ]
+
+
+def test_the_models_limits_are_the_commands(command: Any, called: list[dict[str, Any]]) -> None:
+    with pytest.raises(typer.TyperException, match=r"1 is not in the range x>=2|greater than or equal to 2"):
+        command(["--size", "1"])
+    with pytest.raises(typer.TyperException, match="No such option"):
+        command(["--hidden", "1"])
+    assert called == []
+
+
+def test_help_lists_a_models_own_options_first_and_no_default_where_there_is_none(command: Any, capsys: Any) -> None:
+    command(["--help"])
+    out = capsys.readouterr().out
+    assert re.findall(r"^\W*(--(?:place|size|names))\b", out, re.MULTILINE) == ["--place", "--size", "--names"]
+    assert "Undefined" not in out
+
+
+def test_options_become_arguments_of_what_does_the_work() -> None:
+    options = SearchOptions(
+        model="none", decoder="generate=seed, evaluate=ar", decoder_option=["k=4"], breadth=2, budget_tokens=9,
+        temperature=0.5,
+    )  # fmt: skip
+    assert options.model_name is None
+    assert options.decoders == {"generate": "seed", "evaluate": "ar"}
+    assert options.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "k": "4"}
+    assert options.budget == {"tokens": 9, "forwards": None, "seconds": None, "nodes": None}
+    assert options.parts["search_options"] == {"thoughts": None, "breadth": 2, "depth": None}
+    assert options.parts["generator_options"] == {"temperature": 0.5}
+
+
+def test_what_can_not_be_read_is_refused() -> None:
+    with pytest.raises(OptionError, match=r"--decoder 'generate=' can't be read"):
+        _ = SearchOptions(decoder="generate=").decoders
+    with pytest.raises(OptionError, match=r"--decoder-option 'dtype=fp32' can't be read"):
+        _ = SearchOptions(decoder_option=["dtype=fp32"]).model_options
+    with pytest.raises(ValidationError, match="max_tokens"):
+        SearchOptions(max_tokens=0)

@@ -1,0 +1,51 @@
+"""`tot report`: a run's tree as a page or a picture, an evaluation as a page with all its trees."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+
+def report_command(
+    run: Annotated[
+        Path, typer.Argument(help="A run, a trace or a tree (tot solve --out, tree.save), or a folder of tot eval.")
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="The file to write: .html, .svg or .png; by default a page beside the run or in the folder."),
+    ] = None,
+) -> None:
+    """Draw a run's tree: one page that needs no network, or a picture. Of an evaluation, a page with all its trees."""
+    from tot.decoders.errors import OptionError, TaskError, unknown
+    from tot.report.page import tree_page, write_page
+    from tot.saved import read_run
+    from tot.tree import ThoughtTree
+
+    if not run.exists():
+        raise TaskError(f"{run} does not exist: give a run that `tot solve --out` wrote, or a folder of `tot eval`")
+    evaluation = run.is_dir()
+    out = out or (run / "report.html" if evaluation else run.with_suffix(".html"))
+    kind = out.suffix.lower()
+    if kind not in (".html", ".png", ".svg"):
+        raise OptionError(f"--out {out}: " + unknown("kind of report", kind, (".html", ".png", ".svg")))
+    if evaluation and kind != ".html":
+        raise OptionError(f"--out {out}: an evaluation is shown as a page: give a .html file, or one of {run}/trees")
+    if evaluation:
+        from tot.report.overview import evaluation_page
+
+        write_page(evaluation_page(run), out)
+    else:
+        saved = read_run(run)
+        tree = ThoughtTree.from_json(saved.pop("tree"))
+        if kind == ".html":
+            write_page(tree_page(tree, saved), out)
+        else:
+            from tot.report.picture import save
+
+            save(tree, out)
+    Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(Text(f"report: {out}"))

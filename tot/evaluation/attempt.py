@@ -1,0 +1,114 @@
+"""One question searched and scored: the sample that is written of it.
+
+It knows neither folders nor what else is under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tot.backends import Backend
+from tot.decoders.budget import Meter
+from tot.decoders.decoder import Decoder
+from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.request import Completion, Purpose, Request, Usage
+from tot.evaluation.questions import Question
+from tot.evaluation.work import Work
+from tot.search.problem import Problem, Watcher
+from tot.seeds import derive
+from tot.solver import conclude
+
+
+async def attempt(
+    work: Work, question: Question, repeat: int, decoders: Mapping[Purpose, Decoder], watch: Watcher
+) -> tuple[dict[str, Any], Problem | None]:
+    """Search a question, and score the answer: the sample as it is written, and the search, if it could begin.
+
+    What depends on the machine and on what else ran is under `measured`, the last entry; in reproducible runs all
+    before it is the same every time. Raises ModelError and OptionError, which no other question could do without.
+    """
+    configuration, task = work.configuration, work.task
+    backend, meter = _Counting(decoders), Meter(work.budget)
+    sample: dict[str, Any] = {
+        "id": f"{question.index}-{repeat}",
+        "index": question.index,
+        "repeat": repeat,
+        "question": question.text,
+        "reference": question.reference,
+        "answer": None,
+        "score": 0.0,
+        "solved": False,
+        "parse_failure": False,
+        "unreadable": 0,
+        "thoughts": 0,
+        "stopped": None,
+        "error": None,
+    }
+    problem: Problem | None = None
+    seed = derive(configuration.seed, question.index, repeat)
+    try:
+        problem = Problem(
+            task,
+            question.text,
+            backend,
+            meter=meter,
+            **work.parts,
+            seed=seed,
+            max_tokens=configuration.max_tokens,
+            watch=watch,
+        )
+        await problem.run()
+        solution = conclude(problem, await problem.answer())
+        budget_ended = (solution.stopped or "").startswith("budget:")
+        sample |= {
+            "answer": solution.answer,
+            "score": float(task.score(solution.answer, question.reference)),
+            "solved": solution.solved,
+            "parse_failure": solution.answer is None and solution.calls > 0 and not budget_ended,
+            "unreadable": solution.parse_failures,
+            "stopped": solution.stopped,
+        }
+        if configuration.judge:
+            sample["judged"] = await _judged(task, solution.answer, decoders, seed)
+    except (ModelError, OptionError):
+        raise
+    except Exception as error:  # one question's fault: a task's own code may raise anything  # noqa: BLE001
+        sample["error"] = f"{type(error).__name__}: {error}"
+    sample |= {
+        "thoughts": 0 if problem is None else len(problem.tree) - 1,
+        "usage": {
+            purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
+            for purpose, (calls, usage) in backend.spent.items()
+        },
+        "measured": {
+            name: value for name, value in asdict(meter.total).items() if name not in ("prompt_tokens", "new_tokens")
+        },
+    }
+    return sample, problem
+
+
+async def _judged(task: Any, answer: Any, decoders: Mapping[Purpose, Decoder], seed: int) -> float | None:
+    if answer is None:
+        return None
+    (judgement,) = await asyncio.to_thread(task.judge, decoders["evaluate"], [answer], seed=seed)
+    return None if judgement is None else float(judgement)
+
+
+class _Counting(Backend):
+    """Keeps what one search spent, by purpose."""
+
+    def __init__(self, decoders: Mapping[Purpose, Decoder]) -> None:
+        super().__init__(decoders)
+        self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
+
+    async def complete(self, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
+        done = await super().complete(requests, meter)
+        calls, usage = self.spent[requests[0].purpose]
+        completions = [completion for each in done for completion in each]
+        total = sum((completion.usage for completion in completions), usage)
+        self.spent[requests[0].purpose] = calls + len(completions), total
+        return done

@@ -1,0 +1,91 @@
+"""What an evaluation is of: the task, the data and the options of its searches, as flags, in Python and in YAML.
+
+Two runs of equal configurations on equal files are the same run, and one can go on where the other stopped.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Annotated, Any, Self
+
+import typer
+import yaml
+from pydantic import Field, ValidationError
+
+from tot.decoders.errors import OptionError, unknown
+from tot.options import SearchOptions
+
+FORMAT = "tot.evaluation"
+VERSION = 1
+_SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
+_USER_IN_URL = re.compile(r"//[^/@\s]*@")
+
+
+class Configuration(SearchOptions):
+    """Everything that decides what the samples are, and the concurrency, which does not."""
+
+    task: str
+    data: Annotated[
+        str,
+        typer.Option(
+            help="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the hub."
+        ),
+    ]
+    limit: Annotated[int | None, Field(ge=1), typer.Option(help="Rows to take.")] = None
+    offset: Annotated[int, Field(ge=0), typer.Option(help="Rows to leave out before them.")] = 0
+    shuffle_seed: Annotated[
+        int | None, Field(ge=0), typer.Option(help="Take the rows in a random order; other seeds, other orders.")
+    ] = None
+    repeats: Annotated[int, Field(ge=1), typer.Option(help="How often each question is searched, by other seeds.")] = 1
+    judge: Annotated[bool, typer.Option(help="Also have the model judge the answers, in tasks that ask for it.")] = (
+        False
+    )
+    concurrency: Annotated[
+        int, Field(ge=1), typer.Option(help="Searches at once, which share forward passes; no other results.")
+    ] = 16
+
+    def written(self) -> dict[str, Any]:
+        """As JSON data, without keys and passwords: what a folder keeps."""
+        options = self.model_dump(mode="json", exclude_none=True)
+        options["decoder_option"] = [
+            _USER_IN_URL.sub("//", option) for option in self.decoder_option if not _SECRET.search(option)
+        ]
+        return {name: options[name] for name in sorted(options, key=lambda name: name not in ("task", "data"))}
+
+    @classmethod
+    def made(cls, given: dict[str, Any]) -> Self:
+        """From options by name. Raises OptionError for names that are not known, values that can't be
+        taken, and a missing task or file."""
+        for name in given:
+            if name not in cls.model_fields:
+                raise OptionError(unknown("option", str(name), cls.model_fields))
+        if "task" not in given:
+            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
+        if "data" not in given:
+            raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
+        try:
+            return cls.model_validate(given)
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise OptionError(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    """The options in a file that a user or an evaluation wrote; names may be spelled as flags ("max-tokens").
+
+    What an evaluation's own file says of versions and hashes is for --resume, and left out. Raises OptionError.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
+        raise OptionError(f"{path} can't be read as YAML: {reason}") from None
+    if not isinstance(found, dict):
+        raise OptionError(f"{path} has no options: write lines such as `limit: 50`")
+    own = {name: found.pop(name, None) for name in ("format", "version", "record")}
+    if own["format"] is not None and (own["format"], own["version"]) != (FORMAT, VERSION):
+        raise OptionError(
+            f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
+        )
+    return {str(name).replace("-", "_"): value for name, value in found.items()}

@@ -1,0 +1,72 @@
+"""What a run was made with, in a few characters: versions, and hashes of model and data files.
+
+A large file is hashed once: the cache folder keeps hashes by path, size and time of change.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from tot.decoders.engine.gguf_cache import cache_folder
+from tot.decoders.errors import OptionError, TaskError
+from tot.tree import write_json
+
+_LIBRARIES = ("tot", "torch", "transformers", "datasets")
+_WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")
+
+
+def versions() -> dict[str, str]:
+    """Of Python and the libraries that results depend on."""
+    return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
+
+
+def of_model(model: Any) -> str | None:
+    """The SHA-256 of a model's weights, configuration and vocabulary, by its name or path; of an object, of its
+    parameters; None for no model. Raises ModelError for a name that means none."""
+    if isinstance(model, str | Path):
+        from tot.decoders.engine.model_names import find_model
+
+        return of_path(find_model(model))
+    return None if model is None else _of_parameters(model)
+
+
+def of_path(path: Path) -> str:
+    """The SHA-256 of a file, or of a model folder's files. Raises OptionError where one can't be read."""
+    files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else [path]
+    try:
+        hashes = [_of_file(file.resolve()) for file in files]
+    except OSError as error:
+        raise OptionError(f"{path} can't be read: {error.strerror or error}") from None
+    return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+
+
+def _of_file(path: Path) -> str:
+    state = path.stat()
+    key = [str(path), state.st_size, state.st_mtime_ns]
+    kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        known = json.loads(kept.read_text())
+        if known["file"] == key:
+            return str(known["sha256"])
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with suppress(OSError, TaskError):  # a cache that can't be written costs time, no more
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"file": key, "sha256": digest})
+    return digest
+
+
+def _of_parameters(model: Any) -> str:
+    import torch
+
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()

@@ -1,0 +1,209 @@
+"""The folder of an evaluation: config.yaml, samples.jsonl, trees/, results.json, log.txt. One process writes it.
+
+A sample is one line, on the disk before the next is begun: a kill at any moment loses what was in flight, no more. At
+the end the lines are put in the order of the problems.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, KeysView
+from datetime import datetime
+from pathlib import Path
+from typing import IO, Any, Self
+
+import yaml
+from filelock import FileLock, Timeout
+
+from tot.decoders.errors import OptionError, TaskError
+from tot.evaluation.configuration import FORMAT, VERSION
+from tot.tree import ThoughtTree, write_json, write_text
+
+UNCOMPARED = ("concurrency",)
+"""Options that don't change what samples are."""
+_Key = tuple[int, int]
+"""(index, repeat) of a sample."""
+
+
+class Folder:
+    """An evaluation's folder, open for writing: `done` says which (index, repeat) are there."""
+
+    def __init__(self, path: Path, options: dict[str, Any], record: dict[str, Any], resume: bool) -> None:
+        """Make the folder or, with `resume`, go on with what is there. `options` and `record` say what it is of.
+
+        Raises OptionError for a folder in use, of something else, or of another configuration, naming the difference.
+        """
+        self.path = path
+        self._places: dict[_Key, tuple[int, int]] = {}
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = FileLock(path / ".lock", blocking=False)
+            self._lock.acquire()
+        except Timeout:
+            raise OptionError(f"{path} is in use by another run: wait for it, or give another folder") from None
+        except OSError as error:
+            raise OptionError(f"{path} can't be made: {error.strerror or error}; give another folder") from None
+        try:
+            self.changed_versions = self._begin(options, record, resume)
+            (path / "trees").mkdir(exist_ok=True)
+            (path / "samples.jsonl").touch()
+            self._read()
+            self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
+        except BaseException:
+            self._lock.release()
+            raise
+
+    def _begin(self, options: dict[str, Any], record: dict[str, Any], resume: bool) -> list[str]:
+        """Write what the folder is of, or compare; returns the versions that are others by now."""
+        if not (self.path / "config.yaml").exists():
+            if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
+                raise OptionError(f"{self.path} holds something other than an evaluation: give another folder")
+            text = yaml.safe_dump(
+                {"format": FORMAT, "version": VERSION, **options, "record": record}, sort_keys=False, allow_unicode=True
+            )
+            write_text(self.path / "config.yaml", text)
+            return []
+        there = read_config(self.path)
+        if not resume:
+            raise OptionError(f"{self.path} holds an evaluation: go on with it by --resume, or give another folder")
+        recorded = there.pop("record", {})
+        known, now = recorded.pop("versions", {}), record["versions"]
+        hashes = {name: value for name, value in record.items() if name != "versions"}
+        different = [*_differences(there, options), *_differences(recorded, hashes)]
+        if different:
+            raise OptionError(
+                f"{self.path} was begun with another configuration: {'; '.join(different)}. Resume it with what it was "
+                "begun with, or give another folder"
+            )
+        return _differences(known, now)
+
+    def _read(self) -> None:
+        """Find the samples; what a kill left of a last line is dropped."""
+        path, end = self.path / "samples.jsonl", 0
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if not line.endswith(b"\n"):
+                    os.truncate(path, end)
+                    break
+                self._places[_key(path, number, line)] = (end, len(line))
+                end += len(line)
+        self._end = end
+
+    @property
+    def done(self) -> KeysView[_Key]:
+        """The (index, repeat) of all samples."""
+        return self._places.keys()
+
+    @property
+    def samples(self) -> Iterator[dict[str, Any]]:
+        return read_samples(self.path)
+
+    def add(self, sample: dict[str, Any], tree: ThoughtTree | None) -> None:
+        """Write a sample and its tree down. Raises TaskError where the disk doesn't take them."""
+        if tree is not None:
+            tree.save(self.path / "trees" / f"{sample['id']}.json")
+        text = json.dumps(sample, ensure_ascii=False, default=str) + "\n"
+        line = text.encode("utf-8", "backslashreplace")  # half a surrogate becomes what JSON writes for it
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise TaskError(
+                f"{self.path / 'samples.jsonl'} can't be written: {error.strerror or error}; make room, then go on "
+                "with --resume"
+            ) from None
+        self._places[sample["index"], sample["repeat"]] = (self._end, len(line))
+        self._end += len(line)
+
+    def log(self, text: str) -> None:
+        """A line in log.txt, with the time."""
+        try:
+            with (self.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
+                file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {' '.join(text.split())}\n")
+        except OSError as error:
+            raise TaskError(f"{self.path / 'log.txt'} can't be written: {error.strerror or error}") from None
+
+    def finish(self, results: dict[str, Any]) -> None:
+        """Put the samples in order, and write the results."""
+        if list(self._places) != sorted(self._places):
+            self._sort()
+        write_json(self.path / "results.json", results)
+
+    def _sort(self) -> None:
+        path, sorted_path = self.path / "samples.jsonl", self.path / ".samples.jsonl.tmp"
+        try:
+            with path.open("rb") as file, sorted_path.open("wb") as new:
+                for key in sorted(self._places):
+                    start, length = self._places[key]
+                    file.seek(start)
+                    new.write(file.read(length))
+                new.flush()
+                os.fsync(new.fileno())
+            sorted_path.replace(path)
+        except OSError as error:
+            sorted_path.unlink(missing_ok=True)
+            raise TaskError(
+                f"{path} can't be put in order: {error.strerror or error}; make room, then go on with --resume"
+            ) from None
+
+    def close(self) -> None:
+        """Let others at it. A folder in which nothing was done is left as if it had not been begun."""
+        self._file.close()
+        if not self._places:
+            for name in ("samples.jsonl", "log.txt", "config.yaml"):
+                (self.path / name).unlink(missing_ok=True)
+            (self.path / "trees").rmdir()
+        self._lock.release()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The options of an evaluation's folder, and its `record`. Raises OptionError where it is none."""
+    try:
+        found = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise OptionError(f"{path} is not the folder of an evaluation: it has no config.yaml") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise OptionError(f"{path / 'config.yaml'} can't be read: {' '.join(str(error).split())}") from None
+    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+        raise OptionError(f"{path} holds something other than an evaluation: give another folder")
+    if (version := found.pop("version", None)) != VERSION:
+        raise OptionError(f"{path} has version {version!r}: this program reads {VERSION}")
+    return found
+
+
+def read_samples(path: Path) -> Iterator[dict[str, Any]]:
+    """The samples in a folder, one after another; a torn last line is none."""
+    with (path / "samples.jsonl").open("rb") as file:
+        for line in file:
+            if line.endswith(b"\n"):
+                yield json.loads(line)
+
+
+def _key(path: Path, number: int, line: bytes) -> _Key:
+    try:
+        sample = json.loads(line)
+        return int(sample["index"]), int(sample["repeat"])
+    except (ValueError, LookupError, TypeError, RecursionError):
+        raise TaskError(f"{path}, line {number} is damaged: delete that line, then go on with --resume") from None
+
+
+def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
+    names = [name for name in {**there, **here} if name not in UNCOMPARED]
+    return [
+        f"{name} {_said(there.get(name))} there, {_said(here.get(name))} here"
+        for name in names
+        if there.get(name) != here.get(name)
+    ]
+
+
+def _said(value: Any) -> str:
+    return "none" if value is None else str(value)[:16] if isinstance(value, str) and len(value) == 64 else str(value)

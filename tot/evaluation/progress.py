@@ -1,0 +1,97 @@
+"""How far an evaluation is: a bar with the time to go, the score so far, tokens a second, acceptance. Silent in pipes,
+but for what went wrong."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TimeRemainingColumn
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from tot.evaluation.estimate import wilson
+from tot.evaluation.results import tokens_of
+from tot.report.terminal import plain
+from tot.search.problem import Problem
+
+_SHOWN = 10
+"""Complaints that are printed; log.txt has all."""
+
+
+class Progress:
+    """Counts what is done and what is under way, and shows it on standard error."""
+
+    def __init__(self, total: int) -> None:
+        self.running: set[Problem | None] = set()
+        self.done = 0
+        self._sum = 0.0
+        self._scored = 0
+        self._spent = {"tokens": 0, "drafted": 0, "accepted": 0}
+        self._began = time.monotonic()
+        self._complaints = 0
+        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), _Line(self))
+        self._bars = Bars(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
+        self._task = self._bars.add_task("", total=total)
+
+    @property
+    def score(self) -> float:
+        return self._sum / self._scored if self._scored else 0.0
+
+    @property
+    def line(self) -> str:
+        """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, 52% accepted"."""
+        spent = dict(self._spent)
+        for problem in filter(None, list(self.running)):
+            spent["tokens"] += problem.meter.new_tokens
+            spent["drafted"] += problem.meter.usage.drafted
+            spent["accepted"] += problem.meter.usage.accepted
+        rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
+        shown = [f"score {wilson(self.score, self._scored).said()}"] if self._scored else []
+        shown.append(f"{rate:.0f} tokens/s")
+        if spent["drafted"]:
+            shown.append(f"{spent['accepted'] / spent['drafted']:.0%} accepted")
+        return ", ".join(shown)
+
+    def recall(self, sample: dict[str, Any]) -> None:
+        """Count the score of a sample that an earlier run finished."""
+        self._scored += 1
+        self._sum += sample["score"]
+
+    def finish(self, sample: dict[str, Any], problem: Problem | None) -> None:
+        """Count a sample that was finished now, and take its search, if there was one, from those under way."""
+        self.running.discard(problem)
+        self.recall(sample)
+        self.done += 1
+        self._spent["tokens"] += tokens_of(sample)
+        for name in ("drafted", "accepted"):
+            self._spent[name] += sample["measured"][name]
+        self._bars.update(self._task, completed=self.done)
+
+    def complain(self, text: str) -> None:
+        """Say what went wrong, above the bar; not any number of times."""
+        self._complaints += 1
+        if self._complaints <= _SHOWN:
+            self._console.print(Text(plain(" ".join(text.split()))))
+        elif self._complaints == _SHOWN + 1:
+            self._console.print("more of these are in log.txt")
+
+    def __enter__(self) -> Progress:
+        self._bars.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bars.stop()
+
+
+class _Line(ProgressColumn):
+    """Asked for its text whenever the bar is drawn, so that rates move while problems are under way."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+
+    def render(self, task: Task) -> Text:
+        return Text(self._progress.line)

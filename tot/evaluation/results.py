@@ -1,0 +1,117 @@
+"""What an evaluation's samples come to: score, readable answers, tokens, time, and the score at token budgets."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from tot.evaluation.estimate import Estimate, estimate
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """The numbers of one evaluation. Intervals are of 95%, over problems."""
+
+    problems: int
+    samples: int
+    """Problems times repeats."""
+    score: Estimate
+    """The mean over problems of the mean over repeats; a search that failed scores 0."""
+    any: Estimate
+    """The mean over problems of the best repeat."""
+    solved: int
+    """Samples whose answer the task itself verified."""
+    judged: Estimate | None
+    """The model's own judgement of the answers, where it was asked for and some of it could be read."""
+    parse_failures: Estimate
+    """The share of samples that ended without an answer that could be read, those left out that a budget ended."""
+    unreadable: int
+    """Replies on the way, of all searches, that could not be read."""
+    errors: int
+    """Searches that failed."""
+    bad_rows: int
+    """Rows that could not be asked; they are no samples."""
+    thoughts: int
+    tokens: int
+    """New tokens of all samples."""
+    prompt_tokens: int
+    forwards: int
+    """Forward passes of each search, added up: searches share them."""
+    seconds: float
+    """Seconds of each search, added up: searches run side by side."""
+    acceptance: float | None
+    """Accepted of drafted tokens; None where nothing was drafted."""
+    by_purpose: dict[str, dict[str, int]]
+    """Calls, prompt tokens and new tokens of what was generated, evaluated and answered."""
+    score_at_tokens: dict[int, float]
+    """By number of new tokens: the score if searches that took more had scored 0."""
+    folder: Path | None = None
+    """Where all of it is kept."""
+
+    def to_json(self) -> dict[str, Any]:
+        """What results.json holds."""
+        numbers = asdict(self)
+        del numbers["folder"]  # it may be moved
+        return {"format": "tot.results", "version": 1, **numbers}
+
+
+def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Results:
+    """The results of at least one sample."""
+    scores: defaultdict[int, list[float]] = defaultdict(list)
+    spent: list[tuple[int, float]] = []
+    judged: list[float] = []
+    failures: list[float] = []
+    total: Counter[str] = Counter()
+    seconds = 0.0
+    purposes: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for sample in samples:
+        tokens = tokens_of(sample)
+        scores[sample["index"]].append(sample["score"])
+        spent.append((tokens, sample["score"]))
+        failures.append(float(sample["parse_failure"]))
+        if sample.get("judged") is not None:
+            judged.append(sample["judged"])
+        measured = sample["measured"]
+        seconds += measured["seconds"]
+        total.update({name: measured[name] for name in ("forwards", "drafted", "accepted")})
+        total.update({name: sample[name] for name in ("thoughts", "unreadable")})
+        total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None), "tokens": tokens})
+        for purpose, usage in sample["usage"].items():
+            purposes[purpose].update(usage)
+    return Results(
+        problems=len(scores),
+        samples=len(spent),
+        score=estimate([sum(each) / len(each) for each in scores.values()]),
+        any=estimate([max(each) for each in scores.values()]),
+        solved=total["solved"],
+        judged=estimate(judged) if judged else None,
+        parse_failures=estimate(failures),
+        unreadable=total["unreadable"],
+        errors=total["errors"],
+        bad_rows=bad_rows,
+        thoughts=total["thoughts"],
+        tokens=total["tokens"],
+        prompt_tokens=sum(usage["prompt_tokens"] for usage in purposes.values()),
+        forwards=total["forwards"],
+        seconds=seconds,
+        acceptance=total["accepted"] / total["drafted"] if total["drafted"] else None,
+        by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
+        score_at_tokens=_at_budgets(spent),
+    )
+
+
+def tokens_of(sample: Mapping[str, Any]) -> int:
+    """The new tokens of a sample."""
+    return sum(usage["new_tokens"] for usage in sample["usage"].values())
+
+
+def _at_budgets(spent: list[tuple[int, float]]) -> dict[int, float]:
+    """At powers of two, from the first that some search kept to, up to the first that all did."""
+    fewest, most = min(tokens for tokens, _ in spent), max(tokens for tokens, _ in spent)
+    budgets = [2 ** (max(fewest, 1) - 1).bit_length()]
+    while budgets[-1] < most:
+        budgets.append(2 * budgets[-1])
+    return {budget: sum(score for tokens, score in spent if tokens <= budget) / len(spent) for budget in budgets}

@@ -1,0 +1,231 @@
+"""evaluate(): many questions searched at once on one engine, each sample written down as it is finished.
+
+Every search has seeds of its own, from (seed, row, repeat), so results depend neither on the order nor on what else
+was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from datetime import datetime
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+from tot.decoders.budget import Budget
+from tot.decoders.decoder import Decoder
+from tot.decoders.errors import OptionError, TotError
+from tot.decoders.request import Purpose
+from tot.evaluation import fingerprint
+from tot.evaluation.attempt import attempt
+from tot.evaluation.folder import Folder
+from tot.evaluation.progress import Progress
+from tot.evaluation.questions import BadRow, Question, Questions
+from tot.evaluation.results import Results, summarise
+from tot.evaluation.tracking import Tracker, tracker
+from tot.evaluation.work import Work
+from tot.search import Search
+from tot.solver import exact, open_decoders, run_to_end
+from tot.task import Task
+from tot.thoughts import ThoughtGenerator
+from tot.values import StateEvaluator
+
+
+def evaluate(
+    task: Task | type[Task] | str,
+    data: str | Path,
+    *,
+    out: str | Path | None = None,
+    resume: bool = False,
+    limit: int | None = None,
+    offset: int = 0,
+    shuffle_seed: int | None = None,
+    repeats: int = 1,
+    concurrency: int = 16,
+    judge: bool = False,
+    track: str | Tracker | None = None,
+    model: str | Path | Any | None = "smollm2-135m",
+    decoder: str | Mapping[Purpose, str] | Decoder = "ar",
+    search: Search | str | None = None,
+    generator: ThoughtGenerator | str | None = None,
+    evaluator: StateEvaluator | str | None = None,
+    budget: Budget | None = None,
+    max_tokens: int | None = None,
+    seed: int = 0,
+    reproducible: bool = False,
+    **model_options: Any,
+) -> Results:
+    """Search every question of a data set, score the answers, and keep all of it in the folder `out`.
+
+    `data` is a local file or `org/name:split` of the hub, of which `limit` rows from `offset` on are taken, in an order
+    shuffled by `shuffle_seed`. Each is searched `repeats` times. Up to `concurrency` searches share forward passes on
+    one engine. `judge` has the model judge the answers too, where the task can ask it (Creative Writing). `out` is by
+    default a new folder in `runs/`; `resume` goes on with one that a kill, Ctrl-C or a full disk left, and begins where
+    there is none. `track` tells MLflow ("mlflow"), Weights & Biases ("wandb"), trackio or an object of one's own. The
+    other options are those of `solve`; the budget is that of each search.
+
+    A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
+    TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
+    """
+    if budget is not None and not isinstance(budget, Budget):
+        raise OptionError(f"budget={budget!r}: give a Budget, such as Budget(tokens=500)")
+    work = Work.given(
+        task,
+        {"search": search, "generator": generator, "evaluator": evaluator},
+        decoder,
+        model,
+        model_options,
+        budget or Budget(),
+        {
+            "data": str(data),
+            "limit": limit,
+            "offset": offset,
+            "shuffle_seed": shuffle_seed,
+            "repeats": repeats,
+            "concurrency": concurrency,
+            "judge": judge,
+            "max_tokens": max_tokens,
+            "seed": seed,
+            "reproducible": reproducible,
+        },
+    )
+    return carry_out(work, place(out, resume, work), resume, tracker(track))
+
+
+def place(out: str | Path | None, resume: bool, work: Work) -> Path:
+    """The folder to write: the one named, or one in runs/ that isn't there, named for the task and the time."""
+    if out is not None:
+        return Path(out)
+    if resume:
+        raise OptionError("--resume goes on with a folder: name it by --out")
+    readable = re.sub(r"[^\w-]+", "-", work.configuration.task).strip("-")
+    name = f"{readable}-{datetime.now():%Y%m%d-%H%M%S}"
+    paths = (Path("runs") / (f"{name}-{number}" if number else name) for number in count())
+    return next(path for path in paths if not path.exists())
+
+
+def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Results:
+    """Do the work, in the folder `out`. Ctrl-C ends it with KeyboardInterrupt once what runs was stopped."""
+    configuration, task = work.configuration, work.task
+    if configuration.judge and not hasattr(task, "judge"):
+        raise OptionError(f"task {configuration.task} has no way of judging answers: leave --judge out")
+    local = Path(configuration.data).is_file()
+    if local:
+        configuration = configuration.model_copy(update={"data": str(Path(configuration.data).resolve())})
+    options = exact(work.decoder, work.model_options) if configuration.reproducible else work.model_options
+    taken = (configuration.limit, configuration.offset, configuration.shuffle_seed)
+    questions = Questions(task, configuration.data, *taken)
+    found, bad = questions.survey()
+    record = {
+        "model_sha256": fingerprint.of_model(work.weights),
+        "data_sha256": fingerprint.of_path(Path(configuration.data)) if local else None,
+        "versions": fingerprint.versions(),
+    }
+    with Folder(out, configuration.written(), record, resume) as folder:
+        session = _Session(replace(work, configuration=configuration, model_options=options), folder, questions, told)
+        return session.run(found, bad)
+
+
+class _Session:
+    """One process's work on a folder."""
+
+    def __init__(self, work: Work, folder: Folder, questions: Questions, told: Tracker | None) -> None:
+        self._work = work
+        self._folder = folder
+        self._questions = questions
+        self._told = told
+        self._progress: Progress
+
+    def run(self, found: int, bad: Sequence[BadRow]) -> Results:
+        folder, configuration = self._folder, self._work.configuration
+        wanted, had = found * configuration.repeats, len(folder.done)
+        folder.log(f"begins: {configuration.task}, {wanted} samples, of which {had} are there")
+        numbers: dict[str, float] = {}
+        self._introduce()
+        with Progress(wanted - had) as self._progress:
+            try:
+                self._recall(bad)
+                if had < wanted:
+                    run_to_end(self._all())
+                results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
+                folder.finish(results.to_json())
+                folder.log(f"finished: score {results.score.said()}")
+                numbers = {"score": results.score.mean, "parse_failures": results.parse_failures.mean}
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                folder.log(f"interrupted with {len(folder.done)} of {wanted} samples")
+                raise KeyboardInterrupt from None
+            except Exception as error:
+                with suppress(TotError):  # the disk may be what has failed
+                    folder.log(f"stopped with {len(folder.done)} of {wanted} samples: {error}")
+                raise
+            finally:
+                self._tell(lambda told: told.finish(numbers))
+        return results
+
+    def _recall(self, bad: Sequence[BadRow]) -> None:
+        """Say what is amiss before anything is asked, and count what an earlier run did."""
+        for change in self._folder.changed_versions:
+            self._note(f"goes on with other versions: {change}")
+        for row in bad:
+            self._note(f"{self._work.configuration.data}, {row.place} {row.reason}")
+        for sample in self._folder.samples:
+            self._progress.recall(sample)
+
+    def _introduce(self) -> None:
+        try:
+            if self._told is not None:
+                self._told.start(self._folder.path.name, self._work.configuration.written())
+        except Exception as error:  # another program's
+            reason = f"{type(error).__name__}: {error}"
+            raise OptionError(f"the tracker can't begin ({reason}): set it up, or leave --track out") from error
+
+    def _tell(self, what: Callable[[Tracker], None]) -> None:
+        """A tracker that fails is told no more: all of it is in the folder."""
+        try:
+            if self._told is not None:
+                what(self._told)
+        except Exception as error:  # another program's  # noqa: BLE001
+            self._told = None
+            self._note(f"the tracker failed, and is told no more: {type(error).__name__}: {error}")
+
+    def _note(self, text: str) -> None:
+        self._folder.log(text)
+        self._progress.complain(text)
+
+    def _pending(self) -> Iterator[tuple[Question, int]]:
+        for question in self._questions:
+            for repeat in range(self._work.configuration.repeats):
+                if isinstance(question, Question) and (question.index, repeat) not in self._folder.done:
+                    yield question, repeat
+
+    async def _all(self) -> None:
+        """As many at once as wanted, all drawing from the same questions."""
+        pending = self._pending()
+        with ExitStack() as stack:
+            work = self._work
+            decoders = await asyncio.to_thread(open_decoders, work.decoder, work.model, work.model_options, stack)
+
+            async def draw() -> None:
+                for question, repeat in pending:
+                    await self._one(question, repeat, decoders)
+
+            workers = [asyncio.create_task(draw()) for _ in range(work.configuration.concurrency)]
+            try:
+                await asyncio.gather(*workers)
+            finally:
+                for worker in workers:
+                    worker.cancel()
+                await asyncio.gather(*workers, return_exceptions=True)
+
+    async def _one(self, question: Question, repeat: int, decoders: Mapping[Purpose, Decoder]) -> None:
+        sample, problem = await attempt(self._work, question, repeat, decoders, self._progress.running.add)
+        self._folder.add(sample, None if problem is None else problem.tree)
+        self._progress.finish(sample, problem)
+        if sample["error"] is not None:
+            self._note(f"sample {sample['id']} failed: {sample['error']}")
+        now = {"score": self._progress.score, "seconds": sample["measured"]["seconds"]}
+        self._tell(lambda told: told.log(len(self._folder.done), now))

@@ -1,0 +1,108 @@
+"""What an evaluation does: its configuration, and the task, the parts and the model that its names stand for.
+
+Given in Python, objects are named for the configuration, so that a resumed run can tell whether they are the same.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from tot.decoders.budget import Budget
+from tot.decoders.decoder import Decoder
+from tot.decoders.request import Purpose
+from tot.evaluation.configuration import Configuration
+from tot.named import load_task, parts_of
+from tot.task import Task
+
+_LOADING = ("dtype", "device", "kv_budget")
+
+
+@dataclass(frozen=True)
+class Work:
+    """A configuration, and what its names stand for."""
+
+    configuration: Configuration
+    task: Task
+    parts: dict[str, Any]
+    decoder: str | Mapping[Purpose, str] | Decoder
+    model: Any
+    model_options: dict[str, Any]
+    budget: Budget
+
+    @classmethod
+    def named(cls, configuration: Configuration) -> Work:
+        """From names alone. Raises TotError for those that mean nothing."""
+        task = load_task(configuration.task)
+        return cls(
+            configuration,
+            task,
+            parts_of(task, **configuration.parts),
+            configuration.decoders,
+            configuration.model_name,
+            configuration.model_options,
+            Budget.model_validate(configuration.budget),
+        )
+
+    @classmethod
+    def given(
+        cls,
+        task: Task | type[Task] | str,
+        parts: Mapping[str, Any],
+        decoder: str | Mapping[Purpose, str] | Decoder,
+        model: Any,
+        model_options: dict[str, Any],
+        budget: Budget,
+        options: Mapping[str, Any],
+    ) -> Work:
+        """From names and objects; `options` are the configuration's other ones. Raises TotError."""
+        name, task = task if isinstance(task, str) else None, load_task(task)
+        loading = {name: str(model_options[name]) for name in _LOADING if model_options.get(name) is not None}
+        own = [f"{name}={_text(value)}" for name, value in model_options.items() if name not in _LOADING]
+        configuration = Configuration.made(
+            {
+                "task": name or _task_name(task),
+                "model": _text(_weights(decoder, model)) or "none",
+                "decoder": _text(decoder),
+                "decoder_option": own,
+                **{kind: _text(part) for kind, part in parts.items()},
+                **{f"budget_{limit}": value for limit, value in budget.model_dump().items()},
+                **loading,
+                **options,
+            }
+        )
+        return cls(configuration, task, parts_of(task, **parts), decoder, model, model_options, budget)
+
+    @property
+    def weights(self) -> Any:
+        """The model's name or the model itself; None for none."""
+        return _weights(self.decoder, self.model)
+
+
+def _weights(decoder: object, model: Any) -> Any:
+    return model if isinstance(decoder, str | Mapping) else getattr(decoder, "model", None)
+
+
+def _task_name(task: Task) -> str:
+    """The name that `load_task` takes, where there is one."""
+    place = f"{type(task).__module__}:{type(task).__qualname__}"
+    return next((entry.name for entry in entry_points(group="tot.tasks") if entry.value == place), place)
+
+
+def _text(part: Any) -> str | None:
+    """Names as they are, pairs as flags spell them, objects by their class, with options where they have some."""
+    if part is None or isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        return ",".join(f"{name}={value}" for name, value in part.items())
+    if isinstance(part, list | tuple):
+        return ",".join(map(str, part))
+    if isinstance(part, Path | int | float):
+        return str(part)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(part)) if isinstance(part, BaseModel) else type(part).__name__

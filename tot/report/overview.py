@@ -1,0 +1,169 @@
+"""An evaluation's page: score, spread, failures, the slowest, and every problem's tree in the same file.
+
+One file stays whole when it is sent or moved, and the page reads a tree only when it is opened. While it is written,
+one tree at a time is in memory.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tot.decoders.errors import TaskError
+from tot.evaluation.estimate import Estimate
+from tot.evaluation.folder import read_config, read_samples
+from tot.evaluation.results import Results, summarise, tokens_of
+from tot.report.page import Block, page, tree_block
+from tot.tree import ThoughtTree
+
+_BARS = 12
+
+
+def evaluation_page(folder: Path) -> Iterator[str]:
+    """The page of an evaluation's folder, finished or not, in pieces.
+
+    Raises OptionError for a folder of something else, and TaskError where its samples can't be read, or there are none.
+    """
+    config = read_config(folder)
+    try:
+        samples = list(read_samples(folder))
+        if not samples:
+            raise ValueError("there are none yet")
+        results = summarise(samples, _bad_rows(folder))
+        rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
+        title = f"{config['task']} on {Path(str(config['data'])).name}"
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        reason = " ".join(str(error).split())
+        raise TaskError(f"{folder} has no samples that can be shown: {reason}; go on with it by --resume") from None
+    overview = {
+        "title": title,
+        "finished": (folder / "results.json").exists(),
+        "figures": _figures(results),
+        "charts": _charts(samples, results),
+        "samples": rows,
+        "config": (folder / "config.yaml").read_text(encoding="utf-8"),
+    }
+    return page(title, _blocks(folder, samples, overview))
+
+
+def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str, Any]) -> Iterator[Block]:
+    """The trees, then the overview, which says of each sample whether its tree is there."""
+    for row, sample in zip(overview["samples"], samples, strict=True):
+        path, name = folder / "trees" / f"{_id(sample)}.json", f"tree-{row['order']}"
+        if not path.exists():
+            continue
+        try:
+            block = tree_block(ThoughtTree.load(path), _run(sample))
+        except TaskError as error:
+            row["error"] = row["error"] or str(error)
+        else:
+            row["tree"] = name
+            yield name, block
+    yield "evaluation", overview
+
+
+def _bad_rows(folder: Path) -> int:
+    """How many rows could not be asked: what only the results know, which a finished evaluation has."""
+    try:
+        return int(json.loads((folder / "results.json").read_text(encoding="utf-8"))["bad_rows"])
+    except FileNotFoundError:
+        return 0
+
+
+def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]:
+    return {
+        "order": order,
+        "name": _id(sample) if results.samples > results.problems else str(sample["index"]),
+        "question": str(sample["question"]),
+        "answer": _text(sample["answer"]),
+        "reference": _text(sample["reference"]),
+        "score": sample["score"],
+        "error": sample["error"],
+        "tokens": tokens_of(sample),
+        "seconds": sample["measured"]["seconds"],
+        "tree": None,
+    }
+
+
+def _id(sample: dict[str, Any]) -> str:
+    """The name of a sample's tree; of numbers, so that it is never a path to elsewhere."""
+    return f"{sample['index']:d}-{sample['repeat']:d}"
+
+
+def _run(sample: dict[str, Any]) -> dict[str, Any]:
+    """What a tree's own page says of its run."""
+    usage = {"new_tokens": tokens_of(sample), "seconds": sample["measured"]["seconds"]}
+    return {name: sample[name] for name in ("answer", "reference", "score", "solved", "stopped", "error")} | {
+        "usage": usage
+    }
+
+
+def _text(value: Any) -> str | None:
+    """Answers and references are texts, numbers, lists of actions."""
+    if value is None or isinstance(value, str):
+        return value
+    return "  ".join(map(str, value)) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
+
+
+def _figures(results: Results) -> list[tuple[str, str, str]]:
+    """Name, value and note of the numbers on top."""
+    repeated = results.samples > results.problems
+    shown = [
+        ("Score", f"{results.score.mean:.1%}", _interval(results.score, ".1%")),
+        ("Problems", f"{results.problems:,}", f"{results.samples:,} samples" if repeated else ""),
+    ]
+    if repeated:
+        shown.append(("Best repeat", f"{results.any.mean:.1%}", _interval(results.any, ".1%")))
+    if results.judged is not None:
+        shown.append(("Judged", f"{results.judged.mean:.2f}", _interval(results.judged, ".2f")))
+    bad = f"searches, and {results.bad_rows:,} rows not asked" if results.bad_rows else "searches"
+    shown += [
+        ("Unread answers", f"{results.parse_failures.mean:.1%}", "of samples"),
+        ("Failed", f"{results.errors:,}", bad),
+        ("New tokens", f"{results.tokens:,}", f"{results.tokens / results.samples:,.0f} a sample"),
+        ("Seconds", f"{results.seconds:,.0f}", "of searches, added up"),
+        ("Thoughts", f"{results.thoughts:,}", f"{results.thoughts / results.samples:,.1f} a sample"),
+    ]
+    if results.acceptance is not None:
+        shown.append(("Acceptance", f"{results.acceptance:.0%}", "of drafted tokens"))
+    return shown
+
+
+def _interval(estimate: Estimate, form: str) -> str:
+    return f"95%: {estimate.low:{form}} to {estimate.high:{form}}"
+
+
+def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
+    charts = [
+        _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)),
+        _histogram("New tokens of a sample", [tokens_of(sample) for sample in samples]),
+        _histogram("Seconds of a sample", [sample["measured"]["seconds"] for sample in samples]),
+    ]
+    budgets = results.score_at_tokens
+    charts.append(
+        {
+            "title": "Score within a budget of new tokens",
+            "ends": [f"{min(budgets):,}", f"{max(budgets):,}"],
+            "bars": [
+                {"height": score, "text": f"{score:.0%}", "note": f"up to {tokens:,} tokens: {score:.1%}"}
+                for tokens, score in budgets.items()
+            ],
+        }
+    )
+    return charts
+
+
+def _histogram(title: str, values: Sequence[float], ends: tuple[float, float] | None = None) -> dict[str, Any]:
+    counts, edges = np.histogram(values, bins=_BARS, range=ends)
+    return {
+        "title": title,
+        "ends": [f"{edges[0]:,.4g}", f"{edges[-1]:,.4g}"],
+        "bars": [
+            {"height": int(count), "text": f"{count:,}", "note": f"{low:,.4g} to {high:,.4g}: {count:,}"}
+            for count, low, high in zip(counts, edges[:-1], edges[1:], strict=True)
+        ],
+    }

@@ -1,0 +1,180 @@
+"""A tree of thoughts as a picture: boxes from left to right, coloured by value, the chosen path bold. Needs matplotlib.
+
+Thoughts are drawn as plain text: no mathematics in them, no control characters. Trees of hundreds become dots.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import textwrap
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tot.decoders.errors import TaskError
+from tot.report.plots import new_figure
+from tot.report.terminal import plain
+from tot.tree import Node, ThoughtTree
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_WIDTH, _ACROSS = 2.5, 0.8
+"""Of a box and between boxes; all lengths are inches."""
+_HEIGHT, _ROW = 0.56, 0.7
+_DOT_ACROSS, _DOT_ROW = 0.9, 0.11
+_BOXES = 120
+"""Leaves from which on there are only dots."""
+_LARGEST = 300.0
+_CHOSEN, _EDGE, _NONE = "#3d4fb8", "#b5b1a8", "#d4d1ca"
+
+
+def draw(tree: ThoughtTree) -> Figure:
+    """The picture as a figure. Raises OptionError where matplotlib is not installed."""
+    rows = _rows(tree)
+    leaves = 1 + round(max(rows.values()))
+    dots = leaves > _BOXES
+    across, row = (_DOT_ACROSS, _DOT_ROW) if dots else (_WIDTH + _ACROSS, _ROW)
+    deepest = max(node.depth for node in tree)
+    width, height = deepest * across + _WIDTH + 0.3, leaves * row + 0.3
+    figure: Figure = new_figure(min(width, _LARGEST), min(height, _LARGEST))
+    figure.set_layout_engine("none")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set(xlim=(-0.15, width - 0.15), ylim=(height - 0.15 - row / 2, -0.15 - row / 2))
+    axes.axis("off")
+    places = {node.id: (node.depth * across, rows[node.id] * row) for node in tree}
+    _edges(axes, tree, places, 0.0 if dots else _WIDTH)
+    (_dots if dots else _boxes)(axes, tree, places)
+    return figure
+
+
+def svg(tree: ThoughtTree) -> str:
+    """The picture as SVG, its texts as texts. Raises OptionError where matplotlib is not installed."""
+    file = io.StringIO()
+    _render(tree, file, "svg")
+    return file.getvalue()
+
+
+def save(tree: ThoughtTree, path: Path) -> None:
+    """Write the picture to a .png or .svg file.
+
+    Raises TaskError where it can't be written, and OptionError where matplotlib is not installed.
+    """
+    try:
+        _render(tree, path, path.suffix[1:].lower())
+    except OSError as error:
+        raise TaskError(f"{path} can't be written: {error.strerror or error}; give another file") from None
+
+
+def _render(tree: ThoughtTree, file: Any, kind: str) -> None:
+    figure = draw(tree)
+    from matplotlib import rc_context
+
+    dots = 130 if max(figure.get_size_inches()) < 100 else 60
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tot"}), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+        figure.savefig(file, format=kind, dpi=dots, metadata={"Date": None} if kind == "svg" else None)
+
+
+def _rows(tree: ThoughtTree) -> dict[int, float]:
+    """Each node's row: leaves one below another, parents in the middle of their children."""
+    order, waiting = [], [tree.root]
+    while waiting:
+        node = waiting.pop()
+        order.append(node)
+        waiting += reversed(_children(tree, node))
+    rows: dict[int, float] = {}
+    leaves = 0
+    for node in order:
+        if not _children(tree, node):
+            rows[node.id] = leaves
+            leaves += 1
+    for node in reversed(order):
+        if below := _children(tree, node):
+            rows[node.id] = (rows[below[0].id] + rows[below[-1].id]) / 2
+    return rows
+
+
+def _children(tree: ThoughtTree, node: Node) -> list[Node]:
+    """Those that grew from a node; not what is only linked to it."""
+    return [child for child in tree.children(node) if child.parent == node.id]
+
+
+def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], width: float) -> None:
+    from matplotlib.collections import PathCollection
+    from matplotlib.path import Path as Curve
+
+    def curve(tail: Node, head: Node) -> Any:
+        (x, y), (to_x, to_y) = places[tail.id], places[head.id]
+        middle = (x + width + to_x) / 2
+        points = [(x + width, y), (middle, y), (middle, to_y), (to_x, to_y)]
+        return Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
+
+    grown = [(tree[node.parent], node) for node in tree if node.parent is not None]
+    kinds = {
+        (_EDGE, 1.0, "-"): [curve(*ends) for ends in grown if not ends[1].chosen],
+        (_EDGE, 1.0, "--"): [curve(tail, head) for tail, head, _ in tree.links()],
+        (_CHOSEN, 2.2, "-"): [curve(*ends) for ends in grown if ends[1].chosen],
+    }
+    for (colour, thick, style), curves in kinds.items():
+        axes.add_collection(
+            PathCollection(curves, facecolors="none", edgecolors=colour, linewidths=thick, linestyles=style)
+        )
+
+
+def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]]) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    colours = _colours(tree)
+    for node in tree:
+        x, y = places[node.id]
+        box = FancyBboxPatch(
+            (x, y - _HEIGHT / 2),
+            _WIDTH,
+            _HEIGHT,
+            boxstyle="round,pad=0,rounding_size=0.06",
+            facecolor="white",
+            edgecolor=_CHOSEN if node.chosen else _EDGE,
+            linewidth=1.8 if node.chosen else 0.8,
+            alpha=0.55 if node.pruned else 1.0,
+        )
+        axes.add_patch(box)
+        axes.plot([x + 0.06] * 2, [y - 0.2, y + 0.2], color=colours[node.id], linewidth=3.5, solid_capstyle="round")
+        text = tree.state(node).question if node.thought is None else node.thought.text
+        label = "\n".join(textwrap.wrap(plain(" ".join(text[:400].split())), 38, max_lines=2, placeholder=" …"))
+        style = {"parse_math": False, "verticalalignment": "center", "color": "#5f646d" if node.pruned else "#22252b"}
+        weight = "bold" if node.thought is None else "normal"
+        axes.text(x + 0.16, y - 0.06, label, fontsize=7, fontweight=weight, **style)
+        if node.value is not None:
+            axes.text(x + _WIDTH - 0.08, y + 0.19, f"{node.value:.3g}", fontsize=6.5, ha="right", **style)
+
+
+def _dots(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]]) -> None:
+    colours = _colours(tree)
+    nodes = list(tree)
+    xs, ys = zip(*(places[node.id] for node in nodes), strict=True)
+    axes.scatter(
+        xs,
+        ys,
+        s=[34 if node.chosen else 16 for node in nodes],
+        c=[colours[node.id] for node in nodes],
+        edgecolors=[_CHOSEN if node.chosen else "none" for node in nodes],
+        zorder=3,
+    )
+
+
+def _colours(tree: ThoughtTree) -> dict[int, Any]:
+    """Each node's colour by its value among those there are; grey where it has none."""
+    from matplotlib.colors import LinearSegmentedColormap
+
+    scale = LinearSegmentedColormap.from_list("value", ["#e2a15a", "#86a75c", "#1f7a8c"])
+    values = [node.value for node in tree if node.value is not None and math.isfinite(node.value)]
+    low, high = min(values, default=0.0), max(values, default=0.0)
+
+    def colour(value: float | None) -> Any:
+        if value is None or not math.isfinite(value):
+            return _NONE
+        return scale((value - low) / (high - low) if high > low else 1.0)
+
+    return {node.id: colour(node.value) for node in tree}

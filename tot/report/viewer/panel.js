@@ -1,0 +1,203 @@
+// What is known of one thought: its text, its numbers, and the calls that were made about it.
+
+const EXPLAINED = {
+  exact: "exact",
+  approximate: "approximate: guessed and never verified",
+  undecoded: "never decoded",
+  trigger: "answer trigger: put in, not decoded",
+  step: "parallel step: decoded beside the others",
+};
+
+class Panel {
+  constructor(element) {
+    this.element = element;
+  }
+
+  show(tree, node, query) {
+    const { fields } = node;
+    this.element.replaceChildren(
+      this.head(node),
+      ...this.text(tree, node, query),
+      ...(node.parent === null ? this.run(tree.saved.run ?? {}) : []),
+      ...this.numbers(fields),
+      ...this.rationale(fields),
+      ...this.world(fields),
+      ...this.calls(tree, node),
+    );
+    this.element.scrollTop = 0;
+  }
+
+  head(node) {
+    const { fields } = node;
+    const flags = [
+      ["chosen", fields.chosen, "on the chosen path"],
+      ["good", fields.goal, "goal"],
+      ["", fields.terminal && !fields.goal, "end"],
+      ["", fields.pruned, "pruned"],
+    ].filter(([, set]) => set);
+    return make(
+      "header",
+      {},
+      make("h2", {}, node.parent ? `Thought ${placeOf(node)}` : "Question"),
+      ...flags.map(([kind, , name]) => make("span", { class: `flag ${kind}` }, name)),
+    );
+  }
+
+  text(tree, node, query) {
+    const parts = node.fields.thought ? Object.entries(node.fields.thought.parts) : [["", tree.question]];
+    const shown = parts.map(([name, text]) =>
+      make(
+        "div",
+        { class: "part" },
+        parts.length > 1 ? make("h3", {}, brief(name.replaceAll("_", " "), 60)) : null,
+        make("div", { class: "text", dir: "auto" }, ...marked(text, query)),
+      ),
+    );
+    return shown.length ? shown : [make("p", { class: "quiet" }, "The thought is empty.")];
+  }
+
+  /** What the search came to: said beside the question. */
+  run(run) {
+    const usage = run.usage ?? {};
+    const said = (value) => (Array.isArray(value) ? value.join("\n") : typeof value === "object" ? JSON.stringify(value) : String(value));
+    const texts = [
+      [run.solved ? "Answer (verified)" : "Answer", run.answer],
+      ["Reference", run.reference],
+      ["Ended", run.stopped],
+      ["Failed", run.error],
+    ].filter(([, value]) => value !== undefined && value !== null);
+    return [
+      ...texts.map(([name, value]) =>
+        make("div", { class: "part" }, make("h3", {}, name), make("div", { class: "text", dir: "auto" }, visible(said(value)))),
+      ),
+      ...grid([
+        ["score", run.score],
+        ["calls", run.calls],
+        ["new tokens", usage.new_tokens],
+        ["prompt tokens", usage.prompt_tokens],
+        ["of them reused", usage.reused_prompt_tokens],
+        ["forwards", usage.forwards],
+        ["acceptance", usage.drafted ? share(usage.accepted / usage.drafted) : undefined],
+        ["seconds", usage.seconds ? seconds(usage.seconds) : undefined],
+        ["replies not read", run.parse_failures],
+      ]),
+    ];
+  }
+
+  numbers(fields) {
+    const tokens = fields.new_tokens ?? 0;
+    const time = fields.seconds ?? 0;
+    return grid([
+      ["value", fields.value],
+      ["Q", fields.q],
+      ["visits", fields.visits],
+      ["prior", fields.prior],
+      ["confidence", fields.confidence],
+      ["reward", fields.reward],
+      ["fast judgement", fields.fast],
+      ["cost", fields.cost],
+      ["decoder", fields.decoder],
+      ["drafted tokens", fields.drafted],
+      ["acceptance", fields.drafted ? share((fields.accepted ?? 0) / fields.drafted) : undefined],
+      ["new tokens", fields.new_tokens],
+      ["prompt tokens", fields.prompt_tokens],
+      ["seconds", time ? seconds(time) : undefined],
+      ["tokens/s", tokens && time ? shortNumber(tokens / time) : undefined],
+      ["equal thoughts folded in", fields.merged],
+      ["thoughts refused after it", fields.rejected],
+      ["replies not read", fields.parse_failures],
+    ]);
+  }
+
+  /** How much of the rationales about this thought was decoded. */
+  rationale(fields) {
+    const shares = [
+      ["exact", fields.new_tokens ?? 0],
+      ["approximate", fields.approximate_tokens ?? 0],
+      ["undecoded", fields.undecoded_tokens ?? 0],
+    ];
+    if (!shares[1][1] && !shares[2][1]) return [];
+    const bar = make("div", { class: "bar-of-parts", "aria-hidden": "true" });
+    for (const [kind, tokens] of shares) {
+      const piece = make("i", { class: kind });
+      piece.style.flexGrow = tokens;
+      bar.append(piece);
+    }
+    const words = shares.map(([kind, tokens]) =>
+      make("span", { class: `key ${kind}` }, `${shortNumber(tokens)} ${kind === "undecoded" ? "never decoded" : kind}`),
+    );
+    return [make("h3", {}, "Tokens of rationales"), bar, make("p", { class: "keys" }, ...words)];
+  }
+
+  world(fields) {
+    if (fields.world === undefined || fields.world === null) return [];
+    const text = typeof fields.world === "string" ? fields.world : JSON.stringify(fields.world, null, 1);
+    return [folded("World after it", make("pre", { dir: "auto" }, visible(text)))];
+  }
+
+  calls(tree, node) {
+    const calls = tree.calls(node);
+    if (!calls.length) {
+      return node.parent === null ? [] : [make("p", { class: "quiet" }, "Prompts and replies were not kept in this tree.")];
+    }
+    return [make("h3", { class: "section" }, "Asked about it"), ...calls.map((call) => this.call(call))];
+  }
+
+  call(call) {
+    const parts = call.parts.length ? call.parts : call.output ? [{ kind: "exact", text: call.output, tokens: 0 }] : [];
+    const kinds = [...new Set(parts.map((part) => part.kind))].filter((kind) => kind !== "exact");
+    return make(
+      "section",
+      { class: "call" },
+      make("h4", {}, brief(call.template.replaceAll("_", " "), 60), make("small", {}, call.purpose)),
+      parts.length ? make("div", { class: "output", dir: "auto" }, ...parts.map(part)) : null,
+      choices(Object.entries(call.choices)),
+      kinds.length ? make("p", { class: "keys" }, ...kinds.map((kind) => make("span", { class: `key ${kind}` }, EXPLAINED[kind]))) : null,
+      folded("Prompt", ...call.prompt.map(message)),
+    );
+  }
+}
+
+/** Names and numbers in two columns; those that are not known are left out. */
+function grid(rows) {
+  const known = rows.filter(([, value]) => value !== undefined && value !== null);
+  if (!known.length) return [];
+  const cells = known.map(([name, value]) =>
+    make("div", {}, make("dt", {}, name), make("dd", {}, typeof value === "string" ? brief(value, 40) : shortNumber(value))),
+  );
+  return [make("dl", { class: "numbers" }, ...cells)];
+}
+
+/** A stretch of a reply, shown as what it is: exact, approximate, never decoded, a trigger, a step. */
+function part({ kind, text, tokens }) {
+  const title = EXPLAINED[kind] ?? kind;
+  const known = kind in EXPLAINED ? kind : "exact";
+  if (kind === "undecoded") return make("span", { class: "undecoded", title }, `${counted(tokens, "token")} never decoded`);
+  return make("span", { class: known, title }, visible(text));
+}
+
+/** The choices that were scored, by how likely they are among themselves. */
+function choices(scored) {
+  const known = scored.filter(([, logprob]) => Number.isFinite(logprob));
+  if (!known.length) return null;
+  const top = Math.max(...known.map(([, logprob]) => logprob));
+  const total = known.reduce((sum, [, logprob]) => sum + Math.exp(logprob - top), 0);
+  const rows = known.map(([choice, logprob]) => {
+    const part = Math.exp(logprob - top) / total;
+    const bar = make("i");
+    bar.style.width = `${100 * part}%`;
+    return make("div", {}, make("dt", { dir: "auto" }, brief(choice, 60)), bar, make("dd", {}, share(part)));
+  });
+  return make("dl", { class: "choices" }, ...rows);
+}
+
+function message({ role, content }) {
+  return make("div", { class: "message" }, make("h5", {}, role), make("pre", { dir: "auto" }, visible(content)));
+}
+
+/** Something long behind its name; made only when it is opened. */
+function folded(name, ...children) {
+  const details = make("details", {}, make("summary", {}, name));
+  details.addEventListener("toggle", () => details.append(...children), { once: true });
+  return details;
+}

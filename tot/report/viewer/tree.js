@@ -1,0 +1,178 @@
+// A saved tree in memory: which of it is open, and where each open thought stands. Knows no elements.
+
+const CARD = { width: 248, height: 88, across: 76, down: 16 };
+const FIRST = 2000; // thoughts that are open at first, at most
+const STRIP = 200; // children of one thought that are shown at a time
+
+class Tree {
+  constructor(saved) {
+    this.saved = saved;
+    this.question = saved.root.question;
+    this.nodes = saved.nodes.map((fields) => ({
+      fields,
+      id: fields.id,
+      parent: null,
+      children: [],
+      depth: 0,
+      text: fields.thought ? Object.values(fields.thought.parts).join("\n") : saved.root.question,
+      open: false,
+      limit: STRIP,
+    }));
+    for (const node of this.nodes.slice(1)) {
+      node.parent = this.nodes[node.fields.parent];
+      node.parent.children.push(node);
+    }
+    this.root = this.nodes[0];
+    for (const node of this.walk((node) => node.children)) {
+      if (node.parent !== null) node.depth = node.parent.depth + 1;
+    }
+    this.links = (saved.links ?? []).map((link) => ({ tail: this.nodes[link.parent], head: this.nodes[link.node] }));
+    this.end = this.nodes.reduce((end, node) => (node.fields.chosen && node.depth >= end.depth ? node : end), this.root);
+    this.openFirst();
+  }
+
+  /** All that is reached from the root, parents before children, in the order in which they are drawn. */
+  walk(children) {
+    const order = [];
+    const waiting = [this.root];
+    while (waiting.length) {
+      const node = waiting.pop();
+      order.push(node);
+      const below = children(node);
+      for (let i = below.length - 1; i >= 0; i--) waiting.push(below[i]);
+    }
+    return order;
+  }
+
+  openFirst() {
+    let count = 1;
+    const waiting = [this.root];
+    for (const node of waiting) {
+      const more = Math.min(node.children.length, STRIP);
+      if (more === 0 || count + more > FIRST) continue;
+      node.open = true;
+      count += more;
+      waiting.push(...this.shown(node));
+    }
+    this.reveal(this.end);
+  }
+
+  shown(node) {
+    return node.open ? node.children.slice(0, node.limit) : [];
+  }
+
+  /** How many of a node's children are kept back though it is open. */
+  rest(node) {
+    return node.open ? Math.max(0, node.children.length - node.limit) : 0;
+  }
+
+  /** Open the way to a node. */
+  reveal(node) {
+    for (let child = node; child.parent !== null; child = child.parent) {
+      child.parent.open = true;
+      child.parent.limit = Math.max(child.parent.limit, child.parent.children.indexOf(child) + 1);
+    }
+  }
+
+  /** Give every open node its `x` and `y`: columns by depth, leaves in rows, parents in the middle of their children. */
+  layOut() {
+    const cards = this.walk((node) => this.shown(node));
+    const more = [];
+    let row = 0;
+    const waiting = [this.root];
+    while (waiting.length) {
+      const item = waiting.pop();
+      if (item.keeper) {
+        item.row = row++;
+        more.push(item);
+        continue;
+      }
+      const below = this.shown(item);
+      if (!below.length) item.row = row++;
+      if (this.rest(item)) waiting.push({ keeper: item, row: 0 });
+      for (let i = below.length - 1; i >= 0; i--) waiting.push(below[i]);
+    }
+    for (const node of [...cards].reverse()) {
+      const below = this.shown(node);
+      if (below.length) node.row = (below[0].row + below[below.length - 1].row) / 2;
+    }
+    let deepest = 0;
+    for (const node of cards) {
+      node.x = node.depth * (CARD.width + CARD.across);
+      node.y = node.row * (CARD.height + CARD.down);
+      deepest = Math.max(deepest, node.depth);
+    }
+    for (const item of more) {
+      item.x = (item.keeper.depth + 1) * (CARD.width + CARD.across);
+      item.y = item.row * (CARD.height + CARD.down);
+    }
+    const columns = deepest + (more.some((item) => item.keeper.depth === deepest) ? 2 : 1);
+    return {
+      cards,
+      more,
+      width: columns * (CARD.width + CARD.across) - CARD.across,
+      height: Math.max(1, row) * (CARD.height + CARD.down) - CARD.down,
+    };
+  }
+
+  /** The calls about a node, with whole prompts: texts are saved as what they share with the one before, and the rest. */
+  calls(node) {
+    this.texts ??= (this.saved.texts ?? []).reduce((texts, [shared, rest]) => {
+      texts.push(beginning(texts[texts.length - 1] ?? "", shared) + rest);
+      return texts;
+    }, []);
+    return (this.saved.calls?.[node.id] ?? []).map((call) => ({
+      output: "",
+      parts: [],
+      choices: {},
+      ...call,
+      prompt: call.prompt.map(([role, number]) => ({ role, content: this.texts[number] })),
+    }));
+  }
+
+  /** What nodes can be coloured by: [name, field], those that some nodes differ in. */
+  measures() {
+    const known = [
+      ["value", "value"],
+      ["Q", "q"],
+      ["reward", "reward"],
+      ["visits", "visits"],
+      ["prior", "prior"],
+      ["confidence", "confidence"],
+      ["fast judgement", "fast"],
+      ["cost", "cost"],
+      ["new tokens", "new_tokens"],
+      ["seconds", "seconds"],
+    ];
+    return known.filter(([, field]) => this.nodes.some((node) => Number.isFinite(node.fields[field])));
+  }
+
+  /** From a node to its place between the least (0) and the greatest (1) of a measure; null where it has none. */
+  scale(field) {
+    let low = Infinity;
+    let high = -Infinity;
+    for (const { fields } of this.nodes) {
+      if (!Number.isFinite(fields[field])) continue;
+      low = Math.min(low, fields[field]);
+      high = Math.max(high, fields[field]);
+    }
+    const of = (node) => {
+      const value = node.fields[field];
+      if (!Number.isFinite(value)) return null;
+      return high > low ? (value - low) / (high - low) : 1;
+    };
+    return { field, low, high, of };
+  }
+}
+
+/** Where a node stands: sibling numbers from the root, such as "0.2.1". */
+function placeOf(node) {
+  const numbers = [];
+  for (let step = node; step !== null; step = step.parent) numbers.unshift(step.fields.index ?? 0);
+  return numbers.join(".");
+}
+
+/** The first characters of a text, counted as Unicode does, not JavaScript. */
+function beginning(text, count) {
+  return /[\ud800-\udfff]/.test(text) ? [...text].slice(0, count).join("") : text.slice(0, count);
+}
