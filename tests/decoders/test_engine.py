@@ -195,6 +195,7 @@ def test_packed_equals_the_untouched_model_alone(
     completions = iter(decoder.generate(requests))
     for request in requests:
         alone.check(request, [next(completions) for _ in range(request.sampling.n)])
+    assert next(completions, None) is None
 
 
 def test_packed_equals_alone_for_every_kind_of_request(serve: Serve) -> None:

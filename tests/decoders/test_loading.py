@@ -617,6 +617,7 @@ def test_models_the_engine_cannot_run_are_refused(family: str, options: dict[str
 )
 def test_tested_families_with_plain_attention_pass(family: str, options: dict[str, Any]) -> None:
     config = AutoConfig.for_model(family, num_hidden_layers=2, **options)
+    assert family in TESTED_FAMILIES
     check_supported(config)
     check_supported(SimpleNamespace(**config.to_dict()))  # and as config.json spells it
 

@@ -119,8 +119,12 @@ def test_unrelated_prompts_run_side_by_side(bench: Bench, shares: list[list[int]
 @pytest.mark.parametrize("length", [1, 2, 5, 15, 16, 17, 40])
 def test_a_chain_of_new_tokens_is_causal(bench: Bench, length: int) -> None:
     branch, other = bench.prompt(text(20)), bench.prompt(text(70, 1))
-    bench.run(bench.grow(branch, text(length, 2), reads=length), bench.grow(other, [5]))
-    bench.run(bench.grow(branch, text(length, 3), reads=length), bench.grow(other, text(length, 4), reads=length))
+    first = bench.run(bench.grow(branch, text(length, 2), reads=length), bench.grow(other, [5]))
+    assert [len(rows) for rows in first.rows] == [length, 1]
+    more = bench.run(
+        bench.grow(branch, text(length, 3), reads=length), bench.grow(other, text(length, 4), reads=length)
+    )
+    assert [len(rows) for rows in more.rows] == [length, length]
 
 
 def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
@@ -137,6 +141,8 @@ def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -
     arriving = bench.tree.open(text(200, 1))
     for start in range(0, 200, 64):
         bench.run(Feed(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running))
+    assert bench.tree.computed_length(arriving) == 200
+    assert [len(branch) for branch in running] == [304] * 3
     bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
 
 
@@ -196,7 +202,9 @@ def test_slots_given_back_and_used_again_hold_the_new_text(bench: Bench) -> None
     branch = bench.prompt(text(40))
     for turn in range(4):
         bench.tree.rollback(branch, 40 - 9 * turn)
-        bench.run(bench.grow(branch, text(9, turn), reads=9))
+        result = bench.run(bench.grow(branch, text(9, turn), reads=9))
+        assert result.logits.shape == (9, VOCAB)
+        assert bench.tree.tokens(branch) == text(40)[: 40 - 9 * turn] + text(9, turn)
 
 
 def test_a_full_store_evicts_and_still_computes_right(
@@ -266,7 +274,8 @@ def test_heads_may_share_keys_or_not(
     bench = Bench(make_model(num_key_value_heads=kv_heads), logits_alone)
     forks = bench.forks(bench.prompt(text(270)), 3)
     for step in range(3):
-        bench.run(*(bench.grow(fork, text(step + 1, i), reads=step + 1) for i, fork in enumerate(forks)))
+        result = bench.run(*(bench.grow(fork, text(step + 1, i), reads=step + 1) for i, fork in enumerate(forks)))
+        assert [len(rows) for rows in result.rows] == [step + 1] * 3
 
 
 def test_bfloat16_stays_near_the_model_alone(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,6 @@ import networkx as nx
 import pytest
 
 from tot import ThoughtTree
-from tot.cli import main
 
 PROBLEM = """(define (problem p) (:domain blocksworld-4ops) (:objects a b)
 (:init (handempty) (ontable a) (on b a) (clear b)) (:goal (and (on a b))))"""
@@ -50,20 +48,6 @@ class Count(Task):
     def verify(self, question, answer):
         return sum({"one": 1, "two": 2}[step] for step in answer) == int(question)
 '''
-
-
-@pytest.fixture
-def tot(
-    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., tuple[int, str, str]]:
-    """Runs the command line in this process, in an empty folder; gives its status, standard output and error."""
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        status = main(list(arguments))
-        return status, *capfd.readouterr()
-
-    return run
 
 
 def test_a_plan_is_found_for_a_row_of_data_and_verified(tot: Any, tmp_path: Path) -> None:

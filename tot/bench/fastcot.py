@@ -284,7 +284,9 @@ def _times(
                 seconds = accounts.setdefault(side.name, {})
                 for name, value in engine.accounts["answer"].seconds.items():
                     seconds[name] = seconds.get(name, 0.0) + value
-    table = Table("", "seconds", "saved", "accuracy", "loss, points", "answers of CoT", "iterations saved / total")
+    table = Table(
+        "", "seconds", "saved", "of all", "accuracy", "loss, points", "answers of CoT", "iterations saved / total"
+    )
     for side in sides:
         cot = sides[0] if side.together == 1 else sides[5]
         answers = [one.answer(completion) for one, completion in zip(asked, side.completions, strict=True)]
@@ -293,12 +295,14 @@ def _times(
         lost = [one.right(answer) - score for one, answer, score in zip(asked, theirs, scores, strict=True)]
         same = [float(one.same(a, b)) for one, a, b in zip(asked, answers, theirs, strict=True)]
         saved = statistics.median(1 - ours / other for ours, other in zip(side.seconds, cot.seconds, strict=True))
+        saved_in_all = 1 - sum(side.seconds) / sum(cot.seconds)
         low, high = interval(lost)
         hits = sum(completion.usage.accepted for completion in side.completions)
         table.add_row(
             side.name,
             spread(side.seconds),
             f"{100 * saved:.0f}%",
+            f"{100 * saved_in_all:.0f}%",
             share(scores),
             f"{100 * statistics.fmean(lost):.0f} ({100 * low:.0f} to {100 * high:.0f})",
             share(same),
@@ -307,13 +311,15 @@ def _times(
         numbers[f"table 1: {side.name}"] = {
             "seconds": side.seconds,
             "saved": saved,
+            "saved in all": saved_in_all,
             "scores": scores,
             "unchanged": same,
             "iterations_saved": hits,
             "iterations": side.iterations,
         }
     console.print(
-        f"{len(asked)} of those, cap {cap}: seconds a question, or a batch of {TOGETHER} (median, and the range)"
+        f"{len(asked)} of those, cap {cap}: seconds a question, or a batch of {TOGETHER} (median, and the range); "
+        "saved by the median one, and of all seconds"
     )
     console.print(table)
     _composition(accounts, numbers, console)
