@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -36,6 +36,13 @@ class Decoder(Protocol):
     """Requests in, completions out: flat and request-major, n completions a request."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
+
+
+@runtime_checkable
+class AsyncDecoder(Decoder, Protocol):
+    """A decoder that many searches can await at once, and whose texts can be cancelled and metered in the middle."""
+
+    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
 
 
 class NoOptions(BaseModel):
@@ -199,6 +206,17 @@ class LocalDecoder:
         if self._prepare is not None:
             requests = [self._prepare(request) for request in requests]
         return self.engine.submit_all(requests, [self._policy] * len(requests), meter, stream)
+
+    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
+        """The n completions of each request, counted on `meter` as they grow. Cancelled, or where one fails, it gives
+        all slots back. Raises RequestError or ModelError for the first that fails."""
+        handles = self.submit(requests, meter)
+        try:
+            return [await handle for handle in handles]
+        finally:  # one failed, or the search was cancelled: the others' slots are wanted elsewhere
+            for handle in handles:
+                if not handle.future.done():
+                    handle.cancel()
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         """Decode all requests, packed. Raises RequestError or ModelError for the first that fails."""

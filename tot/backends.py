@@ -9,13 +9,13 @@ import asyncio
 from collections.abc import Mapping, Sequence
 
 from tot.decoders.budget import Meter
-from tot.decoders.decoder import Decoder, LocalDecoder
+from tot.decoders.decoder import AsyncDecoder, Decoder
 from tot.decoders.errors import RequestError
 from tot.decoders.request import Completion, Purpose, Request
 
 
 class Backend:
-    """Routes by purpose. Any object with `generate(requests)` will do; local decoders can also stop in mid-text."""
+    """Routes by purpose. Any object with `generate(requests)` will do; those with `complete` can stop in mid-text."""
 
     def __init__(self, decoders: Mapping[Purpose, Decoder]) -> None:
         self._decoders = decoders
@@ -37,8 +37,8 @@ class Backend:
                 "this search asks a model, and there is none: give model=..., or a generator and an evaluator that "
                 "need none, such as Enumerate(prior='uniform') and Heuristic()"
             )
-        if isinstance(decoder, LocalDecoder):
-            done = await _decode(decoder, requests, meter)
+        if isinstance(decoder, AsyncDecoder):
+            done = await decoder.complete(requests, meter)
         else:
             flat = iter(await asyncio.to_thread(decoder.generate, list(requests)))
             done = [[next(flat) for _ in range(request.sampling.n)] for request in requests]
@@ -47,13 +47,3 @@ class Backend:
             for completion in completions:
                 meter.usage += completion.usage
         return done
-
-
-async def _decode(decoder: LocalDecoder, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
-    handles = decoder.submit(requests, meter)
-    try:
-        return [await handle for handle in handles]
-    finally:  # one failed, or the search was cancelled: the others' slots are wanted elsewhere
-        for handle in handles:
-            if not handle.future.done():
-                handle.cancel()
