@@ -235,8 +235,8 @@ TOLD: dict[str, list[Any]] = {
         ("start_run", {"run_name": "run"}),
         ("log_params", {"limit": 3}, {}),
         ("log_metrics", {"score": 0.5}, {"step": 1}),
-        ("log_metrics", {"score": 1.0}, {}),
-        ("end_run", {}),
+        ("log_metrics", {"score": 1.0}, {"step": 1}),
+        ("end_run", "FINISHED", {}),
     ],
 }
 

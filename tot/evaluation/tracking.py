@@ -26,6 +26,7 @@ class Tracker(Protocol):
 class _MLflow:
     def __init__(self, module: Any) -> None:
         self._mlflow = module
+        self._step = 0
 
     def start(self, name: str, options: Mapping[str, Any]) -> None:
         self._mlflow.set_experiment("tot")
@@ -33,11 +34,12 @@ class _MLflow:
         self._mlflow.log_params(dict(options))
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._step = step
         self._mlflow.log_metrics(dict(numbers), step=step)
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(numbers))
-        self._mlflow.end_run()
+        self._mlflow.log_metrics(dict(numbers), step=self._step)
+        self._mlflow.end_run("FINISHED" if numbers else "KILLED")
 
 
 class _WeightsAndBiases:

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 from selenium.webdriver import ActionChains
+from selenium.webdriver.common.actions.action_builder import ActionBuilder
+from selenium.webdriver.common.actions.pointer_input import PointerInput
 from selenium.webdriver.common.keys import Keys
 
 from tot import State, Thought, ThoughtTree
@@ -142,6 +144,25 @@ def test_the_wheel_zooms_where_it_points_and_dragging_moves(opened: Any, grown: 
     assert browser.heading == "Question"  # the picture moved, not the selection
     browser.press("-", "-")
     assert browser.js("return view.at.zoom") == pytest.approx(0.64 * zoom)
+
+
+def test_two_fingers_zoom_about_their_middle_and_move_with_it(opened: Any, grown: Any) -> None:
+    browser = opened(grown("a", "a/b"))
+    place = """view.draw(); const { x, y, width, height } = byId("thought-1").getBoundingClientRect();
+      return [x + width / 2, y + height / 2, width]"""
+    x, y, width = browser.js(place)
+    fingers = [PointerInput("touch", f"finger {number}") for number in (1, 2)]
+    for finger, side in zip(fingers, (-1, 1), strict=True):
+        finger.create_pointer_move(0, int(x) + 40 * side, int(y))
+        finger.create_pointer_down(button=0)
+        finger.create_pointer_move(50, int(x) + 60 * side + 30, int(y) + 20)
+        finger.create_pointer_up(0)
+    actions = ActionBuilder(browser.driver)
+    actions.devices = fingers
+    actions.perform()
+    moved = browser.js(place)
+    assert moved == pytest.approx([x + 30, y + 20, 1.5 * width], abs=3)
+    assert browser.heading == "Thought 0.0.0"  # the one it began with: nothing was clicked
 
 
 def test_colours_follow_the_measure_that_is_chosen(opened: Any, grown: Any) -> None:

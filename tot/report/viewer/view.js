@@ -311,11 +311,23 @@ class TreeView {
       { passive: false },
     );
     let from = null;
+    const down = new Map(); // the pointers that touch, by id
     canvas.addEventListener("pointerdown", (event) => {
-      if (event.button === 0) from = { x: event.clientX, y: event.clientY, dragged: false };
+      if (event.button !== 0) return;
+      down.set(event.pointerId, { x: event.clientX, y: event.clientY });
+      from = { x: event.clientX, y: event.clientY, dragged: down.size > 1 };
     });
     canvas.addEventListener("pointermove", (event) => {
       if (from === null || !(event.buttons & 1)) return;
+      const before = grip(down);
+      if (down.has(event.pointerId)) down.set(event.pointerId, { x: event.clientX, y: event.clientY });
+      if (down.size > 1) {
+        const now = grip(down);
+        const box = canvas.getBoundingClientRect();
+        this.move(now.x - before.x, now.y - before.y);
+        if (before.span > 0) this.zoom(now.span / before.span, now.x - box.left, now.y - box.top);
+        return;
+      }
       const [x, y] = [event.clientX - from.x, event.clientY - from.y];
       if (!from.dragged && Math.hypot(x, y) < 4) return;
       if (!from.dragged) canvas.setPointerCapture(event.pointerId);
@@ -323,7 +335,14 @@ class TreeView {
       canvas.classList.add("dragging");
       this.move(x, y);
     });
-    canvas.addEventListener("pointerup", () => canvas.classList.remove("dragging"));
+    const lift = (event) => {
+      down.delete(event.pointerId);
+      canvas.classList.remove("dragging");
+      const [left] = down.values();
+      if (left) from = { ...left, dragged: true };
+    };
+    canvas.addEventListener("pointerup", lift);
+    canvas.addEventListener("pointercancel", lift);
     canvas.addEventListener("click", (event) => {
       const dragged = from?.dragged;
       from = null;
@@ -343,4 +362,11 @@ class TreeView {
       if (card && !event.target.closest(".toggle")) this.toggle(this.tree.nodes[card.dataset.id]);
     });
   }
+}
+
+/** The middle between two pointers, and how far apart they are; of one, itself. */
+function grip(pointers) {
+  const [one, other = one] = pointers.values();
+  if (!one) return null;
+  return { x: (one.x + other.x) / 2, y: (one.y + other.y) / 2, span: Math.hypot(one.x - other.x, one.y - other.y) };
 }
