@@ -1,8 +1,9 @@
 """Attention for packed forwards: many branches in one row of tokens, each seeing its own path only.
 
-A plan cuts the work into blocks (query rows x key slots): one block for every stretch of text that many rows share,
-blocks of tails for what is left, merged by log-sum-exp. Rows never meet keys of other branches, so the cost is that of
-the live keys. Registered with transformers as an attention function; models stay unmodified.
+Registered with transformers as an attention function; models stay unmodified. Where there is the kernel in C, it reads
+by tiles. Elsewhere a plan cuts the work into blocks (query rows x key slots): one block for every stretch of text that
+many rows share, blocks of tails for what is left, merged by log-sum-exp. Rows never meet keys of other branches, so
+the cost is that of the live keys.
 """
 
 from __future__ import annotations
@@ -10,11 +11,17 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from tot.decoders.engine.cascade import Run, cascade
+
+if TYPE_CHECKING:
+    from tot.decoders.engine.native import Kernel
+    from tot.decoders.engine.tiles import Tiles
 
 _Array = np.ndarray[Any, Any]
 
@@ -25,18 +32,6 @@ _WORTH_SHARING = 256
 """Keys times rows saved from which a block of its own pays for its calls (about 0.1 ms a layer on a CPU)."""
 _OWN_BLOCK_ROWS = 16
 """Runs of this many rows fill a kernel by themselves."""
-
-
-class Run(NamedTuple):
-    """Consecutive new tokens of one branch: row i is position `start + i` and sees `path[: start + i + 1]`."""
-
-    path: np.ndarray[Any, np.dtype[np.int32]]
-    """Slots of positions 0 up to the last row."""
-    start: int
-
-    @property
-    def rows(self) -> int:
-        return len(self.path) - self.start
 
 
 class Block(NamedTuple):
@@ -55,14 +50,17 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every layer of one forward does: where rows are written, and the blocks that read."""
+    """What every layer of one forward does: where rows are written, and the blocks or tiles that read."""
 
     keys: tuple[Tensor, ...]
     """A layer each: (kv_heads, slots, head_dim)."""
     values: tuple[Tensor, ...]
     write: Tensor
     """(rows,) the slot of each row."""
-    blocks: tuple[Block, ...]
+    blocks: tuple[Block, ...] = ()
+    tiles: Tiles | None = None
+    """For `kernel`, where it does what blocks would."""
+    kernel: Kernel | None = None
 
 
 def bucket(n: int, smallest: int = 1) -> int:
@@ -73,57 +71,11 @@ def bucket(n: int, smallest: int = 1) -> int:
     return -(-n // step) * step
 
 
-class _Share(NamedTuple):
-    first: int
-    last: int
-    slots: np.ndarray[Any, np.dtype[np.int32]]
-
-
-class _Tail(NamedTuple):
-    run: int
-    depth: int
-
-
-def cascade(runs: Sequence[Run]) -> tuple[list[_Share], list[_Tail]]:
-    """Find the stretches of path worth computing once for many runs.
-
-    Returns the shared stretches, each with the range of tails it serves, and the tails in the order in which they are
-    to be packed: what a tail's run has not shared starts at `depth`.
-    """
-    shares: list[_Share] = []
-    tails: list[_Tail] = []
-
-    def descend(members: list[int], depth: int, seen: int) -> None:
-        first = len(tails)
-        if len(members) == 1:
-            tails.append(_Tail(members[0], depth))
-            return
-        limit = min(runs[m].start for m in members)
-        stretch = np.stack([runs[m].path[seen:limit] for m in members])
-        differs = np.flatnonzero((stretch != stretch[0]).any(axis=0))
-        common = seen + int(differs[0]) if len(differs) else limit
-        share = None
-        if (common - depth) * (len(members) - 1) >= _WORTH_SHARING:
-            share = runs[members[0]].path[depth:common]
-            depth = common
-        groups: dict[object, list[int]] = defaultdict(list)
-        for m in members:
-            groups[int(runs[m].path[common]) if runs[m].start > common else ("ends", m)].append(m)
-        for group in groups.values():
-            descend(group, depth, common)
-        if share is not None:
-            shares.append(_Share(first, len(tails), share))
-
-    if runs:
-        descend(list(range(len(runs))), 0, 0)
-    return shares, tails
-
-
 def make_blocks(
     runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[int], tuple[Block, ...]]:
     """Cut the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers."""
-    shares, tails = cascade(runs)
+    shares, tails = cascade(runs, _WORTH_SHARING)
     first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
     total = int(first_row[-1])
     minus = torch.finfo(dtype).min
@@ -222,8 +174,9 @@ def packed_attention(
     kv_heads, head_dim = keys.shape[0], keys.shape[2]
     rows, groups = query.shape[2], query.shape[1] // kv_heads
     scale = head_dim**-0.5 if scaling is None else scaling
+    if plan.kernel is not None and plan.tiles is not None:
+        return plan.kernel(query[0], keys, values, plan.tiles, scale)[None], None
     by_row = query[0].view(kv_heads, groups, rows, head_dim)
-
     out = normaliser = None
     for block in plan.blocks:
         chosen = by_row if block.rows is None else by_row.index_select(2, block.rows)

@@ -17,10 +17,14 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from tot.decoders.engine.attention import ATTENTION, Plan, Run, bucket, make_blocks, packed_attention
+from tot.decoders.engine.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
+from tot.decoders.engine.cascade import Run
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
+from tot.decoders.engine.linear import PackedLinears
+from tot.decoders.engine.native import kernel_for
 from tot.decoders.engine.rotary import inverse_frequencies, turned
 from tot.decoders.engine.sampling import Read
+from tot.decoders.engine.tiles import make_tiles
 from tot.decoders.errors import ModelError, OptionError
 
 _DEFAULT_BUDGET = 2 * 2**30
@@ -74,12 +78,16 @@ class Runner:
         self._values = tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in layers)
         for store in (*self._keys, *self._values):
             store[:, SCRATCH] = 0
+        self.kernel = kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
+        """Attention in C, where this machine can have it."""
+        self._linears = PackedLinears(model)
         self._native_attention = config._attn_implementation
         AttentionInterface.register(ATTENTION, packed_attention)
         model.set_attn_implementation(ATTENTION)
 
     def close(self) -> None:
-        """Give the model its own attention back."""
+        """Give the model its own attention and linear layers back."""
+        self._linears.close()
         self.model.set_attn_implementation(self._native_attention)
 
     def _capacity(self, budget: int | str | None) -> int:
@@ -161,7 +169,12 @@ class Runner:
             spare = Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)
             runs += [spare] * (bucket(real) - real)
             writes += [[SCRATCH]] * (len(runs) - real)
-        order, blocks = make_blocks(runs, self._heads_per_kv, self.dtype, self.device)
+        if self.kernel is not None:
+            order, tiles = make_tiles(runs)
+            seen: dict[str, Any] = {"tiles": tiles, "kernel": self.kernel}
+        else:
+            order, blocks = make_blocks(runs, self._heads_per_kv, self.dtype, self.device)
+            seen = {"blocks": blocks}
         start_of: dict[int, int] = {}
         total = 0
         for run in order:
@@ -171,7 +184,7 @@ class Runner:
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
         positions = np.concatenate([np.arange(runs[run].start, len(runs[run].path)) for run in order])
         write = [slot for run in order for slot in writes[run]]
-        plan = Plan(self._keys, self._values, torch.tensor(write, device=self.device), blocks)
+        plan = Plan(self._keys, self._values, torch.tensor(write, device=self.device), **seen)
 
         wanted: dict[tuple[int, int], int] = {}
         for feed in feeds:

@@ -69,8 +69,8 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     seen: list[list[int]] = []
     cascade = attention.cascade
 
-    def spy(runs: Any) -> Any:
-        result = cascade(runs)
+    def spy(runs: Any, worth: int) -> Any:
+        result = cascade(runs, worth)
         seen.append([len(share.slots) for share in result[0]])
         return result
 

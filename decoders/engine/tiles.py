@@ -1,0 +1,65 @@
+"""Packed attention cut for the kernel in C: tiles of consecutive rows, and what the rows of each see.
+
+Stretches of text that several rows share are one piece for all of a tile's rows; the rest of each row's path is a piece
+of its own. The kernel takes softmax as it goes through the pieces, so nothing is padded and nothing merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from tot.decoders.engine.cascade import Run, cascade
+
+ROWS = 16
+"""Of a tile: TILE in attention.c."""
+_WORTH_SHARING = 32
+"""Keys times rows saved from which a stretch is a piece for several rows."""
+
+_Numbers = np.ndarray[tuple[int, ...], np.dtype[np.int32]]
+
+
+class Tiles(NamedTuple):
+    """What the kernel goes through. Keep it while it runs: it is given addresses."""
+
+    slots: _Numbers
+    """The slots of all pieces, one after another."""
+    pieces: _Numbers
+    """(pieces, 5): first and last row in the tile, where its slots begin, how many of them its first row sees, and how
+    many more each further row does. Those of a tile stand together."""
+    starts: _Numbers
+    """(tiles + 1,) the first piece of each."""
+
+
+def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
+    """Cut the attention of `runs`. Returns the packing order of the runs, and the tiles in row numbers."""
+    shares, tails = cascade(runs, _WORTH_SHARING)
+    first_row = [0]
+    for tail in tails:
+        first_row.append(first_row[-1] + runs[tail.run].rows)
+    pieces: list[tuple[int, int, int, int, int, int]] = []
+    slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
+    offset = 0
+
+    def piece(first: int, last: int, seen: int, step: int) -> None:
+        """Rows `first` up to `last`; the first sees `seen` slots, each further one `step` more."""
+        for tile in range(first // ROWS, -(-last // ROWS)):
+            start, end = max(first, tile * ROWS), min(last, (tile + 1) * ROWS)
+            here = seen + step * (start - first)
+            pieces.append((tile, start - tile * ROWS, end - tile * ROWS, offset, here, step))
+
+    for share in shares:
+        piece(first_row[share.first], first_row[share.last], len(share.slots), 0)
+        slots.append(share.slots)
+        offset += len(share.slots)
+    for tail, first, last in zip(tails, first_row, first_row[1:], strict=False):
+        run = runs[tail.run]
+        piece(first, last, run.start - tail.depth + 1, 1)
+        slots.append(run.path[tail.depth :])
+        offset += len(run.path) - tail.depth
+    table = np.array(sorted(pieces), dtype=np.int32)
+    starts = np.searchsorted(table[:, 0], np.arange(-(-first_row[-1] // ROWS) + 1)).astype(np.int32)
+    order = [tail.run for tail in tails]
+    return order, Tiles(np.concatenate(slots), np.ascontiguousarray(table[:, 1:]), starts)

@@ -1,0 +1,59 @@
+"""Linear layers with packed weights: the same numbers, and a model given back as it was."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+from torch import nn
+
+from tot.decoders.engine.linear import PackedLinears
+
+
+def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(48, 96), nn.SiLU(), nn.Linear(96, 40, bias=False)).to(dtype)
+
+
+@pytest.mark.parametrize("rows", [1, 2, 9, 64, 200])
+def test_packed_layers_give_what_they_gave(rows: int) -> None:
+    model = layers()
+    x = torch.randn(1, rows, 48).bfloat16()
+    with torch.inference_mode():
+        before = model(x)
+        packed = PackedLinears(model)
+        assert len(packed) == 2
+        after = model(x)
+    assert after.shape == before.shape
+    assert torch.allclose(after.float(), before.float(), atol=1e-2)
+    assert (after == before).float().mean() > 0.9  # sums in another order, here and there
+
+
+def test_closing_gives_the_layers_back() -> None:
+    model = layers()
+    first, second = PackedLinears(model), PackedLinears(model)
+    assert (len(first), len(second)) == (2, 0)  # packed already
+    second.close()
+    assert "forward" in vars(model[0])
+    first.close()
+    assert "forward" not in vars(model[0])
+    model[0].weight.data.zero_()
+    model[0].bias.data.zero_()
+    assert not model(torch.randn(3, 48).bfloat16()).any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_other_numbers_are_left_alone(dtype: torch.dtype) -> None:
+    assert len(PackedLinears(layers(dtype))) == 0
+
+
+def test_where_memory_is_short_nothing_is_packed(monkeypatch: Any) -> None:
+    weights = 2 * (48 * 96 + 96 * 40)
+    for free, packed in ((3 * weights, 2), (3 * weights - 1, 0)):
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
+        made = PackedLinears(layers())
+        assert len(made) == packed
+        made.close()
