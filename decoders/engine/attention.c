@@ -1,6 +1,6 @@
 // Attention of packed rows over the slots they see, for CPUs with AVX-512 and its bfloat16 products.
 //
-// Compiled by native.py for one HEAD_DIM (a multiple of 32). Rows stand in tiles of up to TILE; a tile has pieces, each a
+// Compiled for one HEAD_DIM (a multiple of 32). Rows stand in tiles of up to TILE; a tile has pieces, each a
 // list of slots that some consecutive rows of it see. Softmax is taken as it goes (Milakov and Gimelshein, 2018), so
 // pieces need no merging. Scores, weights' sums and outputs are float32; products of bfloat16 are exact in it.
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from tot.decoders.engine.cascade import Run, cascade
 
 if TYPE_CHECKING:
-    from tot.decoders.engine.native import Kernel
+    from tot.decoders.engine.kernel import Kernel
     from tot.decoders.engine.tiles import Tiles
 
 _Array = np.ndarray[Any, Any]

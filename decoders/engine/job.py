@@ -7,7 +7,9 @@ import queue
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 from tot.decoders.account import Account
@@ -121,6 +123,8 @@ class Handle:
         self.cancelled = False
         self._wake = wake
         self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
+        self._ring: Callable[[], object] | None = None
+        """Tells the event loop that waits for pieces, if one does, that there are some."""
         self._told: dict[int, int] = {}
 
     def result(self, timeout: float | None = None) -> list[Completion]:
@@ -150,9 +154,23 @@ class Handle:
         self.result()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        """The same, awaited; no thread waits with it. Cancelling the task that does cancels the request."""
         pieces = self._stream()
-        while (piece := await asyncio.to_thread(pieces.get)) is not None:
-            yield piece
+        bell = asyncio.Event()
+        self._ring = partial(asyncio.get_running_loop().call_soon_threadsafe, bell.set)
+        while True:
+            bell.clear()  # before looking: what comes after the look rings again
+            try:
+                while (piece := pieces.get_nowait()) is not None:
+                    yield piece
+                break
+            except queue.Empty:
+                pass
+            try:
+                await bell.wait()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
         await self
 
     def _stream(self) -> queue.SimpleQueue[tuple[int, str] | None]:
@@ -167,8 +185,15 @@ class Handle:
         for output in outputs:
             settled, told = output.settled(), self._told.get(output.index, 0)
             if len(settled) > told:
-                self._pieces.put((output.index, settled[told:]))
+                self._pass_on((output.index, settled[told:]))
                 self._told[output.index] = len(settled)
+
+    def _pass_on(self, piece: tuple[int, str] | None) -> None:
+        assert self._pieces is not None
+        self._pieces.put(piece)
+        if self._ring is not None:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                self._ring()
 
     def finish(self, result: list[Completion] | BaseException) -> None:
         """Settle the future and end the stream (engine only)."""
@@ -178,4 +203,4 @@ class Handle:
             else:
                 self.future.set_result(result)
         if self._pieces is not None:
-            self._pieces.put(None)
+            self._pass_on(None)

@@ -40,7 +40,8 @@ class PackedLinears:
 
 
 def _can_be_packed(layers: list[nn.Linear]) -> bool:
-    if not layers or not torch.backends.mkldnn.is_available() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    available = torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
+    if not layers or not available or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return False
     if any(layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu" for layer in layers):
         return False

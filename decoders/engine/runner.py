@@ -19,9 +19,9 @@ from transformers import AttentionInterface
 
 from tot.decoders.engine.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
 from tot.decoders.engine.cascade import Run
+from tot.decoders.engine.kernel import kernel_for
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.linear import PackedLinears
-from tot.decoders.engine.native import kernel_for
 from tot.decoders.engine.rotary import inverse_frequencies, turned
 from tot.decoders.engine.sampling import Read
 from tot.decoders.engine.tiles import make_tiles

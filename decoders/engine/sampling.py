@@ -6,17 +6,22 @@ a 24-bit uniform. Integers are hashed for the whole vocabulary; logarithms are t
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tot.decoders.engine.native import library
+
 _BITS = 24
+_ROOM = 64
+"""Contenders a row that there is room for; a draw has a handful."""
 _FREEZING = 1e-6
 """Temperatures up to here are greedy: dividing by less would overflow float32."""
 
@@ -152,6 +157,10 @@ def _scaled(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 def _contenders(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """(rows, tokens, scores) of the few tokens whose scaled + G may be `reached` (rows,) or more."""
+    found = _looked_up(scaled, keys, reached)
+    if found is not None:
+        rows, tokens = found
+        return rows, tokens, scaled[rows, tokens].double() + gumbel(keys[rows], tokens)
     # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached).
     gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], scaled.device))
     reach = (
@@ -159,6 +168,37 @@ def _contenders(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, 
     )  # float32 rounds; err upwards
     rows, tokens = torch.nonzero(gaps <= reach, as_tuple=True)
     return rows, tokens, scaled[rows, tokens].double() + _noise(gaps[rows, tokens])
+
+
+def _looked_up(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, Tensor] | None:
+    """(rows, tokens) of contenders, by the function in C; None where there is none, or they are too many to be few."""
+    search = _search() if scaled.device.type == "cpu" and scaled.dtype == torch.float32 else None
+    if search is None:
+        return None
+    scaled = scaled.contiguous()
+    least = reached.float()
+    least -= 1e-6 * least.abs() + 1e-3  # float32 rounds; err downwards
+    hashes = _vocabulary(scaled.shape[1], scaled.device)
+    pairs = torch.empty((_ROOM * len(scaled), 2), dtype=torch.int64)
+    count: int = search(
+        scaled.data_ptr(), *scaled.shape, hashes.data_ptr(), keys.data_ptr(), least.data_ptr(), pairs.data_ptr(),
+        len(pairs),
+    )  # fmt: skip
+    if count < 0:
+        return None
+    rows, tokens = pairs[:count].unbind(1)
+    return rows, tokens
+
+
+@lru_cache(maxsize=1)
+def _search() -> Any:
+    """The function of contenders.c, or None."""
+    functions = library("contenders")
+    if functions is not None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        functions.contenders.argtypes = [pointer, number, number, pointer, pointer, pointer, pointer, number]
+        functions.contenders.restype = number
+    return None if functions is None else functions.contenders
 
 
 def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:

@@ -310,3 +310,43 @@ def test_a_temperature_next_to_nothing_is_greedy() -> None:
     for temperature in (1e-300, 1e-40, 1e-9):
         (sampled,) = read(logits, [Draw(temperature, 0, 1.0, 0.0, 1, 0, 0)])
         assert sampled.token == int(logits.argmax())
+
+
+# -- the search in C ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 300.0])
+@pytest.mark.parametrize("temperature", [1e-4, 0.2, 0.7, 1.0, 3.0])
+def test_draws_are_the_same_with_and_without_the_search_in_c(
+    spread: float, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if sampling._search() is None:
+        pytest.skip("needs a C compiler")
+    logits = random_logits(6, 3, spread, 5001)
+    logits[1, 100:] = -math.inf
+    logits[2] = math.nan
+    draws = [draw(temperature, seed=row, position=position) for position in range(20) for row in range(6)]
+    logits = logits.repeat(20, 1)
+    found = read(logits, draws)
+    monkeypatch.setattr(sampling, "_search", lambda: None)
+    without = read(logits, draws)
+    assert [sampled.token for sampled in found] == [sampled.token for sampled in without]
+    assert len({sampled.token for sampled in found}) > 1
+    assert np.array_equal([s.logprob for s in found], [s.logprob for s in without], equal_nan=True)
+
+
+def test_the_search_in_c_finds_all_that_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
+    if sampling._search() is None:
+        pytest.skip("needs a C compiler")
+    scaled = random_logits(8, 1, 2.0, 30_000)
+    keys = torch.tensor([noise_key(draw(seed=row)) for row in range(8)])
+    top, token = scaled.max(dim=-1)
+    reached = top.double() + gumbel(keys, token)
+    rows, tokens, scores = sampling._contenders(scaled, keys, reached)
+    everything = scaled.double() + gumbel(keys[:, None], torch.arange(30_000))
+    assert set(zip(rows.tolist(), tokens.tolist(), strict=True)) >= {
+        (row, token) for row, token in torch.nonzero(everything >= reached[:, None]).tolist()
+    }
+    assert 8 <= len(rows) < 500
+    assert torch.equal(scores, everything[rows, tokens])
+    assert sampling._looked_up(scaled, keys, reached - 30) is None  # everything contends: there's no room

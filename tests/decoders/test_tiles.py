@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tot.decoders.engine import native
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.native import Kernel, kernel_for
+from tot.decoders.engine.kernel import Kernel, kernel_for
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.tiles import ROWS, make_tiles
 
@@ -186,26 +186,26 @@ def test_float32_does_not_take_it(make_model: Callable[..., Any]) -> None:
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Callable[[int], Kernel]) -> Iterator[Path]:
     kernel(32)
     monkeypatch.setenv("TOT_CACHE", str(tmp_path))
-    native._compiled.cache_clear()
+    native.library.cache_clear()
     yield tmp_path / "native"
-    native._compiled.cache_clear()
+    native.library.cache_clear()
 
 
 def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert native._compiled(32) is not None
+    assert native.library("attention", "HEAD_DIM=32") is not None
     (library,) = empty_cache.iterdir()
     made = library.stat().st_mtime_ns
-    native._compiled.cache_clear()
-    assert native._compiled(32) is not None
+    native.library.cache_clear()
+    assert native.library("attention", "HEAD_DIM=32") is not None
     assert library.stat().st_mtime_ns == made
     other = tmp_path / "elsewhere" / "native" / library.name
     other.parent.mkdir(parents=True)
     other.write_bytes(library.read_bytes()[:100])
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "elsewhere"))
-    native._compiled.cache_clear()
-    assert native._compiled(32) is not None
+    native.library.cache_clear()
+    assert native.library("attention", "HEAD_DIM=32") is not None
     assert other.stat().st_size == library.stat().st_size
     assert [entry.name for entry in other.parent.iterdir()] == [library.name]
 
@@ -228,7 +228,7 @@ def test_a_compiler_that_fails_is_told_of_and_done_without(
     broken.chmod(0o755)
     monkeypatch.setattr(native.shutil, "which", lambda name: str(broken))
     assert kernel_for(32, 1, torch.bfloat16, CPU) is None
-    assert "attention is slower: out of registers" in caplog.text
+    assert "attention.c can't be compiled, so decoding is slower: out of registers" in caplog.text
     assert list(empty_cache.iterdir()) == []
 
 
