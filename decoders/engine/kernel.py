@@ -51,5 +51,5 @@ def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.dev
     fits = dtype == torch.bfloat16 and device.type == "cpu" and head_dim in _HEAD_DIMS and groups <= _MOST_GROUPS
     if not fits or not processor_flags() >= _NEEDED:
         return None
-    functions = library("attention", f"HEAD_DIM={head_dim}")
+    functions = library("attention", "-fopenmp", f"-DHEAD_DIM={head_dim}")
     return None if functions is None else Kernel(functions)

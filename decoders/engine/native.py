@@ -23,19 +23,19 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def library(name: str, *definitions: str) -> ctypes.CDLL | None:
-    """The functions of `name`.c, compiled with the definitions ("HEAD_DIM=64"); None where that can't be done."""
+def library(name: str, *options: str) -> ctypes.CDLL | None:
+    """The functions of `name`.c, compiled with the options ("-DHEAD_DIM=64"); None where that can't be done."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
     source = files("tot.decoders.engine").joinpath(f"{name}.c").read_bytes()
-    about = "\0".join([compiler, *definitions, platform.machine(), *sorted(processor_flags())]).encode()
+    about = "\0".join([compiler, *options, platform.machine(), *sorted(processor_flags())]).encode()
     path = cache_folder() / "native" / f"{name}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
     try:
         if path.exists():
             with suppress(OSError):  # damaged: made anew
                 return ctypes.CDLL(str(path))
-        _compile(compiler, source, definitions, path)
+        _compile(compiler, source, options, path)
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
@@ -43,14 +43,13 @@ def library(name: str, *definitions: str) -> ctypes.CDLL | None:
         return None
 
 
-def _compile(compiler: str, source: bytes, definitions: tuple[str, ...], path: Path) -> None:
+def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path) -> None:
     """To a file of its own first, so that whoever finds the library finds all of it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         code, made = Path(folder) / "source.c", Path(folder) / "library.so"
         code.write_bytes(source)
-        options = ["-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", *(f"-D{each}" for each in definitions)]
-        command = [compiler, *options, str(code), "-o", str(made), "-lm"]
+        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", *options, str(code), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         made.replace(path)
 
