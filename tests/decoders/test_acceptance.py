@@ -19,7 +19,8 @@ from tot.decoders.acceptance import reject
 
 WORDS = [f"w{i}" for i in range(15)] + ["<end>"]
 LENGTH = 3
-DRAWS = 50_000
+DRAWS = 10_000
+MANY_DRAWS = 50_000
 TEMPERATURE = 0.7
 
 
@@ -70,22 +71,21 @@ def distance(counts: Counter[tuple[int, ...]], exact: dict[tuple[int, ...], floa
     return sum(abs(counts[sequence] / total - p) for sequence, p in exact.items()) / 2
 
 
-@pytest.fixture(scope="module")
-def most(exact: dict[tuple[int, ...], float]) -> float:
+def most(exact: dict[tuple[int, ...], float], draws: int) -> float:
     """How far an exact sampler may be from its own distribution after as many draws: mean and four deviations."""
     p = np.array(list(exact.values()))
-    runs = np.random.default_rng(0).multinomial(DRAWS, p / p.sum(), size=200)
-    distances = np.abs(runs / DRAWS - p).sum(1) / 2
+    runs = np.random.default_rng(0).multinomial(draws, p / p.sum(), size=200)
+    distances = np.abs(runs / draws - p).sum(1) / 2
     return float(distances.mean() + 4 * distances.std())
 
 
-def drawn(llama: Any, words: Any, method: str, **options: Any) -> Counter[tuple[int, ...]]:
+def drawn(llama: Any, words: Any, method: str, draws: int, **options: Any) -> Counter[tuple[int, ...]]:
     """The first three tokens of every sample, from as many as a draft may cover."""
     longest = max(LENGTH, options.get("k", 0) + 1)
     sampling = Sampling(max_tokens=longest, temperature=TEMPERATURE, n=2_500, ignore_eos=True)
     counts: Counter[tuple[int, ...]] = Counter()
     with load_decoder(method, llama(0), tokenizer=words, kv_budget=300_000, draft=llama(1), **options) as decoder:
-        for seed in range(DRAWS // sampling.n):
+        for seed in range(draws // sampling.n):
             request = Request(prompt="w1 w2", sampling=sampling.model_copy(update={"seed": seed}))
             counts.update(completion.tokens[:LENGTH] for completion in decoder.generate([request]))
     return counts
@@ -101,16 +101,23 @@ SETTINGS = [
 ]
 
 
-@pytest.mark.parametrize(("method", "options"), SETTINGS)
+@pytest.mark.parametrize(
+    ("method", "options", "draws"),
+    [
+        ("sd", {"k": 2}, DRAWS),
+        ("mcsd", {"k_config": (4, 2)}, DRAWS),
+        *(pytest.param(*setting, MANY_DRAWS, marks=pytest.mark.slow) for setting in SETTINGS),
+    ],
+)
 def test_a_rejection_rule_gives_the_targets_distribution(
-    method: str, options: dict[str, Any], llama: Any, words: Any, exact: dict[tuple[int, ...], float], most: float
+    method: str, options: dict[str, Any], draws: int, llama: Any, words: Any, exact: dict[tuple[int, ...], float]
 ) -> None:
     rule = "leviathan" if method == "sd" else "mcsd"
-    assert distance(drawn(llama, words, method, rule=rule, **options), exact) < most
+    assert distance(drawn(llama, words, method, draws, rule=rule, **options), exact) < most(exact, draws)
 
 
 def test_a_wrong_rule_is_noticed(
-    llama: Any, words: Any, exact: dict[tuple[int, ...], float], most: float, monkeypatch: pytest.MonkeyPatch
+    llama: Any, words: Any, exact: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Drawing from p itself, not from what the rejected candidates leave of it, is the usual mistake."""
 
@@ -118,7 +125,7 @@ def test_a_wrong_rule_is_noticed(
         return reject(target, *arguments)[0], target
 
     monkeypatch.setattr("tot.decoders.acceptance.reject", wrong)
-    assert distance(drawn(llama, words, "sd", rule="leviathan", k=1), exact) > 1.5 * most
+    assert distance(drawn(llama, words, "sd", DRAWS, rule="leviathan", k=1), exact) > 1.5 * most(exact, DRAWS)
 
 
 @pytest.mark.parametrize("replacement", [False, True])

@@ -19,6 +19,7 @@ def shown(completions: list[Completion]) -> list[Any]:
     return [(c.tokens, c.text, c.finish_reason, c.parts) for c in completions]
 
 
+@pytest.mark.parametrize("make", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("adapt", [False, True])
 @pytest.mark.parametrize(("window", "ngram", "guesses"), [(1, 2, 1), (4, 3, 4), (15, 5, 15), (64, 2, 2), (3, 8, 3)])
 def test_the_text_is_what_ar_gives(

@@ -37,8 +37,14 @@ def test_the_tasks_own_search_grows_a_tree(name: str, decoder: LocalDecoder) -> 
 
 
 @pytest.mark.real
-@pytest.mark.parametrize("name", TASKS)
-@pytest.mark.parametrize("search", ["cot", "self-consistency:k=3", "best-of-n:n=2"])
+@pytest.mark.parametrize(
+    ("search", "name"),
+    [
+        pytest.param(search, name, marks=pytest.mark.slow if search != "cot" and name != "gsm8k" else ())
+        for search in ("cot", "self-consistency:k=3", "best-of-n:n=2")
+        for name in TASKS
+    ],
+)
 def test_the_baselines_write_whole_solutions(name: str, search: str, decoder: LocalDecoder) -> None:
     solution = run(name, decoder, search=search)
     chains = [node for node in solution.tree if node.parent is not None]

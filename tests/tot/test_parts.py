@@ -188,7 +188,7 @@ def test_a_passage_comes_out_of_a_real_model_in_paragraphs(smollm2: str) -> None
         decoder={"generate": "pdos"},
         search=BFS(thoughts=1, breadth=1, depth=2),
         evaluator="random",
-        max_tokens=220,
+        max_tokens=140,
     )
     passage = solution.tree[1].thought.parts["passage"]
     assert passage.count("\n\n") >= 1

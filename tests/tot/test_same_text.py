@@ -10,10 +10,10 @@ from tot import BFS, Solution, solve
 from tot.decoders import Engine, load_decoder, load_model
 
 QUESTION = "A gardener plants 7 rows of tulips with 9 tulips in each row. Rabbits eat 15 of them. How many are left?"
-DECODERS: list[tuple[str, dict[str, Any]]] = [
+DECODERS: list[Any] = [
     ("sd", {"draft": "early-exit:4"}),
-    ("mcsd", {"draft": "early-exit:4"}),
-    ("seed", {}),
+    pytest.param("mcsd", {"draft": "early-exit:4"}, marks=pytest.mark.slow),
+    pytest.param("seed", {}, marks=pytest.mark.slow),
     ("seed", {"policy": "rounds", "draft": "lookup,early-exit:4"}),
     ("jacobi", {}),
     ("lookahead", {"adapt": False, "window": 3, "ngram": 3, "guesses": 2}),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 from tot.decoders import (
     LocalDecoder,
     Meter,
@@ -15,6 +17,7 @@ from tot.decoders import (
 Make = Callable[..., LocalDecoder]
 
 
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
 def test_company_waves_and_pieces_change_nothing(make: Make, ids: Any, shown: Any, loose: Any, mixed: Any) -> None:
     decoder = loose(make)
     requests = mixed(decoder)

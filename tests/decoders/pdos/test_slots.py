@@ -29,6 +29,7 @@ def promises_are_kept(watch: Any) -> bool:
     return True
 
 
+@pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
 @pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("steps", [(), CITIES])
 def test_growth_is_never_too_little(

@@ -1,0 +1,251 @@
+"""What tests of the engine share: decoders on engines of any size, and what the untouched model says alone.
+
+Import mode is importlib, so these are fixtures: functions and classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tot.decoders import Completion, Engine, LocalDecoder, Message, Request, Sampling, load_decoder, load_model
+from tot.decoders.engine.sampling import Draw, read
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
+Serve = Callable[..., LocalDecoder]
+
+
+@pytest.fixture
+def model(make_model: Callable[..., Any]) -> Any:
+    """A tiny Llama that writes readable text."""
+    return make_model(readable=True)
+
+
+@pytest.fixture
+def serve(model: Any, tokenizer: Any) -> Iterator[Serve]:
+    """Decoders on engines of any size. When all is done, every slot has to be free again."""
+    engines: list[Engine] = []
+
+    def start(model: Any = model, kv_budget: int = 3000, chunk: int = 512) -> LocalDecoder:
+        loaded = load_model(copy.deepcopy(model), tokenizer=tokenizer)
+        engines.append(Engine(loaded, kv_budget, chunk))
+        return load_decoder("ar", engine=engines[-1])
+
+    yield start
+    for engine in engines:
+        engine.close()
+        assert engine.tree.live == 0
+
+
+@pytest.fixture
+def decoder(serve: Serve) -> LocalDecoder:
+    return serve()
+
+
+class Alone:
+    """What a request has to return: each token from the untouched model, run over the whole text so far."""
+
+    def __init__(self, model: Any, decoder: LocalDecoder, logits_alone: Callable[..., Tensor]) -> None:
+        self._model = copy.deepcopy(model)
+        self._codec = decoder.engine.codec
+        self._run = logits_alone
+
+    def logprobs(self, ids: Sequence[int]) -> Tensor:
+        return self._run(self._model, list(ids)).log_softmax(-1)
+
+    def total(self, context: Sequence[int], ids: Sequence[int]) -> float:
+        """Log-probability of ids after the context."""
+        rows = self.logprobs([*context, *ids])[len(context) - 1 : -1]
+        return float(rows[range(len(ids)), list(ids)].sum())
+
+    def tokens(
+        self, context: Sequence[int], sampling: Sampling, count: int, sample: int = 0, first: int = 0
+    ) -> list[int]:
+        """Up to `count` tokens after the context, up to an end token; stop strings are not looked at."""
+        s, drawn = sampling, list[int]()
+        for position in range(first, first + count):
+            how = (s.temperature, s.top_k, s.top_p, s.min_p, s.seed, sample, position)
+            drawn.append(read(self._run(self._model, [*context, *drawn])[-1:], [Draw(*how)])[0].token)
+            if drawn[-1] in self._codec.end_ids and not s.ignore_eos:
+                break
+        return drawn
+
+    def check(self, request: Request, completions: Sequence[Completion]) -> None:
+        """A request without trigger or choices: its tokens, text, log-probability and end."""
+        prompt, s = self._codec.encode_prompt(request.prompt), request.sampling
+        assert len(completions) == s.n
+        for sample, completion in enumerate(completions):
+            drawn = self.tokens(prompt, s, s.max_tokens, sample)
+            if completion.finish_reason == "stop":
+                drawn = drawn[: len(completion.tokens)]
+                text = self._codec.decode(drawn)
+                cut = min(text.find(stop) for stop in s.stop if stop in text)
+                assert completion.text == text[:cut]
+            else:
+                assert completion.text == self._codec.decode(drawn)
+                assert not any(stop in completion.text for stop in s.stop)
+                ended = drawn[-1] in self._codec.end_ids and not s.ignore_eos
+                assert completion.finish_reason == ("eos" if ended else "length")
+            assert list(completion.tokens) == drawn
+            assert completion.logprob == pytest.approx(self.total(prompt, drawn), abs=1e-3)
+
+
+@pytest.fixture
+def alone(model: Any, decoder: LocalDecoder, logits_alone: Callable[..., Tensor]) -> Alone:
+    return Alone(model, decoder, logits_alone)
+
+
+class Score(float):
+    """A sum of log-probabilities: equal up to what the shape of a forward changes in float32."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, float) and abs(float(self) - float(other)) < 1e-3
+
+    __hash__ = float.__hash__
+
+
+def outcome(completion: Completion) -> tuple[Any, ...]:
+    """All that must not depend on company."""
+    scores = [(Score(choice.total), choice.tokens) for choice in completion.choice_logprobs]
+    drawn = (completion.tokens, Score(completion.logprob))
+    return completion.text, drawn, completion.finish_reason, completion.parts, scores
+
+
+def by_request(requests: Sequence[Request], completions: Sequence[Completion]) -> list[list[tuple[Any, ...]]]:
+    rest = iter(completions)
+    return [[outcome(next(rest)) for _ in range(request.sampling.n)] for request in requests]
+
+
+def mixed_requests(count: int, seed: int, temperature: float | None = None, plain: bool = False) -> list[Request]:
+    """Prompts that share beginnings or do not, of all lengths, with stops, several samples, triggers and choices."""
+    rng = random.Random(seed)
+    requests = []
+    for i in range(count):
+        start = rng.choice(["", LONG[: rng.randint(1, len(LONG))], LONG, "the other", "10 "])
+        prompt: Any = start + rng.choice(["", "and", " 10", "abc"]) + rng.choice("0123456789")
+        if rng.random() < 0.2:
+            prompt = (Message(role="user", content=prompt),)
+        heat = rng.choice([0.0, 0.7, 1.0]) if temperature is None else temperature
+        sampling = Sampling(
+            max_tokens=rng.randint(1, 20),
+            temperature=heat,
+            top_p=0.9 if heat == 0.7 else 1.0,
+            stop=rng.choice([(), (), (" t", "on"), ("a", "10", "e")]),
+            seed=rng.choice([7, i]),
+            n=rng.choice([1, 1, 2, 3]),
+            ignore_eos=rng.random() < 0.3,
+        )
+        kind = "plain" if plain else rng.choice(["plain", "plain", "trigger", "choices", "both"])
+        more: dict[str, Any] = {}
+        if kind in ("trigger", "both"):
+            more |= {"answer_trigger": " So the answer is", "answer_tokens": rng.randint(1, 6)}
+        if kind in ("choices", "both"):
+            more |= {"choices": ("1", "10", " the"), "close_choices": rng.random() < 0.5}
+        if kind == "choices":
+            sampling = sampling.model_copy(update={"n": 1})
+        requests.append(Request(prompt=prompt, sampling=sampling, **more))
+    return requests
+
+
+def greedy(decoder: LocalDecoder, prompt: str = "abc", **settings: Any) -> Completion:
+    return decoder.generate([Request(prompt=prompt, sampling=Sampling(**settings))])[0]
+
+
+def inner_stop(decoder: LocalDecoder, prompt: str, **settings: Any) -> tuple[str, int, str]:
+    """What the model will write from inside a token to two tokens later; that token's place, and its text."""
+    tokens = greedy(decoder, prompt=prompt, **settings).tokens
+    pieces = [decoder.engine.codec.decode([token]) for token in tokens]
+    at = next(i for i, piece in enumerate(pieces) if i and len(piece) > 1)
+    return pieces[at][1:] + "".join(pieces[at + 1 : at + 3]), at, pieces[at]
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+TRIGGER = " So the answer is"
+
+
+def ended_by(decoder: LocalDecoder, ended: str, settings: dict[str, Any]) -> Sampling:
+    """Settings under which "abc" goes on to the given end; a stop string spans tokens that were fed already."""
+    sampling = Sampling(seed=3, **settings)
+    if ended == "stop":
+        sampling = Sampling(seed=3, stop=(inner_stop(decoder, "abc", **settings)[0],), **settings)
+    return sampling
+
+
+def answered(
+    decoder: LocalDecoder, ended: str, choices: tuple[str, ...] = (), **settings: Any
+) -> tuple[Completion, list[int]]:
+    """A request whose rationale ends in the given way, checked up to its trigger; and the ids it went on from."""
+    codec = decoder.engine.codec
+    sampling = ended_by(decoder, ended, settings)
+    plain = decoder.generate([Request(prompt="abc", sampling=sampling)])[0]
+    assert plain.finish_reason == ended
+    request = Request(prompt="abc", sampling=sampling, answer_trigger=TRIGGER, answer_tokens=7, choices=choices)
+    (completion,) = decoder.generate([request])
+    rationale, trigger, answer = completion.parts
+    assert [part.kind for part in completion.parts] == ["exact", "trigger", "exact"]
+    assert (rationale.text, trigger.text) == (plain.text, TRIGGER)
+    assert completion.text == plain.text + TRIGGER + answer.text
+    assert completion.answer == answer.text
+    assert completion.tokens[: len(plain.tokens)] == plain.tokens
+    kept = max(n for n in range(len(plain.tokens) + 1) if plain.text.startswith(codec.decode(plain.tokens[:n])))
+    if ended == "eos":
+        kept -= 1
+    rest = plain.text[len(codec.decode(plain.tokens[:kept])) :] + TRIGGER
+    return completion, [*codec.encode_prompt("abc"), *plain.tokens[:kept], *codec.encode(rest)]
+
+
+@pytest.fixture(name="alone_with")
+def _alone_with() -> type[Alone]:
+    return Alone
+
+
+@pytest.fixture(name="outcome")
+def _outcome() -> Callable[..., tuple[Any, ...]]:
+    return outcome
+
+
+@pytest.fixture(name="by_request")
+def _by_request() -> Callable[..., list[list[tuple[Any, ...]]]]:
+    return by_request
+
+
+@pytest.fixture(name="mixed_requests")
+def _mixed_requests() -> Callable[..., list[Request]]:
+    return mixed_requests
+
+
+@pytest.fixture(name="greedy")
+def _greedy() -> Callable[..., Completion]:
+    return greedy
+
+
+@pytest.fixture(name="inner_stop")
+def _inner_stop() -> Callable[..., tuple[str, int, str]]:
+    return inner_stop
+
+
+@pytest.fixture(name="wait_until")
+def _wait_until() -> Callable[..., None]:
+    return wait_until
+
+
+@pytest.fixture(name="ended_by")
+def _ended_by() -> Callable[..., Sampling]:
+    return ended_by
+
+
+@pytest.fixture(name="answered")
+def _answered() -> Callable[..., tuple[Completion, list[int]]]:
+    return answered

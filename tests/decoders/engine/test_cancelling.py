@@ -1,0 +1,104 @@
+"""The engine: a cancelled request gives its slots back, and leaves the others alone."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, LocalDecoder, Request, Sampling
+from tot.decoders.autoregressive import Autoregressive
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.runner import Feed
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
+Serve = Callable[..., LocalDecoder]
+
+
+def test_cancelling_gives_the_slots_back_and_leaves_others_alone(
+    decoder: LocalDecoder, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    tree = decoder.engine.tree
+    endless = Request(prompt=LONG + "x", sampling=Sampling(max_tokens=900, ignore_eos=True, n=2))
+    other = Request(prompt=LONG + "y", sampling=Sampling(max_tokens=60, ignore_eos=True, temperature=1.0))
+    expected = decoder.generate([other])[0]
+    cancelled, kept = decoder.submit([endless, other], stream=True)
+    next(iter(cancelled))
+    cancelled.cancel()
+    completions = cancelled.result(30)
+    assert [completion.finish_reason for completion in completions] == ["cancelled"] * 2
+    assert 0 < len(completions[0].tokens) < 900
+    assert completions[0].text == decoder.engine.codec.decode(completions[0].tokens)
+    assert outcome(kept.result(30)[0]) == outcome(expected)
+    wait_until(lambda: tree.live == 0)
+
+
+def test_a_waiting_request_can_be_cancelled(serve: Serve) -> None:
+    decoder = serve(kv_budget=1000)
+    running, waiting = (
+        decoder.submit([Request(prompt=p, sampling=Sampling(max_tokens=700, ignore_eos=True))], stream=True)[0]
+        for p in ("abc", "the")
+    )
+    next(iter(running))
+    waiting.cancel()
+    (completion,) = waiting.result(30)
+    assert (completion.tokens, completion.text, completion.finish_reason) == ((), "", "cancelled")
+    assert completion.usage.reused_prompt_tokens == 0
+    assert not running.future.done()
+    running.cancel()
+
+
+def test_cancelling_what_is_done_does_nothing(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=3))])
+    done = handle.result(30)
+    handle.cancel()
+    assert handle.result(30) is done
+    assert greedy(decoder, max_tokens=3).tokens == done[0].tokens
+
+
+class Held(Autoregressive):
+    """Decodes, but not before it is let go."""
+
+    def __init__(self, job: Job, let_go: threading.Event) -> None:
+        super().__init__(job)
+        self._let_go = let_go
+
+    def propose(self) -> list[Feed]:
+        self._let_go.wait(20)
+        return super().propose()
+
+
+@pytest.mark.parametrize("loop_ends_first", [False, True])
+def test_cancelling_the_task_that_awaits_cancels_the_request(
+    decoder: LocalDecoder, caplog: pytest.LogCaptureFixture, loop_ends_first: bool
+) -> None:
+    let_go = threading.Event()
+    sampling = Sampling(max_tokens=900, ignore_eos=True)
+    handle = decoder.engine.submit(Request(prompt="abc", sampling=sampling), partial(Held, let_go=let_go))
+    brief = decoder.submit([Request(prompt="the", sampling=Sampling(max_tokens=5, ignore_eos=True))])[0]
+
+    async def wait() -> None:
+        await handle
+
+    async def main() -> None:
+        task = asyncio.create_task(wait())
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        if not loop_ends_first:
+            let_go.set()
+            assert len((await brief)[0].tokens) == 5
+
+    asyncio.run(main())
+    let_go.set()
+    (completion,) = handle.result(30)
+    assert completion.finish_reason == "cancelled"
+    assert len(completion.tokens) < 900
+    assert len(brief.result(30)[0].tokens) == 5
+    assert [record.getMessage() for record in caplog.records if record.levelno > logging.DEBUG] == []

@@ -1,0 +1,135 @@
+"""The engine: how a decoder is loaded, shared among threads, and closed."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders import (
+    Completion,
+    Engine,
+    LocalDecoder,
+    ModelError,
+    OptionError,
+    Request,
+    RequestError,
+    Sampling,
+    load_decoder,
+)
+from tot.decoders.autoregressive import Autoregressive
+from tot.decoders.engine.runner import Feed
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
+Serve = Callable[..., LocalDecoder]
+
+
+def test_a_decoder_is_loaded_from_a_model_object(model: Any, tokenizer: Any, alone: Any) -> None:
+    tokens = torch.tensor([[5, 6, 7]])
+    before = model(tokens).logits
+    with load_decoder("ar", model=model, tokenizer=tokenizer, kv_budget="1MiB") as decoder:
+        assert decoder.model is model
+        assert decoder.tokenizer is tokenizer
+        request = Request(prompt=LONG, sampling=Sampling(max_tokens=8))
+        alone.check(request, decoder.generate([request]))
+    assert torch.equal(model(tokens).logits, before)
+    generated = model.generate(tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=3, pad_token_id=0)
+    assert generated.shape[1] > 3
+
+
+def test_a_shared_engine_outlives_its_decoders(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    with load_decoder("ar", engine=decoder.engine) as second:
+        assert second.model is decoder.model
+        first = greedy(second, max_tokens=3)
+    assert greedy(decoder, max_tokens=3).tokens == first.tokens
+
+
+def test_bad_names_and_options_are_named(decoder: LocalDecoder) -> None:
+    with pytest.raises(OptionError, match=r"unknown decoder 'arr' \(did you mean ar\?\)"):
+        load_decoder("arr", engine=decoder.engine)
+    with pytest.raises(OptionError, match="decoder ar, option width"):
+        load_decoder("ar", engine=decoder.engine, width=3)
+
+
+def test_a_model_is_held_by_one_engine_at_a_time(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    """A second one would take the first one's attention away when it closes, and the first would go on, wrongly."""
+    with pytest.raises(ModelError, match="held by another Engine: close that one, or share it by engine="):
+        Engine(decoder.engine.loaded)
+    decoder.engine.close()
+    with Engine(decoder.engine.loaded, 100) as second:
+        assert greedy(load_decoder("ar", engine=second), max_tokens=3).finish_reason == "length"
+
+
+def test_a_closed_engine_refuses(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    greedy(decoder, max_tokens=1)
+    decoder.engine.close()
+    decoder.engine.close()
+    with pytest.raises(RequestError, match="this engine is closed: make a new one"):
+        decoder.submit([Request(prompt="abc")])
+
+
+def test_closing_cancels_what_runs_and_what_waits(serve: Serve) -> None:
+    decoder = serve(kv_budget=1000)
+    requests = [Request(prompt=p, sampling=Sampling(max_tokens=700, ignore_eos=True)) for p in ("abc", "the", "in")]
+    handles = decoder.submit(requests, stream=True)
+    next(iter(handles[0]))
+    decoder.engine.close()
+    completions = [handle.result(1)[0] for handle in handles]
+    assert [completion.finish_reason for completion in completions] == ["cancelled"] * 3
+    assert len(completions[0].tokens) >= 1
+    assert [completion.tokens for completion in completions[1:]] == [(), ()]
+
+
+def test_fifty_threads_may_submit_at_once(
+    decoder: LocalDecoder,
+    mixed_requests: Callable[..., list[Request]],
+    by_request: Callable[..., list[list[tuple[Any, ...]]]],
+) -> None:
+    requests = mixed_requests(50, seed=8)
+    expected = by_request(requests, decoder.generate(requests))
+    start = threading.Barrier(50)
+
+    def call(request: Request) -> list[Completion]:
+        start.wait()
+        return decoder.generate([request])
+
+    with ThreadPoolExecutor(50) as threads:
+        got = list(threads.map(call, requests))
+    assert [by_request([request], one)[0] for request, one in zip(requests, got, strict=True)] == expected
+
+
+def test_an_engine_that_nobody_holds_is_collected_once_idle(
+    make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch, greedy: Callable[..., Completion]
+) -> None:
+    monkeypatch.setattr("tot.decoders.engine.engine._IDLE_SECONDS", 0.02)
+    decoder = load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=200)
+    first = greedy(decoder, max_tokens=2).tokens
+    thread = decoder.engine._thread
+    assert thread is not None
+    thread.join(10)
+    assert greedy(decoder, max_tokens=2).tokens == first  # a thread that has gone is started again
+    assert decoder.engine._thread is not None
+    decoder.engine._thread.join(10)
+    engine = weakref.ref(decoder.engine)
+    del decoder
+    gc.collect()
+    assert engine() is None
+
+
+class Stalled(Autoregressive):
+    """A policy that never has anything to run."""
+
+    def propose(self) -> list[Feed]:
+        return []
+
+
+def test_a_policy_with_nothing_to_run_fails_instead_of_being_asked_for_ever(decoder: LocalDecoder) -> None:
+    handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
+    with pytest.raises(ModelError, match="Stalled has nothing to run and has not ended"):
+        handle.result(30)

@@ -1,0 +1,84 @@
+"""The engine: what ends a text, from end tokens and stop strings to the context and budgets."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import Budget, Completion, LocalDecoder, Meter, Request, Sampling
+
+END = 2
+Serve = Callable[..., LocalDecoder]
+
+
+# -- what ends a text --------------------------------------------------------------------------------
+
+
+def test_an_end_token_ends_a_text_unless_ignored(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    ended = greedy(decoder, max_tokens=200)
+    assert (ended.finish_reason, ended.tokens[-1]) == ("eos", END)
+    assert "<|im_end|>" not in ended.text
+    longer = greedy(decoder, max_tokens=len(ended.tokens) + 5, ignore_eos=True)
+    assert (longer.finish_reason, len(longer.tokens)) == ("length", len(ended.tokens) + 5)
+    assert longer.tokens[: len(ended.tokens)] == ended.tokens
+    assert longer.text.startswith(ended.text)
+
+
+def test_every_end_token_of_the_generation_config_counts(
+    model: Any, serve: Serve, greedy: Callable[..., Completion]
+) -> None:
+    tokens = greedy(serve(), max_tokens=8).tokens
+    model.generation_config.eos_token_id = [END, tokens[5]]
+    cut = greedy(serve(model), max_tokens=8)
+    assert (cut.tokens, cut.finish_reason) == (tokens[: tokens.index(tokens[5]) + 1], "eos")
+
+
+def test_a_stop_string_may_span_tokens_and_begin_inside_one(
+    decoder: LocalDecoder, greedy: Callable[..., Completion], inner_stop: Callable[..., tuple[str, int, str]]
+) -> None:
+    free = greedy(decoder, prompt="the an in", max_tokens=15)
+    stop, at, piece = inner_stop(decoder, "the an in", max_tokens=15)
+    cut = greedy(decoder, prompt="the an in", max_tokens=15, stop=("never written", stop))
+    assert cut.text == free.text[: free.text.index(stop)]
+    assert cut.text.endswith(piece[:1])
+    assert (cut.finish_reason, cut.tokens) == ("stop", free.tokens[: at + 3])
+
+
+def test_the_context_bounds_a_text(decoder: LocalDecoder) -> None:
+    prompt = tuple(random.Random(0).choices(range(3, 270), k=1000))
+    sampling = Sampling(max_tokens=100, ignore_eos=True)
+    (completion,) = decoder.generate([Request(prompt=prompt, sampling=sampling)])
+    assert (len(completion.tokens), completion.finish_reason) == (24, "length")
+
+
+# -- budgets -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("budget", "tokens"),
+    [(Budget(tokens=5), 5), (Budget(forwards=3), 3), (Budget(seconds=0), 0), (Budget(tokens=0), 0)],
+)
+def test_a_reached_limit_ends_a_text_as_budget(decoder: LocalDecoder, budget: Budget, tokens: int) -> None:
+    meter = Meter(budget)
+    sampling = Sampling(max_tokens=50, ignore_eos=True)
+    requests = [Request(prompt="abc", sampling=sampling)]
+    (metered,) = decoder.submit(requests, meter)
+    free = decoder.generate(requests)[0]
+    (completion,) = metered.result(30)
+    assert (completion.finish_reason, len(completion.tokens)) == ("budget", tokens)
+    assert completion.tokens == free.tokens[:tokens]
+    assert completion.text == decoder.engine.codec.decode(completion.tokens)
+    assert (meter.new_tokens, meter.forwards) == (tokens, tokens)
+    assert len(free.tokens) == 50
+
+
+def test_a_meter_is_shared_by_all_requests_of_a_search(decoder: LocalDecoder) -> None:
+    meter = Meter(Budget(tokens=20))
+    requests = [Request(prompt=p, sampling=Sampling(max_tokens=50, ignore_eos=True)) for p in ("abc", "the", "in")]
+    handles = decoder.submit(requests, meter)
+    spent = [len(handle.result(30)[0].tokens) for handle in handles]
+    assert spent == [7, 7, 7]
+    assert (meter.new_tokens, meter.forwards) == (21, 7)

@@ -1,0 +1,143 @@
+"""The engine: nobody's trouble is anybody else's."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders import Engine, LocalDecoder, ModelError, Request, Sampling, load_model
+from tot.decoders.autoregressive import Autoregressive
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.sampling import Sampled
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
+
+
+class Faulty(Autoregressive):
+    """Decodes, and fails in its third step."""
+
+    def __init__(self, job: Job, where: str) -> None:
+        super().__init__(job)
+        self._where = where
+        self._steps = 0
+
+    def propose(self) -> list[Feed]:
+        self._steps += 1
+        feeds = super().propose()
+        if self._where == "propose" and self._steps == 3:
+            raise ZeroDivisionError("a fault of mine")
+        return feeds
+
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        super().commit(reads)
+        if self._where == "commit" and self._steps == 3:
+            raise ZeroDivisionError("a fault of mine")
+
+
+@pytest.mark.parametrize("where", ["propose", "commit"])
+def test_a_policys_fault_fails_its_request_only(
+    decoder: LocalDecoder, where: str, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    engine = decoder.engine
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=12, temperature=1.0, n=2))
+    expected = [outcome(one) for one in decoder.generate([request])]
+    policies = [Autoregressive, partial(Faulty, where=where), Autoregressive]
+    sound, faulty, also_sound = engine.submit_all([request] * 3, policies, stream=True)
+    with pytest.raises(ModelError, match="decoding failed: ZeroDivisionError: a fault of mine"):
+        faulty.result(30)
+    with pytest.raises(ModelError, match="a fault of mine"):
+        list(faulty)
+    assert [outcome(one) for one in sound.result(30)] == expected
+    assert [outcome(one) for one in also_sound.result(30)] == expected
+    wait_until(lambda: engine.tree.live == 0)
+    assert [outcome(one) for one in decoder.generate([request])] == expected
+
+
+@pytest.mark.parametrize("weight", ["lm_head.weight", "model.layers.0.self_attn.v_proj.weight", "model.norm.weight"])
+def test_weights_of_nan_fail_a_request_and_not_the_engine(
+    decoder: LocalDecoder, weight: str, outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=4, temperature=1.0, n=2))
+    other = Request(prompt="abc", sampling=Sampling(max_tokens=4))
+    expected = [outcome(one) for one in decoder.generate([other])]
+    tensor = decoder.model.get_parameter(weight)
+    whole = tensor.clone()
+    tensor[...] = torch.nan
+    for handle in decoder.submit([request, request]):
+        with pytest.raises(ModelError, match=r"not finite .* try dtype=fp32"):
+            handle.result(30)
+    tensor.copy_(whole)
+    damaged = decoder.generate([request])  # nothing computed with the damaged weights may be left in the cache
+    assert len(damaged) == 2
+    assert [outcome(one) for one in decoder.generate([other])] == expected
+
+
+def test_a_request_that_meets_nan_spoils_no_other(
+    decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    good = Request(prompt=LONG, sampling=Sampling(max_tokens=10))
+    expected = outcome(decoder.generate([good])[0])
+    decoder.model.model.embed_tokens.weight[200] = torch.nan
+    bad = Request(prompt=(*decoder.engine.codec.encode_prompt(LONG), 200, 5))
+    first, broken, last = decoder.submit([good, bad, good])
+    with pytest.raises(ModelError, match="not finite"):
+        broken.result(30)
+    assert [outcome(handle.result(30)[0]) for handle in (first, last)] == [expected] * 2
+
+
+def test_a_forward_that_fails_loses_its_step_and_not_the_engine(
+    decoder: LocalDecoder,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    outcome: Callable[..., tuple[Any, ...]],
+) -> None:
+    request = Request(prompt="abc", sampling=Sampling(max_tokens=5))
+    expected = outcome(decoder.generate([request])[0])
+
+    def no_memory(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory left")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(decoder.engine.runner, "call", no_memory)
+        for handle in decoder.submit([request, request]):
+            with pytest.raises(ModelError, match="OutOfMemoryError: no memory left"):
+                handle.result(30)
+    assert "a forward pass failed" in caplog.text
+    assert outcome(decoder.generate([request])[0]) == expected
+
+
+class Ruinous(Autoregressive):
+    """Fails where the engine can't tell whose slots are whose any more."""
+
+    def release(self) -> None:
+        raise ZeroDivisionError("slots lost")
+
+
+def test_an_engine_that_breaks_lets_nobody_wait(model: Any, tokenizer: Any) -> None:
+    tokens = torch.tensor([[5, 6, 7]])
+    before = model(tokens).logits
+    engine = Engine(load_model(model, tokenizer=tokenizer), 1000)
+    requests = [Request(prompt=p, sampling=Sampling(max_tokens=n, ignore_eos=True)) for p, n in (("a", 3), ("b", 700))]
+    waiting = Request(prompt="c", sampling=Sampling(max_tokens=700))
+    handles = engine.submit_all([*requests, waiting], [Ruinous, Autoregressive, Autoregressive], stream=True)
+    for handle in handles:
+        with pytest.raises(ModelError, match=r"engine has failed \(ZeroDivisionError: slots lost\): make a new one"):
+            handle.result(30)
+    with pytest.raises(ModelError, match="engine has failed"):
+        engine.submit(requests[0], Autoregressive)
+    engine.close()
+    assert torch.equal(model(tokens).logits, before)
+
+
+def test_an_error_reaches_whoever_awaits(decoder: LocalDecoder) -> None:
+    async def main() -> None:
+        await decoder.engine.submit(Request(prompt="abc"), partial(Faulty, where="commit"))
+
+    with pytest.raises(ModelError, match="ZeroDivisionError"):
+        asyncio.run(main())

@@ -1,0 +1,66 @@
+"""The engine: what is refused, with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from tot.decoders import LocalDecoder, Message, Request, RequestError, Sampling
+
+Serve = Callable[..., LocalDecoder]
+
+
+def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(decoder: LocalDecoder) -> None:
+    with pytest.raises(RequestError, match="prompt has 1024 tokens and the model's context holds 1024, 1025 being"):
+        decoder.submit([Request(prompt=(5,) * 1024)])
+    trigger = Request(prompt=(5,) * 1000, answer_trigger="01234", answer_tokens=20)
+    with pytest.raises(RequestError, match="1026 being the least this request needs: shorten the prompt"):
+        decoder.submit([trigger])
+
+
+def test_a_request_larger_than_the_store_is_refused_with_the_numbers(serve: Serve) -> None:
+    decoder = serve(kv_budget=50)
+    fits = Request(prompt=(5,) * 10, sampling=Sampling(max_tokens=20, n=2, ignore_eos=True, temperature=1.0))
+    assert len(decoder.generate([fits])) == 2
+    request = fits.model_copy(update={"sampling": fits.sampling.model_copy(update={"max_tokens": 21})})
+    with pytest.raises(
+        RequestError, match=r"may need 52 .*\(10 of prompt, .* n=2 samples\) .* holds 50: raise kv_budget"
+    ):
+        decoder.submit([request])
+
+
+@pytest.mark.parametrize(("tokens", "fits"), [(40, True), (41, False)])
+def test_what_just_fits_the_store_runs(serve: Serve, tokens: int, fits: bool) -> None:
+    request = Request(prompt=(5,) * 10, sampling=Sampling(max_tokens=tokens, ignore_eos=True))
+    decoder = serve(kv_budget=50)
+    if fits:
+        assert len(decoder.generate([request])[0].tokens) == tokens
+    else:
+        with pytest.raises(RequestError, match=r"may need 51 .* holds 50"):
+            decoder.submit([request])
+
+
+@pytest.mark.parametrize("prompt", ["", (), []])
+def test_an_empty_prompt_is_refused(prompt: Any) -> None:
+    with pytest.raises(ValidationError, match="the prompt is empty: give text, chat messages or token ids"):
+        Request(prompt=prompt)
+
+
+def test_a_prompt_without_tokens_is_refused(decoder: LocalDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder.tokenizer, "chat_template", "{{ messages[0].content }}")
+    with pytest.raises(RequestError, match="the prompt has no tokens: give some text"):
+        decoder.submit([Request(prompt=(Message(role="user", content=""),))])
+
+
+def test_a_token_id_outside_the_vocabulary_is_refused(decoder: LocalDecoder) -> None:
+    with pytest.raises(RequestError, match="token id 279 is outside the vocabulary of 279"):
+        decoder.submit([Request(prompt=(5, 279))])
+
+
+def test_one_refused_request_queues_none(decoder: LocalDecoder) -> None:
+    with pytest.raises(RequestError):
+        decoder.submit([Request(prompt="abc"), Request(prompt=(5, 279))])
+    assert decoder.engine.forwards == 0

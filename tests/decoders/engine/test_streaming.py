@@ -1,0 +1,84 @@
+"""The engine: text while it is written, to threads and to asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, LocalDecoder, Request, RequestError, Sampling
+from tot.decoders.engine.job import Handle
+
+Serve = Callable[..., LocalDecoder]
+
+
+def streamed(handle: Handle) -> dict[int, str]:
+    texts: dict[int, str] = {}
+    for sample, piece in handle:
+        assert piece
+        texts[sample] = texts.get(sample, "") + piece
+    return texts
+
+
+def test_streamed_pieces_are_the_text(
+    serve: Serve, make_model: Callable[..., Any], mixed_requests: Callable[..., list[Request]]
+) -> None:
+    for tiny in (make_model(readable=True), make_model()):  # the second writes broken characters
+        decoder = serve(tiny)
+        requests = mixed_requests(15, seed=6)
+        for handle in decoder.submit(requests, stream=True):
+            texts = streamed(handle)
+            assert [texts.get(i, "") for i in range(len(handle.result()))] == [c.text for c in handle.result()]
+
+
+def test_a_stop_string_is_never_streamed_not_even_its_beginning(
+    decoder: LocalDecoder, greedy: Callable[..., Completion]
+) -> None:
+    text = greedy(decoder, max_tokens=12).text
+    stop = text[4:9]
+    (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=12, stop=(stop,)))], stream=True)
+    pieces = [piece for _, piece in handle]
+    assert "".join(pieces) == text[:4] == handle.result()[0].text
+    (handle,) = decoder.submit(
+        [Request(prompt="abc", sampling=Sampling(max_tokens=12, stop=(stop + "~~",)))], stream=True
+    )
+    assert streamed(handle) == {0: text}
+
+
+def test_text_comes_while_it_is_written(decoder: LocalDecoder) -> None:
+    request = Request(prompt="abc", sampling=Sampling(max_tokens=900, ignore_eos=True))
+    (handle,) = decoder.submit([request], stream=True)
+    next(iter(handle))
+    assert not handle.future.done()
+    handle.cancel()
+
+
+def test_iterating_takes_a_streaming_request(decoder: LocalDecoder) -> None:
+    (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=1))])
+    with pytest.raises(RequestError, match=r"submit\(\.\.\., stream=True\)"):
+        next(iter(handle))
+
+
+def test_handles_are_awaited_from_asyncio(
+    decoder: LocalDecoder,
+    mixed_requests: Callable[..., list[Request]],
+    by_request: Callable[..., list[list[tuple[Any, ...]]]],
+) -> None:
+    requests = mixed_requests(6, seed=7)
+
+    async def main() -> list[Completion]:
+        done = await asyncio.gather(*decoder.submit(requests))
+        return [completion for completions in done for completion in completions]
+
+    assert by_request(requests, asyncio.run(main())) == by_request(requests, decoder.generate(requests))
+
+
+def test_pieces_can_be_awaited(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    async def main() -> tuple[str, list[Completion]]:
+        (handle,) = decoder.submit([Request(prompt="abc", sampling=Sampling(max_tokens=9))], stream=True)
+        return "".join([piece async for _, piece in handle]), await handle
+
+    text, (completion,) = asyncio.run(main())
+    assert text == completion.text == greedy(decoder, max_tokens=9).text

@@ -1,0 +1,110 @@
+"""The engine: what a request is said to have cost, and what shared prompts save."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
+from tot.decoders.autoregressive import Autoregressive
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.runner import Feed
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
+Serve = Callable[..., LocalDecoder]
+
+
+def test_a_second_call_computes_one_token_of_its_prompt(
+    decoder: LocalDecoder, outcome: Callable[..., tuple[Any, ...]]
+) -> None:
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=4, n=2, temperature=1.0))
+    first, twin = decoder.generate([request])
+    again, _ = decoder.generate([request])
+    size = len(decoder.engine.codec.encode_prompt(LONG))
+    spent = [(c.usage.prompt_tokens, c.usage.reused_prompt_tokens, c.usage.new_tokens) for c in (first, twin, again)]
+    assert spent == [(size, 0, len(first.tokens)), (0, 0, len(twin.tokens)), (size, size - 1, len(again.tokens))]
+    assert outcome(first) == outcome(again)
+
+
+def test_packed_twins_share_one_computation(decoder: LocalDecoder) -> None:
+    request = Request(prompt=LONG, sampling=Sampling(max_tokens=2))
+    completions = decoder.generate([request] * 3)
+    size = completions[0].usage.prompt_tokens
+    assert [size - completion.usage.reused_prompt_tokens for completion in completions] == [size, 0, 0]
+
+
+def test_a_series_on_shared_prompts_computes_each_token_of_the_trie_once(decoder: LocalDecoder) -> None:
+    """Few-shot prefix, four problems, three calls on each: tokens computed = nodes of the trie + one a repeat."""
+    rng = random.Random(5)
+    prefix = rng.choices(range(3, 270), k=120)
+    problems = [rng.choices(range(3, 270), k=20) for _ in range(4)]
+    nodes: set[tuple[int, ...]] = set()
+    computed = repeats = 0
+    for call in range(12):
+        prompt = (*prefix, *problems[call % 4], *rng.choices(range(3, 270), k=5 if call % 3 else 0))
+        (completion,) = decoder.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=3))])
+        before = len(nodes)
+        nodes |= {prompt[:length] for length in range(1, len(prompt) + 1)}
+        repeats += len(nodes) == before
+        computed += completion.usage.prompt_tokens - completion.usage.reused_prompt_tokens
+    assert repeats >= 1
+    assert computed == len(nodes) + repeats
+
+
+def test_what_was_generated_is_found_as_a_prompt(decoder: LocalDecoder, greedy: Callable[..., Completion]) -> None:
+    first = greedy(decoder, prompt=LONG, max_tokens=10, ignore_eos=True)
+    prompt = (*decoder.engine.codec.encode_prompt(LONG), *first.tokens, 50)
+    (second,) = decoder.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=1))])
+    assert second.usage.prompt_tokens - second.usage.reused_prompt_tokens == 2  # the last drawn was never fed
+
+
+def test_usage_counts_forwards_and_sums_up(decoder: LocalDecoder) -> None:
+    sampling = Sampling(max_tokens=6, ignore_eos=True, n=2)
+    completions = decoder.generate([Request(prompt="abc", sampling=sampling)])
+    assert decoder.engine.forwards == 6
+    total = sum((completion.usage for completion in completions), Usage())
+    assert (total.prompt_tokens, total.new_tokens, total.forwards, total.drafted) == (1, 12, 12, 0)
+    assert 0 < completions[0].usage.seconds < 60
+
+
+def test_prompts_are_read_in_chunks_beside_running_branches(serve: Serve) -> None:
+    decoder = serve(chunk=100)
+    call, rows = decoder.engine.runner.call, list[int]()
+    decoder.engine.runner.call = lambda ids, *rest: rows.append(ids.shape[1]) or call(ids, *rest)  # type: ignore
+    rng = random.Random(0)
+    prompts = [tuple(rng.choices(range(3, 270), k=size)) for size in (31, 251, 51)]
+    decoder.generate([Request(prompt=p, sampling=Sampling(max_tokens=5, ignore_eos=True)) for p in prompts])
+    # 30 + 70 of the prompts with the first's token; 100; 80 + 20; the last 30: and a row for each that decodes.
+    assert rows == [101, 101, 102, 33, 3, 2, 2, 1]
+    assert decoder.engine.forwards == 8
+
+
+class Watched(Autoregressive):
+    """Notes before each forward how many slots are live, and how many its rationales need."""
+
+    def __init__(self, job: Job, seen: list[tuple[int, int]]) -> None:
+        super().__init__(job)
+        self._seen = seen
+
+    def propose(self) -> list[Feed]:
+        feeds, job = super().propose(), self._job
+        texts = [(*job.prompt, *output.tokens) for output in job.running]
+        needed = {text[:length] for text in texts for length in range(1, len(text) + 1)}
+        if not any(output.parts for output in job.running):
+            self._seen.append((job.tree.live, len(needed)))
+        return feeds
+
+
+@pytest.mark.parametrize("more", [{}, {"answer_trigger": " So", "choices": ("yes", "no")}])
+def test_a_sample_that_ended_holds_no_slots(decoder: LocalDecoder, more: dict[str, Any]) -> None:
+    seen: list[tuple[int, int]] = []
+    request = Request(prompt="abc", sampling=Sampling(max_tokens=80, temperature=1.0, n=4, seed=5), **more)
+    completions = decoder.engine.submit(request, partial(Watched, seen=seen)).result(30)
+    ends = sorted(completion.usage.forwards for completion in completions)
+    assert ends[0] + 10 < ends[-1]
+    assert len(seen) > ends[0] + 10
+    assert [live for live, _ in seen] == [needed for _, needed in seen]

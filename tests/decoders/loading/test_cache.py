@@ -1,0 +1,98 @@
+"""The cache of converted models: one conversion, also among processes and after one that was killed."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders.engine.gguf_cache import read_manifest
+from tot.decoders.engine.loading import load_model
+
+
+def test_a_gguf_is_converted_once(
+    tiny: Any, tmp_path: Path, conversions: list[Path], logits: Callable[..., torch.Tensor]
+) -> None:
+    first = load_model(tiny.path, cache_dir=tmp_path)
+    second = load_model(tiny.path, cache_dir=tmp_path)
+    assert len(conversions) == 1
+    assert torch.equal(logits(first.model), logits(second.model))
+
+
+def test_another_content_under_the_same_name_is_another_model(
+    tmp_path: Path, conversions: list[Path], write_gguf: Callable[..., Any]
+) -> None:
+    path = tmp_path / "same.gguf"
+    for family in ("llama", "qwen3"):
+        write_gguf(path, family)
+        assert load_model(path, cache_dir=tmp_path).model.config.model_type == family
+    assert len(conversions) == 2
+
+
+def test_tot_cache_says_where(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "mine"))
+    load_model(tiny.path)
+    assert [read_manifest(place) is not None for place in (tmp_path / "mine" / "models").glob("tiny*/")] == [True]
+
+
+def test_two_processes_convert_once_between_them(
+    tiny: Any, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+from tot.decoders.engine import gguf_cache
+def slow(file, place, real=gguf_cache.convert):
+    print("converts", flush=True)
+    real(file, place)
+    time.sleep(2)
+gguf_cache.convert = slow
+import torch, transformers
+Path(sys.argv[3]).touch()
+while len(list(Path(sys.argv[3]).parent.glob("ready*"))) < 2:
+    time.sleep(0.01)
+print(gguf_cache.cached_model(Path(sys.argv[1]), Path(sys.argv[2])).build)
+"""
+    runs = [run_python(code, tiny.path, tmp_path / "models", tmp_path / f"ready{i}") for i in range(2)]
+    outputs = [run.communicate(timeout=60) for run in runs]
+    assert [run.returncode for run in runs] == [0, 0], outputs
+    words = [output.split() for output, _ in outputs]
+    assert sorted(map(len, words)) == [1, 2]  # one converted, the other waited
+    assert words[0][-1] == words[1][-1]
+    assert not list((tmp_path / "models").glob("*.tmp-*"))
+
+
+def test_a_killed_conversion_leaves_nothing_that_is_used(
+    tiny: Any,
+    tmp_path: Path,
+    conversions: list[Path],
+    run_python: Callable[..., subprocess.Popen[str]],
+    logits: Callable[..., torch.Tensor],
+) -> None:
+    code = """
+import sys, time
+from pathlib import Path
+import safetensors.torch
+from tot.decoders.engine import gguf_cache
+def stuck(weights, path, metadata):
+    Path(path).write_bytes(b"half")
+    print("half written", flush=True)
+    time.sleep(60)
+safetensors.torch.save_file = stuck
+gguf_cache.cached_model(Path(sys.argv[1]), Path(sys.argv[2]))
+"""
+    run = run_python(code, tiny.path, tmp_path / "models")
+    assert run.stdout is not None
+    assert run.stdout.readline() == "half written\n"
+    run.kill()
+    run.communicate()
+    (left,) = (tmp_path / "models").glob("*/")
+    assert ".tmp-" in left.name
+    loaded = load_model(tiny.path, dtype="fp32", device="cpu", cache_dir=tmp_path)
+    assert torch.equal(logits(loaded.model), logits(tiny.model))
+    assert len(conversions) == 1
+    assert not left.exists()

@@ -1,0 +1,152 @@
+"""Loading GGUF files: what is converted is the model and its tokenizer, and what would be lost is refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gguf
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
+
+from tot.decoders.engine.gguf_convert import build_tokenizer, read_gguf
+from tot.decoders.engine.loading import load_model
+from tot.decoders.errors import ModelError
+
+TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_gguf_gives_the_logits_of_the_model_it_was_made_of(
+    family: str, tmp_path: Path, write_gguf: Callable[..., Any], logits: Callable[..., torch.Tensor]
+) -> None:
+    made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
+    loaded = load_model(made.path, dtype="fp32", device="cpu", cache_dir=tmp_path / "cache")
+    assert torch.equal(logits(loaded.model), logits(made.model))
+    assert loaded.model.config.model_type == family
+    assert loaded.model.config.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0}
+    assert not loaded.model.training
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+def test_tied_embeddings_stay_tied_and_are_stored_once(tiny: Any, tmp_path: Path) -> None:
+    loaded = load_model(str(tiny.path), cache_dir=tmp_path)
+    assert loaded.model.lm_head.weight is loaded.model.model.embed_tokens.weight
+    stored = load_file(next((tmp_path / "models").glob("*/model.safetensors")))
+    assert "lm_head.weight" not in stored
+    assert {weight.dtype for weight in stored.values()} == {torch.bfloat16}
+
+
+@pytest.mark.parametrize(
+    ("family", "pre"),
+    [("llama", "smollm"), ("llama", "gpt-2"), ("llama", "llama-bpe"), ("qwen2", "qwen2"), ("qwen3", "qwen2")],
+)
+def test_the_cached_tokenizer_is_the_files_own(
+    family: str, pre: str, tmp_path: Path, write_gguf: Callable[..., Any]
+) -> None:
+    made = write_gguf(tmp_path / "tiny.gguf", family, **{"pre": pre, "tokenizer.ggml.add_bos_token": 0})
+    direct = build_tokenizer(read_gguf(made.path))
+    cached = load_model(made.path, cache_dir=tmp_path).tokenizer
+    for text in TEXTS:
+        assert cached.encode(text) == direct.encode(text)
+        assert cached.decode(cached.encode(text)) == text
+    assert (cached.bos_token_id, cached.eos_token_id, cached.pad_token_id) == (1, 2, 0)
+    assert cached.chat_template == TEMPLATE
+    assert cached.model_max_length == 128
+    assert cached.apply_chat_template([{"role": "user", "content": "hello"}], tokenize=False) == (
+        "<|im_start|>user\nhello<|im_end|>\n"
+    )
+    ids = cached.encode("<think>hello<|tool|>")
+    assert (ids[0], ids[-1]) == (4, 3)  # added tokens are never cut; only control tokens are hidden
+    assert cached.decode(ids, skip_special_tokens=True) == "<think>hello"
+
+
+def test_smollm_splits_digits_before_anything_else(tiny: Any) -> None:
+    """transformers' own GGUF tokenizer gives ['Ġ', 'Ġ', '5'] for two spaces and a digit: SmolLM was not trained so."""
+    tokenizer = build_tokenizer(read_gguf(tiny.path))
+    assert tokenizer.tokenize("hello  5") == ["hello", "ĠĠ", "5"]
+    assert tokenizer.tokenize("<|im_start|>1 hello") == ["<|im_start|>", "1", "Ġhello"]
+
+
+def test_llama3_files_get_their_beginning_of_text_and_it_survives_the_cache(
+    tmp_path: Path, write_gguf: Callable[..., Any]
+) -> None:
+    made = write_gguf(tmp_path / "tiny.gguf", pre="llama-bpe")
+    tokenizer = load_model(made.path, cache_dir=tmp_path).tokenizer
+    assert tokenizer.encode("hello") == [1, tokenizer.convert_tokens_to_ids("hello")]
+
+
+def test_sentencepiece_vocabularies_survive_the_cache(tiny: Any, tmp_path: Path) -> None:
+    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "h", "i", "hi", "▁hi"]
+    writer = gguf.GGUFWriter(tmp_path / "spm.gguf", "llama")
+    writer.add_tokenizer_model("llama")
+    writer.add_token_list(pieces)
+    writer.add_token_scores([0.0] * 259 + [-1.0, -2.0, -3.0, -0.5, -0.2])
+    writer.add_token_types([2, 3, 3] + [6] * 256 + [1] * 5)
+    writer.add_bos_token_id(1)
+    writer.add_eos_token_id(2)
+    writer.add_unk_token_id(0)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    direct = build_tokenizer(read_gguf(tmp_path / "spm.gguf"))
+    direct.save_pretrained(tmp_path / "saved")
+    tiny.model.config.save_pretrained(tmp_path / "saved")
+    cached = PreTrainedTokenizerFast.from_pretrained(tmp_path / "saved")
+    reference = LlamaTokenizer(vocab={piece: i for i, piece in enumerate(pieces)}, merges=[("h", "i"), ("▁", "hi")])
+    for text in ["hi", "hi hi", "hi  hi", "é"]:
+        assert cached.encode(text) == direct.encode(text)
+        assert cached.encode(text, add_special_tokens=False) == reference.encode(text, add_special_tokens=False)
+    assert cached.encode("hi")[0] == 1
+    assert "is_local" not in json.loads((tmp_path / "saved" / "tokenizer_config.json").read_text())
+
+
+def test_eos_and_pad_reach_the_generation_config(tiny: Any, tmp_path: Path) -> None:
+    settings = load_model(tiny.path, cache_dir=tmp_path).model.generation_config
+    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (1, 2, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "reason"),
+    [
+        ({"pre": "tekken"}, "tokenizer (gpt2, tekken)"),
+        ({"llama.rope.scaling.type": "yarn"}, "scaled RoPE"),
+        ({"llama.attention.sliding_window": 64}, "sliding-window"),
+        ({"llama.rope.dimension_count": 8}, "part of each head"),
+        ({"llama.embedding_length": 32}, "shape"),
+        ({"llama.block_count": 3}, "it has no model.layers.2"),
+        ({"llama.block_count": 1}, "nothing here uses its blk.1"),
+    ],
+)
+def test_what_the_conversion_would_drop_is_refused(
+    changed: dict[str, Any], reason: str, tmp_path: Path, write_gguf: Callable[..., Any], one_line: Callable[..., str]
+) -> None:
+    made = write_gguf(tmp_path / "odd.gguf", **changed)
+    with pytest.raises(ModelError, match=r"odd\.gguf can't be used") as error:
+        load_model(made.path, cache_dir=tmp_path)
+    assert reason in one_line(error)
+    assert not list((tmp_path / "models").glob("odd*/"))
+
+
+@pytest.mark.parametrize("left", [0, 3, 20, 4000, 0.5, 0.999])
+def test_a_truncated_gguf_says_to_download_it_again(
+    tiny: Any, tmp_path: Path, left: float, one_line: Callable[..., str]
+) -> None:
+    whole = tiny.path.read_bytes()
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(whole[: int(left if isinstance(left, int) else left * len(whole))])
+    with pytest.raises(ModelError, match=r"cut\.gguf is not a readable GGUF file \(.+\): download it again") as error:
+        load_model(cut, cache_dir=tmp_path / "cache")
+    one_line(error)
+    assert not (tmp_path / "cache" / "models").exists()
+
+
+def test_a_file_that_is_not_gguf_says_so(tmp_path: Path) -> None:
+    (tmp_path / "page.gguf").write_text("<html>not found</html>" * 10)
+    with pytest.raises(ModelError, match=r"not a readable GGUF file.*download it again"):
+        load_model(tmp_path / "page.gguf", cache_dir=tmp_path)

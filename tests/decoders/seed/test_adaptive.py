@@ -1,0 +1,81 @@
+"""SEED: how much is drafted as it pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, Request
+from tot.decoders.outlook import Costs
+
+
+def drafted(completions: Sequence[Completion]) -> int:
+    return sum(completion.usage.drafted for completion in completions)
+
+
+def accepted(completions: Sequence[Completion]) -> int:
+    return sum(completion.usage.accepted for completion in completions)
+
+
+CHEAP = (Costs((1, 64), (0.01, 0.03)), Costs((1, 64), (0.001, 0.002)))
+"""Seconds of the target and of the draft by rows: what tiny models take on some machine is another matter."""
+
+
+@pytest.fixture
+def measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every target and draft costs what CHEAP says, and drafting takes no longer than its forwards."""
+    monkeypatch.setattr("tot.decoders.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: CHEAP[0])
+    monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner: CHEAP[1])
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("policy", ["packed", "rounds"])
+def test_a_hopeless_draft_is_hardly_asked(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
+    requests = branches(4, tokens=60)
+    got = {
+        adapt: bench.seed(bench.model_drafter(0.5), policy=policy, adapt=adapt, k_config=(2, 1, 1, 1)).generate(
+            requests
+        )
+        for adapt in (False, True)
+    }
+    assert drafted(got[False]) > 4 * 60 * 6
+    assert drafted(got[True]) < drafted(got[False]) / 10
+    assert [one.tokens for one in got[True]] == bench.expected(requests)
+
+
+@pytest.mark.usefixtures("measured")
+@pytest.mark.parametrize("policy", ["packed", "rounds"])
+def test_a_perfect_draft_is_trusted(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
+    requests = branches(4, tokens=80)
+    got = bench.seed(bench.model_drafter(), policy=policy, k_config=(1,) * 4).generate(requests)
+    assert accepted(got) == drafted(got)
+    assert accepted(got) >= 0.6 * 4 * 80  # four of five tokens at best, once that is known
+    assert [one.tokens for one in got] == bench.expected(requests)
+
+
+@pytest.mark.usefixtures("measured")
+def test_more_is_drafted_the_better_the_draft_is(bench: Any, branches: Callable[..., list[Request]]) -> None:
+    requests = branches(2, tokens=80)
+    sizes = []
+    for noise in (0.5, 0.02, 0.0):
+        got = bench.seed(bench.model_drafter(noise)).generate(requests)
+        sizes.append(drafted(got) / sum(completion.usage.forwards for completion in got))
+    assert sizes == sorted(sizes)
+    assert sizes[0] * 10 < sizes[2]
+
+
+def test_packed_drafts_less_where_rows_are_dear(
+    bench: Any, monkeypatch: pytest.MonkeyPatch, branches: Callable[..., list[Request]]
+) -> None:
+    requests = branches(6, tokens=60)
+    counts = []
+    for steep in (Costs((1, 64), (0.01, 0.011)), Costs((1, 64), (0.01, 0.64))):
+        monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine, steep=steep: steep)
+        monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner: CHEAP[1])
+        counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
+    assert counts[0] > 100
+    assert counts[1] == 0  # a row costs as much as a forward of its own

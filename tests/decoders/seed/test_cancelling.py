@@ -1,0 +1,71 @@
+"""SEED: a request that is cancelled or fails leaves the others alone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, ModelError, Request, load_decoder
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
+ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_cancelling_leaves_the_others_alone(
+    bench: Any,
+    overlap: bool,
+    plain: Callable[..., Request],
+    branches: Callable[..., list[Request]],
+    results: Callable[..., list[Completion]],
+) -> None:
+    decoder = bench.seed(bench.model_drafter(0.02), **ROUNDS, overlap=overlap)
+    endless = plain(LONG, max_tokens=800, n=3, temperature=1.0)
+    (cancelled,) = decoder.submit([endless], stream=True)
+    kept = decoder.submit(branches(3, tokens=40))
+    next(iter(cancelled))
+    cancelled.cancel()
+    assert {completion.finish_reason for completion in cancelled.result(30)} == {"cancelled"}
+    assert 0 < sum(len(completion.tokens) for completion in cancelled.result()) < 3 * 800
+    assert [completion.tokens for completion in results(kept)] == bench.expected(branches(3, tokens=40))
+
+
+def test_cancelling_a_request_whose_draft_is_being_made(
+    bench: Any, watching: Any, branches: Callable[..., list[Request]], results: Callable[..., list[Completion]]
+) -> None:
+    watched = watching()
+    watched.go_on.clear()
+    decoder = bench.seed(watched, **ROUNDS)
+    cancelled = decoder.submit(branches(3))
+    while not watched.asked:
+        time.sleep(0.001)
+    for handle in cancelled:
+        handle.cancel()
+    watched.go_on.set()
+    assert {completion.finish_reason for completion in results(cancelled)} == {"cancelled"}
+    again = [completion.tokens for completion in decoder.generate(branches(3))]
+    assert again == bench.expected(branches(3))
+
+
+@pytest.mark.parametrize("options", [ROUNDS, {**ROUNDS, "overlap": False}, {"policy": "packed"}])
+def test_a_drafter_that_fails_fails_its_requests_only(
+    bench: Any,
+    options: dict[str, Any],
+    watching: Any,
+    branches: Callable[..., list[Request]],
+    results: Callable[..., list[Completion]],
+) -> None:
+    watched = watching()
+    decoder = bench.seed(watched, **options)
+    other = load_decoder(engine=decoder.engine)
+    running = other.submit(branches(2, tokens=100))
+    watched.fails = True
+    for handle in decoder.submit(branches(3)):
+        with pytest.raises(ModelError, match="decoding failed: ZeroDivisionError: no draft today"):
+            handle.result(30)
+    assert [completion.tokens for completion in results(running)] == bench.expected(branches(2, tokens=100))
+    watched.fails = False
+    assert [one.tokens for one in results(decoder.submit(branches(3)))] == bench.expected(branches(3))

@@ -1,0 +1,42 @@
+"""SEED: its options, and how bad ones are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import OptionError, Request, load_decoder
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"k_config": (2, 0)}, "option k_config: .*greater than or equal to 1"),
+        ({"k_config": "2,-1"}, "option k_config: .*greater than or equal to 1"),
+        ({"k_config": ()}, "option k_config: .*at least 1 item"),
+        ({"k_config": "two"}, "option k_config: .*valid integer"),
+        ({"k_config": (65,)}, "option k_config: .*less than or equal to 64"),
+        ({"k_config": 3}, "option k_config: .*valid tuple"),
+        ({"rule": "leviathan"}, "knows one candidate a position: give k_config=1,1,1, or rule=mcsd"),
+        ({"rule": "leviathan", "k_config": (1, 2)}, "knows one candidate a position"),
+        ({"rule": "leviathan", "k_config": (1,), "replacement": True}, "knows one candidate a position"),
+        ({"rule": "strict"}, "option rule: .*'coupled', 'leviathan' or 'mcsd'"),
+        ({"policy": "all"}, "option policy: .*'packed' or 'rounds'"),
+        ({"overlap": False}, "overlap is for policy=rounds: leave it out"),
+        ({"replacement": True}, "replacement is for rejection rules: .*give a rule other than coupled"),
+        ({"draft_temperature": 0.5}, "draft_temperature is for rejection rules"),
+        ({"draft_temperature": -1, "rule": "mcsd"}, "option draft_temperature: .*greater than or equal to 0"),
+        ({"k": 3}, r"option k: .* \(its options: .*policy, overlap, adapt, k_config"),
+    ],
+)
+def test_bad_options_are_named(bench: Any, options: dict[str, Any], message: str) -> None:
+    engine = bench.engine()
+    with pytest.raises(OptionError, match=f"decoder seed.*{message}"):
+        load_decoder("seed", engine=engine, **options)
+
+
+def test_k_config_may_be_text(bench: Any, plain: Callable[..., Request]) -> None:
+    (got,) = bench.seed(bench.model_drafter(), k_config="3,1,1", adapt=False).generate([plain(max_tokens=40)])
+    assert (got.usage.forwards, got.usage.drafted) == (10, 90)

@@ -1,0 +1,181 @@
+"""What tests of speculative decoding share: a target, drafts near and far from it, and requests of all kinds.
+
+Import mode is importlib, so these are fixtures: functions and classes.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
+from tot.decoders.decoder import make_drafter
+from tot.decoders.drafters import Drafter, DrafterChain, ModelDrafter
+
+LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
+
+
+@dataclass
+class Bench:
+    """One target; decoders for it by method and draft, each on a copy of its own. All slots must be free at the end."""
+
+    target: Any
+    tokenizer: Any
+    engines: list[Engine] = field(default_factory=list)
+    drafters: list[Drafter] = field(default_factory=list)
+    decoders: list[LocalDecoder] = field(default_factory=list)
+
+    def engine(self, kv_budget: int = 3000, chunk: int = 512) -> Engine:
+        loaded = load_model(copy.deepcopy(self.target), tokenizer=self.tokenizer)
+        self.engines.append(Engine(loaded, kv_budget, chunk))
+        return self.engines[-1]
+
+    def ar(self, engine: Engine | None = None) -> LocalDecoder:
+        return load_decoder("ar", engine=engine or self.engine())
+
+    def speculative(
+        self, name: str, draft: Any, engine: Engine | None = None, kv_budget: int | None = None, **options: Any
+    ) -> LocalDecoder:
+        """`draft` is one of DRAFTS, or a model. `kv_budget` is the draft's."""
+        engine = engine or self.engine()
+        drafter = self.drafter(draft, engine, kv_budget)
+        decoder = load_decoder(name, engine=engine, draft=drafter, **options)
+        self.decoders.append(decoder)
+        return decoder
+
+    def drafter(self, draft: Any, engine: Engine, kv_budget: int | None) -> Drafter:
+        if draft == "chain":
+            return DrafterChain([self.drafter("lookup", engine, None), self.drafter("near", engine, kv_budget)])
+        model = self.model(draft) if isinstance(draft, str) else draft
+        if model is None or kv_budget is None:
+            self.drafters.append(make_drafter(model, engine))
+        else:
+            self.drafters.append(ModelDrafter(load_model(model, tokenizer=self.tokenizer), kv_budget))
+        return self.drafters[-1]
+
+    def model(self, draft: str) -> Any:
+        """A draft model: a copy of the target, one that is often right, or one that knows nothing of it."""
+        if draft == "lookup":
+            return None
+        model = copy.deepcopy(self.target)
+        generator = torch.Generator().manual_seed(5)
+        for weight in model.parameters() if draft != "same" else ():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.data = weight + noise * 0.02 if draft == "near" else noise * 0.3
+        return model
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+            assert engine.tree.live == 0
+        for decoder in self.decoders:
+            decoder.close()
+        for drafter in self.drafters:
+            if isinstance(drafter, ModelDrafter):
+                assert drafter.runner.tree.live == 0
+
+
+@pytest.fixture
+def bench(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Bench]:
+    family = getattr(request, "param", "llama")
+    made = Bench(make_model(family, readable=True), tokenizer)
+    yield made
+    made.close()
+
+
+def mixed_requests(count: int, seed: int) -> list[Request]:
+    """Prompts that share beginnings or do not, of all lengths, with stops, several samples, triggers and choices."""
+    rng = random.Random(seed)
+    requests = []
+    for i in range(count):
+        prompt = rng.choice(["", LONG[: rng.randint(1, len(LONG))], LONG, "10 "]) + rng.choice(["and", " 10", "abc"])
+        heat = rng.choice([0.0, 0.6, 1.0])
+        kind = rng.choice(["plain", "plain", "plain", "trigger", "choices", "both"])
+        sampling = Sampling(
+            max_tokens=rng.choice([1, 2, rng.randint(3, 24), 40]),
+            temperature=heat,
+            top_p=rng.choice([0.9, 1.0]),
+            top_k=rng.choice([0, 0, 5]),
+            stop=rng.choice([(), (), (" t", "on"), ("a", "10", "e")]),
+            seed=rng.choice([7, i]),
+            n=1 if kind == "choices" else rng.choice([1, 1, 2, 3]),
+            ignore_eos=rng.random() < 0.4,
+        )
+        more: dict[str, Any] = {}
+        if kind in ("trigger", "both"):
+            more |= {"answer_trigger": " So the answer is", "answer_tokens": rng.randint(1, 9)}
+        if kind in ("choices", "both"):
+            more |= {"choices": ("1", "10", " the"), "close_choices": rng.random() < 0.5}
+        requests.append(Request(prompt=prompt, sampling=sampling, **more))
+    return requests
+
+
+def exact(completions: Sequence[Completion]) -> list[tuple[Any, ...]]:
+    return [
+        (c.tokens, c.text, c.finish_reason, c.parts, [score.tokens for score in c.choice_logprobs]) for c in completions
+    ]
+
+
+def scores(completions: Sequence[Completion]) -> list[float]:
+    return [score for c in completions for score in (c.logprob, *(choice.total for choice in c.choice_logprobs))]
+
+
+def assert_same(got: Sequence[Completion], expected: Sequence[Completion]) -> None:
+    assert exact(got) == exact(expected)
+    assert scores(got) == pytest.approx(scores(expected), abs=1e-4)
+
+
+def plain(prompt: str = "abc", **settings: Any) -> Request:
+    return Request(prompt=prompt, sampling=Sampling(**{"ignore_eos": True, **settings}))
+
+
+def drafted(completions: Sequence[Completion]) -> int:
+    return sum(completion.usage.drafted for completion in completions)
+
+
+def accepted(completions: Sequence[Completion]) -> int:
+    return sum(completion.usage.accepted for completion in completions)
+
+
+def rationale(bench: Bench, at: int, **settings: Any) -> tuple[str, Completion]:
+    """Two characters that the model writes first from about token `at` on, and the text without that stop."""
+    (free,) = bench.ar().generate([plain(max_tokens=24, **settings)])
+    head = len(bench.engines[0].codec.decode(free.tokens[:at]))
+    begins = next(i for i in range(head, len(free.text) - 1) if free.text.find(free.text[i : i + 2]) == i)
+    return free.text[begins : begins + 2], free
+
+
+@pytest.fixture(name="mixed_requests")
+def _mixed_requests() -> Callable[..., list[Request]]:
+    return mixed_requests
+
+
+@pytest.fixture(name="assert_same")
+def _assert_same() -> Callable[..., None]:
+    return assert_same
+
+
+@pytest.fixture(name="plain")
+def _plain() -> Callable[..., Request]:
+    return plain
+
+
+@pytest.fixture(name="drafted")
+def _drafted() -> Callable[..., int]:
+    return drafted
+
+
+@pytest.fixture(name="accepted")
+def _accepted() -> Callable[..., int]:
+    return accepted
+
+
+@pytest.fixture(name="rationale")
+def _rationale() -> Callable[..., tuple[str, Completion]]:
+    return rationale

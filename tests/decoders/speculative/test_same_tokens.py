@@ -1,0 +1,136 @@
+"""Speculative decoding: whatever is drafted, the tokens are those of ar."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot.decoders import Request, RequestError
+
+SD = [("sd", {"k": k}) for k in range(1, 7)]
+MCSD = [("mcsd", {"k_config": config}) for config in ((2, 2, 1), (4, 2, 1, 1), (1,), (3,))]
+SEED: list[tuple[str, dict[str, Any]]] = [
+    ("seed", {}),
+    ("seed", {"adapt": False, "k_config": (2, 2, 1)}),
+    ("seed", {"policy": "rounds"}),
+    ("seed", {"policy": "rounds", "overlap": False}),
+    ("seed", {"policy": "rounds", "adapt": False, "k_config": (2, 2, 1)}),
+]
+METHODS = [*SD, *MCSD, *SEED]
+TELLING = [SD[0], SD[4], MCSD[1], MCSD[2], *SEED]
+"""Each of these is run on one family or the other; the rest is slow."""
+DRAFTS = ["lookup", "same", "near", "far", "chain"]
+
+
+named = pytest.mark.parametrize(("name", "options"), METHODS, ids=lambda value: str(value).strip("{}"))
+
+
+def seldom(family: str, method: tuple[str, dict[str, Any]]) -> bool:
+    return method not in TELLING or TELLING.index(method) % 2 != (family == "qwen2")
+
+
+@pytest.mark.parametrize(
+    ("bench", "name", "options"),
+    [
+        pytest.param(family, *method, marks=pytest.mark.slow if seldom(family, method) else ())
+        for family in ("llama", "qwen2")
+        for method in METHODS
+    ],
+    indirect=["bench"],
+    ids=lambda value: str(value).strip("{}"),
+)
+def test_all_drafts_equal_ar(
+    bench: Any,
+    name: str,
+    options: dict[str, Any],
+    mixed_requests: Callable[..., list[Request]],
+    assert_same: Callable[..., None],
+    accepted: Callable[..., int],
+    drafted: Callable[..., int],
+) -> None:
+    requests = mixed_requests(16, seed=1)
+    expected = bench.ar().generate(requests)
+    for draft in DRAFTS:
+        got = bench.speculative(name, draft, **options).generate(requests)
+        assert_same(got, expected)
+        assert accepted(got) < drafted(got) or draft == "same" or options.get("adapt", name == "seed")
+    assert {completion.finish_reason for completion in expected} == {"stop", "eos", "length"}
+    assert {len(completion.parts) for completion in expected} == {1, 3}
+
+
+@pytest.mark.parametrize(("kv_budget", "chunk"), [(480, 512), (480, 9), (3000, 1)])
+@pytest.mark.parametrize("draft", ["lookup", "near"])
+def test_eviction_and_chunks_change_nothing(
+    bench: Any,
+    draft: str,
+    kv_budget: int,
+    chunk: int,
+    mixed_requests: Callable[..., list[Request]],
+    assert_same: Callable[..., None],
+) -> None:
+    requests = mixed_requests(24, seed=2)
+    roomy = bench.engine()
+    expected = bench.ar(roomy).generate(requests)
+    assert roomy.tree.stored > 480
+    engine = bench.engine(kv_budget, chunk)
+    decoder = bench.speculative("mcsd", draft, engine, k_config=(3, 2, 1))
+    for _ in range(2):
+        assert_same(decoder.generate(requests), expected)
+    assert engine.tree.peak_live <= kv_budget
+
+
+def test_alone_or_packed_in_any_order_a_request_gets_the_same(
+    bench: Any, mixed_requests: Callable[..., list[Request]], assert_same: Callable[..., None]
+) -> None:
+    requests = mixed_requests(16, seed=3)
+    decoder = bench.speculative("mcsd", "near")
+    alone = [decoder.generate([request]) for request in requests]
+    for seed in range(3):
+        order = random.Random(seed).sample(range(16), 16)
+        handles = bench.speculative("mcsd", "near").submit([requests[i] for i in order])
+        for i, handle in zip(order, handles, strict=True):
+            assert_same(handle.result(30), alone[i])
+
+
+@pytest.mark.parametrize(
+    ("name", "draft", "options"), [("sd", "near", {}), ("sd", "lookup", {}), ("mcsd", "far", {"k_config": (5, 4, 1)})]
+)
+def test_the_least_store_that_admits_a_request_is_enough(
+    bench: Any,
+    name: str,
+    draft: str,
+    options: dict[str, Any],
+    plain: Callable[..., Request],
+    assert_same: Callable[..., None],
+) -> None:
+    short = plain("abc the and", max_tokens=12, n=3, temperature=1.0, seed=3)
+    answered = short.model_copy(update={"answer_trigger": " So", "answer_tokens": 7})
+    for request in (short, answered):
+        with pytest.raises(RequestError, match="this request may need") as refused:
+            bench.speculative(name, draft, bench.engine(9), **options).submit([request])
+        engine = bench.engine(int(str(refused.value).split("may need ")[1].split()[0]))
+        got = bench.speculative(name, draft, engine, **options).generate([request])
+        assert_same(got, bench.ar().generate([request]))
+
+
+def test_samples_that_end_at_different_times_leave_the_others_alone(
+    bench: Any, assert_same: Callable[..., None], plain: Callable[..., Request]
+) -> None:
+    requests = [plain(max_tokens=size, n=2, temperature=1.0, seed=4) for size in range(1, 16)]
+    expected = bench.ar().generate(requests)
+    decoder = bench.speculative("sd", "near", k=3)
+    got = decoder.generate(requests)
+    assert_same(got, expected)
+    assert len({completion.usage.forwards for completion in got}) > 4
+
+
+@named
+def test_one_token_is_not_drafted(
+    bench: Any, name: str, options: dict[str, Any], assert_same: Callable[..., None], plain: Callable[..., Request]
+) -> None:
+    (got,) = bench.speculative(name, "same", **options).generate([plain(max_tokens=1)])
+    assert (got.usage.drafted, got.usage.accepted, got.usage.forwards) == (0, 0, 1)
+    assert_same([got], bench.ar().generate([plain(max_tokens=1)]))

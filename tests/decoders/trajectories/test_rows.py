@@ -1,0 +1,119 @@
+"""Jacobi trajectories: the rows that are written of a text."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.decoders import Engine, OptionError, Request, load_decoder, load_model
+from tot.decoders.cllm.train import TrainOptions, train
+from tot.decoders.cllm.trajectories import CollectOptions, collect, trajectories
+
+SMALL = CollectOptions(n=6, together=4)
+
+
+def test_rows_are_the_texts_that_ar_writes_with_their_windows(
+    engine: Engine,
+    tmp_path: Path,
+    requests: Callable[..., list[Request]],
+    rows: Callable[..., list[dict[str, Any]]],
+    shards: Callable[..., dict[str, bytes]],
+) -> None:
+    asked = requests()
+    heard: list[tuple[int, int, int]] = []
+    collect(engine, asked, tmp_path, SMALL, lambda *told: heard.append(told))
+    found = rows(tmp_path, engine)
+    expected = load_decoder(engine=engine).generate(asked)
+    assert [row["response"] for row in found] == [list(one.tokens) for one in expected]
+    assert [row["prompt"] for row in found] == [engine.codec.encode_prompt(request.prompt) for request in asked]
+    for row in found:
+        assert len(row["starts"]) == len(row["points"]) == len(row["corrected"]) >= 3
+        assert all(len(point) == 6 for points in row["points"] for point in points)
+        for points, corrected in zip(row["points"], row["corrected"], strict=True):
+            assert len(points) == len(corrected) > 0
+    assert [texts for texts, _, _ in heard] == [4, 8, 10]
+    assert heard[-1][1:] == (sum(len(row["starts"]) for row in found), 0)
+    assert [name[:12] for name in shards(tmp_path)] == ["shard-00000-", "shard-00001-", "shard-00002-"]
+
+
+@pytest.mark.parametrize("augment", [0.0, 0.4, 1.0])
+def test_corrected_points_differ_only_where_they_were_wrong(
+    engine: Engine,
+    tmp_path: Path,
+    augment: float,
+    rows: Callable[..., list[dict[str, Any]]],
+    requests: Callable[..., list[Request]],
+) -> None:
+    collect(engine, requests(), tmp_path, SMALL.model_copy(update={"augment": augment}))
+    wrong = right = 0
+    for row in rows(tmp_path, engine):
+        for start, points, copies in zip(row["starts"], row["points"], row["corrected"], strict=True):
+            fixed = row["response"][start : start + 6]
+            for point, corrected in zip(points, copies, strict=True):
+                assert len(corrected) == 6
+                for token, copied, goal in zip(point, corrected, fixed, strict=True):
+                    assert copied in (token, goal)
+                    wrong += token != goal
+                    right += token != goal and copied == goal
+    assert wrong > 200
+    assert right / wrong == pytest.approx(augment, abs=0.1 if 0 < augment < 1 else 0)
+
+
+def test_a_request_for_several_samples_gives_several_rows(
+    engine: Engine, tmp_path: Path, requests: Callable[..., list[Request]], rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    asked = requests(2, n=3)
+    heard: list[int] = []
+    collect(engine, asked, tmp_path, SMALL, lambda texts, *_: heard.append(texts))
+    expected = load_decoder(engine=engine).generate(asked)
+    assert [row["response"] for row in rows(tmp_path, engine)] == [list(one.tokens) for one in expected]
+    assert len(expected) == 6
+    assert heard == [2]
+
+
+def constant(model: Any) -> Any:
+    """It says the same token for ever."""
+    model.lm_head.weight.data.zero_()
+    model.lm_head.bias.data.zero_()
+    model.lm_head.bias.data[60] = 5.0
+    return model
+
+
+def test_texts_that_repeat_themselves_are_left_out_and_teach_nothing(
+    target: Any,
+    tokenizer: Any,
+    tmp_path: Path,
+    requests: Callable[..., list[Request]],
+    shards: Callable[..., dict[str, bytes]],
+) -> None:
+    loaded = load_model(constant(copy.deepcopy(target)), tokenizer=tokenizer)
+    heard: list[tuple[int, int, int]] = []
+    with Engine(loaded, 3000) as engine:
+        collect(engine, requests(6, heat=0.0), tmp_path / "data", SMALL, lambda *told: heard.append(told))
+    assert heard == [(4, 0, 4), (6, 0, 6)]
+    assert len(shards(tmp_path / "data")) == 2  # they say that these requests are done
+    assert list(trajectories(tmp_path / "data", loaded)) == []
+    with pytest.raises(OptionError, match="data holds no text to learn from: every one repeated itself, or there was"):
+        train(loaded, tmp_path / "data", tmp_path / "out", TrainOptions())
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_requests_are_no_rows(engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]) -> None:
+    heard: list[Any] = []
+    collect(engine, [], tmp_path, SMALL, lambda *told: heard.append(told))
+    assert heard == []
+    assert rows(tmp_path, engine) == []
+    with pytest.raises(OptionError, match="holds no text to learn from"):
+        train(engine.loaded, tmp_path, tmp_path / "out", TrainOptions())
+
+
+def test_a_folder_without_trajectories_is_refused(
+    engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(OptionError, match=f"{folder} holds no trajectories: give a folder that `tot cllm collect`"):
+            rows(folder, engine)

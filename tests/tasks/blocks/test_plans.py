@@ -1,0 +1,150 @@
+"""Blocksworld's plans: how they are judged, how short they may be, and a plain one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.decoders.errors import TaskError
+from tot.tasks.blocks import Facts, apply, check, legal_actions, validate_plan
+from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
+from tot.tasks.pddl import Problem, read_problem
+
+
+@pytest.fixture(scope="module")
+def rows(data: Path) -> list[dict[str, Any]]:
+    lines = (data / "blocksworld_dev.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("plan", "wrong_step", "reason"),
+    [
+        (["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a c)"], None, ""),
+        (["unstack b from a", "put down b", "pick up a", "stack a on c"], None, ""),
+        (["(pick-up a)"], 1, "step 1, (pick-up a): a is not clear"),
+        (["(pick-up b)"], 1, "step 1, (pick-up b): b is not on the table"),
+        (["(unstack b a)", "(pick-up c)"], 2, "step 2, (pick-up c): the hand is not empty"),
+        (["(unstack b c)"], 1, "step 1, (unstack b c): b is not on c"),
+        (["(put-down b)"], 1, "step 1, (put-down b): the hand does not hold b"),
+        (["(unstack b a)", "(stack b z)"], 2, "step 2, (stack b z): there is no block z"),
+        (["(unstack b a)", "fly"], 2, "step 2, 'fly': not an action"),
+        (["(unstack b a)", "(put-down b)"], None, "the goal is not reached: a is not on c"),
+        ([], None, "the goal is not reached: a is not on c"),
+    ],
+)
+def test_a_plan_is_judged_by_its_first_wrong_step(
+    plan: list[str], wrong_step: int | None, reason: str, three: Any
+) -> None:
+    result = validate_plan(three, plan)
+    assert (result.valid, result.wrong_step, result.reason) == (not reason, wrong_step, reason)
+
+
+def test_real_plans_are_right_and_altered_ones_are_judged_as_the_domain_says(
+    rows: list[dict[str, Any]], solves: Callable[..., tuple[bool, int | None]]
+) -> None:
+    assert len(rows) == 352
+    wrong = 0
+    for row in rows:
+        problem, plan = read_problem(row["pddl"]), row["plan"]
+        check(problem)
+        assert solves(problem, plan) == (True, None)
+        assert validate_plan(problem, plan).valid
+        broken, altered = 0, list(alterations(plan, problem.objects))
+        for other in altered:
+            valid, wrong_step = solves(problem, other)
+            result = validate_plan(problem, other)
+            assert (result.valid, result.wrong_step) == (valid, wrong_step), other
+            assert bool(result.reason) == (not valid)
+            broken += not valid
+        assert broken >= len(altered) * 0.7
+        wrong += broken
+    assert wrong > 10_000
+
+
+def alterations(plan: list[str], blocks: tuple[str, ...]) -> Iterator[list[str]]:
+    """A plan with one action dropped, two neighbours swapped, or one action altered."""
+    for place, step in enumerate(plan):
+        yield plan[:place] + plan[place + 1 :]
+        if place:
+            yield [*plan[: place - 1], step, plan[place - 1], *plan[place + 1 :]]
+        name, *named = step.strip("()").split()
+        others = {"pick-up": "put-down", "put-down": "pick-up", "stack": "unstack", "unstack": "stack"}
+        yield [*plan[:place], f"({' '.join((others[name], *named))})", *plan[place + 1 :]]
+        for index, block in itertools.product(range(len(named)), blocks):
+            if block not in named:
+                changed = [*named[:index], block, *named[index + 1 :]]
+                yield [*plan[:place], f"({' '.join((name, *changed))})", *plan[place + 1 :]]
+
+
+def test_no_plan_is_shorter_than_the_shortest_nor_are_the_real_ones(
+    rows: list[dict[str, Any]], solves: Callable[..., tuple[bool, int | None]]
+) -> None:
+    for row in rows:
+        problem = read_problem(row["pddl"])
+        plan = shortest_plan(problem) or []
+        assert solves(problem, plan) == (True, None)
+        assert len(plan) == row["steps"] == len(row["plan"])
+        assert shortest_plan(problem, limit=row["steps"]) == plan
+        assert shortest_plan(problem, limit=row["steps"] - 1) is None
+
+
+@pytest.mark.parametrize("blocks", ["ab", "abc", "abcd"])
+def test_the_estimate_is_never_too_high_and_falls_by_one_at_most(
+    blocks: str,
+    reachable: Callable[..., list[Facts]],
+    distances: Callable[..., dict[Facts, int]],
+    start_of: Callable[..., Facts],
+    solves: Callable[..., tuple[bool, int | None]],
+) -> None:
+    """For goals of all kinds, from every state; and shortest plans are as long as a plain search says."""
+    rng, states = random.Random(0), reachable(start_of(blocks))
+    exact = cases = 0
+    for _ in range(150 if len(blocks) == 4 else 60):
+        facts_there = sorted(rng.choice(states))
+        goal = frozenset(rng.sample(facts_there, rng.randint(1, min(4, len(facts_there)))))
+        true = distances(states, goal)
+        assert len(true) == len(states)
+        for facts in states:
+            guess = estimate(facts, goal)
+            assert guess <= true[facts]
+            assert (guess == 0) == (true[facts] == 0)
+            exact += guess == true[facts]
+            cases += 1
+            for action in legal_actions(facts):
+                assert guess <= 1 + estimate(apply(facts, action) or facts, goal), (sorted(facts), action, sorted(goal))
+        for facts in rng.sample(states, 4):
+            plan = shortest_plan(Problem(tuple(blocks), facts, goal)) or []
+            assert len(plan) == true[facts]
+            assert solves(Problem(tuple(blocks), facts, goal), plan) == (True, None)
+            plain = plain_plan(Problem(tuple(blocks), facts, goal)) or []
+            assert len(plain) >= len(plan)
+            assert solves(Problem(tuple(blocks), facts, goal), plain) == (True, None)
+    assert exact > 0.7 * cases  # it tells near states from far ones
+
+
+def test_a_plain_plan_takes_all_down_and_builds_the_goal(problem_of: Callable[..., Problem]) -> None:
+    start = "on a b, ontable b, clear a, ontable c, clear c, handempty"
+    plan = plain_plan(problem_of("abc", start, "on c b, on b a"))
+    assert plan == [
+        "(unstack a b)",
+        "(put-down a)",
+        "(pick-up b)",
+        "(stack b a)",
+        "(pick-up c)",
+        "(stack c b)",
+    ]
+    assert plain_plan(problem_of("abc", start, "on a b")) == []
+    assert plain_plan(problem_of("abc", start, "on a z")) is None
+
+
+def test_a_search_that_grows_too_large_says_so() -> None:
+    problem = generate(seed=1, blocks=8, steps=20)
+    with pytest.raises(TaskError, match="among 3 states"):
+        shortest_plan(problem, states=3)

@@ -1,0 +1,81 @@
+"""Numbers as texts: one canonical writing, and when two are the same."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tot.tasks.numbers import normalize, same_number
+
+
+@pytest.mark.parametrize(
+    ("number", "canonical"),
+    [
+        ("18.0", "18"),
+        ("-0", "0"),
+        ("-0.00", "0"),
+        ("1,000", "1000"),
+        ("007", "7"),
+        ("0.50", "0.5"),
+        (".5", "0.5"),
+        ("100", "100"),
+        ("$1,234.50", "1234.5"),
+        ("-$5", "-5"),
+        ("$-5", "-5"),
+        ("$ 5", "5"),
+        ("+5", "5"),
+        ("−5", "-5"),
+        ("50%", "50"),
+        (" 18. ", "18"),
+        ("1e3", "1000"),
+        ("1e-3", "0.001"),
+        ("1" + "0" * 5000, "1" + "0" * 5000),
+        ("-0." + "1" * 5000, "-0." + "1" * 5000),
+    ],
+)
+def test_normalize_writes_one_canonical_text(number: str, canonical: str) -> None:
+    assert normalize(number) == canonical
+    assert normalize(canonical) == canonical
+
+
+@pytest.mark.parametrize(
+    "number", ["", " ", "five", "1,00", "1,2", "1 2", "1.2.3", "10-3", "1/2", "nan", "inf", "٣", "1_0"]
+)
+def test_normalize_refuses_what_is_not_one_number(number: str) -> None:
+    with pytest.raises(ValueError, match="is not one number"):
+        normalize(number)
+    assert not same_number(number, number)
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same"),
+    [
+        ("18", "18.0", True),
+        ("$1,000", "1000", True),
+        ("-0", "0", True),
+        ("1e3", "1,000", True),
+        ("−5", "-5", True),
+        ("0.1", "0.10", True),
+        ("18", "-18", False),
+        ("50%", "0.5", False),
+        ("9007199254740993", "9007199254740992", False),  # equal as floats
+        ("1" * 400, "1" * 399 + "2", False),
+        (None, "5", False),
+        (None, None, False),
+        ("x", "5", False),
+    ],
+)
+def test_same_number_compares_exactly(a: str | None, b: str | None, same: bool) -> None:
+    assert same_number(a, b) is same
+    assert same_number(b, a) is same
+
+
+@given(st.text(max_size=12) | st.from_regex(r"[-+−$]{0,2}[0-9,.]{1,8}[e%.]?[0-9]?", fullmatch=True))
+@settings(max_examples=500, deadline=None)
+def test_normalize_agrees_with_same_number_on_what_a_number_is(text: str) -> None:
+    try:
+        canonical = normalize(text)
+    except ValueError:
+        assert not same_number(text, text)
+    else:
+        assert same_number(text, canonical)
+        assert normalize(canonical) == canonical

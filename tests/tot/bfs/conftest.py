@@ -1,0 +1,60 @@
+"""What tests of BFS share: one search over scripted letters, and what its tree holds.
+
+Import mode is importlib, so these are fixtures: functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot import BFS, Solution, ThoughtTree, Value, solve
+
+TWO_LEVELS = {
+    "grow": ["a", "b"],
+    "value a": "3",
+    "value b": "7",
+    "grow b": ["c", "d"],
+    "grow a": ["e", "f"],
+    "value b/c": "2",
+    "value b/d": "9",
+    "value a/e": "9",
+    "value a/f": "5",
+    "answer b/d": "the end",
+}
+
+
+def grow(task: Any, decoder: Any, *, thoughts: int = 2, breadth: int = 2, depth: int = 3, **options: Any) -> Solution:
+    search = BFS(thoughts=thoughts, breadth=breadth, depth=depth)
+    return solve(task, "q", decoder=decoder, search=search, evaluator=Value(), **options)
+
+
+def paths(tree: ThoughtTree) -> list[str]:
+    """Every node's thoughts, in the order in which the nodes were added."""
+    return ["/".join(thought.text for thought in tree.state(node).thoughts) for node in tree]
+
+
+def values(tree: ThoughtTree) -> dict[str, float | None]:
+    return {path: node.value for path, node in zip(paths(tree), tree, strict=True) if path}
+
+
+@pytest.fixture(name="two_levels")
+def _two_levels() -> Any:
+    return TWO_LEVELS
+
+
+@pytest.fixture(name="grow")
+def _grow() -> Callable[..., Solution]:
+    return grow
+
+
+@pytest.fixture(name="paths")
+def _paths() -> Callable[..., list[str]]:
+    return paths
+
+
+@pytest.fixture(name="values")
+def _values() -> Callable[..., dict[str, float | None]]:
+    return values

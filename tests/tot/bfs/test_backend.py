@@ -1,0 +1,50 @@
+"""BFS: who is asked, who watches, and what is raised."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot import BFS, Sample, Solution, Value
+from tot.backends import Backend
+from tot.decoders.budget import Meter
+from tot.search.problem import Problem
+
+
+def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any, two_levels: Any) -> None:
+    grower, judge, speaker = scripted(two_levels), scripted(two_levels), scripted(two_levels)
+    backend = Backend({"generate": grower, "evaluate": judge, "answer": speaker})
+    problem = Problem(letters(), "q", backend, BFS(thoughts=2, breadth=2, depth=3), Sample(), Value(), Meter())
+
+    async def run() -> str | None:
+        await problem.run()
+        return await problem.answer()
+
+    assert asyncio.run(run()) == "the end"
+    for decoder, purpose, count in ((grower, "generate", 3), (judge, "evaluate", 6), (speaker, "answer", 1)):
+        assert [request.purpose for request in decoder.requests] == [purpose] * count
+    assert problem.meter.usage.new_tokens == problem.meter.new_tokens == 65
+
+
+def test_a_watcher_sees_the_tree_grow(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
+) -> None:
+    sizes: list[int] = []
+    grow(letters, scripted(two_levels), watch=lambda problem: sizes.append(len(problem.tree)))
+    assert sizes == [1, 3, 3, 7, 7]
+
+
+def test_what_a_decoder_raises_ends_the_search_as_it_is(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
+) -> None:
+    class Broken(scripted):  # type: ignore[misc]
+        def generate(self, requests: Any) -> Any:
+            if requests[0].purpose == "evaluate":
+                raise ConnectionError("the server is gone")
+            return super().generate(requests)
+
+    with pytest.raises(ConnectionError, match="the server is gone"):
+        grow(letters, Broken(two_levels))

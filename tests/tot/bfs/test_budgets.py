@@ -1,0 +1,110 @@
+"""BFS: what a spent budget ends, and what is answered then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tot import Budget, Solution
+
+
+def test_a_budget_of_nodes_ends_growth_and_the_answer_is_asked_where_it_ended(
+    letters: Any, scripted: Any, two_levels: Any, grow: Callable[..., Solution]
+) -> None:
+    decoder = scripted(two_levels)
+    solution = grow(letters, decoder, budget=Budget(nodes=2))
+    assert solution.stopped == "budget: nodes (2 of 2)"
+    assert decoder.asked == [["grow"], ["value a", "value b"], ["answer b"]]  # thoughts that have grown are evaluated
+    whole = scripted(two_levels)
+    assert grow(letters, whole, budget=Budget(nodes=3)).stopped is None  # a level that was begun is finished
+    assert whole.asked[-1] == ["answer b/d"]
+
+
+@pytest.mark.parametrize(
+    ("budget", "stopped", "asked"),
+    [
+        ({"tokens": 9}, "tokens (10 of 9)", 1),
+        ({"tokens": 20}, "tokens (20 of 20)", 2),
+        ({"tokens": 21}, "tokens (40 of 21)", 3),
+        ({"tokens": 60}, "tokens (60 of 60)", 4),
+    ],
+)
+def test_a_spent_budget_ends_the_search_by_name_and_nothing_more_is_asked(
+    letters: Any,
+    scripted: Any,
+    budget: dict[str, int],
+    stopped: str,
+    asked: int,
+    two_levels: Any,
+    grow: Callable[..., Solution],
+) -> None:
+    decoder = scripted(two_levels)
+    whole = scripted(two_levels)
+    grow(letters, whole)
+    solution = grow(letters, decoder, budget=Budget(**budget))
+    assert solution.stopped == f"budget: {stopped}"
+    assert decoder.asked == whole.asked[:asked]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "answer", "value"),
+    [(10, None, None), (20, "b", 7.0), (40, "b", 7.0), (60, "b\nd", 9.0), (61, "the end", 9.0)],
+)
+def test_a_search_out_of_budget_answers_with_what_its_best_state_says(
+    letters: Any,
+    scripted: Any,
+    tokens: int,
+    answer: str | None,
+    value: float | None,
+    grow: Callable[..., Solution],
+    two_levels: Any,
+) -> None:
+    solution = grow(letters, scripted(two_levels), budget=Budget(tokens=tokens))
+    assert (solution.answer, solution.value) == (answer, value)
+    assert [node.value for node in solution.tree if node.chosen][-1] == value
+
+
+def test_a_budget_that_the_answer_itself_uses_up_is_named_and_the_answer_kept(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
+) -> None:
+    solution = grow(letters, scripted(two_levels), budget=Budget(tokens=65))
+    assert (solution.answer, solution.stopped) == ("the end", "budget: tokens (65 of 65)")
+    assert grow(letters, scripted(two_levels), budget=Budget(tokens=66)).stopped is None
+
+
+@pytest.mark.parametrize("limit", ["tokens", "forwards", "seconds", "nodes"])
+def test_a_budget_of_nothing_asks_nothing(
+    letters: Any, scripted: Any, limit: str, two_levels: Any, grow: Callable[..., Solution]
+) -> None:
+    decoder = scripted(two_levels)
+    solution = grow(letters, decoder, budget=Budget(**{limit: 0}))
+    assert decoder.batches == []
+    assert solution.stopped is not None
+    assert solution.stopped.startswith(f"budget: {limit} (")
+    assert (solution.answer, solution.value, len(solution.tree), solution.calls) == (None, None, 1, 0)
+
+
+def test_thoughts_that_a_budget_cut_short_are_dropped_but_are_no_parse_failures(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
+) -> None:
+    cut = scripted.completion("half a tho", "budget")
+    solution = grow(letters, scripted({"grow": [cut, "b"], "value b": "4"}), depth=2)
+    assert values(solution.tree) == {"b": 4}
+    assert solution.parse_failures == 0
+
+
+def test_states_whose_evaluations_were_all_cut_short_do_not_take_the_place_of_the_best(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
+) -> None:
+    cut = dict.fromkeys(["value b/c", "value b/d", "value a/e", "value a/f"], scripted.completion("9", "budget"))
+    solution = grow(letters, scripted(two_levels | cut | {"answer b": "so far"}))
+    assert (solution.answer, solution.value) == ("so far", 7)
+
+
+def test_an_answer_that_a_budget_cut_short_is_not_taken_for_one(
+    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
+) -> None:
+    cut = scripted.completion("the answer is not", "budget")
+    assert grow(letters, scripted(two_levels | {"answer b/d": cut})).answer == "b\nd"
