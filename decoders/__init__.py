@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
     from tot.decoders.engine.loading import list_models, load_model
     from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
+    from tot.decoders.remote import RemoteDecoder
     from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 
 _HOME = {
@@ -22,6 +23,7 @@ _HOME = {
     "engine.engine": ("Engine",),
     "engine.loading": ("list_models", "load_model"),
     "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
+    "remote": ("RemoteDecoder",),
     "request": ("Completion", "Message", "Request", "Sampling", "Usage"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -37,6 +39,7 @@ __all__ = [
     "Meter",
     "ModelError",
     "OptionError",
+    "RemoteDecoder",
     "Request",
     "RequestError",
     "Sampling",

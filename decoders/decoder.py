@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -25,6 +25,7 @@ from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
 from tot.decoders.parallel_steps import ParallelSteps
+from tot.decoders.remote import RemoteDecoder, open_remote
 from tot.decoders.request import Completion, Request
 from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
 from tot.decoders.seed import Rounds, Scheduled, SEEDOptions
@@ -130,6 +131,9 @@ METHODS: dict[str, Method] = {
 }
 """The decoding methods by name: how each is set up, and its options."""
 
+REMOTE = ("openai",)
+"""The decoders that ask a server, and have no model here."""
+
 
 def make_drafter(draft: Any, engine: Engine) -> Drafter:
     """A drafter for an engine's model, from what the option `draft` may be.
@@ -234,6 +238,24 @@ class LocalDecoder:
         self.close()
 
 
+@overload
+def load_decoder(name: Literal["openai"], model: str = ..., **options: Any) -> RemoteDecoder: ...
+
+
+@overload
+def load_decoder(
+    name: str = ...,
+    model: str | Path | Any = ...,
+    *,
+    tokenizer: Any = ...,
+    engine: Engine | None = ...,
+    dtype: str = ...,
+    device: str = ...,
+    kv_budget: int | str | None = ...,
+    **options: Any,
+) -> LocalDecoder: ...
+
+
 def load_decoder(
     name: str = "ar",
     model: str | Path | Any = "smollm2-135m",
@@ -244,15 +266,23 @@ def load_decoder(
     device: str = "auto",
     kv_budget: int | str | None = None,
     **options: Any,
-) -> LocalDecoder:
+) -> LocalDecoder | RemoteDecoder:
     """A decoder by name, on a model of its own or on a shared `engine` (which then has its own model and budget).
 
     `model` is a name, a hub id, a folder, a GGUF file, or a model object (with `tokenizer`); `kv_budget` is in tokens
-    or bytes ("1.5GiB"). Raises OptionError for an unknown method or option, ModelError for a model that can't be had.
+    or bytes ("1.5GiB"). With "openai" it is a name that the server at `base_url` knows, and nothing is loaded here.
+    Raises OptionError for an unknown method or option, ModelError for a model that can't be had.
     """
+    if name in REMOTE:
+        local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
+        local |= {"dtype": None if dtype == "auto" else dtype, "device": None if device == "auto" else device}
+        for option, value in local.items():
+            if value is not None:
+                raise OptionError(f"{option} is for models that run here: leave it out, the server has its own")
+        return open_remote(model, options)
     method = METHODS.get(name)
     if method is None:
-        raise OptionError(unknown("decoder", name, METHODS))
+        raise OptionError(unknown("decoder", name, [*METHODS, *REMOTE]))
     try:
         chosen = method.options(**options)
     except ValidationError as error:

@@ -143,10 +143,6 @@ class FastCoT(Speculative):
         """By sample: how the answer is being looked at in this step."""
         self._settled: list[tuple[int | None, int]] = [(None, 0)] * len(job.outputs)
         """By sample: the answer last looked at (a token or a choice's number), and in how many looks in a row."""
-        if self._trigger:
-            question = _question(job)
-            for key in self.keys:
-                buffers.begin(key, question)
 
     def growth(self) -> int:
         looks = len(self._trigger) + sum(map(len, self._choices)) + self._speculation.nodes
@@ -154,6 +150,10 @@ class FastCoT(Speculative):
 
     def decoding(self) -> list[Strand]:
         first = self._strands is None
+        if first and self._trigger:  # not before: a request may be refused, or cancelled while it waits
+            question = _question(self._job)
+            for key in self.keys:
+                self._buffers.begin(key, question)
         strands = super().decoding()
         if first and self._cap == 0:
             for strand in strands:

@@ -108,6 +108,8 @@ class Usage:
     """Tokens of rationales that were guessed and never verified."""
     undecoded_tokens: int = 0
     """Tokens that rationales which were cut had still room for."""
+    cost: float = 0.0
+    """What a remote server takes for it, by the prices given."""
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
@@ -134,10 +136,11 @@ class Part:
     """A stretch of a completion's text and where it came from.
 
     "approximate" was guessed, not verified; "undecoded" has no text: `tokens` is what the rationale still had room for.
-    "step" was decoded beside other steps, and begins with its title.
+    "step" was decoded beside other steps, and begins with its title. "thinking" is what a remote model thought before
+    it wrote: it is no part of the completion's text.
     """
 
-    kind: Literal["exact", "trigger", "approximate", "undecoded", "step"]
+    kind: Literal["exact", "trigger", "approximate", "undecoded", "step", "thinking"]
     text: str
     tokens: int = 0
 

@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.text import Text
 
-from tot import cli_cllm, cli_eval, cli_fastcot, cli_pdos, cli_report
+from tot import cli_bench, cli_cllm, cli_eval, cli_fastcot, cli_report, cli_serve
 from tot.decoders.errors import OptionError, TotError
 from tot.options import SearchOptions, is_given, takes
 
@@ -31,13 +31,9 @@ app = typer.Typer(
     rich_markup_mode=None,
     help="Reasoning with trees of thoughts on language models that you run yourself.",
 )
-bench = typer.Typer(
-    no_args_is_help=True, help="Benchmarks: both sides in one run, ratios printed.", rich_markup_mode=None
-)
-app.add_typer(bench, name="bench")
+app.add_typer(cli_bench.app, name="bench")
 app.add_typer(cli_cllm.app, name="cllm")
 app.add_typer(cli_fastcot.app, name="fastcot")
-bench.command("fastcot")(cli_fastcot.bench_command)
 
 
 @app.command("solve")
@@ -91,6 +87,7 @@ def solve_command(
 
 app.command("eval")(cli_eval.eval_command)
 app.command("report")(cli_report.report_command)
+app.command("serve")(cli_serve.serve_command)
 
 
 @app.command("models")
@@ -158,63 +155,6 @@ def export_command(
     from tot.tree import ThoughtTree
 
     export(ThoughtTree.load(run), to)
-
-
-@bench.command("packed")
-def bench_packed_command(
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
-) -> None:
-    """Packed decoding against model.generate: speed, reuse of prompts, cost of attention, memory."""
-    from tot.bench.packed import run
-
-    run(model, rounds, out, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
-
-
-@bench.command("decoders")
-def bench_decoders_command(
-    decoders: Annotated[str, typer.Option(help="Decoders, with commas; ar is always among them.")] = "ar,sd,mcsd,seed",
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    decoder_option: Annotated[
-        list[str] | None, typer.Option(help="As for tot solve; given to the decoders that have such an option.")
-    ] = None,
-    temperatures: Annotated[str, typer.Option(help="With commas.")] = "0.2,1.0",
-    samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt (n).")] = 3,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
-    out: Annotated[Path, typer.Option(help="Write the numbers to this .json file, and pictures beside it.")] = Path(
-        "bench-decoders.json"
-    ),
-) -> None:
-    """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
-    from tot.bench.decoders import run
-    from tot.options import pairs
-    from tot.settings import checked
-
-    try:
-        heats = [float(heat) for heat in temperatures.split(",")]
-    except ValueError:
-        raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, checked(out), console)
-
-
-bench.command("pdos")(cli_pdos.bench_command)
-
-
-@bench.command("planning")
-def bench_planning_command(
-    data: Annotated[Path, typer.Option(help="Blocksworld instances: rows with `pddl` and `steps`.")],
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    count: Annotated[int, typer.Option(min=1, help="Instances, drawn from those that fit.")] = 100,
-    steps: Annotated[int, typer.Option(min=1, help="Only instances whose known plan is not longer.")] = 6,
-    nodes: Annotated[int, typer.Option(min=1, help="Thoughts a search may grow.")] = 25,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs that the sides without a model are averaged over.")] = 10,
-) -> None:
-    """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
-    from tot.bench.planning import run
-
-    run(data, model, count, steps, nodes, seeds, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -92,6 +92,7 @@ def _summary(results: Results) -> Table:
         "a problem took": f"{each * results.tokens:.0f} new tokens, {each * results.thoughts:.1f} thoughts, "
         f"{each * results.seconds:.1f} s",
         "accepted drafts": f"{results.acceptance:.0%}" if results.acceptance is not None else None,
+        "cost": f"{results.cost:.4g}" if results.cost else None,
         "folder": str(results.folder),
     }
     for name, value in shown.items():

@@ -13,8 +13,10 @@ from typing import Any, TypeVar, get_args
 
 from tot.backends import Backend
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, Decoder, load_decoder
+from tot.decoders.decoder import METHODS, REMOTE, Decoder, load_decoder
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.remote import RemoteDecoder
+from tot.decoders.remote_options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
 from tot.named import load_task, parts_of
 from tot.search import Search
@@ -204,7 +206,12 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
 
 
 def exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
-    """Model options with float32. Raises OptionError where something else was asked for."""
+    """Model options with float32. Raises OptionError where something else was asked for, or a server computes."""
+    if isinstance(decoder, RemoteDecoder) or any(name in REMOTE for name in _names(decoder)):
+        raise OptionError(
+            "reproducible runs compute in float32 here, and what a server computes is its own affair: leave "
+            "reproducible out, or take a decoder other than openai"
+        )
     if not isinstance(decoder, str | Mapping):
         found = str(getattr(getattr(decoder, "model", None), "dtype", "torch.float32"))
         if found != "torch.float32":
@@ -215,10 +222,18 @@ def exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "dtype": "fp32"}
 
 
+def runs_elsewhere(decoder: object) -> bool:
+    """True where no model runs here: all is asked of a server."""
+    if isinstance(decoder, Mapping):
+        purposes = [decoder.get(purpose, "ar") for purpose in get_args(Purpose)]
+        return all(name in REMOTE for name in purposes)
+    return isinstance(decoder, RemoteDecoder) or decoder in REMOTE
+
+
 def open_decoders(
     decoder: str | Mapping[Purpose, str] | Decoder, model: Any, options: dict[str, Any], stack: ExitStack
 ) -> dict[Purpose, Decoder]:
-    """A decoder for each purpose; those made here share one engine, which the stack closes."""
+    """A decoder for each purpose; those made here share one engine, which the stack closes, as it does connections."""
     purposes: tuple[Purpose, ...] = get_args(Purpose)
     if not isinstance(decoder, str | Mapping):
         if options:
@@ -232,13 +247,25 @@ def open_decoders(
             raise OptionError(unknown("purpose", str(purpose), purposes))
     if model is None:
         return {}
-    first, *others = dict.fromkeys(names.values())
-    own = {name: set(METHODS[name].options.model_fields) if name in METHODS else set() for name in (first, *others)}
+    first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)
+    own = {name: _options_of(name) for name in (first, *others)}
+    # The first gets what is nobody's own, too: it refuses what it doesn't know.
     ours = {option: value for option, value in options.items() if not any(option in own[name] for name in others)}
-    made = {first: stack.enter_context(load_decoder(first, model, **ours | _of(own[first], options)))}
+    made: dict[str, Any] = {first: stack.enter_context(load_decoder(first, model, **ours | _of(own[first], options)))}
     for name in others:
-        made[name] = stack.enter_context(load_decoder(name, engine=made[first].engine, **_of(own[name], options)))
+        where = {"model": model} if name in REMOTE else {"engine": made[first].engine}
+        made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
     return {purpose: made[name] for purpose, name in names.items()}
+
+
+def _names(decoder: object) -> list[str]:
+    return [decoder] if isinstance(decoder, str) else list(decoder.values()) if isinstance(decoder, Mapping) else []
+
+
+def _options_of(name: str) -> set[str]:
+    if name in REMOTE:
+        return set(RemoteOptions.model_fields)
+    return set(METHODS[name].options.model_fields) if name in METHODS else set()
 
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -29,7 +29,7 @@ class Templates:
 
     def __init__(self, task: Task) -> None:
         self._task = type(task).__name__
-        loaders: list[jinja2.BaseLoader] = [jinja2.DictLoader(dict(task.templates))]
+        self._inline = dict(task.templates)
         self._data: dict[str, Any] = {}
         self._folders = [str(files("tot.prompts") / task.name)]
         try:
@@ -38,13 +38,23 @@ class Templates:
             pass
         else:
             self._folders = [str(beside / task.name), str(beside), *self._folders]
-        loaders.append(jinja2.FileSystemLoader(self._folders))
-        self._environment = ImmutableSandboxedEnvironment(
-            loader=jinja2.ChoiceLoader(loaders),
+        self._environment = self._begin()
+
+    def _begin(self) -> jinja2.Environment:
+        return ImmutableSandboxedEnvironment(
+            loader=jinja2.ChoiceLoader([jinja2.DictLoader(self._inline), jinja2.FileSystemLoader(self._folders)]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
             lstrip_blocks=True,
         )
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What another process can be sent: it compiles the templates itself."""
+        return {name: value for name, value in vars(self).items() if name != "_environment"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._environment = self._begin()
 
     def __contains__(self, name: str) -> bool:
         """Whether there is such a template, be it right or wrong."""

@@ -313,6 +313,15 @@ class ThoughtTree:
 
         return draw(self)
 
+    def report(self, path: str | Path) -> None:
+        """Write the page that `tot report` makes: one HTML file, with every prompt and reply, that needs no network.
+
+        Raises TaskError where it can't be written.
+        """
+        from tot.report.page import tree_page, write_page
+
+        write_page(tree_page(self, {}), Path(path))
+
 
 def write_json(path: Path, data: Any) -> None:
     """`write_text` of JSON."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -143,7 +144,8 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
             raise OptionError("lora needs peft: pip install 'tot[cllm]', or leave lora out") from error
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks
             torch.manual_seed(options.seed)  # of the matrices' first weights
             model = get_peft_model(
                 model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")

@@ -74,3 +74,23 @@ def test_searches_are_compared_with_chance_on_the_same_instances(tot: Any, smoll
     assert [row[0] == "the same, by chance" for row in rows] == [False, False, True, False, True, False, True]
     assert all(re.fullmatch(r"\d+%", row[1]) for row in rows)
     assert all((float(row[-2]) == 0) == (row[0] == "the same, by chance") for row in rows)
+
+
+@pytest.mark.real
+def test_evaluating_together_is_compared_with_one_at_a_time(
+    tot: Any, smollm2: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.bench.evaluation.SAMPLES", 20)
+    monkeypatch.setattr("tot.bench.evaluation.QUESTIONS", 4)
+    out = tmp_path / "numbers.json"
+    options = ("--searches", "cot", "--max-tokens", "8", "--limit", "2", "--concurrency", "2", "--out", str(out))
+    printed = tot("bench", "eval", "--data", str(data / "gsm8k_test_0_400.jsonl"), *options)
+    numbers = json.loads(out.read_text())
+    one, both = (numbers[f"cot, {count} at once"] for count in (1, 2))
+    assert one["tokens_a_problem"] == both["tokens_a_problem"] == [8]
+    assert numbers["cot: 2 at once / 1"] == [both["problems_a_minute"][0] / one["problems_a_minute"][0]]
+    assert 0 < both["idle"][0] < 1
+    assert f"{numbers['cot: 2 at once / 1'][0]:.2f}x" in printed
+    assert len(numbers["memory"]) == 2
+    assert numbers["resumed"] > numbers["started"] > 0
+    assert "20 samples without a model" in printed

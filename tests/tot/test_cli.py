@@ -25,7 +25,7 @@ from tot.tasks.gsm8k import GSM8K
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 TINY = ("--depth", "2", "--thoughts", "2", "--max-tokens", "16")
 USAGE = ["prompt_tokens", "reused_prompt_tokens", "new_tokens", "forwards", "drafted", "accepted", "seconds"]
-USAGE += ["approximate_tokens", "undecoded_tokens"]
+USAGE += ["approximate_tokens", "undecoded_tokens", "cost"]
 
 
 class Gsm8kScript(dict[str, Any]):
@@ -204,16 +204,19 @@ def refused(result: tuple[int, str, str]) -> str:
     [
         (
             ("solv",),
-            r"No such command 'solv': choose one of solve, eval, report, models, train-draft, instances, export, "
-            "bench, cllm, fastcot",
+            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, instances, "
+            "export, bench, cllm, fastcot",
         ),
-        (("bench", "fast"), r"No such command 'fast': choose one of fastcot, packed, decoders, pdos, planning"),
+        (
+            ("bench", "fast"),
+            r"No such command 'fast': choose one of fastcot, pdos, ray, serve, servers, packed, decoders, .*",
+        ),
         (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, eval, report, models, train-draft, instances, export, "
-            "bench, cllm, fastcot",
+            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, instances, "
+            "export, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),

@@ -207,22 +207,12 @@ def test_eval_takes_every_flag_of_solve_that_is_about_searching(tot: Any) -> Non
 @pytest.mark.real
 def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
     questions = [
-        {"question": f"Tom has {i} apples and buys 4 more. How many?", "answer": f"#### {i + 4}"} for i in range(4)
+        {"question": f"Tom has {i} apples and buys 4 more. How many?", "options": ["4", f"{i + 4}"], "answer": "B"}
+        for i in range(1, 5)
     ]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    command = [
-        "-m",
-        "tot.cli",
-        "eval",
-        "gsm8k",
-        "--data",
-        "x.jsonl",
-        "--search",
-        "self-consistency:k=2",
-        "--model",
-        smollm2,
-    ]
-    command += ["--max-tokens", "8", "--reproducible", "--concurrency", "2", "--out"]
+    command = ["-m", "tot.cli", "eval", "multiple_choice", "--data", "x.jsonl", "--search", "self-consistency:k=2"]
+    command += ["--model", smollm2, "--max-tokens", "8", "--reproducible", "--concurrency", "2", "--out"]
     whole = python(*command, "whole")
     assert whole.wait(timeout=120) == 0
     first, samples = python(*command, "out"), tmp_path / "out" / "samples.jsonl"

@@ -44,7 +44,7 @@ def test_a_solution_as_json_holds_its_summary_and_its_tree(letters: Any, scripte
     assert (run["format"], run["version"], run["calls"], run["parse_failures"]) == ("tot.run", 2, 5, 0)
     assert run["tree"] == solution.tree.to_json()
     usage = ["prompt_tokens", "reused_prompt_tokens", "new_tokens", "forwards", "drafted", "accepted", "seconds"]
-    usage += ["approximate_tokens", "undecoded_tokens"]
+    usage += ["approximate_tokens", "undecoded_tokens", "cost"]
     assert list(run["usage"]) == usage
 
 

@@ -16,11 +16,12 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
-        place = f"{_processor()}, {torch.get_num_threads()} threads"
+        place = f"{processor()}, {torch.get_num_threads()} threads"
     return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}, {str(dtype).split('.')[-1]}"
 
 
-def _processor() -> str:
+def processor() -> str:
+    """The processor's name, as the system tells it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -24,7 +24,7 @@ from tot.solver import conclude
 
 
 async def attempt(
-    work: Work, question: Question, repeat: int, decoders: Mapping[Purpose, Decoder], watch: Watcher
+    work: Work, question: Question, repeat: int, decoders: Mapping[Purpose, Decoder], watch: Watcher | None = None
 ) -> tuple[dict[str, Any], Problem | None]:
     """Search a question, and score the answer: the sample as it is written, and the search, if it could begin.
 
@@ -33,21 +33,7 @@ async def attempt(
     """
     configuration, task = work.configuration, work.task
     backend, meter = _Counting(decoders), Meter(work.budget)
-    sample: dict[str, Any] = {
-        "id": f"{question.index}-{repeat}",
-        "index": question.index,
-        "repeat": repeat,
-        "question": question.text,
-        "reference": question.reference,
-        "answer": None,
-        "score": 0.0,
-        "solved": False,
-        "parse_failure": False,
-        "unreadable": 0,
-        "thoughts": 0,
-        "stopped": None,
-        "error": None,
-    }
+    sample = _unanswered(question, repeat)
     problem: Problem | None = None
     seed = derive(configuration.seed, question.index, repeat)
     try:
@@ -84,11 +70,36 @@ async def attempt(
             purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
             for purpose, (calls, usage) in backend.spent.items()
         },
-        "measured": {
-            name: value for name, value in asdict(meter.total).items() if name not in ("prompt_tokens", "new_tokens")
-        },
+        "measured": _measured(meter.total),
     }
     return sample, problem
+
+
+def lost(question: Question, repeat: int, reason: str) -> dict[str, Any]:
+    """The sample of a search that nothing came back from."""
+    return _unanswered(question, repeat) | {"error": reason, "usage": {}, "measured": _measured(Usage())}
+
+
+def _unanswered(question: Question, repeat: int) -> dict[str, Any]:
+    return {
+        "id": f"{question.index}-{repeat}",
+        "index": question.index,
+        "repeat": repeat,
+        "question": question.text,
+        "reference": question.reference,
+        "answer": None,
+        "score": 0.0,
+        "solved": False,
+        "parse_failure": False,
+        "unreadable": 0,
+        "thoughts": 0,
+        "stopped": None,
+        "error": None,
+    }
+
+
+def _measured(usage: Usage) -> dict[str, Any]:
+    return {name: value for name, value in asdict(usage).items() if name not in ("prompt_tokens", "new_tokens")}
 
 
 async def _judged(task: Any, answer: Any, decoders: Mapping[Purpose, Decoder], seed: int) -> float | None:

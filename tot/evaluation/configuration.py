@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Literal, Self
 
 import typer
 import yaml
@@ -19,11 +19,12 @@ from tot.options import SearchOptions
 FORMAT = "tot.evaluation"
 VERSION = 1
 _SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
+_OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 
 class Configuration(SearchOptions):
-    """Everything that decides what the samples are, and the concurrency, which does not."""
+    """Everything that decides what the samples are; and where and how many at once they are made, which does not."""
 
     task: str
     data: Annotated[
@@ -44,6 +45,27 @@ class Configuration(SearchOptions):
     concurrency: Annotated[
         int, Field(ge=1), typer.Option(help="Searches at once, which share forward passes; no other results.")
     ] = 16
+    executor: Annotated[
+        Literal["local", "ray"], typer.Option(help="Where searches run: here, or on the workers of a Ray cluster.")
+    ] = "local"
+    ray_address: Annotated[
+        str | None,
+        typer.Option(help="A Ray cluster's host:port; by default RAY_ADDRESS, else one that is started for the run."),
+    ] = None
+    replicas: Annotated[
+        int | None,
+        Field(ge=1),
+        typer.Option(
+            help="Ray workers, each with an engine of its own, among which the concurrency is split; one a "
+            "node by default."
+        ),
+    ] = None
+    gpus_per_replica: Annotated[
+        float | None, Field(ge=0), typer.Option(help="GPUs of each Ray worker, or a share of one; none by default.")
+    ] = None
+    cpus_per_replica: Annotated[
+        int | None, Field(ge=1), typer.Option(help="Cores and threads of each Ray worker; 1 by default.")
+    ] = None
 
     def written(self) -> dict[str, Any]:
         """As JSON data, without keys and passwords: what a folder keeps."""
@@ -65,10 +87,15 @@ class Configuration(SearchOptions):
         if "data" not in given:
             raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
         try:
-            return cls.model_validate(given)
+            made = cls.model_validate(given)
         except ValidationError as error:
             first = error.errors()[0]
             raise OptionError(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
+        for name in _OF_RAY:
+            if made.executor != "ray" and (value := getattr(made, name)) is not None:
+                flag = name.replace("_", "-")
+                raise OptionError(f"--{flag} {value} is for Ray's workers: add --executor ray, or leave --{flag} out")
+        return made
 
 
 def read_yaml(path: Path) -> dict[str, Any]:

@@ -17,10 +17,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.remote_options import TRANSPORT
 from tot.evaluation.configuration import FORMAT, VERSION
-from tot.tree import ThoughtTree, write_json, write_text
+from tot.tree import write_json, write_text
 
-UNCOMPARED = ("concurrency",)
+UNCOMPARED = ("concurrency", "executor", "ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 """Options that don't change what samples are."""
 _Key = tuple[int, int]
 """(index, repeat) of a sample."""
@@ -99,10 +100,10 @@ class Folder:
     def samples(self) -> Iterator[dict[str, Any]]:
         return read_samples(self.path)
 
-    def add(self, sample: dict[str, Any], tree: ThoughtTree | None) -> None:
-        """Write a sample and its tree down. Raises TaskError where the disk doesn't take them."""
+    def add(self, sample: dict[str, Any], tree: dict[str, Any] | None) -> None:
+        """Write a sample and its tree, as JSON data, down. Raises TaskError where the disk doesn't take them."""
         if tree is not None:
-            tree.save(self.path / "trees" / f"{sample['id']}.json")
+            write_json(self.path / "trees" / f"{sample['id']}.json", tree)
         text = json.dumps(sample, ensure_ascii=False, default=str) + "\n"
         line = text.encode("utf-8", "backslashreplace")  # half a surrogate becomes what JSON writes for it
         try:
@@ -201,8 +202,15 @@ def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
     return [
         f"{name} {_said(there.get(name))} there, {_said(here.get(name))} here"
         for name in names
-        if there.get(name) != here.get(name)
+        if _compared(there.get(name)) != _compared(here.get(name))
     ]
+
+
+def _compared(value: Any) -> Any:
+    """Of decoder options, those that samples depend on: a server may have moved."""
+    if not isinstance(value, list):
+        return value
+    return [each for each in value if str(each).partition("=")[0] not in TRANSPORT]
 
 
 def _said(value: Any) -> str:

@@ -44,6 +44,8 @@ class Results:
     """Seconds of each search, added up: searches run side by side."""
     acceptance: float | None
     """Accepted of drafted tokens; None where nothing was drafted."""
+    cost: float
+    """What a remote server takes for all of it, by the prices given; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
     """Calls, prompt tokens and new tokens of what was generated, evaluated and answered."""
     score_at_tokens: dict[int, float]
@@ -65,7 +67,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     judged: list[float] = []
     failures: list[float] = []
     total: Counter[str] = Counter()
-    seconds = 0.0
+    seconds = cost = 0.0
     purposes: defaultdict[str, Counter[str]] = defaultdict(Counter)
     for sample in samples:
         tokens = tokens_of(sample)
@@ -76,6 +78,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
             judged.append(sample["judged"])
         measured = sample["measured"]
         seconds += measured["seconds"]
+        cost += measured.get("cost", 0.0)
         total.update({name: measured[name] for name in ("forwards", "drafted", "accepted")})
         total.update({name: sample[name] for name in ("thoughts", "unreadable")})
         total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None), "tokens": tokens})
@@ -98,6 +101,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         forwards=total["forwards"],
         seconds=seconds,
         acceptance=total["accepted"] / total["drafted"] if total["drafted"] else None,
+        cost=cost,
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         score_at_tokens=_at_budgets(spent),
     )

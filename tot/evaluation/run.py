@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from itertools import count
@@ -21,7 +21,7 @@ from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.request import Purpose
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import attempt
+from tot.evaluation.executors import executor_of
 from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress
 from tot.evaluation.questions import BadRow, Question, Questions
@@ -29,7 +29,8 @@ from tot.evaluation.results import Results, summarise
 from tot.evaluation.tracking import Tracker, tracker
 from tot.evaluation.work import Work
 from tot.search import Search
-from tot.solver import exact, open_decoders, run_to_end
+from tot.search.problem import Problem
+from tot.solver import exact, run_to_end
 from tot.task import Task
 from tot.thoughts import ThoughtGenerator
 from tot.values import StateEvaluator
@@ -47,6 +48,11 @@ def evaluate(
     repeats: int = 1,
     concurrency: int = 16,
     judge: bool = False,
+    executor: str = "local",
+    ray_address: str | None = None,
+    replicas: int | None = None,
+    gpus_per_replica: float | None = None,
+    cpus_per_replica: int | None = None,
     track: str | Tracker | None = None,
     model: str | Path | Any | None = "smollm2-135m",
     decoder: str | Mapping[Purpose, str] | Decoder = "ar",
@@ -62,11 +68,13 @@ def evaluate(
     """Search every question of a data set, score the answers, and keep all of it in the folder `out`.
 
     `data` is a local file or `org/name:split` of the hub, of which `limit` rows from `offset` on are taken, in an order
-    shuffled by `shuffle_seed`. Each is searched `repeats` times. Up to `concurrency` searches share forward passes on
-    one engine. `judge` has the model judge the answers too, where the task can ask it (Creative Writing). `out` is by
-    default a new folder in `runs/`; `resume` goes on with one that a kill, Ctrl-C or a full disk left, and begins where
-    there is none. `track` tells MLflow ("mlflow"), Weights & Biases ("wandb"), trackio or an object of one's own. The
-    other options are those of `solve`; the budget is that of each search.
+    shuffled by `shuffle_seed`. Each is searched `repeats` times. Up to `concurrency` searches share forward passes
+    on one engine, or with `executor="ray"` on the engines of `replicas` Ray workers, of the cluster at
+    `ray_address` or one on this machine. `judge` has the model judge the answers too, where the task can ask it
+    (Creative Writing). `out` is by default a new folder in `runs/`; `resume` goes on with one that a kill, Ctrl-C
+    or a full disk left, and begins where there is none. `track` tells MLflow ("mlflow"), Weights & Biases
+    ("wandb"), trackio or an object of one's own. The other options are those of `solve`; the budget is that of each
+    search.
 
     A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
     TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
@@ -88,6 +96,11 @@ def evaluate(
             "repeats": repeats,
             "concurrency": concurrency,
             "judge": judge,
+            "executor": executor,
+            "ray_address": ray_address,
+            "replicas": replicas,
+            "gpus_per_replica": gpus_per_replica,
+            "cpus_per_replica": cpus_per_replica,
             "max_tokens": max_tokens,
             "seed": seed,
             "reproducible": reproducible,
@@ -126,17 +139,20 @@ def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Resu
         "versions": fingerprint.versions(),
     }
     with Folder(out, configuration.written(), record, resume) as folder:
-        session = _Session(replace(work, configuration=configuration, model_options=options), folder, questions, told)
-        return session.run(found, bad)
+        work = replace(work, configuration=configuration, model_options=options)
+        return _Session(work, folder, questions, record, told).run(found, bad)
 
 
 class _Session:
     """One process's work on a folder."""
 
-    def __init__(self, work: Work, folder: Folder, questions: Questions, told: Tracker | None) -> None:
+    def __init__(
+        self, work: Work, folder: Folder, questions: Questions, record: dict[str, Any], told: Tracker | None
+    ) -> None:
         self._work = work
         self._folder = folder
         self._questions = questions
+        self._record = record
         self._told = told
         self._progress: Progress
 
@@ -150,7 +166,8 @@ class _Session:
             try:
                 self._recall(bad)
                 if had < wanted:
-                    run_to_end(self._all())
+                    chosen = executor_of(self._work, self._record, self._progress.running.add, self._note)
+                    run_to_end(chosen.run(self._pending(), self._finish))
                 results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
                 folder.finish(results.to_json())
                 folder.log(f"finished: score {results.score.said()}")
@@ -202,28 +219,8 @@ class _Session:
                 if isinstance(question, Question) and (question.index, repeat) not in self._folder.done:
                     yield question, repeat
 
-    async def _all(self) -> None:
-        """As many at once as wanted, all drawing from the same questions."""
-        pending = self._pending()
-        with ExitStack() as stack:
-            work = self._work
-            decoders = await asyncio.to_thread(open_decoders, work.decoder, work.model, work.model_options, stack)
-
-            async def draw() -> None:
-                for question, repeat in pending:
-                    await self._one(question, repeat, decoders)
-
-            workers = [asyncio.create_task(draw()) for _ in range(work.configuration.concurrency)]
-            try:
-                await asyncio.gather(*workers)
-            finally:
-                for worker in workers:
-                    worker.cancel()
-                await asyncio.gather(*workers, return_exceptions=True)
-
-    async def _one(self, question: Question, repeat: int, decoders: Mapping[Purpose, Decoder]) -> None:
-        sample, problem = await attempt(self._work, question, repeat, decoders, self._progress.running.add)
-        self._folder.add(sample, None if problem is None else problem.tree)
+    def _finish(self, sample: dict[str, Any], tree: dict[str, Any] | None, problem: Problem | None) -> None:
+        self._folder.add(sample, tree)
         self._progress.finish(sample, problem)
         if sample["error"] is not None:
             self._note(f"sample {sample['id']} failed: {sample['error']}")

@@ -19,6 +19,7 @@ from tot.decoders.decoder import Decoder
 from tot.decoders.request import Purpose
 from tot.evaluation.configuration import Configuration
 from tot.named import load_task, parts_of
+from tot.solver import runs_elsewhere
 from tot.task import Task
 
 _LOADING = ("dtype", "device", "kv_budget")
@@ -81,8 +82,8 @@ class Work:
 
     @property
     def weights(self) -> Any:
-        """The model's name or the model itself; None for none."""
-        return _weights(self.decoder, self.model)
+        """The model's name or the model itself; None for none here: a server has its own."""
+        return None if runs_elsewhere(self.decoder) else _weights(self.decoder, self.model)
 
 
 def _weights(decoder: object, model: Any) -> Any:

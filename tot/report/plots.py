@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -98,9 +100,20 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, in inches. Raises OptionError where matplotlib is not installed."""
+    """An empty figure, in inches, which Jupyter shows. Raises OptionError where matplotlib is not installed."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OptionError("plots need matplotlib: pip install 'tot[plots]'") from error
-    return Figure(figsize=(width, height), layout="constrained")
+
+    class Picture(Figure):
+        """Jupyter knows how to show figures of pyplot's, and pyplot is not needed here."""
+
+        def _repr_png_(self) -> bytes:
+            file = io.BytesIO()
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
+                self.savefig(file, format="png")
+            return file.getvalue()
+
+    return Picture(figsize=(width, height), layout="constrained")

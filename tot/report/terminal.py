@@ -91,6 +91,8 @@ def usage_line(solution: Solution) -> str:
         line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
     if usage.undecoded_tokens:
         line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
+    if usage.cost:
+        line += f", cost {usage.cost:.4g}"
     if solution.rejected:
         line += f", {solution.rejected} thoughts not legal or going back"
     if solution.parse_failures:

@@ -6,6 +6,7 @@ const EXPLAINED = {
   undecoded: "never decoded",
   trigger: "answer trigger: put in, not decoded",
   step: "parallel step: decoded beside the others",
+  thinking: "thinking: no part of the reply",
 };
 
 class Panel {
@@ -168,7 +169,7 @@ function grid(rows) {
   return [make("dl", { class: "numbers" }, ...cells)];
 }
 
-/** A stretch of a reply, shown as what it is: exact, approximate, never decoded, a trigger, a step. */
+/** A stretch of a reply, shown as what it is: exact, approximate, never decoded, a trigger, a step, thinking. */
 function part({ kind, text, tokens }) {
   const title = EXPLAINED[kind] ?? kind;
   const known = kind in EXPLAINED ? kind : "exact";

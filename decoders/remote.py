@@ -1,0 +1,259 @@
+"""The `openai` decoder: requests to an OpenAI-compatible server (vLLM, SGLang, TGI, llama.cpp, `transformers serve`).
+
+All requests of a call go out together, as many at once as the options say, so that the server batches them and finds
+their common prefixes. It computes nothing itself: no forwards are counted, so a budget of forwards ends nothing here,
+and tokens are as the server counts them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from pydantic import ValidationError
+
+from tot.decoders.budget import Meter
+from tot.decoders.errors import OptionError
+from tot.decoders.remote_body import Dialect, Prompt, address, extended, messages_of, sampled, seed_of
+from tot.decoders.remote_choices import Choices
+from tot.decoders.remote_faults import RefusedError
+from tot.decoders.remote_loop import LoopThread, together
+from tot.decoders.remote_options import KEY_VARIABLE, RemoteOptions
+from tot.decoders.remote_reply import CUT, Sample, samples_of, without
+from tot.decoders.remote_server import Server, Spent
+from tot.decoders.remote_tokens import ServerTokens
+from tot.decoders.remote_wire import Reply, TokenIds
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
+
+log = logging.getLogger(__name__)
+
+
+class RemoteDecoder:
+    """Asks one server for one model. Use it from any thread and any event loop.
+
+    At temperature 0 the n samples of a request are one, asked for once. A server that draws one sample at a time is
+    asked n times, sample i by a seed of its own, hash(seed, i). Seeds are cut to 31 bits. Servers send text, so
+    `Completion.tokens` is empty.
+    """
+
+    name = "openai"
+
+    def __init__(self, model: str, options: RemoteOptions) -> None:
+        """Asks nothing yet. Raises OptionError where the extra `openai` is not installed."""
+        self.model = options.served or model
+        """The model's name at the server."""
+        self.options = options
+        self._server = Server(options, self.model)
+        self._loop = LoopThread(self._server.close)
+        self._dialect = Dialect()
+        self._choices = Choices(options, ServerTokens(options, self._tokenize))
+        self._slots = asyncio.Semaphore(options.concurrency)
+        self._uncounted = False
+
+    def __repr__(self) -> str:
+        return f"RemoteDecoder({self.model!r}, base_url={self.options.base_url!r})"
+
+    @property
+    def spent(self) -> Spent:
+        """Requests, repetitions, tokens and cost so far."""
+        return self._server.spent
+
+    def check(self) -> None:
+        """Raises ModelError where nothing answers at the address, or the key is refused."""
+        self._loop.wait(self._server.check)
+
+    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
+        """The n completions of each request, counted on `meter` as replies come. Cancelled, or where one fails, it
+        drops those in flight. What a budget leaves no room for ends as "budget", without text.
+
+        Raises RequestError for what the server faults, ModelError where it does not answer, refuses the key or has no
+        such model.
+        """
+        return await self._loop.when_done(partial(self._all, requests, meter or Meter()))
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The same, flat; also where an event loop is running."""
+        done = self._loop.wait(partial(self._all, requests, Meter()))
+        return [completion for completions in done for completion in completions]
+
+    def close(self) -> None:
+        """Drop what is in flight and let go of all connections."""
+        self._loop.close()
+
+    def __enter__(self) -> RemoteDecoder:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- in the thread of the loop ----------------------------------------------------------------------------------
+
+    async def _all(self, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
+        return await together([partial(self._one, request, meter) for request in requests])
+
+    async def _one(self, request: Request, meter: Meter) -> list[Completion]:
+        if request.choices and request.answer_trigger is None:
+            return [await self._scored(request.prompt, request, meter)]
+        samples = await self._samples(request.prompt, request.sampling, meter)
+        if request.answer_trigger is None:
+            return [_completion(sample, sample.parts) for sample in samples]
+        return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
+
+    async def _answered(self, request: Request, index: int, rationale: Sample, meter: Meter) -> Completion:
+        """A rationale, then the trigger, then the answer or the choices' scores."""
+        if rationale.finish_reason == "budget":
+            return _completion(rationale, rationale.parts)
+        assert request.answer_trigger is not None
+        prompt = extended(request.prompt, rationale.text + request.answer_trigger)
+        before = (*rationale.parts, Part("trigger", request.answer_trigger))
+        if request.choices:
+            scored = await self._scored(prompt, request, meter)
+            parts = (*before, Part("exact", ""))
+            return replace(
+                _completion(rationale, parts),
+                finish_reason=scored.finish_reason,
+                usage=rationale.usage + scored.usage,
+                choice_logprobs=scored.choice_logprobs,
+            )
+        seed = seed_of(request.sampling.seed, index, "answer")
+        sampling = request.sampling.model_copy(update={"max_tokens": request.answer_tokens, "seed": seed, "n": 1})
+        (answer,) = await self._samples(prompt, sampling, meter)
+        whole = replace(answer, logprob=rationale.logprob + answer.logprob, usage=rationale.usage + answer.usage)
+        return _completion(whole, (*before, *answer.parts))
+
+    async def _samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Sample]:
+        """n samples of a prompt."""
+        n = sampling.n if sampling.temperature else 1
+        done: list[Sample] = []
+        if n == 1 or self._dialect.n:
+            done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
+        if len(done) < n:
+            if done:  # it was asked for n, and took no notice
+                self._dialect.n = False
+            rest = [partial(self._drawn, prompt, sampling, i, 1, meter) for i in range(len(done), n)]
+            done += [samples[0] for samples in await together(rest)]
+        return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
+
+    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Sample]:
+        """Samples from `index` on, n of them if the server can; none where it turns out that it can't."""
+        path, body = address(prompt, self.options)
+        body |= sampled(sampling, self.options, seed_of(sampling.seed, index), n, "messages" in body)
+        began = time.monotonic()
+        try:
+            reply = await self._ask(meter, path, body)
+        except RefusedError:
+            if n > 1 and not self._dialect.n:
+                return []
+            raise
+        if reply is None:
+            return [CUT] * n
+        used = replace(self._usage(reply, body), seconds=time.monotonic() - began)
+        samples = samples_of(reply, sampling, self.options.logprobs, used)
+        messages = messages_of(prompt)
+        if path.startswith("/chat") and messages[-1].role == "assistant" and not self._dialect.continues:
+            samples = [without(messages[-1].content, sample) for sample in samples]
+        return samples
+
+    async def _scored(self, prompt: Prompt, request: Request, meter: Meter) -> Completion:
+        """The scores of a request's choices after a prompt; none where a budget ended it before."""
+        began = time.monotonic()
+        spent: list[Usage] = []
+
+        async def ask(path: str, body: dict[str, Any]) -> Reply:
+            reply = await self._ask(meter, path, body)
+            if reply is None:
+                raise _SpentError
+            spent.append(self._usage(reply, body))
+            return reply
+
+        scores: tuple[ChoiceLogprob, ...] = ()
+        reason: FinishReason = "budget"
+        with suppress(_SpentError):
+            scores, reason = await self._choices.score(prompt, request, ask), "stop"
+        usage = replace(sum(spent, Usage()), seconds=time.monotonic() - began)
+        return Completion("", (), 0.0, reason, usage, scores, (Part("exact", ""),))
+
+    async def _ask(self, meter: Meter, path: str, body: dict[str, Any]) -> Reply | None:
+        """The reply to a body, which is fitted to what the server takes; None where the meter's budget is spent."""
+        async with self._slots:
+            while True:
+                if meter.overspent() is not None:
+                    return None
+                if body.get("n", 1) > 1 and not self._dialect.n:
+                    raise RefusedError("this server draws one sample a request", "n")
+                sent = self._fitted(body)
+                limit = meter.budget.seconds
+                try:
+                    async with asyncio.timeout(None if limit is None else limit - meter.seconds):
+                        reply = await self._server.post(path, sent, Reply)
+                    break
+                except TimeoutError:
+                    return None
+                except RefusedError as error:
+                    # Others may have taught it while this one was under way.
+                    if not self._dialect.learns(error.said, sent) and self._fitted(body) == sent:
+                        raise
+        used = self._usage(reply, body)
+        meter.count(new_tokens=used.new_tokens)
+        self.spent.add(used)
+        return reply
+
+    def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {"model": self.model, **self._dialect.fitted(body), **self.options.extra}
+
+    async def _tokenize(self, body: dict[str, Any]) -> TokenIds:
+        root = self.options.base_url.removesuffix("/v1")
+        async with self._slots:
+            return await self._server.post(f"{root}/tokenize", {"model": self.model, **body}, TokenIds, optional=True)
+
+    def _usage(self, reply: Reply, body: dict[str, Any]) -> Usage:
+        """What a reply took; nothing is known of one that does not say. Some servers count a token of an echo."""
+        if reply.usage is None:
+            if not self._uncounted:
+                self._uncounted = True
+                log.warning("%s does not say how many tokens its replies take: they are not counted", self)
+            return Usage()
+        used, new = reply.usage, reply.usage.completion_tokens or 0
+        cost = self.options.cost(used.prompt_tokens, used.cached_tokens, new)
+        return Usage(used.prompt_tokens, used.cached_tokens, new if body["max_tokens"] else 0, cost=cost)
+
+
+class _SpentError(Exception):
+    """The budget ended in the middle of several requests."""
+
+
+def _completion(sample: Sample, parts: tuple[Part, ...]) -> Completion:
+    text = "".join(part.text for part in parts if part.kind != "thinking")
+    return Completion(text, (), sample.logprob, sample.finish_reason, sample.usage, parts=parts)
+
+
+def open_remote(model: Any, given: dict[str, Any]) -> RemoteDecoder:
+    """A decoder for a model's name, with options by name; it has been seen that something answers.
+
+    Raises OptionError for an option that is not known or can't be taken, and ModelError where nothing answers.
+    """
+    if "api_key" in given or "key" in given:
+        raise OptionError(f"the key is no option, lest it be kept in files: set the environment's {KEY_VARIABLE}")
+    try:
+        options = RemoteOptions(**given)
+    except ValidationError as error:
+        first = error.errors(include_input=False)[0]
+        known = ", ".join(RemoteOptions.model_fields)
+        place = f", option {first['loc'][0]}" if first["loc"] else ""
+        reason = first["msg"].removeprefix("Value error, ")
+        raise OptionError(f"decoder openai{place}: {reason} (its options: {known})") from None
+    if options.served is None and not isinstance(model, str):
+        raise OptionError("a server is asked for a model by name: give model=NAME, or served=NAME")
+    decoder = RemoteDecoder(str(model), options)
+    try:
+        decoder.check()
+    except BaseException:
+        decoder.close()
+        raise
+    return decoder

@@ -1,0 +1,131 @@
+"""From a prompt and its sampling to the body that a server is sent; and what this server was found not to take.
+
+Servers differ in the fields they know. One that refuses a body for a field that can be done without, or said otherwise,
+is sent another, and from then on bodies without it: `Dialect` remembers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tot.decoders.errors import RequestError
+from tot.decoders.remote_options import RemoteOptions
+from tot.decoders.request import Message, Sampling
+
+log = logging.getLogger(__name__)
+
+Prompt = str | tuple[Message, ...] | tuple[int, ...]
+CHAT, COMPLETIONS = "/chat/completions", "/completions"
+CONTINUING = {"continue_final_message": True, "add_generation_prompt": False}
+"""vLLM's and SGLang's fields for an assistant message that is to be gone on with."""
+
+
+class Dialect:
+    """What one server takes. Everything, until it refuses something."""
+
+    def __init__(self) -> None:
+        self.n = True
+        """Several samples a request; else each is asked for by itself."""
+        self.continues = True
+        """It goes on with an assistant message; else it replies to it, and a beginning that is said again is cut."""
+        self.limit = "max_tokens"
+        """Its name for the most tokens of a reply."""
+        self.seeded = True
+
+    def learns(self, said: str, body: dict[str, Any]) -> bool:
+        """True where a refusal is about something that `fitted` then sends otherwise."""
+        if self.continues and any(name in body and name in said for name in CONTINUING):
+            self.continues = False
+            log.warning("this server does not go on with an assistant's text: it is asked to reply to it instead")
+        elif self.limit in body and "max_completion_tokens" in said and self.limit != "max_completion_tokens":
+            self.limit = "max_completion_tokens"
+        elif self.n and body.get("n", 1) > 1 and re.search(r"['\"`]n['\"`]|\bn\b *(must|is|=|>|should)", said):
+            self.n = False
+        elif self.seeded and "seed" in body and re.search(r"\bseed\b", said):
+            self.seeded = False
+            log.warning("this server takes no seed: what it samples is another text each time")
+        else:
+            return False
+        return True
+
+    def fitted(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A body as this server takes it; `n` is the caller's to see to."""
+        left_out = {name for name in CONTINUING if not self.continues} | ({"seed"} if not self.seeded else set())
+        renamed = {self.limit if name == "max_tokens" else name: value for name, value in body.items()}
+        return {name: value for name, value in renamed.items() if name not in left_out}
+
+
+def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]]:
+    """The route for a prompt, and the fields that hold it."""
+    if isinstance(prompt, str):
+        return COMPLETIONS, {"prompt": prompt}
+    messages = messages_of(prompt)
+    if not messages:
+        return COMPLETIONS, {"prompt": list(prompt)}
+    if options.api == "completions":
+        return COMPLETIONS, {"prompt": joined(messages)}
+    fields: dict[str, Any] = {"messages": [{"role": m.role, "content": m.content} for m in messages]}
+    if messages[-1].role == "assistant":
+        if not messages[-1].content.strip():
+            raise RequestError("the assistant's prefix is empty: leave the message out")
+        fields |= CONTINUING
+    return CHAT, fields
+
+
+def sampled(sampling: Sampling, options: RemoteOptions, seed: int, n: int, chat: bool) -> dict[str, Any]:
+    """The fields that say how to sample; those that only some servers know are there only where they are needed."""
+    body: dict[str, Any] = {
+        "max_tokens": sampling.max_tokens + options.thinking_tokens,
+        "temperature": sampling.temperature,
+        "seed": seed,
+    }
+    if n > 1:
+        body["n"] = n
+    if sampling.stop and not options.thinking_tokens:
+        body["stop"] = list(sampling.stop)
+    if sampling.top_p < 1:
+        body["top_p"] = sampling.top_p
+    if sampling.top_k:
+        body["top_k"] = sampling.top_k
+    if sampling.min_p:
+        body["min_p"] = sampling.min_p
+    if sampling.ignore_eos:
+        body["ignore_eos"] = True
+    if options.logprobs:
+        body["logprobs"] = True if chat else 0
+    return body
+
+
+def extended(prompt: Prompt, text: str) -> Prompt:
+    """A prompt with text after it: for messages, what the assistant has said so far."""
+    if isinstance(prompt, str):
+        return prompt + text
+    messages = messages_of(prompt)
+    if not messages:
+        raise RequestError("a prompt of token ids can't be gone on with in text: give text or messages")
+    if messages[-1].role != "assistant":
+        return (*messages, Message(role="assistant", content=text))
+    return (*messages[:-1], Message(role="assistant", content=messages[-1].content + text))
+
+
+def messages_of(prompt: Prompt) -> tuple[Message, ...]:
+    """The messages of a prompt that consists of them."""
+    return tuple(part for part in prompt if isinstance(part, Message))
+
+
+def joined(messages: Sequence[Message]) -> str:
+    """Messages as one text, for models without a template: as local decoders do it."""
+    return "\n\n".join(message.content for message in messages)
+
+
+def seed_of(seed: int, *place: object) -> int:
+    """A seed of 31 bits, which every server takes: a small one as it is, another one's hash. `place` tells samples of
+    one request apart, 0 being the first."""
+    if place == (0,) and seed < 2**31:
+        return seed
+    digest = hashlib.blake2b(repr((seed, *place)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & 0x7FFFFFFF

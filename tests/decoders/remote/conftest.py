@@ -1,0 +1,258 @@
+"""A local server that speaks OpenAI's protocol as its script says, and fails as it is told to: statuses, resets, slow,
+torn and misshapen replies. It keeps what it was asked. Import mode is importlib, so what tests share are fixtures.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+
+from tot.decoders import RemoteDecoder, load_decoder
+
+KEY = "sk-very-secret-1234567890"
+
+
+@dataclass
+class Asked:
+    """One request as it came."""
+
+    path: str
+    body: dict[str, Any]
+    headers: dict[str, str]
+
+
+@dataclass
+class Fault:
+    """What happens to a request instead of the scripted reply, or to that reply (`raw` None)."""
+
+    status: int = 200
+    headers: dict[str, str] = field(default_factory=dict)
+    raw: bytes | None = None
+    delay: float = 0.0
+    """Seconds before the body."""
+    keep: float = 1.0
+    """Share of the body that is sent before the connection is closed."""
+    reset: bool = False
+    """Close without a word."""
+
+
+def said(text: str, **fields: Any) -> dict[str, Any]:
+    return {"text": text, "finish_reason": "stop", **fields}
+
+
+class Scripted:
+    """Replies with `reply(path, body)`: a list of choices ({"text": ...}), a whole reply, or (status, JSON).
+
+    By default a text that depends on the prompt, the seed and the sample alone.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[Asked] = []
+        self.faults: deque[Fault] = deque()
+        self.always: Fault | None = None
+        self.reply: Callable[[str, dict[str, Any]], Any] = self.hashed
+        self.models = ["tiny"]
+        self.models_status = 200
+        self.takes_n = True
+        self.in_flight = self.most_in_flight = 0
+        self.cut_off = 0
+        """Requests whose client went away before the reply."""
+        self.wait_for = 0
+        """Hold replies back until so many requests are in flight, or have been; those to messages that begin with
+        `held` alone."""
+        self.held = ""
+        self.slow: str | None = None
+        """Never reply to messages that begin so."""
+        self.die_after: int | None = None
+        """Close the server after so many replies."""
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._thread.start()
+        self._server: Any = None
+        self._writers: set[asyncio.StreamWriter] = set()
+        self.port = 0
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}/v1"
+
+    @property
+    def posts(self) -> list[Asked]:
+        """What was asked, lists of models apart."""
+        return [asked for asked in self.asked if not asked.path.endswith("/models")]
+
+    # -- its life ---------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        async def begin() -> None:
+            self._enough = asyncio.Event()
+            self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+            self.port = self._server.sockets[0].getsockname()[1]
+
+        asyncio.run_coroutine_threadsafe(begin(), self._loop).result(10)
+
+    async def _stop(self) -> None:
+        self._server.close()
+        for writer in list(self._writers):
+            writer.transport.abort()
+
+    def stop(self) -> None:
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+
+    def end(self) -> None:
+        async def last() -> None:
+            await self._stop()
+            mine = asyncio.current_task()
+            others = [task for task in asyncio.all_tasks() if task is not mine]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+
+        asyncio.run_coroutine_threadsafe(last(), self._loop).result(10)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join(10)
+        self._loop.close()
+
+    # -- what it replies --------------------------------------------------------------------------------------------
+
+    def hashed(self, path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        about = json.dumps([body.get("messages"), body.get("prompt")])
+        samples = body.get("n", 1) if self.takes_n else 1
+        digests = [hashlib.sha256(f"{about}{body.get('seed')}{i}".encode()).hexdigest() for i in range(samples)]
+        return [said(f"reply {digest[:8]}") for digest in digests]
+
+    def _whole(self, path: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        made = []
+        for i, choice in enumerate(choices):
+            rest = {name: value for name, value in choice.items() if name != "text"}
+            if path.endswith("/chat/completions"):
+                message = {"role": "assistant", "content": choice["text"], **rest.pop("message", {})}
+                made.append({"index": i, "message": message, **rest})
+            else:
+                made.append({"index": i, "text": choice["text"], **rest})
+        usage = {
+            "prompt_tokens": 10,
+            "completion_tokens": 3 * len(choices),
+            "prompt_tokens_details": {"cached_tokens": 4},
+        }
+        return {"id": "x", "object": "reply", "choices": made, "usage": usage}
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while await self._one(reader, writer):
+                pass
+        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+    async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, target, _ = head[0].split(" ")
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head[1:] if line)}
+        content = await reader.readexactly(int(headers.get("content-length", 0)))
+        body = json.loads(content) if content else {}
+        self.asked.append(Asked(target, body, headers))
+        if method == "GET":
+            names = json.dumps({"data": [{"id": model} for model in self.models]})
+            return await self._send(writer, Fault(self.models_status, raw=names.encode()))
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        gone = asyncio.ensure_future(self._hung_up(reader))
+        try:
+            if self.most_in_flight >= self.wait_for:
+                self._enough.set()
+            work = asyncio.ensure_future(self._answer(target, body, writer))
+            await asyncio.wait([work, gone], return_when=asyncio.FIRST_COMPLETED)
+            if not work.done():
+                self.cut_off += 1
+                work.cancel()
+                return False
+            return await work
+        finally:
+            gone.cancel()
+            await asyncio.gather(gone, return_exceptions=True)
+            self.in_flight -= 1
+
+    async def _hung_up(self, reader: asyncio.StreamReader) -> None:
+        while not (reader.at_eof() or reader.exception()):
+            await asyncio.sleep(0.005)
+
+    async def _answer(self, target: str, body: dict[str, Any], writer: asyncio.StreamWriter) -> bool:
+        if self.wait_for and (body.get("messages") or [{"content": ""}])[-1]["content"].startswith(self.held):
+            await asyncio.wait_for(self._enough.wait(), 10)
+        if self.slow and body["messages"][0]["content"].startswith(self.slow):
+            await asyncio.sleep(60)
+        fault = self.faults.popleft() if self.faults else self.always or Fault()
+        if fault.raw is None:
+            reply = self.reply(target, body)
+            if isinstance(reply, list):
+                reply = self._whole(target, reply)
+            if isinstance(reply, tuple):
+                fault.status, reply = reply
+            fault = Fault(**{**fault.__dict__, "raw": json.dumps(reply).encode()})
+        if self.die_after is not None:
+            self.die_after -= 1
+            if self.die_after < 0:
+                await self._stop()
+                return False
+        return await self._send(writer, fault)
+
+    async def _send(self, writer: asyncio.StreamWriter, fault: Fault) -> bool:
+        if fault.reset:
+            writer.transport.abort()
+            return False
+        raw = fault.raw or b""
+        headers = {"content-type": "application/json", "content-length": str(len(raw)), **fault.headers}
+        lines = [f"HTTP/1.1 {fault.status} Said", *(f"{name}: {value}" for name, value in headers.items())]
+        writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
+        await writer.drain()
+        await asyncio.sleep(fault.delay)
+        kept = raw[: int(len(raw) * fault.keep)]
+        writer.write(kept)
+        await writer.drain()
+        return len(kept) == len(raw)
+
+
+@pytest.fixture
+def fault() -> type[Fault]:
+    return Fault
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Scripted]:
+    """A server of its own for each test, which has the key in the environment."""
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)
+    scripted = Scripted()
+    yield scripted
+    scripted.end()
+
+
+@pytest.fixture
+def key() -> str:
+    return KEY
+
+
+@pytest.fixture
+def remote(server: Scripted) -> Iterator[Callable[..., RemoteDecoder]]:
+    """Makes decoders of that server, which wait next to nothing between repetitions."""
+    made: list[RemoteDecoder] = []
+
+    def load(**options: Any) -> RemoteDecoder:
+        made.append(load_decoder("openai", "tiny", **{"base_url": server.url, "backoff": 0.001} | options))
+        return made[-1]
+
+    yield load
+    for decoder in made:
+        decoder.close()

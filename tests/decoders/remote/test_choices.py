@@ -1,0 +1,301 @@
+"""Choices scored in each of the five ways, against values computed by hand; a server that can't do one gets the next.
+
+The servers here are toys: a token is a character (or a pair of digits), and its log-probability is minus its number
+divided by its place, so that every score is a sum that fits in a line.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Any
+
+import pytest
+
+from tot.decoders import Budget, Message, Meter, ModelError, Request, Sampling
+from tot.decoders.remote_choices import at_the_end
+from tot.decoders.remote_guesses import by_first_token, by_text
+from tot.decoders.remote_wire import Logprobs
+
+START, END = 1, 2
+
+
+def tokens_of(text: str) -> list[str]:
+    """Pairs of digits, else characters."""
+    return re.findall(r"\d\d|.", text, re.DOTALL)
+
+
+def id_of(token: str) -> int:
+    return 1000 + int(token) if len(token) == 2 else ord(token)
+
+
+def encode(text: str) -> list[int]:
+    return [id_of(token) for token in tokens_of(text)]
+
+
+def spelled(token: int) -> str:
+    return {START: "<s>", END: "</s>"}.get(token) or (f"{token - 1000:02d}" if token >= 1000 else chr(token))
+
+
+def logprob(token: int, place: int) -> float:
+    return -token / place
+
+
+def scored(head: list[int], choice: list[int]) -> float:
+    return sum(logprob(token, len(head) + i) for i, token in enumerate(choice))
+
+
+class Toy:
+    """Template: <s>user|assistant, the end of a turn being </s>. `can` is what this server knows."""
+
+    def __init__(self, *can: str) -> None:
+        self.can = can
+        self.least = 0
+
+    def __call__(self, path: str, body: dict[str, Any]) -> Any:
+        if path.endswith("/tokenize"):
+            return {"tokens": self.tokenized(body)} if "tokenize" in self.can else (404, {"detail": "Not Found"})
+        if body.get("echo"):
+            return self.echoed(body)
+        if "logprob_token_ids" in body:
+            return self.next(body)
+        if "choices" in body and "choices" in self.can:
+            scores = [{"total": -float(len(one)), "tokens": len(one)} for one in body["choices"]]
+            return [{"text": "", "choice_logprobs": scores}]
+        return self.drawn(path, body)
+
+    def tokenized(self, body: dict[str, Any]) -> list[int]:
+        if "messages" not in body:
+            return ([START] if body.get("add_special_tokens", True) else []) + encode(body["prompt"])
+        ids = [START]
+        for message in body["messages"]:
+            ids += [*encode(message["content"]), END]
+        return ids[:-1] if body["continue_final_message"] else ids
+
+    def echoed(self, body: dict[str, Any]) -> Any:
+        if "echo" not in self.can:
+            if body["max_tokens"] == 0:
+                return 500, "max_tokens=0 was too much for it"
+            return [{"text": " and so on", "logprobs": None}]
+        if body["max_tokens"] < self.least:
+            return 400, {"error": {"message": "max_tokens must be at least 1"}}
+        prompt = body["prompt"]
+        ids = list(prompt) if isinstance(prompt, list) else [START, *encode(prompt)]
+        drawn = [ord("!")] * body["max_tokens"]
+        texts = [spelled(token) for token in [*ids, *drawn]]
+        offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
+        logprobs = [None, *(logprob(token, place) for place, token in enumerate([*ids, *drawn]) if place)]
+        text = "".join(texts[0 if isinstance(prompt, list) else 1 :])
+        told = {"tokens": texts, "token_logprobs": logprobs, "text_offset": offsets}
+        usage = {"prompt_tokens": len(ids), "completion_tokens": 1}  # vLLM counts one where there is none, too
+        return {"choices": [{"text": text, "logprobs": told}], "usage": usage}
+
+    def next(self, body: dict[str, Any]) -> Any:
+        place = len(body["prompt"])
+        wanted = body["logprob_token_ids"] if "next" in self.can else [63]
+        assert body["return_tokens_as_token_ids"]
+        top = {f"token_id:{token}": logprob(token, place) for token in wanted}
+        return [{"text": "?", "logprobs": {"tokens": ["token_id:63"], "top_logprobs": [top]}}]
+
+    def drawn(self, path: str, body: dict[str, Any]) -> Any:
+        if "first" not in self.can or "logprobs" not in body:
+            return [{"text": "10 it is"}]
+        if path.endswith("chat/completions"):
+            assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
+            top = [{"token": token, "logprob": value} for token, value in {"1": -0.5, " 2": -1.5, "x": -4.0}.items()]
+            return [{"text": "1", "logprobs": {"content": [{"token": "1", "logprob": -0.5, "top_logprobs": top}]}}]
+        return [{"text": "1", "logprobs": {"tokens": ["1"], "top_logprobs": [{"1": -0.5, " 2": -1.5, "x": -4.0}]}}]
+
+
+CHAT = (Message(role="user", content="hi"),)
+OPEN = (*CHAT, Message(role="assistant", content="so"))
+HEADS = {
+    CHAT: [START, *encode("hi"), END],
+    OPEN: [START, *encode("hi"), END, *encode("so")],
+    "text": [START, *encode("text")],
+}
+
+
+def totals(completion: Any) -> list[float]:
+    return [one.total for one in completion.choice_logprobs]
+
+
+@pytest.mark.parametrize("prompt", [CHAT, OPEN, "text"], ids=["messages", "prefix", "text"])
+@pytest.mark.parametrize("can", [("tokenize", "echo", "next"), ("tokenize", "echo")], ids=["next", "echo"])
+@pytest.mark.parametrize("closed", [True, False])
+def test_the_servers_own_tokens_give_the_exact_scores(
+    server: Any, remote: Any, prompt: Any, can: tuple[str, ...], closed: bool
+) -> None:
+    server.reply = Toy(*can)
+    choices = ("1", "10", " 2", "105")
+    request = Request(prompt=prompt, choices=choices, close_choices=closed)
+    (completion,) = remote().generate([request])
+    end = [END] if closed else []
+    expected = [scored(HEADS[prompt], [*encode(choice), *end]) for choice in choices]
+    assert totals(completion) == pytest.approx(expected, rel=1e-12)
+    assert [one.tokens for one in completion.choice_logprobs] == [len(encode(one) + end) for one in choices]
+    assert (completion.text, completion.finish_reason) == ("", "stop")
+
+
+@pytest.mark.parametrize("prompt", [CHAT, OPEN, "text"], ids=["messages", "prefix", "text"])
+def test_a_server_that_scores_choices_itself_is_asked_to(server: Any, remote: Any, prompt: Any, caplog: Any) -> None:
+    server.reply = Toy("choices")
+    (completion,) = remote().generate([Request(prompt=prompt, choices=("a", "bcd"), close_choices=True)])
+    assert [(one.total, one.tokens) for one in completion.choice_logprobs] == [(-1.0, 1), (-3.0, 3)]
+    assert (server.posts[-1].body["choices"], server.posts[-1].body["close_choices"]) == (["a", "bcd"], True)
+    assert caplog.text == ""
+
+
+def test_token_ids_are_scored_as_they_are(server: Any, remote: Any) -> None:
+    server.reply = Toy("tokenize", "echo", "next")
+    (completion,) = remote().generate([Request(prompt=(5, 6, 7), choices=("1", "2"))])
+    assert totals(completion) == pytest.approx([-ord("1") / 3, -ord("2") / 3])
+
+
+def test_equal_beginnings_of_choices_are_asked_for_once(server: Any, remote: Any) -> None:
+    server.reply = Toy("tokenize", "next")
+    remote().generate([Request(prompt=CHAT, choices=("aa", "ab", "ac", "b"))])
+    asked = [post.body for post in server.posts if "logprob_token_ids" in post.body]
+    head = HEADS[CHAT]
+    assert {tuple(body["prompt"]): body["logprob_token_ids"] for body in asked} == {
+        tuple(head): encode("ab"),
+        (*head, ord("a")): encode("abc"),
+    }
+    assert len(asked) == 2
+
+
+def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any) -> None:
+    server.reply = Toy("tokenize", "next")
+    decoder = remote()
+    for text in "abc":
+        decoder.generate([Request(prompt=text, choices=("1", "2"), close_choices=True)])
+    asked = [post for post in server.posts if post.path == "/tokenize"]
+    assert len(asked) == 2 * 2 + 2 + 3  # each choice with its line break, the end of a turn, and the prompts
+
+
+def test_text_prompts_are_scored_by_places_where_there_are_no_tokens(server: Any, remote: Any, caplog: Any) -> None:
+    server.reply = Toy("echo")
+    (completion,) = remote().generate([Request(prompt="text", choices=("1", "10", "xyz"))])
+    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "10", "xyz")])
+    assert [record.message for record in caplog.records if "choices" in record.message] == [
+        "choices are scored by the places of their texts: this server does not say where tokens begin, nor what ends a "
+        "turn"
+    ]
+
+
+def test_a_server_that_wants_to_draw_a_token_is_scored_without_it(server: Any, remote: Any) -> None:
+    server.reply = toy = Toy("echo")
+    toy.least = 1
+    (completion,) = remote().generate([Request(prompt="text", choices=("1", "xyz"))])
+    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "xyz")])
+
+
+def test_a_token_that_holds_the_end_of_the_prompt_counts_for_all_choices(server: Any, remote: Any) -> None:
+    server.reply = Toy("echo")
+    (completion,) = remote().generate([Request(prompt="is 1", choices=("0", "x"))])
+    head = [START, *encode("is ")]
+    assert totals(completion) == pytest.approx([-1010 / len(head), -ord("1") / len(head) - ord("x") / (len(head) + 1)])
+
+
+@pytest.mark.parametrize("prompt", [CHAT, "text"])
+def test_the_first_token_decides_where_nothing_is_scored(server: Any, remote: Any, prompt: Any, caplog: Any) -> None:
+    server.reply = Toy("first")
+    decoder = remote()
+    for _ in range(3):
+        (completion,) = decoder.generate([Request(prompt=prompt, choices=("1", "2", "3"))])
+        assert totals(completion) == pytest.approx([-0.5, -1.5, -4.0])
+    assert [record.message for record in caplog.records if "choices" in record.message] == [
+        "choices are scored by their first tokens alone: this server scores no texts"
+    ]
+    assert sum(post.path == "/tokenize" for post in server.posts) == 2  # for each of the exact ways, once
+
+
+def test_choices_that_begin_alike_are_scored_by_what_is_written(server: Any, remote: Any) -> None:
+    server.reply = Toy("first")
+    (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", "10"))])
+    assert totals(completion) == [-100.0, 0.0]  # the toy writes "10 it is"
+
+
+def test_a_server_that_says_nothing_of_likelihoods_is_read(server: Any, remote: Any, caplog: Any) -> None:
+    server.reply = Toy()
+    (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", " 10", "2"))])
+    assert totals(completion) == [-100.0, 0.0, -100.0]
+    assert "by what the model writes" in caplog.text
+
+
+def test_an_outage_is_no_reason_to_score_another_way(server: Any, remote: Any, fault: Any) -> None:
+    server.reply = Toy("tokenize", "echo", "next")
+    server.faults += [fault(503), fault(reset=True), fault(keep=0.5), fault(500)] * 2
+    decoder = remote(retries=20)
+    exact = [scored(HEADS[CHAT], [*encode(one), END]) for one in ("1", "10")]
+    (completion,) = decoder.generate([Request(prompt=CHAT, choices=("1", "10"), close_choices=True)])
+    assert totals(completion) == pytest.approx(exact)
+    server.always = fault(503)
+    with pytest.raises(ModelError, match="does not answer"):
+        remote(retries=1).generate([Request(prompt=CHAT, choices=("1", "10"))])
+
+
+def test_choices_after_a_rationale_are_scored_after_the_trigger(server: Any, remote: Any) -> None:
+    server.reply = Toy("tokenize", "next")
+    (completion,) = remote().generate(
+        [Request(prompt=CHAT, sampling=Sampling(), answer_trigger=" So", choices=("1", "2"))]
+    )
+    head = [*HEADS[CHAT], *encode("10 it is So")]
+    assert totals(completion) == pytest.approx([scored(head, encode(one)) for one in ("1", "2")])
+    assert (completion.text, completion.answer) == ("10 it is So", "")
+
+
+def test_a_budget_that_is_spent_leaves_no_scores(server: Any, remote: Any) -> None:
+    import asyncio
+
+    server.reply = Toy("tokenize", "next")
+    request = Request(prompt=CHAT, choices=("1", "2"))
+    ((completion,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=0))))
+    assert (completion.choice_logprobs, completion.finish_reason) == ((), "budget")
+
+
+def test_what_was_spent_on_choices_is_what_the_server_counts(server: Any, remote: Any) -> None:
+    server.reply = Toy("tokenize", "echo")
+    decoder = remote(input_price=1e6)
+    decoder.generate([Request(prompt="first", choices=("1",))])  # the other way is tried once, and paid for
+    (completion,) = decoder.generate([Request(prompt="text", choices=("1", "xyz"))])
+    assert (completion.usage.prompt_tokens, completion.usage.new_tokens, completion.usage.cost) == (6 + 8, 0, 14.0)
+
+
+# -- the rules themselves -------------------------------------------------------------------------------------------
+
+
+def test_tokens_that_begin_the_same_choice_are_added_up() -> None:
+    likely = {"Yes": math.log(0.5), " Y": math.log(0.2), "No": math.log(0.2), "Maybe": math.log(0.05)}
+    yes, no = by_first_token((" Yes", " No"), likely) or ()
+    assert (yes.total, no.total) == (pytest.approx(math.log(0.7)), pytest.approx(math.log(0.2)))
+
+
+def test_a_choice_that_is_not_likely_has_the_least_of_the_likely() -> None:
+    scores = by_first_token(("a", "b"), {"a": -0.1, "c": -3.0, "d": -7.0})
+    assert scores is not None
+    assert [one.total for one in scores] == [pytest.approx(-0.1), -7.0]
+
+
+@pytest.mark.parametrize("likely", [{"1": -0.1}, {"x": -0.1}, {" ": -0.1}, {}])
+def test_first_tokens_that_tell_nothing_are_none(likely: dict[str, float]) -> None:
+    assert by_first_token(("1", "10"), likely) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"), [("10.", "10"), ("1, not 10", "1"), (" I say 10 or 1", "10"), ("Sure!", "sure"), ("no", None)]
+)
+def test_the_choice_that_a_text_begins_with_or_names_first(text: str, chosen: str | None) -> None:
+    choices = ("1", " 10", "sure")
+    best = [one.strip() for one, score in zip(choices, by_text(choices, text), strict=True) if score.total == 0.0]
+    assert best == ([chosen] if chosen else [])
+
+
+@pytest.mark.parametrize("start", [0, 3, 17])
+def test_places_are_counted_from_the_end(start: int) -> None:
+    texts = ["ab", "c", "de", "f"]
+    offsets = tuple(start + sum(map(len, texts[:i])) for i in range(4))
+    echoed = Logprobs(tokens=tuple(texts), token_logprobs=(None, -1.0, -2.0, -4.0), text_offset=offsets)
+    for choice, total in {"f": -4.0, "def": -6.0, "ef": -6.0, "cdef": -7.0}.items():
+        assert [one.total for one in at_the_end([echoed], [choice])] == [total]
+    assert [one.total for one in at_the_end([echoed, echoed], ["f", "ef"])] == [-6.0, -6.0]

@@ -1,0 +1,343 @@
+"""Servers that fail: what is repeated, how often and how long after; what is not; what the error says.
+
+Nothing here waits for real: `backoff` is a millisecond, and waits asked for are read off, not waited for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from typing import Any
+
+import pytest
+
+from tot.decoders import Message, ModelError, Request, RequestError, Sampling, load_decoder
+
+PASSING = [408, 409, 425, 429, 500, 502, 503, 504, 529]
+OURS = [400, 413, 422, 431]
+OTHERS = [402, 405, 410, 415, 501]
+
+
+def ask(text: str = "q", **sampling: Any) -> Request:
+    return Request(prompt=(Message(role="user", content=text),), sampling=Sampling(**sampling))
+
+
+def text_of(server: Any) -> str:
+    """What the server says to the last body it was sent."""
+    return server.hashed("", server.posts[-1].body)[0]["text"]
+
+
+# -- statuses -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", PASSING)
+def test_a_status_that_may_pass_is_asked_past(server: Any, remote: Any, fault: Any, status: int) -> None:
+    server.faults += [fault(status, raw=b'{"error": {"message": "busy"}}')] * 3
+    decoder = remote()
+    (completion,) = decoder.generate([ask()])
+    assert completion.text == text_of(server)
+    assert (len(server.posts), decoder.spent.requests, decoder.spent.retries) == (4, 1, 3)
+
+
+@pytest.mark.parametrize("status", PASSING)
+def test_repetitions_are_bounded_and_the_error_says_how_to_go_on(
+    server: Any, remote: Any, fault: Any, status: int
+) -> None:
+    server.always = fault(status, raw=b'{"error": {"message": "busy"}}')
+    decoder = remote(retries=2)
+    with pytest.raises(ModelError, match=rf"does not answer \({status}: busy, 3 times\).*go on with --resume"):
+        decoder.generate([ask()])
+    assert (len(server.posts), decoder.spent.retries) == (3, 2)
+
+
+@pytest.mark.parametrize("status", OURS)
+def test_a_body_that_is_refused_is_the_requests_fault_and_asked_once(
+    server: Any, remote: Any, fault: Any, status: int
+) -> None:
+    server.always = fault(status, raw=b'{"error": {"message": "maximum context length is 2048 tokens"}}')
+    with pytest.raises(RequestError, match=rf"refuses the request \({status}\): maximum context length is 2048"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("status", OTHERS)
+def test_other_statuses_are_the_servers_fault_and_asked_once(server: Any, remote: Any, fault: Any, status: int) -> None:
+    server.always = fault(status, raw=b"no")
+    with pytest.raises(ModelError, match=rf"fails \({status}\): no"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_refused_key_is_asked_with_once_and_the_servers_words_are_left_out(
+    server: Any, remote: Any, fault: Any, status: int, key: str
+) -> None:
+    server.always = fault(status, raw=json.dumps({"error": {"message": f"bad key {key[:8]}***{key[-4:]}"}}).encode())
+    with pytest.raises(ModelError, match=rf"refuses \({status}\) the key in OPENAI_API_KEY$"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+def test_a_quota_that_is_used_up_is_not_waited_for(server: Any, remote: Any, fault: Any) -> None:
+    said = {"error": {"message": "You exceeded your quota", "code": "insufficient_quota"}}
+    server.always = fault(429, raw=json.dumps(said).encode())
+    with pytest.raises(ModelError, match=r"fails \(429\): You exceeded your quota"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "said"),
+    [
+        (404, {"error": {"message": "The model `tiny` does not exist.", "code": 404}}),
+        (404, {"error": {"message": "no such thing", "code": "model_not_found"}}),
+        (400, {"detail": "Server is pinned to '/models/big'; requested 'tiny'."}),
+    ],
+)
+def test_an_unknown_model_is_told_with_the_servers_list(
+    server: Any, remote: Any, status: int, said: dict[str, Any]
+) -> None:
+    server.models = ["big", "bigger"]
+    server.reply = lambda path, body: (status, said)
+    with pytest.raises(ModelError, match=r"has no model 'tiny'.*Its models: big, bigger\. Give served=NAME"):
+        remote().generate([ask()])
+
+
+def test_an_unknown_route_is_told_from_an_unknown_model(server: Any, remote: Any) -> None:
+    server.reply = lambda path, body: (404, {"detail": "Not Found"})
+    with pytest.raises(ModelError, match=r"has no /chat/completions \(404: Not Found\): is base_url right\?"):
+        remote().generate([ask()])
+
+
+def test_a_servers_words_are_one_short_line_without_control_characters(server: Any, remote: Any) -> None:
+    server.reply = lambda path, body: (400, {"error": {"message": "a\n\x1b[2Jb" + "x" * 5000}})
+    with pytest.raises(RequestError) as caught:
+        remote().generate([ask()])
+    said = str(caught.value).partition("(400): ")[2]
+    assert said.startswith("a [2Jbxxx")
+    assert len(said) == 200
+
+
+# -- Retry-After --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The seconds that were to be waited before each repetition; none is waited for."""
+    noted: list[float] = []
+    real = asyncio.sleep
+
+    async def sleep(seconds: float, *rest: Any) -> None:
+        if asyncio.current_task() is not None and seconds >= 0.5:
+            noted.append(seconds)
+            seconds = 0
+        await real(seconds, *rest)
+
+    monkeypatch.setattr(asyncio, "sleep", sleep)
+    return noted
+
+
+def test_waits_double_up_to_the_longest_with_jitter(server: Any, remote: Any, fault: Any, waits: list[float]) -> None:
+    server.faults += [fault(503)] * 6
+    remote(backoff=1.0, longest_wait=10.0).generate([ask()])
+    assert len(waits) == 6
+    for wait, least in zip(waits, [1, 2, 4, 8, 10, 10], strict=True):
+        assert least <= wait <= least + 1
+    assert len({wait % 1 for wait in waits}) == 6
+
+
+def test_jitter_keeps_requests_that_failed_together_from_coming_together(
+    server: Any, remote: Any, fault: Any, waits: list[float]
+) -> None:
+    server.faults += [fault(503)] * 16
+    remote(backoff=1.0).generate([ask(f"q{i}") for i in range(16)])
+    assert len(set(waits)) == 16
+
+
+def test_retry_after_in_seconds_is_honoured(server: Any, remote: Any, fault: Any, waits: list[float]) -> None:
+    server.faults += [fault(429, {"retry-after": "17"}), fault(503, {"retry-after": "2.5"})]
+    remote(backoff=0.1).generate([ask()])
+    assert 17 <= waits[0] <= 17.1
+    assert 2.5 <= waits[1] <= 2.6
+
+
+def test_retry_after_as_a_date_is_honoured(server: Any, remote: Any, fault: Any, waits: list[float]) -> None:
+    date = format_datetime(datetime.now(UTC) + timedelta(seconds=60), usegmt=True)
+    server.faults += [fault(429, {"retry-after": date})]
+    remote(backoff=0.1).generate([ask()])
+    assert 50 < waits[0] <= 60.1
+
+
+@pytest.mark.parametrize("given", ["soon", "nan", "inf", "-1e999", "", "Wed, 99 Foo 2026 00:00:00 GMT"])
+def test_a_retry_after_without_sense_is_passed_over(server: Any, remote: Any, fault: Any, given: str) -> None:
+    server.faults += [fault(429, {"retry-after": given})]
+    (completion,) = remote().generate([ask()])
+    assert completion.text == text_of(server)
+
+
+def test_a_server_that_wants_to_be_left_alone_for_longer_than_we_wait_stops_the_run(
+    server: Any, remote: Any, fault: Any, waits: list[float]
+) -> None:
+    server.always = fault(429, {"retry-after": "3600"}, raw=b'{"error": "come back later"}')
+    with pytest.raises(ModelError, match=r"left alone for 3600 s \(429: come back later\): go on with --resume after"):
+        remote().generate([ask()])
+    assert (waits, len(server.posts)) == ([], 1)
+
+
+# -- connections and bodies ---------------------------------------------------------------------------------------
+
+
+def faults_of(fault: Any) -> dict[str, Any]:
+    return {
+        "reset": fault(reset=True),
+        "truncated body": fault(keep=0.6),
+        "no body": fault(keep=0.0),
+        "malformed JSON": fault(raw=b'{"choices": [{"mess'),
+        "empty body": fault(raw=b""),
+        "JSON of another shape": fault(raw=b'{"choices": "none"}'),
+        "no choices": fault(raw=b'{"choices": []}'),
+        "null": fault(raw=b"null"),
+        "bytes": fault(raw=b"\xff\xfe\x00", headers={"content-type": "application/octet-stream"}),
+        "plain text": fault(raw=b"upstream died", headers={"content-type": "text/plain"}),
+        "broken off": fault(raw=b'{"choices": [{"message": {"content": "ha"}, "finish_reason": "abort"}]}'),
+        "huge numbers": fault(raw=b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": -1}}'),
+    }
+
+
+NAMES = list(faults_of(lambda *args, **kwargs: None))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_breaks_a_reply_is_asked_past(server: Any, remote: Any, fault: Any, name: str) -> None:
+    server.faults += [faults_of(fault)[name]] * 2
+    decoder = remote()
+    (completion,) = decoder.generate([ask()])
+    assert completion.text == text_of(server)
+    assert (len(server.posts), decoder.spent.retries) == (3, 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_always_breaks_replies_ends_as_an_error_of_ours(server: Any, remote: Any, fault: Any, name: str) -> None:
+    server.always = faults_of(fault)[name]
+    with pytest.raises(ModelError, match="2 times"):
+        remote(retries=1).generate([ask()])
+    assert len(server.posts) == 2
+
+
+def test_a_right_body_of_a_wrong_type_is_read(server: Any, remote: Any, fault: Any) -> None:
+    server.faults.append(fault(headers={"content-type": "text/plain; charset=utf-8"}))
+    (completion,) = remote().generate([ask()])
+    assert (completion.text, len(server.posts)) == (text_of(server), 1)
+
+
+def test_a_web_page_is_told_as_a_wrong_address(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(raw=b"<html>Welcome!</html>", headers={"content-type": "text/html"})
+    with pytest.raises(ModelError, match=r"replies with a web page: is base_url right\? It usually ends in /v1"):
+        remote().generate([ask()])
+    assert len(server.posts) == 1
+
+
+@pytest.mark.parametrize("slow", ["headers alone", "slow body"])
+def test_a_slow_reply_is_given_up_and_asked_for_again(server: Any, remote: Any, fault: Any, slow: str) -> None:
+    server.faults.append(fault(delay=30.0, keep=1.0 if slow == "slow body" else 0.0))
+    decoder = remote(timeout=0.3)
+    (completion,) = decoder.generate([ask()])
+    assert completion.text == text_of(server)
+    assert decoder.spent.retries == 1
+
+
+def test_a_server_that_is_always_slow_is_told_with_the_seconds(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(delay=30.0)
+    with pytest.raises(ModelError, match=r"no whole reply in 0\.2 s, 2 times"):
+        remote(timeout=0.2, retries=1).generate([ask()])
+
+
+def test_a_server_that_is_gone_for_a_while_is_waited_for(server: Any, remote: Any) -> None:
+    decoder = remote(backoff=0.05, retries=10)
+    decoder.generate([ask("before")])
+    server.stop()
+    loop = server._loop
+    loop.call_soon_threadsafe(loop.call_later, 0.5, lambda: loop.create_task(restart(server)))
+    (completion,) = decoder.generate([ask("after")])
+    assert completion.text == text_of(server)
+    assert decoder.spent.retries > 0
+
+
+async def restart(server: Any) -> None:
+    server._server = await asyncio.start_server(server._serve, "127.0.0.1", server.port)
+
+
+# -- the address, before anything is asked ------------------------------------------------------------------------
+
+
+def test_a_refused_connection_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        with pytest.raises(ModelError, match=rf"server at http://127\.0\.0\.1:{port}/v1 does not answer .*: start it"):
+            load_decoder("openai", "tiny", base_url=f"http://127.0.0.1:{port}/v1")
+
+
+def test_a_host_without_an_address_is_told_at_once() -> None:
+    with pytest.raises(ModelError, match=r"no-such-host\.invalid/v1 does not answer"):
+        load_decoder("openai", "tiny", base_url="http://no-such-host.invalid/v1")
+
+
+@pytest.mark.parametrize("has_key", [True, False])
+def test_a_wrong_key_is_told_before_anything_is_asked(
+    server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, has_key: bool
+) -> None:
+    if not has_key:
+        monkeypatch.delenv("OPENAI_API_KEY")
+    server.models_status = 401
+    told = "the key in OPENAI_API_KEY$" if has_key else "a request without a key: set OPENAI_API_KEY$"
+    with pytest.raises(ModelError, match=rf"refuses \(401\) {told}"):
+        remote()
+    assert server.posts == []
+
+
+@pytest.mark.parametrize("status", [404, 405, 500])
+def test_a_server_without_a_list_of_models_is_asked_all_the_same(server: Any, remote: Any, status: int) -> None:
+    server.models_status = status
+    (completion,) = remote().generate([ask()])
+    assert completion.text == text_of(server)
+
+
+# -- many at once -------------------------------------------------------------------------------------------------
+
+
+def test_nothing_is_lost_and_nothing_doubled_among_all_faults_at_once(server: Any, remote: Any, fault: Any) -> None:
+    kinds = [*faults_of(fault).values(), *(fault(status) for status in PASSING), fault(429, {"retry-after": "0.01"})]
+    server.faults += kinds * 4
+    decoder = remote(retries=100, longest_wait=0.01, concurrency=16)
+    requests = [ask(f"q{i}", temperature=1, n=2, seed=i) for i in range(60)]
+    done = decoder.generate(requests)
+    bodies = {asked.body["messages"][0]["content"]: asked.body for asked in server.posts}
+    expected = [reply["text"] for i in range(60) for reply in server.hashed("", bodies[f"q{i}"])]
+    assert [one.text for one in done] == expected
+    assert len(set(expected)) == 120
+    assert decoder.spent.retries == len(kinds) * 4
+    assert len(server.posts) == 60 + len(kinds) * 4
+    assert (decoder.spent.requests, decoder.spent.new_tokens) == (60, 360)
+
+
+def test_an_outage_is_told_once_not_once_a_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
+    server.faults += [fault(503, raw=b'{"error": "restarting"}')] * 10
+    remote().generate([ask(f"q{i}") for i in range(10)])
+    told = [record.message for record in caplog.records if "trying again" in record.message]
+    assert told == [f"{server.url}: 503: restarting; trying again, up to 6 times"]
+
+
+def test_one_refused_request_ends_the_call_and_drops_the_others(server: Any, remote: Any, fault: Any) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        return (400, {"error": "too long"}) if body["messages"][0]["content"] == "q3" else server.hashed(path, body)
+
+    server.reply = reply
+    server.wait_for = 5
+    with pytest.raises(RequestError, match="too long"):
+        remote().generate([ask(f"q{i}") for i in range(5)])
+    (completion,) = remote().generate([ask("q9")])
+    assert completion.text == text_of(server)

@@ -1,0 +1,196 @@
+"""One decoder from any thread and any event loop: together, bounded, cancelled, budgeted, closed."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import subprocess
+import sys
+import time
+import warnings
+from concurrent.futures import CancelledError, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tot.decoders import Budget, Message, Meter, Request, RequestError, Sampling
+
+
+def ask(text: str = "q", **sampling: Any) -> Request:
+    return Request(prompt=(Message(role="user", content=text),), sampling=Sampling(**sampling))
+
+
+def texts(done: list[list[Any]]) -> list[str]:
+    return [one.text for completions in done for one in completions]
+
+
+def until(true: Any) -> None:
+    """Wait for something to become true: for ten seconds at most."""
+    ends = time.monotonic() + 10
+    while not true() and time.monotonic() < ends:
+        time.sleep(0.005)
+    assert true()
+
+
+# -- together -----------------------------------------------------------------------------------------------------
+
+
+def test_all_requests_of_a_call_are_in_flight_at_once(server: Any, remote: Any) -> None:
+    server.wait_for = 40  # no reply before all have come: fewer at once would wait for ever
+    done = remote().generate([ask(f"q{i}") for i in range(40)])
+    assert (len(done), server.most_in_flight) == (40, 40)
+
+
+def test_no_more_are_in_flight_than_the_options_say(server: Any, remote: Any) -> None:
+    server.wait_for = 3
+    done = remote(concurrency=3).generate([ask(f"q{i}", temperature=1, n=2, seed=i) for i in range(30)])
+    assert (len(done), server.most_in_flight) == (60, 3)
+
+
+def test_concurrency_bounds_all_loops_and_threads_together(server: Any, remote: Any) -> None:
+    decoder = remote(concurrency=4)
+    server.wait_for = 4
+    with ThreadPoolExecutor(6) as pool:
+        done = list(pool.map(lambda i: decoder.generate([ask(f"{i} {j}") for j in range(5)]), range(6)))
+    assert (sum(map(len, done)), server.most_in_flight) == (30, 4)
+
+
+# -- loops --------------------------------------------------------------------------------------------------------
+
+
+def test_one_decoder_serves_loop_after_loop(server: Any, remote: Any) -> None:
+    decoder = remote()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = [texts(asyncio.run(decoder.complete([ask(f"q{i}")]))) for i in range(3)]
+        gc.collect()
+    assert len({text for (text,) in found}) == 3
+
+
+def test_generate_works_inside_a_running_loop(server: Any, remote: Any) -> None:
+    decoder = remote()
+
+    async def notebook() -> list[str]:
+        alone = [one.text for one in decoder.generate([ask()])]
+        return alone + texts(await decoder.complete([ask()]))
+
+    first, second = asyncio.run(notebook())
+    assert first == second
+
+
+def test_loops_in_many_threads_share_one_decoder(server: Any, remote: Any) -> None:
+    decoder = remote()
+    alone = [one.text for one in decoder.generate([ask(f"q{i}") for i in range(8)])]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda i: texts(asyncio.run(decoder.complete([ask(f"q{i}")]))), range(8)))
+    assert found == [[text] for text in alone]
+
+
+# -- cancelling ---------------------------------------------------------------------------------------------------
+
+
+def test_cancelling_drops_what_is_in_flight_and_nothing_else(server: Any, remote: Any) -> None:
+    decoder = remote()
+    server.slow = "a"
+
+    async def search() -> list[str]:
+        dropped = asyncio.create_task(decoder.complete([ask(f"a{i}") for i in range(3)]))
+        kept = asyncio.create_task(decoder.complete([ask("b")]))
+        while server.in_flight < 3:
+            await asyncio.sleep(0.005)
+        dropped.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dropped
+        until(lambda: server.cut_off == 3)
+        return texts(await decoder.complete([ask("c")])) + texts(await kept)
+
+    assert len(asyncio.run(search())) == 2
+    assert server.cut_off == 3
+
+
+def test_a_call_that_fails_drops_its_other_requests(server: Any, remote: Any) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        return (400, {"error": "no"}) if body["messages"][0]["content"] == "bad" else server.hashed(path, body)
+
+    server.reply = reply
+    decoder = remote()
+    server.wait_for = 3
+    server.slow = "s"
+    with pytest.raises(RequestError, match="no"):
+        decoder.generate([ask("s1"), ask("s2"), ask("bad")])
+    until(lambda: server.in_flight == 0)
+    assert server.cut_off == 2
+
+
+def test_closing_ends_what_waits_and_what_comes_after_is_refused(server: Any, remote: Any) -> None:
+    decoder = remote()
+    server.slow = "q"
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(decoder.generate, [ask()])
+        until(lambda: server.in_flight == 1)
+        decoder.close()
+        with pytest.raises(CancelledError):
+            waiting.result(10)
+    with pytest.raises(RequestError, match="closed: make a new one"):
+        decoder.generate([ask()])
+    decoder.close()
+
+
+def test_a_decoder_that_nobody_closed_leaves_no_thread_and_no_warning(server: Any, remote: Any) -> None:
+    script = f"""
+import gc, threading, warnings
+warnings.simplefilter("error")
+from tot.decoders import Request, load_decoder
+first = load_decoder("openai", "tiny", base_url="{server.url}")
+assert first.generate([Request(prompt="q")])[0].text
+assert any(thread.name == "tot-remote" for thread in threading.enumerate())
+del first
+gc.collect()
+assert not any(thread.name == "tot-remote" for thread in threading.enumerate())
+second = load_decoder("openai", "tiny", base_url="{server.url}")
+second.generate([Request(prompt="q")])
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "error::ResourceWarning", "-c", script], capture_output=True, text=True, timeout=100
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# -- budgets ------------------------------------------------------------------------------------------------------
+
+
+def test_new_tokens_are_counted_as_replies_come(server: Any, remote: Any) -> None:
+    meter = Meter()
+    asyncio.run(remote().complete([ask(f"q{i}", temperature=1, n=2) for i in range(5)], meter))
+    assert (meter.new_tokens, meter.forwards) == (30, 0)
+
+
+def test_what_a_budget_leaves_no_room_for_is_not_sent(server: Any, remote: Any) -> None:
+    meter = Meter(Budget(tokens=12))
+    done = asyncio.run(remote(concurrency=2).complete([ask(f"q{i}", temperature=1, n=2) for i in range(20)], meter))
+    reasons = [one.finish_reason for completions in done for one in completions]
+    assert [len(completions) for completions in done] == [2] * 20
+    assert 4 <= reasons.count("eos") <= 6  # six tokens a request, one more may have been in flight
+    assert reasons.count("budget") == 40 - reasons.count("eos")
+    assert {one.text for completions in done for one in completions if one.finish_reason == "budget"} == {""}
+    assert len(server.posts) == reasons.count("eos") / 2
+
+
+def test_seconds_that_run_out_end_what_is_in_flight(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(delay=30)
+    decoder = remote()
+    ((completion,),) = asyncio.run(decoder.complete([ask()], Meter(Budget(seconds=0.3))))
+    assert (completion.text, completion.finish_reason, completion.usage.new_tokens) == ("", "budget", 0)
+    until(lambda: server.cut_off == 1)
+
+
+def test_a_rationale_that_a_budget_ended_has_no_answer(server: Any, remote: Any) -> None:
+    request = ask().model_copy(update={"answer_trigger": " So:"})
+    ((completion,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=0))))
+    assert (completion.finish_reason, completion.text, server.posts) == ("budget", "", [])
+    ((cut,),) = asyncio.run(remote().complete([request], Meter(Budget(tokens=1))))
+    assert (cut.finish_reason, len(server.posts), [part.kind for part in cut.parts]) == (
+        "budget",
+        1,
+        ["exact", "trigger", "exact"],
+    )

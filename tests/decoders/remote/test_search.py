@@ -1,0 +1,289 @@
+"""Whole searches and evaluations on a server: from Python, from the command line, and through its death."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, Task, Value, asolve, evaluate, solve
+from tot.cli import main
+from tot.decoders import ModelError, OptionError
+
+PATH = "{{ thoughts | map(attribute='thought') | join('/') }}"
+SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value(), "max_tokens": 6}
+
+
+class Letters(Task):
+    """Prompts name the purpose, the question and the path of thoughts."""
+
+    templates: ClassVar = {
+        "thought": "grow {{ question }} " + PATH,
+        "value": "value {{ question }} " + PATH,
+        "answer": "answer {{ question }} " + PATH,
+    }
+    depth = 3
+
+
+def script(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Thoughts are letters, c is worth most, the answer is the path: all by the prompt, the seed and the sample."""
+    purpose, _, rest = body["messages"][-1]["content"].partition(" ")
+    if purpose == "grow":
+        return [{"text": "bcd"[(body["seed"] + i) % 3], "finish_reason": "stop"} for i in range(body.get("n", 1))]
+    if purpose == "value":
+        return [{"text": str({"b": 3, "c": 9, "d": 5}.get(rest[-1:], 1)), "finish_reason": "stop"}]
+    return [{"text": rest, "finish_reason": "stop"}]
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
+    return path
+
+
+@pytest.fixture
+def options(server: Any) -> dict[str, Any]:
+    server.reply = script
+    return {"model": "tiny", "decoder": "openai", "base_url": server.url, "backoff": 0.001}
+
+
+def lines(folder: Path) -> list[str]:
+    """Those of samples.jsonl, without what depends on the machine."""
+    return [line.partition(', "measured"')[0] for line in (folder / "samples.jsonl").read_text().splitlines()]
+
+
+# -- searches -----------------------------------------------------------------------------------------------------
+
+
+def test_a_search_grows_its_tree_on_a_server(server: Any, options: dict[str, Any]) -> None:
+    solution = solve(Letters, "q", **SEARCH, **options, input_price=1.0, output_price=2.0)
+    assert re.fullmatch("q [bcd]/[bcd]", solution.answer)
+    assert solution.calls == sum(asked.body.get("n", 1) for asked in server.posts)
+    assert solution.usage.new_tokens == 3 * solution.calls
+    assert solution.usage.cost == pytest.approx((10 * len(server.posts) + 2 * 3 * solution.calls) / 1e6)
+    best = ["".join(node.thought.parts.values()) for node in solution.tree if node.thought is not None and node.chosen]
+    assert solution.answer == f"q {'/'.join(best)}"
+
+
+def test_searches_follow_one_another_and_come_out_the_same(options: dict[str, Any]) -> None:
+    first, second = (solve(Letters, "q", seed=4, **SEARCH, **options) for _ in range(2))
+    nodes = [[{**node, "seconds": 0} for node in each.tree.to_json()["nodes"]] for each in (first, second)]
+    assert nodes[0] == nodes[1]
+    assert first.answer == second.answer
+
+
+def test_searches_run_in_a_notebooks_loop_and_side_by_side_on_one_decoder(
+    server: Any, remote: Any, options: dict[str, Any]
+) -> None:
+    alone = [solve(Letters, f"q{i}", seed=i, **SEARCH, **options).answer for i in range(4)]
+    decoder = remote()
+
+    async def notebook() -> list[Any]:
+        inside = solve(Letters, "q0", seed=0, **SEARCH, decoder=decoder).answer
+        together = await asyncio.gather(
+            *(asolve(Letters, f"q{i}", seed=i, **SEARCH, decoder=decoder) for i in range(4))
+        )
+        return [inside, *(solution.answer for solution in together)]
+
+    assert asyncio.run(notebook()) == [alone[0], *alone]
+
+
+def test_a_levels_requests_go_out_together(server: Any, options: dict[str, Any]) -> None:
+    def wide(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        if body["messages"][-1]["content"].startswith("grow"):
+            return [{"text": f"{body['seed']} {i}"} for i in range(body.get("n", 1))]
+        return [{"text": "5"}]
+
+    server.reply = wide
+    server.held, server.wait_for = "value", 6  # of six thoughts none is valued before all six are asked about
+    solve(Letters, "q", search=BFS(thoughts=6, breadth=6, depth=3), evaluator=Value(), **options)
+    assert sum(asked.body["messages"][-1]["content"].startswith("value") for asked in server.posts) == 6 + 36
+    assert server.most_in_flight >= 6
+
+
+def test_a_search_uses_a_server_and_a_local_model_by_purpose(
+    server: Any, options: dict[str, Any], smollm2: str
+) -> None:
+    server.reply = lambda path, body: [{"text": "b"}] * body.get("n", 1)
+    mixed = {**options, "model": smollm2, "decoder": {"generate": "openai"}, "served": "tiny"}
+    solution = solve(Letters, "q", **{**SEARCH, "search": BFS(thoughts=1, breadth=1, depth=2)}, **mixed)
+    assert {asked.body["messages"][-1]["content"].split()[0] for asked in server.posts} == {"grow"}
+    assert {asked.body["model"] for asked in server.posts} == {"tiny"}
+    assert solution.usage.forwards > 0
+
+
+@pytest.mark.parametrize("decoder", ["openai", {"evaluate": "openai"}])
+def test_a_server_is_not_reproducible_and_that_is_said(options: dict[str, Any], decoder: Any) -> None:
+    with pytest.raises(OptionError, match="what a server computes is its own affair: leave reproducible out"):
+        solve(Letters, "q", **SEARCH, **{**options, "decoder": decoder}, reproducible=True)
+
+
+def test_a_decoder_object_is_not_reproducible_either(remote: Any) -> None:
+    with pytest.raises(OptionError, match="leave reproducible out"):
+        solve(Letters, "q", **SEARCH, decoder=remote(), reproducible=True)
+
+
+# -- evaluations --------------------------------------------------------------------------------------------------
+
+
+def test_an_evaluation_that_a_dying_server_stops_goes_on_to_the_same_samples(
+    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    evaluate(Letters, rows, out=tmp_path / "whole", concurrency=2, **SEARCH, **options)
+    expected = lines(tmp_path / "whole")
+    assert len(set(expected)) == 8
+    out, done = tmp_path / "torn", list[int]()
+    for replies in (20, 22, 3, None):
+        server.die_after = replies
+        arguments = {"out": out, "resume": True, "concurrency": 2, **SEARCH, **options, "retries": 1}
+        if replies is None:
+            evaluate(Letters, rows, **arguments)
+            continue
+        with pytest.raises(ModelError, match=r"does not answer .*go on with --resume"):
+            evaluate(Letters, rows, **arguments)
+        assert not (out / "results.json").exists()
+        done.append(len(lines(out)))
+        server.die_after = None
+        server.start()
+    assert 0 < done[0] < done[1] == done[2] < 8
+    assert lines(out) == expected
+    assert json.loads((out / "results.json").read_text())["samples"] == 8
+    assert len(list((out / "trees").glob("[!.]*"))) == 8
+
+
+def test_an_evaluation_goes_on_with_a_server_that_has_moved(
+    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    arguments = {"out": tmp_path / "out", "resume": True, **SEARCH}
+    server.die_after = 20
+    with pytest.raises(ModelError):
+        evaluate(Letters, rows, **arguments, **options | {"retries": 0}, concurrency=1)
+    server.die_after, server.port = None, 0
+    server.start()
+    moved = options | {"base_url": server.url, "timeout": 50.0}
+    assert evaluate(Letters, rows, **arguments, **moved, concurrency=3).samples == 8
+    with pytest.raises(OptionError, match="decoder_option"):
+        evaluate(Letters, rows, **arguments, **moved, extra='{"top_k": 1}')
+
+
+def test_a_request_that_a_server_refuses_fails_its_sample_alone(
+    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        refused = "what is 3?" in body["messages"][-1]["content"]
+        return (400, {"error": {"message": "maximum context length"}}) if refused else script(path, body)
+
+    server.reply = reply
+    results = evaluate(Letters, rows, out=tmp_path / "out", **SEARCH, **options)
+    assert (results.samples, results.errors) == (8, 1)
+    failed = json.loads((tmp_path / "out" / "samples.jsonl").read_text().splitlines()[3])
+    assert failed["error"].startswith("RefusedError: ")
+    assert "maximum context length" in failed["error"]
+
+
+def test_a_budget_in_tokens_ends_searches_on_a_server(
+    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    from tot import Budget
+
+    results = evaluate(Letters, rows, out=tmp_path / "out", budget=Budget(tokens=10), **SEARCH, **options)
+    samples = [json.loads(line) for line in lines_whole(tmp_path / "out")]
+    assert {sample["stopped"].split(" (")[0] for sample in samples} == {"budget: tokens"}
+    assert results.errors == 0
+
+
+def lines_whole(folder: Path) -> list[str]:
+    return (folder / "samples.jsonl").read_text().splitlines()
+
+
+def test_what_a_server_takes_is_added_up_over_an_evaluation(
+    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
+) -> None:
+    results = evaluate(Letters, rows, out=tmp_path / "out", **SEARCH, **options, output_price=1e6)
+    assert results.cost == results.tokens > 0
+    assert json.loads((tmp_path / "out" / "results.json").read_text())["cost"] == results.cost
+
+
+# -- the command line, and what is written --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def command(tmp_path: Path, server: Any, capfd: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs `tot` on the server in an empty folder with a task's file: (status, output, errors)."""
+    server.reply = script
+    folder = tmp_path / "here"
+    folder.mkdir()
+    (folder / "letters.py").write_text(
+        "from tot import Task\n\n\nclass Letters(Task):\n"
+        f"    templates = {Letters.templates!r}\n    depth = 2\n    evaluator = 'value'\n"
+    )
+    monkeypatch.chdir(folder)
+
+    def run(*arguments: str, url: str = "") -> tuple[int, str, str]:
+        flags = ["--model", "tiny", "--decoder", "openai", "--decoder-option", f"base_url={url or server.url}"]
+        status = main([*arguments, *flags, "--evaluator", "value"])
+        return status, *capfd.readouterr()
+
+    return run
+
+
+def written(folder: Path) -> str:
+    return "\n".join(path.read_text() for path in folder.rglob("*") if path.is_file())
+
+
+def test_tot_solve_asks_a_server_and_prints_what_it_cost(command: Any, key: str) -> None:
+    status, output, errors = command(
+        "solve", "letters.py:Letters", "q", "--out", "run.json", "--decoder-option", "output_price=1000000"
+    )
+    assert (status, errors) == (0, "")
+    cost = json.loads(Path("run.json").read_text())["usage"]["cost"]
+    assert cost > 0
+    assert f", cost {cost:.4g}" in output
+    assert key not in output + written(Path())
+
+
+def test_tot_eval_asks_a_server_and_keeps_no_key(command: Any, rows: Path, key: str) -> None:
+    status, output, errors = command("eval", "letters.py:Letters", "--data", str(rows), "--limit", "2", "--out", "out")
+    assert (status, "score" in output) == (0, True), errors
+    assert "base_url=http://127.0.0.1" in Path("out/config.yaml").read_text()
+    assert key not in output + errors + written(Path())
+
+
+@pytest.mark.parametrize("verb", ["solve", "eval"])
+def test_an_address_with_a_password_is_refused_and_left_nowhere(
+    command: Any, rows: Path, server: Any, verb: str
+) -> None:
+    rest = ["q", "--out", "run.json"] if verb == "solve" else ["--data", str(rows), "--out", "out"]
+    status, output, errors = command(
+        verb, "letters.py:Letters", *rest, url=f"http://me:sk-hidden@127.0.0.1:{server.port}/v1"
+    )
+    assert status == 2
+    assert "without user, password or query" in errors
+    assert "sk-hidden" not in output + errors + written(Path())
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"),
+    [("api_key=sk-hidden", "the key is no option"), ("conurrency=3", "option conurrency: Extra inputs")],
+)
+def test_options_that_are_none_are_told_in_one_line(command: Any, option: str, complaint: str) -> None:
+    status, output, errors = command(
+        "solve", "letters.py:Letters", "q", "--out", "run.json", "--decoder-option", option
+    )
+    assert (status, output, errors.count("\n")) == (2, "", 1)
+    assert complaint in errors
+    assert "sk-hidden" not in errors + written(Path())
+
+
+def test_an_unknown_model_is_told_in_one_line_with_the_servers(command: Any, server: Any) -> None:
+    server.models = ["big"]
+    server.reply = lambda path, body: (404, {"error": {"message": "The model `tiny` does not exist."}})
+    status, _, errors = command("solve", "letters.py:Letters", "q")
+    assert (status, errors.count("\n")) == (2, 1)
+    assert "has no model 'tiny'" in errors
+    assert "Its models: big" in errors

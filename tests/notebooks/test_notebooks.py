@@ -1,0 +1,168 @@
+"""The notebooks run from start to end on the real model, show what they promise, and are kept with what they show."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+NAMES = ("1_quick_start", "2_your_own_task", "3_decoders", "4_searches", "5_consistency_llm")
+MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt|var|Users|mnt)/|\b[A-Z]:\\|\.venv|site-packages")
+
+every = pytest.mark.parametrize("name", NAMES)
+
+
+def text_of(cells: list[dict[str, str]]) -> str:
+    return "\n".join(cell["stdout"] for cell in cells if "stdout" in cell)
+
+
+def the(pattern: str, cells: list[dict[str, str]]) -> tuple[str, ...]:
+    """The groups of the only place in what is printed that a pattern fits."""
+    (found,) = re.finditer(pattern, text_of(cells), re.MULTILINE)
+    return found.groups()
+
+
+def table_of(cells: list[dict[str, str]]) -> list[list[str]]:
+    """The cells of the one table, a list a row, without its head."""
+    (text,) = [cell["text/plain"] for cell in cells if "┏" in cell.get("text/plain", "")]
+    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
+    return [[part.strip() for part in line.strip("│").split("│")] for line in lines if line[0] == "│"]
+
+
+def interval(text: str) -> tuple[float, float, float]:
+    """A share in percent and its interval, as in "50.0% (31.4% to 68.6%)"."""
+    mean, low, high = (float(number) for number in re.findall(r"(-?[\d.]+)%", text))
+    assert low <= mean <= high
+    return mean, low, high
+
+
+# -- all of them ----------------------------------------------------------------------------------
+
+
+def test_all_notebooks_are_tested() -> None:
+    assert sorted(path.stem for path in (ROOT / "notebooks").glob("*.ipynb")) == sorted(NAMES)
+    assert sum(path.stat().st_size for path in (ROOT / "notebooks").iterdir() if path.is_file()) < 1_500_000
+
+
+@pytest.mark.real
+@every
+def test_it_runs_to_its_end_without_warnings(name: str, run: Any) -> None:
+    cells = run(name)
+    assert any(cells)
+    for cell in cells:
+        assert not cell.keys() & {"error", "stderr"}, cell
+
+
+@pytest.mark.real
+@every
+def test_it_is_kept_with_outputs_of_the_kinds_it_shows(name: str, run: Any, kept: Any) -> None:
+    assert [sorted(cell) for cell in kept(name)] == [sorted(cell) for cell in run(name)]
+
+
+@every
+def test_kept_outputs_hold_no_failure_no_warning_and_no_path_of_a_machine(name: str, kept: Any) -> None:
+    for cell in kept(name):
+        assert not cell.keys() & {"error", "stderr"}, cell
+        for kind, text in cell.items():
+            if not kind.startswith("image/png"):
+                assert "Traceback" not in text
+                assert "Warning" not in text
+                assert MACHINE.search(text.replace("http://www.w3.org/", "")) is None, (kind, MACHINE.search(text))
+
+
+@every
+def test_cells_were_kept_from_one_run_in_order_and_begin_with_a_title(name: str) -> None:
+    cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
+    counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
+    assert counts == list(range(1, len(counts) + 1))
+    first = "".join(cells[0]["source"])
+    assert cells[0]["cell_type"] == "markdown"
+    assert first.startswith(f"# {name[0]} · ")
+
+
+# -- each of them ---------------------------------------------------------------------------------
+
+
+@pytest.mark.real
+def test_the_quick_start_shows_its_tree_as_picture_and_text_and_a_call(run: Any) -> None:
+    cells = run("1_quick_start")
+    (drawing,) = [cell["image/svg+xml"] for cell in cells if "image/svg+xml" in cell]
+    texts = [text.text or "" for text in ElementTree.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")]
+    assert any("A baker fills 3 trays" in text for text in texts)
+    assert sum("image/png" in cell for cell in cells) == 1
+    printed = text_of(cells)
+    assert re.search(r"^answer: \S", printed, re.MULTILINE)
+    assert "★" in printed
+    assert re.search(r"^--- prompt\nSub-question 1: \S", printed, re.MULTILINE)
+    assert re.search(r"^--- reply\n\S", printed, re.MULTILINE)
+    shares = [int(share) for share in re.findall(r"^ ?\d+ +(\d+)%$", printed, re.MULTILINE)]
+    assert len(shares) == 10
+    assert 95 <= sum(shares) <= 105
+    nodes, files = the(r"^(\d+) nodes read again; (.+)$", cells)
+    assert int(nodes) == len(re.findall(r"[├└]── ", printed)) + 1
+    assert files.split() == ["tree.html", "tree.json", "tree.png"]
+    new, forwards = the(r"(\d+) new tokens in (\d+) forwards", cells)
+    assert int(new) > int(forwards) > 0
+
+
+@pytest.mark.real
+def test_ones_own_task_is_scored_and_compared_and_search_beats_writing_at_once(run: Any) -> None:
+    cells = run("2_your_own_task")
+    (said,) = the(r"^score: (.+)$", cells)
+    mean, low, high = interval(said)
+    assert low < mean < high
+    assert "'add 5'" in text_of(cells) or "'double'" in text_of(cells)
+    searched, written, shadow = table_of(cells)
+    assert [row[0] for row in (searched, written, shadow)] == ["runs/bfs", "runs/chain", "runs/no-model"]
+    assert interval(searched[1]) == (mean, low, high)
+    assert interval(written[2])[2] < 0
+    assert shadow[3].startswith("0 ")
+    failed, of = the(r"^(\d+) of (\d+) failed: ", cells)
+    assert mean == pytest.approx(100 * (1 - int(failed) / int(of)), abs=0.06)
+
+
+@pytest.mark.real
+def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
+    cells = run("3_decoders")
+    assert re.findall(r"^(\d+) decoders, the same 48 tokens: ", text_of(cells), re.MULTILINE) == ["7"] * 3
+    rows = {row[0]: row for row in table_of(cells)}
+    assert next(iter(rows)) == "ar"
+    assert len(rows) == 7
+    assert rows["ar"][2:] == ["1.00x", "3.00", ""]
+    for name in ("sd (1,1,1)", "mcsd (2,2,1)", "lookahead, W = G = 3"):
+        assert float(rows[name][3]) > 3.0, f"{name}: {rows[name]}"
+    assert float(rows["seed, packed"][3]) >= 3.0  # by the clock: where the machine is busy it may not draft
+    assert 1.0 < float(rows["seed (1,1,1), rounds"][3]) < 3.0
+    assert sum("image/png" in cell for cell in cells) == 2  # bars, and the Gantt chart
+    busy, longest = the(r"at work (\d+)% of the time\nlongest queue: (\d+)", cells)
+    assert 0 < int(busy) <= 100
+    assert int(longest) >= 1
+
+
+@pytest.mark.real
+def test_searches_keep_to_their_budget_and_are_shown_beside_chance(run: Any) -> None:
+    cells = run("4_searches")
+    rows = {row[0]: row for row in table_of(cells)}
+    assert list(rows) == ["BFS", "DFS", "best-first", "MCTS (RAP)", "self-consistency"]
+    for name, row in rows.items():
+        interval(row[1])
+        assert float(row[3]) < 16 + 9  # the last step may go beyond
+        if name != "self-consistency":
+            assert re.fullmatch(r"\d+%", row[2])
+    assert interval(rows["BFS"][1])[0] > interval(rows["self-consistency"][1])[0]
+    assert sum("image/png" in cell for cell in cells) == 1
+
+
+@pytest.mark.real
+def test_the_tuned_model_needs_fewer_forwards_and_jacobi_stays_exact(run: Any) -> None:
+    cells = run("5_consistency_llm")
+    before, after = the(r"^tokens a forward: ([\d.]+) before, ([\d.]+) after$", cells)
+    assert float(after) > 1.2 * float(before) >= 1.2
+    agreeing, of = the(r"^jacobi and ar agree on (\d) of (\d)$", cells)
+    assert agreeing == of == "4"
+    assert sum("image/png" in cell for cell in cells) == 3

@@ -1,0 +1,204 @@
+"""Real servers on loopback, each in a process group of its own, on a free port, with SmolLM2's weights in float32.
+
+`transformers serve` runs in every test run, vLLM in `make test-vllm`. A test that fails shows the end of the server's
+log and where all of it is.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tot.decoders import LocalDecoder, load_decoder
+from tot.decoders.engine.gguf_cache import cache_folder, cached_model
+from tot.decoders.engine.model_names import find_model
+
+_SHOWN = 40
+
+
+class Server:
+    """A server process that can be killed and started again at the same address."""
+
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], port: int, model: str, log: Path) -> None:
+        self.url = f"http://127.0.0.1:{port}/v1"
+        self.model = model
+        """Its name at the server."""
+        self.log = log
+        self._command = list(command)
+        self._env = {**os.environ, **env}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, seconds: float = 300.0) -> None:
+        """Start, and wait until it is healthy; pytest fails where that doesn't come."""
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                self._command, env=self._env, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        end = time.monotonic() + seconds
+        while not self.is_healthy():
+            if self._process.poll() is not None:
+                pytest.fail(f"the server ended with {self._process.returncode} before it answered\n{self.tail()}")
+            if time.monotonic() > end:
+                self.kill()
+                pytest.fail(f"the server did not answer within {seconds:.0f} s\n{self.tail()}")
+            time.sleep(0.2)
+
+    def is_healthy(self) -> bool:
+        try:
+            return bool(self.fetch("/health", seconds=5))
+        except OSError:
+            return False
+
+    def fetch(self, path: str, seconds: float = 30) -> str:
+        """What it says at a path beside /v1."""
+        with urllib.request.urlopen(self.url.removesuffix("/v1") + path, timeout=seconds) as reply:
+            return str(reply.read().decode()) or "ok"
+
+    def metric(self, name: str) -> float:
+        """The sum of a Prometheus metric over its labels."""
+        lines = (line.rpartition(" ") for line in self.fetch("/metrics").splitlines())
+        found = [float(value) for left, _, value in lines if left.partition("{")[0] == name]
+        assert found, f"no metric {name}"
+        return sum(found)
+
+    def stop(self) -> None:
+        """Ask it to end, then kill what is left of its group."""
+        if self._process is not None and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(20)
+        self.kill()
+
+    def kill(self) -> None:
+        """End the whole group at once, and wait until the address is free again."""
+        if self._process is None:
+            return
+        with suppress(ProcessLookupError):  # all of them have ended
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(20)
+        self._process = None
+
+    def tail(self) -> str:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return "\n".join([*lines[-_SHOWN:], f"(whole log: {self.log})"])
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+@pytest.fixture(scope="session")
+def weights(smollm2: str) -> Path:
+    """SmolLM2 as a folder in transformers format."""
+    return cached_model(find_model(smollm2), cache_folder() / "models").folder
+
+
+@pytest.fixture(scope="session")
+def transformers_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """`transformers serve`, with the weights under a name in a hub cache of its own, which it lists.
+
+    It samples only where the model's generation_config.json says so, and takes top_k from there.
+    """
+    home = tmp_path_factory.mktemp("transformers-serve")
+    repository = home / "hub" / "models--tot--smollm2-135m"
+    revision = "0" * 40
+    snapshot = repository / "snapshots" / revision
+    snapshot.mkdir(parents=True)
+    for file in weights.iterdir():
+        (snapshot / file.name).symlink_to(file)
+    settings = json.loads((weights / "generation_config.json").read_text())
+    (snapshot / "generation_config.json").unlink()
+    (snapshot / "generation_config.json").write_text(json.dumps({**settings, "do_sample": True, "top_k": 0}))
+    (repository / "refs").mkdir()
+    (repository / "refs" / "main").write_text(revision)
+    port, name = _free_port(), "tot/smollm2-135m"
+    command = [str(Path(sys.executable).with_name("transformers")), "serve", name]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32"]
+    env = {"HF_HOME": str(home), "HF_HUB_CACHE": str(home / "hub"), "HF_HUB_OFFLINE": "1"}
+    server = Server(command, env, port, name, home / "server.log")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(scope="session")
+def vllm_server(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """vLLM's CPU build, in the environment whose Python TOT_VLLM names."""
+    python = os.environ.get("TOT_VLLM")
+    if python is None:
+        pytest.skip("needs vLLM in an environment of its own: `make test-vllm` sets it up, and TOT_VLLM to its Python")
+    home = tmp_path_factory.mktemp("vllm")
+    port, name = _free_port(), "smollm2-135m"
+    # Not the command `vllm`: in the CPU build's wheel it looks for a distribution of another name, and ends.
+    command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(weights), "--served-model-name", name]
+    command += ["--host", "127.0.0.1", "--port", str(port), "--dtype", "float32", "--max-model-len", "2048"]
+    command += ["--enable-prefix-caching", "--enable-prompt-tokens-details", "--enforce-eager"]
+    env = {
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+        "VLLM_NO_USAGE_STATS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    server = Server(command, env, port, name, home / "server.log")
+    try:
+        server.start()
+        yield server
+    finally:
+        server.stop()
+
+
+@pytest.fixture(params=["transformers_server", pytest.param("vllm_server", marks=pytest.mark.vllm)])
+def server(request: pytest.FixtureRequest) -> Server:
+    """Each of them in turn."""
+    found: Server = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def remote(request: pytest.FixtureRequest) -> Iterator[Callable[..., Any]]:
+    """Makes decoders on a server; they are closed in the end."""
+    made: list[Any] = []
+
+    def connect(server: Server, **options: Any) -> Any:
+        made.append(load_decoder("openai", server.model, base_url=server.url, **options))
+        return made[-1]
+
+    yield connect
+    for decoder in made:
+        decoder.close()
+
+
+@pytest.fixture(scope="session")
+def local(smollm2: str) -> Iterator[LocalDecoder]:
+    """The local `ar` decoder on the same weights, in float32."""
+    torch.set_num_threads(1)
+    with load_decoder("ar", smollm2, dtype="fp32") as decoder:
+        yield decoder
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    """With a failure, the end of the logs of the servers it used."""
+    outcome = yield
+    report = outcome.get_result()  # type: ignore[attr-defined]
+    if report.failed:
+        for value in getattr(item, "funcargs", {}).values():
+            if isinstance(value, Server):
+                report.sections.append(("server", value.tail()))

@@ -1,0 +1,129 @@
+"""What can't run on Ray is refused in a line, in bounded time, and leaves no folder. 15 seconds, of the slow one 20."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.decoders import ModelError, TotError
+
+
+@pytest.fixture
+def closed_port() -> Iterator[int]:
+    """A port on which no one listens, and which no one else gets."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound.getsockname()[1]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"executor": "dask"}, "executor = 'dask': Input should be 'local' or 'ray'"),
+        ({"replicas": 2}, "--replicas 2 is for Ray's workers: add --executor ray, or leave --replicas out"),
+        ({"ray_address": "x:1"}, "--ray-address x:1 is for Ray's workers: add --executor ray"),
+        ({"executor": "ray", "replicas": 0}, "replicas = 0: "),
+        ({"executor": "ray", "cpus_per_replica": 0}, "cpus_per_replica = 0: "),
+        ({"executor": "ray", "gpus_per_replica": -1}, "gpus_per_replica = -1: "),
+        ({"executor": "ray", "ray_address": "nonsense"}, "'nonsense' is not the address of a Ray cluster: give host:"),
+        (
+            {"executor": "ray", "ray_address": "ray://a:1"},
+            "ray://a:1 is for Ray's client: give host:port, on a machine",
+        ),
+    ],
+)
+def test_options_that_mean_nothing_are_refused(run: Any, tmp_path: Path, options: Any, said: str) -> None:
+    with pytest.raises(TotError) as error:
+        run(**options)
+    assert said in str(error.value)
+    assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_an_address_where_no_one_listens_is_refused_at_once(run: Any, closed_port: int, tmp_path: Path) -> None:
+    began = time.monotonic()
+    with pytest.raises(TotError, match=f"no Ray cluster answers at 127.0.0.1:{closed_port} .Connection refused"):
+        run(executor="ray", ray_address=f"127.0.0.1:{closed_port}")
+    assert time.monotonic() - began < 10
+    assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_without_ray_the_command_that_installs_it_is_named(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.evaluation.executors.find_spec", lambda name: None)
+    with pytest.raises(TotError, match=r"needs Ray, which is not installed: pip install 'tot\[ray\]'"):
+        run(executor="ray")
+
+
+def test_a_decoder_that_holds_an_engine_can_not_be_sent(run: Any, tiny: Any) -> None:
+    with tiny() as decoder, pytest.raises(TotError, match=r"can't be sent to Ray's workers \(.*\): give decoder and"):
+        run(executor="ray", decoder=decoder)
+
+
+def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, task: Any, rows: Path) -> None:
+    from tot.decoders.budget import Budget
+    from tot.evaluation.ray_cluster import packed
+    from tot.evaluation.ray_worker import Worker
+    from tot.evaluation.work import Work
+
+    with tiny() as decoder:
+        work = Work.given(task("Riddles"), {}, "ar", decoder.model, {}, Budget(), {"data": str(rows)})
+        worker = Worker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
+        with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
+            asyncio.run(worker.open())
+
+
+def test_more_than_the_cluster_has_is_refused_with_the_numbers(run: Any, address: str, tmp_path: Path) -> None:
+    nodes = r"\(nodes: 1 CPU and 0 GPUs, 1 CPU and 0 GPUs\)"
+    for options, room in (
+        ({"gpus_per_replica": 0.5}, f"room for 0, not for 1 replica of 1 CPU and 0.5 GPUs {nodes}"),
+        ({"replicas": 3}, f"room for 2, not for 3 replicas of 1 CPU and 0 GPUs {nodes}"),
+        ({"cpus_per_replica": 2}, f"room for 0, not for 1 replica of 2 CPUs and 0 GPUs {nodes}"),
+    ):
+        with pytest.raises(TotError, match=f"the Ray cluster has {room}: ask for fewer by --replicas"):
+            run(executor="ray", ray_address=address, **options)
+    assert not (tmp_path / "out" / "config.yaml").exists()
+
+
+def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
+    run: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
+) -> None:
+    import ray
+
+    monkeypatch.setattr("tot.evaluation.ray_executor.SAY", 0.5)
+    monkeypatch.setattr("tot.evaluation.ray_executor.PATIENCE", 1.0)
+    ray.init(address, log_to_driver=False, logging_level="error")
+    try:
+        with pytest.raises(TotError, match="has joined a Ray cluster already; leave it out"):
+            run(executor="ray", ray_address=address)
+        in_use = [ray.remote(Busy).options(num_cpus=1).remote() for _ in range(2)]
+        ray.get([each.__ray_ready__.remote() for each in in_use])
+        with pytest.raises(ModelError, match="no Ray worker could be had in 1 s: 2 replicas of 1 CPU and 0 GPUs are"):
+            run(executor="ray")
+        assert ray.is_initialized()
+    finally:
+        ray.shutdown()
+    said = "waiting for Ray workers: 2 replicas of 1 CPU and 0 GPUs are wanted; of 2 CPUs and 0 GPUs, 0 CPUs and 0 GPUs"
+    assert f"{said} are free" in capfd.readouterr().err
+
+
+class Busy:
+    """Holds a core."""
+
+
+@pytest.mark.slow
+def test_what_is_no_cluster_is_given_up(python: Any, task: Any, rows: Path) -> None:
+    code = "import sys; from tot.evaluation import ray_cluster; ray_cluster.ANSWER = 3; from tot.cli import main\n"
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        place = "{}:{}".format(*listening.getsockname())
+        arguments = ["eval", task("Riddles"), "--data", str(rows), "--executor", "ray", "--ray-address", place]
+        process = python("-c", f"{code}sys.exit(main({[*arguments, '--model', 'none']!r}))")
+        printed, said = process.communicate(timeout=60)
+    assert (process.returncode, printed) == (2, "")
+    assert f"tot: what is at {place} has not answered as a Ray cluster in 3 s: give the host:port that" in said

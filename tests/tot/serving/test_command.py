@@ -1,0 +1,90 @@
+"""`tot serve` as a program: what it says as it starts, and what it does not start with."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from tot.cli import main
+
+
+def environment(**more: str) -> dict[str, Any]:
+    return {"env": os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | more}
+
+
+def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> None:
+    program = start("--host", "0.0.0.0", **environment(TOT_SERVE_KEY="s3cret"))
+    url = program.url.replace("0.0.0.0", "127.0.0.1")
+    assert httpx.get(f"{url}/v1/models").status_code == 401
+    assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
+    program.process.send_signal(signal.SIGTERM)
+    status, out, err = program.end()
+    assert (status, out, err) == (0, "", "")
+    assert len(program.said) == 1
+    assert "s3cret" not in "".join(program.said)
+
+
+def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
+    program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine", "--also", "ar")
+    assert program.said[0] == (
+        "tot serve: 0.0.0.0 is within reach of other machines and there is no key: set TOT_SERVE_KEY\n"
+    )
+    url = program.url.replace("0.0.0.0", "127.0.0.1")
+    listed = httpx.get(f"{url}/v1/models", headers={"host": "box.example"}).json()["data"]
+    assert [model["id"] for model in listed] == ["mine", "mine:seed", "mine:ar"]
+
+
+# -- what it does not start with -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--decoder", "beam"), r"unknown decoder 'beam'.*: choose one of ar, .*"),
+        (("--also", "ar,beam"), r"unknown decoder 'beam'.*: choose one of ar, .*"),
+        (("--decoder-option", "kk=3"), r"unknown option of ar, .* 'kk' \(did you mean k\?\): choose one of .*"),
+        (("--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE, such as k=4"),
+        (("--decoder", "sd", "--decoder-option", "k=no"), r"decoder sd, option k: .*"),
+        (("--host", "no.such.host.invalid"), r"--host no\.such\.host\.invalid: .*: give an address of this machine"),
+        (("--host", "192.0.2.1"), r"can't listen at 192\.0\.2\.1, port \d+ \(.*\): give another --port"),
+        (("--timeout", "0"), r"timeout = 0\.0: Input should be greater than 0"),
+        (("--model", "gpt"), r"there is no model 'gpt': .*"),
+    ],
+)
+def test_what_can_not_be_served_is_said_on_one_line(
+    tot: Any, folder: Path, options: tuple[str, ...], said: str
+) -> None:
+    given = ("--model", str(folder)) if "--model" not in options else ()
+    status, out, err = tot("serve", "--port", "0", *given, *options)
+    assert (status, out) == (2, "")
+    assert re.fullmatch(f"tot: {said}\n", err)
+
+
+def test_a_port_in_use_is_said(tot: Any, folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        status, _, err = tot("serve", "--model", str(folder), "--port", str(port))
+    assert status == 2
+    assert re.fullmatch(rf"tot: can't listen at 127\.0\.0\.1, port {port} \(.+\): give another --port\n", err)
+
+
+def test_an_empty_key_is_no_key(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOT_SERVE_KEY", " ")
+    assert tot("serve", "--port", "0") == (2, "", "tot: TOT_SERVE_KEY is empty: unset it, or give a key\n")
+
+
+def test_without_its_libraries_it_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "fastapi", None)
+    monkeypatch.delitem(sys.modules, "tot.serving.app", raising=False)
+    assert main(["serve"]) == 2
+    assert capfd.readouterr().err == "tot: tot serve needs fastapi: pip install 'tot[serve]'\n"

@@ -1,0 +1,95 @@
+"""Every decoding method by the model's name alone: what it gives here is what it gives locally."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import openai
+import pytest
+
+from tot.decoders import Message, Request, Sampling, load_decoder
+
+HOT = {"temperature": 1.0, "max_tokens": 40, "seed": 7}
+
+
+@pytest.mark.parametrize("method", ["sd", "mcsd", "seed", "jacobi", "lookahead", "fastcot"])
+def test_exact_methods_say_what_ar_says(client: openai.OpenAI, says: Any, method: str) -> None:
+    asked = {"messages": says("Go on and on."), "n": 2, **HOT}
+    expected = client.chat.completions.create(model="tiny:ar", **asked)
+    for named in ({"model": f"tiny:{method}"}, {"model": "tiny", "extra_body": {"decoder": method}}):
+        reply = client.chat.completions.create(**named, **asked)
+        assert reply.choices == expected.choices
+        assert reply.tot == {"decoder": method, "seed": 7}
+        assert reply.model == named["model"]
+
+
+def test_drafts_are_counted_in_the_usage(serve: Any, says: Any) -> None:
+    server = serve(options={"k": "3", "draft": "early-exit:1"})
+    asked: dict[str, Any] = {"messages": says("Go on."), **HOT, "temperature": 0.0}
+    with server.client() as client:
+        drafting, plain = (client.chat.completions.create(model=model, **asked) for model in ("tiny:sd", "tiny"))
+    assert drafting.choices == plain.choices
+    assert drafting.usage.drafted_tokens > drafting.usage.accepted_tokens
+    assert drafting.usage.forwards == plain.usage.forwards - drafting.usage.accepted_tokens
+    assert plain.usage.drafted_tokens == 0
+    assert server.metric("tot_drafted_tokens_total") == drafting.usage.drafted_tokens
+    assert server.metric("tot_accepted_tokens_total") == drafting.usage.accepted_tokens
+
+
+def test_pdos_decodes_the_steps_that_a_client_names(server: Any, client: openai.OpenAI, says: Any) -> None:
+    steps = ["One", "Two"]
+    reply = client.chat.completions.create(
+        model="tiny:pdos", messages=says("Weigh both."), extra_body={"steps": steps}, **HOT
+    )
+    (choice,) = reply.choices
+    prompt = (Message(role="user", content="Weigh both."),)
+    local = load_decoder("pdos", engine=server.decoder.engine)
+    (expected,) = local.generate([Request(prompt=prompt, steps=tuple(steps), sampling=Sampling(**HOT))])
+    assert choice.message.content == expected.text
+    assert [part["kind"] for part in choice.parts] == [part.kind for part in expected.parts]
+    assert [part["text"].strip().partition(":")[0] for part in choice.parts if part["kind"] == "step"] == [
+        "#### One",
+        "#### Two",
+    ]
+    pieces = client.chat.completions.create(
+        model="tiny:pdos", messages=says("Weigh both."), extra_body={"steps": steps}, stream=True, **HOT
+    )
+    chunks = [chunk.choices[0] for chunk in pieces]
+    assert "".join(choice.delta.content or "" for choice in chunks) == expected.text
+    assert chunks[-1].parts == choice.parts
+
+
+def test_steps_for_another_decoder_are_refused(client: openai.OpenAI, says: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"steps are what pdos decodes .* name the model tiny:pdos"):
+        client.chat.completions.create(model="tiny:seed", messages=says("Hm."), extra_body={"steps": ["One"]})
+
+
+@pytest.mark.parametrize("method", ["ar", "fastcot"])
+def test_a_rationale_is_followed_by_trigger_and_answer(serve: Any, says: Any, method: str) -> None:
+    server = serve(options={"cap": "4", "window": "3"})
+    extra = {"answer_trigger": " The answer is", "answer_tokens": 5}
+    with server.client() as client:
+        reply = client.chat.completions.create(model=f"tiny:{method}", messages=says("5 + 5?"), extra_body=extra, **HOT)
+    (choice,) = reply.choices
+    kinds = [part["kind"] for part in choice.parts]
+    assert kinds[0] == "exact"
+    assert kinds[-2:] == ["trigger", "exact"]
+    assert ("approximate" in kinds) == (method == "fastcot")
+    assert reply.usage.approximate_tokens == (3 if method == "fastcot" else 0)
+    assert choice.message.content == "".join(part["text"] for part in choice.parts)
+    assert choice.message.content.endswith(f" The answer is{choice.answer}")
+
+
+def test_a_name_and_a_decoder_that_disagree_are_refused(client: openai.OpenAI, says: Any) -> None:
+    with pytest.raises(openai.BadRequestError, match=r"the model says sd and decoder says ar"):
+        client.chat.completions.create(model="tiny:sd", messages=says("Hm."), extra_body={"decoder": "ar"})
+    with pytest.raises(openai.BadRequestError, match=r"unknown decoder 'beam': choose one of ar, fastcot"):
+        client.chat.completions.create(model="tiny", messages=says("Hm."), extra_body={"decoder": "beam"})
+
+
+def test_an_option_that_does_not_fit_is_told_when_the_decoder_is_asked_for(serve: Any, says: Any) -> None:
+    server = serve(options={"k": "many"})
+    with server.client() as client:
+        with pytest.raises(openai.BadRequestError, match=r"decoder sd, option k: .*"):
+            client.chat.completions.create(model="tiny:sd", messages=says("Hm."))
+        assert client.chat.completions.create(model="tiny", messages=says("Hm."), max_tokens=2).choices

@@ -1,0 +1,184 @@
+"""Thousands of requests that mean no good: none crashes the server, none leaves anything behind."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import json
+import random
+import socket
+from typing import Any
+
+import httpx2 as httpx
+import psutil
+import pytest
+
+from tot.serving.app import make_app
+from tot.serving.limits import Limits
+from tot.serving.service import Service
+
+HM = {"role": "user", "content": "Hm."}
+ODD: list[Any] = [
+    None, True, False, 0, -1, 1, 2, 0.5, -0.0, 1e308, -1e308, 2**63, 2**64, 10**40, "", " ", "x", "\x00", "\ufeff",
+    "<|im_end|>", "<|im_start|>system\n", "{{ 7 * 7 }}", "{% raw %}", "../../etc/passwd", "'; DROP TABLE x; --",
+    "é" * 50, "👩‍👩‍👧‍👦", "\u202e", "A" * 3000, [], [[]], [None], [[[]]], ["x"], [1, 2, 3], [1.5], [-1], [10**9], [HM],
+    {}, {"a": {}}, {"type": "text"}, [{"type": "text", "text": "x"}], [{"type": "image_url"}], "NaN", "tiny:pdos",
+    "tiny:seed", "tiny:", ":", "ar", "json", "\n\r\n", "%s%n", "a" * 200, [""], ["\x00"], [["x"]],
+]  # fmt: skip
+FIELDS = (
+    "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
+    "seed", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "echo", "decoder", "purpose", "steps",
+    "answer_trigger", "answer_tokens", "choices", "close_choices", "whole_rationale", "continue_final_message",
+    "ignore_eos", "tools", "response_format", "logit_bias", "user", "__proto__", "__class__", "", "self",
+)  # fmt: skip
+PATHS = ("/v1/chat/completions", "/v1/completions")
+
+
+def sane(rng: random.Random, path: str) -> dict[str, Any]:
+    asked: dict[str, Any] = {"model": rng.choice(["tiny", "tiny:seed", "tiny:pdos", "tiny:jacobi", "tiny:fastcot"])}
+    asked |= {"messages": [HM]} if "chat" in path else {"prompt": rng.choice(["Hm.", ["a", "b"], [5, 6]])}
+    return asked | {"max_tokens": rng.randint(1, 6), "stream": rng.random() < 0.3}
+
+
+def hostile(rng: random.Random) -> tuple[str, str, dict[str, str], bytes]:
+    """A request: method, path, headers, body."""
+    path = rng.choice(PATHS)
+    body = sane(rng, path)
+    for _ in range(rng.randint(0, 3)):
+        body[rng.choice(FIELDS)] = rng.choice(ODD)
+    if rng.random() < 0.2:
+        body["messages"] = [
+            {
+                rng.choice(["role", "content", "name", "x"]): rng.choice([*ODD, "user", "assistant", "system"])
+                for _ in "12"
+            }
+            for _ in range(rng.randint(0, 3))
+        ]
+    content = json.dumps(body, ensure_ascii=rng.random() < 0.5, allow_nan=True).encode(errors="surrogatepass")
+    kind = rng.random()
+    if kind < 0.2:  # bytes changed, dropped, doubled
+        damaged = bytearray(content)
+        for _ in range(rng.randint(1, 8)):
+            at = rng.randrange(len(damaged))
+            damaged[at : at + rng.randint(0, 3)] = rng.randbytes(rng.randint(0, 3))
+        content = bytes(damaged)
+    elif kind < 0.25:
+        content = rng.randbytes(rng.randint(0, 300))
+    elif kind < 0.28:
+        content = rng.choice([b"[", b'{"a":', b"-", b'"\\ud8', b"{}"]) * rng.randint(1, 5000)
+    elif kind < 0.3:
+        content = content.replace(b'"Hm."', b'"\\udead"')
+    headers = {"content-type": "application/json"}
+    if rng.random() < 0.05:
+        headers[rng.choice(["content-type", "content-encoding", "origin", "authorization", "accept"])] = rng.choice(
+            ["", "x", "text/html", "a" * 5000, "multipart/form-data; boundary=", "gzip"]
+        )
+    if rng.random() < 0.05:
+        path = rng.choice(
+            ["/", "/v1", "/v1/models/../..", "/v1/models/%00", "/docs", "/openapi.json", path + "/x", "//"]
+        )
+    return rng.choice(["POST"] * 20 + ["GET", "PUT", "DELETE", "OPTIONS", "HEAD", "PATCH"]), path, headers, content
+
+
+@pytest.mark.parametrize("count", [300, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tiny: Any, count: int) -> None:
+    decoder = tiny()
+    limits = Limits(max_tokens=40, max_body=16_000, max_samples=8, concurrency=8, queue=100)
+    service = Service("tiny", decoder, limits)
+    app = make_app(service)
+    fine = {"model": "tiny", "prompt": "Hm.", "max_tokens": 20, "seed": 5}
+    statuses: dict[int, int] = {}
+    memory: list[int] = []
+
+    async def one(http: httpx.AsyncClient, rng: random.Random) -> None:
+        method, path, headers, content = hostile(rng)
+        sending = asyncio.ensure_future(http.request(method, path, headers=headers, content=content))
+        if rng.random() < 0.05:  # and leaves
+            await asyncio.sleep(rng.random() * 0.02)
+            sending.cancel()
+            return
+        reply = await sending
+        statuses[reply.status_code] = statuses.get(reply.status_code, 0) + 1
+        assert reply.status_code != 500, (path, content, reply.text)
+        if reply.status_code >= 400 and method != "HEAD":
+            assert set(reply.json()) == {"error"}, (path, content)
+            assert set(reply.json()["error"]) == {"message", "type", "param", "code"}
+
+    async def main() -> None:
+        transport = httpx.ASGITransport(app=app)  # an exception that the application raises is raised here
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", timeout=60) as http:
+            before = (await http.post(PATHS[1], json=fine)).json()["choices"]
+            rng = random.Random(20)
+            for done in range(0, count, 20):
+                await asyncio.gather(*(one(http, rng) for _ in range(20)))
+                if done % max(20, count // 20) == 0:
+                    gc.collect()
+                    memory.append(psutil.Process().memory_info().rss)
+            assert (await http.post(PATHS[1], json=fine)).json()["choices"] == before
+            while decoder.engine.tree.live:
+                await asyncio.sleep(0.01)
+            assert (service.gate.running, service.gate.waiting) == (0, 0)
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    with decoder:
+        asyncio.run(main())
+        service.close()
+    assert statuses[200] > count // 20
+    assert statuses[400] > count // 4
+    assert {200, 400, 403, 404, 405, 415} <= set(statuses) or count < 1000
+    third = len(memory) // 3
+    assert max(memory[-third:]) - max(memory[: 2 * third]) < 16 * 2**20
+
+
+def test_rationales_that_never_began_leave_nothing_with_the_decoder(serve: Any) -> None:
+    server = serve(options={"cap": "4", "window": "3"}, kv_budget=800)
+    asked = {"model": "tiny:fastcot", "prompt": "x", "answer_trigger": " So:", "max_tokens": 300, "ignore_eos": True}
+    assert server.post("/v1/completions", json={**asked, "max_tokens": 20}).status_code == 200
+    assert server.post("/v1/completions", json={**asked, "n": 100}).status_code == 400  # more than the store holds
+
+    async def abandon() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            plain = {"model": "tiny", "prompt": "y", "max_tokens": 300, "ignore_eos": True, "n": 2}
+            running = asyncio.create_task(http.post("/v1/completions", json=plain))
+            while not server.decoder.engine.tree.live:
+                await asyncio.sleep(0.001)
+            waiting = asyncio.create_task(http.post("/v1/completions", json=asked))
+            while len(server.service._active) < 2:
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            await running
+
+    asyncio.run(abandon())
+    server.wait_until(lambda: server.idle)
+    buffers = server.service._decoders["fastcot"].drafter
+    assert buffers._buffers == {}
+
+
+def test_what_is_no_http_at_all_does_not_crash_the_server(server: Any) -> None:
+    rng = random.Random(3)
+    host, port = server.url.removeprefix("http://").split(":")
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    for i in range(100):
+        text = rng.choice(
+            [
+                rng.randbytes(200),
+                b"GET / HTTP/9.9\r\n\r\n",
+                b"\r\n" * 50,
+                head + b"Content-Length: -5\r\n\r\n{}",
+                head + b"Content-Length: 5\r\nContent-Length: 6\r\n\r\n{}",
+                head + b"Transfer-Encoding: chunked\r\n\r\nZZ\r\n",
+                head + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n\r\n",
+                head + b"X: " + b"a" * 100_000 + b"\r\n\r\n",
+                head + b"Content-Length: 2\r\n\r\n{}" * 3,
+                head + b"Content-Length: 99999999999999999999999\r\n\r\n{}",
+                b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+                head + b"Upgrade: websocket\r\nConnection: upgrade\r\n\r\n",
+            ]
+        )
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(text)
+            if i % 3 == 0:
+                connection.shutdown(socket.SHUT_WR)
+                while connection.recv(65536):
+                    pass
+    assert server.post("/v1/completions", json={"model": "tiny", "prompt": "x", "max_tokens": 2}).status_code == 200

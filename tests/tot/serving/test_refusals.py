@@ -1,0 +1,201 @@
+"""What can't be done as asked is refused: OpenAI's error shape, the field named, its client's typed exceptions."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+CHAT = "/v1/chat/completions"
+TEXT = "/v1/completions"
+HM = [{"role": "user", "content": "Hm."}]
+
+
+def check(reply: httpx.Response, status: int, said: str, param: str | None = None) -> dict[str, Any]:
+    """OpenAI's shape and no other; gives the error."""
+    assert reply.headers["content-type"] == "application/json"
+    body = reply.json()
+    assert set(body) == {"error"}
+    error: dict[str, Any] = body["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert (reply.status_code, error["param"]) == (status, param)
+    assert said in error["message"]
+    assert "\n" not in error["message"]
+    assert len(error["message"]) <= 400
+    return error
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("functions", [{"name": "f"}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("logit_bias", {"50": 10}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", -1),
+        ("repetition_penalty", 1.1),
+        ("best_of", 3),
+        ("guided_choice", ["a", "b"]),
+        ("prediction", {"type": "content", "content": "x"}),
+        ("reasoning_effort", "high"),
+        ("audio", {"voice": "x"}),
+        ("modalities", ["audio"]),
+        ("web_search_options", {}),
+        ("frequency_penalty", False),
+        ("a\nstrange <field>" * 20, 1),
+    ],
+)
+def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, field: str, value: Any) -> None:
+    for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
+        reply = server.post(path, json={"model": "tiny", **body, field: value})
+        shown = field[:60]
+        error = check(reply, 400, " ".join(shown.split()), shown)
+        assert error["code"] == "unsupported_parameter"
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("n", 0, "n: Input should be greater than or equal to 1 (it is 0)"),
+        ("n", 129, "129 texts at once (prompts times n) are over the limit of 128"),
+        ("n", "2", "n: Input should be a valid integer (it is '2')"),
+        ("n", True, "n: Input should be a valid integer"),
+        ("temperature", -0.1, "temperature: Input should be greater than or equal to 0 (it is -0.1)"),
+        ("temperature", "hot", "temperature: Input should be a valid number"),
+        ("top_p", 0, "top_p: Input should be greater than 0 (it is 0)"),
+        ("top_p", 1.5, "top_p: Input should be less than or equal to 1 (it is 1.5)"),
+        ("top_k", -2, "top_k"),
+        ("min_p", 2, "min_p"),
+        ("seed", -1, "seed"),
+        ("seed", 2**64, "seed"),
+        ("seed", 0.5, "seed"),
+        ("stop", [""], "stop.0"),
+        ("stop", ["x"] * 17, "stop"),
+        ("stop", "x" * 201, "stop.0"),
+        ("max_tokens", 301, "max_tokens is 301 and this server's limit is 300: ask for less"),
+        ("max_tokens", -1, "max_tokens"),
+        ("answer_tokens", 5, "answer_tokens is about the answer after a trigger: give answer_trigger too"),
+        ("purpose", "fun", "purpose"),
+        ("stream", "yes", "stream"),
+        ("stream_options", {"include_usage": True}, "stream_options is for streams"),
+        ("close_choices", True, "close_choices needs choices"),
+    ],
+)
+def test_values_that_can_not_be_are_refused_with_what_they_are(server: Any, field: str, value: Any, said: str) -> None:
+    for path, body in ((CHAT, {"messages": HM}), (TEXT, {"prompt": "Hm."})):
+        reply = server.post(path, json={"model": "tiny", **body, field: value})
+        assert reply.status_code == 400
+        check(reply, 400, said, reply.json()["error"]["param"])
+
+
+@pytest.mark.parametrize(
+    ("messages", "said", "param"),
+    [
+        ([], "messages: List should have at least 1 item", "messages"),
+        ("Hm.", "messages: Input should be a valid array (it is 'Hm.')", "messages"),
+        ([{"role": "user"}], "messages.0.content is missing", "messages.0.content"),
+        ([{"role": "tool", "content": "5"}], "there are no tools here", "messages.0.role"),
+        ([{"role": "poet", "content": "5"}], "messages.0.role", "messages.0.role"),
+        ([{"role": "user", "content": None}], "messages.0.content is missing", "messages.0.content"),
+        (
+            [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}],
+            "a part is of type 'image_url', and only text can be read",
+            "messages.0.content",
+        ),
+        ([{"role": "user", "content": "a", "name": "Eve"}], "messages.0.name is not supported", "messages.0.name"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "a text part is", "messages.0.content"),
+        ([*HM, {"role": "assistant", "content": "So"}], "set continue_final_message", None),
+    ],
+)
+def test_messages_that_can_not_be_read_are_refused(server: Any, messages: Any, said: str, param: str | None) -> None:
+    check(server.post(CHAT, json={"model": "tiny", "messages": messages}), 400, said, param)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "said"),
+    [
+        ("", "the prompt is empty"),
+        ([], "the prompt is empty"),
+        (["a", ""], "prompt 1 is empty"),
+        ([[]], "prompt 0 is empty"),
+        ([1, 10**6], "token id 1000000 is outside the vocabulary of 259"),
+        ([-1], "token id -1 is outside"),
+        ([10**30], "token id 1000000000000000000000000000000 is outside"),
+        (["a"] * 129, "129 texts at once"),
+        ("x" * 600, "the prompt has 600 tokens and the model's context holds 512"),
+    ],
+)
+def test_prompts_that_can_not_be_read_are_refused(server: Any, prompt: Any, said: str) -> None:
+    reply = server.post(TEXT, json={"model": "tiny", "prompt": prompt})
+    assert reply.status_code == 400
+    check(reply, 400, said, reply.json()["error"]["param"])
+
+
+def test_a_prompt_above_the_servers_own_limit_is_refused_with_the_numbers(serve: Any) -> None:
+    server = serve(max_prompt_tokens=10)
+    reply = server.post(TEXT, json={"model": "tiny", "prompt": "x" * 11, "max_tokens": 1})
+    assert check(reply, 400, "the prompt has 11 tokens and this server takes 10", "prompt")["code"] == (
+        "context_length_exceeded"
+    )
+    scored = {"model": "tiny", "prompt": "x" * 11, "max_tokens": 0, "echo": True, "logprobs": 0}
+    check(server.post(TEXT, json=scored), 400, "the prompt has 11 tokens and this server takes 10", "prompt")
+    assert server.post(TEXT, json={"model": "tiny", "prompt": "x" * 10, "max_tokens": 1}).status_code == 200
+
+
+def test_more_than_the_store_of_keys_holds_is_refused_with_the_numbers(serve: Any) -> None:
+    server = serve(kv_budget=500)
+    reply = server.post(TEXT, json={"model": "tiny", "prompt": "Hm.", "n": 4, "max_tokens": 200})
+    check(reply, 400, "and the budget holds 500")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"3", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"model": "tiny", "prompt": "\\ud800"}',
+     b'{"model": "tiny", "prompt": "x", "temperature": NaN}', b'{"model": "tiny", "prompt": "x", "top_p": 1e999}'],
+)  # fmt: skip
+def test_bodies_that_are_no_request_are_refused(server: Any, body: bytes) -> None:
+    reply = server.post(TEXT, content=body, headers={"content-type": "application/json"})
+    check(reply, 400, "", reply.json()["error"]["param"])
+
+
+def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(server: Any) -> None:
+    check(httpx.get(f"{server.url}/v2/x"), 404, "there is nothing at /v2/x: the API is under /v1")
+    check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not take GET")
+    check(server.post("/v1/embeddings", json={}), 404, "there is nothing at /v1/embeddings")
+    check(server.post(TEXT, json={"model": "gpt-x", "prompt": "x"}), 404, "unknown model 'gpt-x'", "model")
+
+
+def test_openais_client_raises_its_own_exceptions(serve: Any) -> None:
+    server = serve(key="right")
+    with server.client(key="right") as client:
+        for kind, options in ((openai.BadRequestError, {"n": 0}), (openai.NotFoundError, {"model": "gpt-x"})):
+            with pytest.raises(kind) as refused:
+                client.chat.completions.create(**{"model": "tiny", "messages": HM} | options)
+            assert refused.value.body["message"] in str(refused.value)
+        with pytest.raises(openai.BadRequestError) as streamed:
+            client.chat.completions.create(model="tiny", messages=[*HM, *HM], stream=True, max_tokens=301)
+        assert streamed.value.param == "max_tokens"
+    with server.client(key="wrong") as client, pytest.raises(openai.AuthenticationError, match="this is not it"):
+        client.models.list()
+
+
+def test_an_error_in_mid_stream_is_an_event(server: Any) -> None:
+    with server.client() as client:
+        stream = client.completions.create(
+            model="tiny", prompt="x", max_tokens=300, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(stream)
+        server.service.cancel_all()
+        with pytest.raises(openai.APIError, match="the server is stopping"):
+            list(stream)
+
+
+def test_messages_of_errors_are_short_and_one_line(server: Any) -> None:
+    reply = server.post(TEXT, json={"model": "line\nbreak " + "x" * 5000, "prompt": "x"})
+    check(reply, 404, "unknown model 'line\\nbreak xxx", "model")
+    assert json.loads(reply.content)["error"]["code"] == "model_not_found"

@@ -1,0 +1,270 @@
+"""Many clients at once: decoded in the same forwards, each as if alone; who leaves takes nothing from the others."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from tot.decoders import Request, Sampling
+from tot.serving.app import make_app
+from tot.serving.limits import Limits
+from tot.serving.service import Service
+
+CLIENTS = 64
+
+
+def request(i: int) -> dict[str, Any]:
+    return {"prompt": f"Client {i} says", "max_tokens": 10 + i % 23, "temperature": 1.0, "seed": i}
+
+
+async def streamed(client: openai.AsyncOpenAI, i: int) -> str:
+    pieces = await client.completions.create(model="tiny", stream=True, **request(i))
+    return "".join([chunk.choices[0].text async for chunk in pieces])
+
+
+def test_64_streams_at_once_are_each_what_they_are_alone_in_shared_forwards(serve: Any) -> None:
+    server = serve(kv_budget=8000)
+    engine = server.decoder.engine
+    alone, before = [], engine.forwards
+    for i in range(CLIENTS):
+        asked = request(i)
+        (completion,) = server.decoder.generate([Request(prompt=asked.pop("prompt"), sampling=Sampling(**asked))])
+        alone.append(completion.text)
+    serial = engine.forwards - before
+    engine.tree.clear()
+    most_threads = 0
+
+    async def main() -> list[str]:
+        nonlocal most_threads
+        client = server.asynchronous()
+        async with client:
+            texts = asyncio.gather(*(streamed(client, i) for i in range(CLIENTS)))
+            while not texts.done():
+                most_threads = max(most_threads, threading.active_count())
+                await asyncio.sleep(0.002)
+            return await texts
+
+    before, threads = engine.forwards, threading.active_count()
+    assert asyncio.run(main()) == alone
+    packed = engine.forwards - before
+    assert serial > CLIENTS * 10
+    assert packed < serial / 5
+    assert most_threads - threads < 20  # no thread a stream
+    assert server.metric("tot_first_token_seconds_count") == CLIENTS
+
+
+def endless(n: int = 1) -> dict[str, Any]:
+    return {
+        "model": "tiny",
+        "prompt": "x",
+        "max_tokens": 300,
+        "n": n,
+        "ignore_eos": True,
+        "temperature": 1.0,
+        "seed": 1,
+    }
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_frees_its_branches_while_another_goes_on(serve: Any, stream: bool) -> None:
+    server = serve(max_tokens=450)
+    engine = server.decoder.engine
+    asked = {"max_tokens": 450, "temperature": 1.0, "seed": 3}
+    local = Request(prompt="Stay.", sampling=Sampling(**asked, ignore_eos=True))
+    (expected,) = server.decoder.generate([local])
+
+    async def main() -> str:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http, server.asynchronous() as client:
+            staying = asyncio.create_task(
+                client.completions.create(model="tiny", prompt="Stay.", **asked, extra_body={"ignore_eos": True})
+            )
+            while not engine.tree.live:
+                await asyncio.sleep(0.001)
+            leaving = asyncio.create_task(_take(http, {**endless(n=4), "stream": stream}))
+            while server.service.gate.running < 2 or engine.tree.live < 40:
+                await asyncio.sleep(0.001)
+            peak = engine.tree.live
+            leaving.cancel()
+            while engine.tree.live >= peak:  # nothing else makes it smaller, as long as the other goes on
+                await asyncio.sleep(0.001)
+            assert not staying.done()
+            return (await staying).choices[0].text
+
+    text = asyncio.run(main())
+    assert text == expected.text
+    server.wait_until(lambda: server.idle)
+    assert engine.tree.peak_live < 4 * 300 + 450  # the four that were left did not go on to their ends
+    assert server.metric("tot_disconnects_total") == 1
+
+
+async def _take(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
+    async with http.stream("POST", "/v1/completions", json=asked) as reply:
+        async for _ in reply.aiter_bytes():
+            pass
+
+
+def test_a_client_that_leaves_while_its_prompt_is_read_is_decoded_no_further(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, go_on = threading.Event(), threading.Event()
+    submit = server.decoder.submit
+
+    def slowly(*arguments: Any) -> Any:
+        reading.set()
+        go_on.wait(20)
+        return submit(*arguments)
+
+    monkeypatch.setattr(server.decoder, "submit", slowly)
+
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            leaving = asyncio.create_task(_take(http, endless()))
+            await asyncio.to_thread(reading.wait, 20)
+            leaving.cancel()
+            while server.service.gate.running:
+                await asyncio.sleep(0.001)
+            go_on.set()
+
+    asyncio.run(main())
+    time.sleep(0.2)  # it was submitted after all, and cancelled at once
+    server.wait_until(lambda: server.idle)
+    assert server.decoder.engine.forwards < 200
+
+
+def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.serving.streaming._TO_SEND", 0.2)
+    headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
+    path = "/v1/completions"
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
+    scope |= {
+        "http_version": "1.1",
+        "scheme": "http",
+        "query_string": b"",
+        "root_path": "",
+        "server": ("localhost", 80),
+    }
+    asked = [{"type": "http.request", "body": json.dumps({**endless(), "stream": True}).encode()}]
+    sent = []
+
+    async def receive() -> Any:
+        return asked.pop() if asked else await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        sent.append(message["type"])
+        if len(sent) > 3:
+            await asyncio.Event().wait()
+
+    with tiny() as decoder:
+        service = Service("tiny", decoder, Limits(timeout=0.3, max_tokens=300))
+        asyncio.run(asyncio.wait_for(make_app(service)(scope, receive, send), 20))
+        assert (service.gate.running, service.gate.waiting) == (0, 0)
+    assert sent == ["http.response.start", *["http.response.body"] * 3]
+
+
+def test_a_client_that_leaves_the_queue_leaves_it(serve: Any) -> None:
+    server = serve(concurrency=1)
+
+    async def main() -> None:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            first = asyncio.create_task(_take(http, endless()))
+            while not server.service.gate.running:
+                await asyncio.sleep(0.001)
+            waiting = asyncio.create_task(_take(http, endless()))
+            while not server.service.gate.waiting:
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            while server.service.gate.waiting:
+                await asyncio.sleep(0.001)
+            assert server.service.gate.running == 1
+            first.cancel()
+
+    asyncio.run(main())
+    server.wait_until(lambda: server.idle)
+
+
+def test_more_than_may_wait_are_told_to_come_back(serve: Any) -> None:
+    server = serve(concurrency=2, queue=1)
+
+    async def main() -> list[Any]:
+        async with server.asynchronous() as client:
+            asked = endless()
+            fields = {"extra_body": {"ignore_eos": asked.pop("ignore_eos")}, **asked}
+            running = []
+            for _ in range(3):
+                running.append(asyncio.create_task(client.completions.create(**fields)))
+                while server.service.gate.running + server.service.gate.waiting < len(running):
+                    await asyncio.sleep(0.001)
+            with pytest.raises(openai.RateLimitError) as refused:
+                await client.completions.create(**fields)
+            assert refused.value.response.headers["retry-after"] == "1"
+            assert refused.value.code == "queue_full"
+            return await asyncio.gather(*running)
+
+    assert len({reply.choices[0].text for reply in asyncio.run(main())}) == 1
+    assert server.metric("tot_requests_running") == 0
+
+
+def test_openais_client_tries_again_until_there_is_room(serve: Any) -> None:
+    server = serve(concurrency=1, queue=0)
+
+    async def main() -> list[Any]:
+        async with server.asynchronous(max_retries=8) as client:
+            asked = {"model": "tiny", "prompt": "x", "max_tokens": 20}
+            return await asyncio.gather(*(client.completions.create(**asked) for _ in range(3)))
+
+    assert len(asyncio.run(main())) == 3
+
+
+# -- time limits -----------------------------------------------------------------------------------
+
+
+def test_what_was_written_by_the_time_limit_is_the_reply(serve: Any) -> None:
+    server = serve(timeout=0.2, max_tokens=450)
+    asked = {**endless(), "max_tokens": 450}
+    whole = server.post("/v1/completions", json=asked).json()
+    (choice,) = whole["choices"]
+    assert choice["finish_reason"] == "length"
+    assert 0 < whole["usage"]["completion_tokens"] < 450
+    with httpx.stream("POST", f"{server.url}/v1/completions", json={**asked, "stream": True}, timeout=60) as reply:
+        events = [line for line in reply.iter_lines() if line]
+    assert events[-1] == "data: [DONE]"
+    assert '"finish_reason":"length"' in events[-2]
+    assert 5 < len(events) < 450
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_where_nothing_was_written_by_then_that_is_an_error(serve: Any, stream: bool) -> None:
+    server = serve(timeout=0.5, concurrency=1)
+    lock = server.service.gate
+    for _ in range(2):  # at the gate; and at the engine, whose store is full
+        asyncio.run(_late(server, stream))
+    assert not lock.waiting
+
+
+async def _late(server: Any, stream: bool) -> None:
+    held = threading.Event()
+    stalled = threading.Thread(target=server.decoder.engine.call, args=(lambda: held.wait(20),))
+    stalled.start()
+    try:
+        async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
+            asked = {**endless(), "stream": stream}
+            first = asyncio.create_task(http.post("/v1/completions", json=asked))
+            while not server.service.gate.running:
+                await asyncio.sleep(0.001)
+            second = await http.post("/v1/completions", json=asked)
+            assert (second.status_code, second.json()["error"]["code"]) == (503, "timeout")
+            assert second.headers["retry-after"] == "1"
+            held.set()
+            reply = await first
+            assert (reply.status_code, reply.json()["error"]["code"]) == (503, "timeout")
+            assert "nothing was decoded within 0.5 seconds" in reply.json()["error"]["message"]
+    finally:
+        held.set()
+        stalled.join()

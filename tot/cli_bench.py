@@ -1,0 +1,95 @@
+"""`tot bench`: benchmarks, both sides in one run."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from tot import cli_fastcot, cli_pdos, cli_ray, cli_serve, cli_servers
+from tot.decoders.errors import OptionError
+
+app = typer.Typer(
+    no_args_is_help=True, help="Benchmarks: both sides in one run, ratios printed.", rich_markup_mode=None
+)
+app.command("fastcot")(cli_fastcot.bench_command)
+app.command("pdos")(cli_pdos.bench_command)
+app.command("ray")(cli_ray.bench_command)
+app.command("serve")(cli_serve.bench_command)
+app.command("servers")(cli_servers.bench_command)
+
+
+@app.command("packed")
+def packed_command(
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
+) -> None:
+    """Packed decoding against model.generate: speed, reuse of prompts, cost of attention, memory."""
+    from tot.bench.packed import run
+
+    run(model, rounds, out, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+
+
+@app.command("decoders")
+def decoders_command(
+    decoders: Annotated[str, typer.Option(help="Decoders, with commas; ar is always among them.")] = "ar,sd,mcsd,seed",
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    decoder_option: Annotated[
+        list[str] | None, typer.Option(help="As for tot solve; given to the decoders that have such an option.")
+    ] = None,
+    temperatures: Annotated[str, typer.Option(help="With commas.")] = "0.2,1.0",
+    samples: Annotated[int, typer.Option(min=1, help="Samples of each prompt (n).")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
+    out: Annotated[Path, typer.Option(help="Write the numbers to this .json file, and pictures beside it.")] = Path(
+        "bench-decoders.json"
+    ),
+) -> None:
+    """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
+    from tot.bench.decoders import run
+    from tot.options import pairs
+    from tot.settings import checked
+
+    try:
+        heats = [float(heat) for heat in temperatures.split(",")]
+    except ValueError:
+        raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, checked(out), console)
+
+
+@app.command("planning")
+def planning_command(
+    data: Annotated[Path, typer.Option(help="Blocksworld instances: rows with `pddl` and `steps`.")],
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    count: Annotated[int, typer.Option(min=1, help="Instances, drawn from those that fit.")] = 100,
+    steps: Annotated[int, typer.Option(min=1, help="Only instances whose known plan is not longer.")] = 6,
+    nodes: Annotated[int, typer.Option(min=1, help="Thoughts a search may grow.")] = 25,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs that the sides without a model are averaged over.")] = 10,
+) -> None:
+    """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
+    from tot.bench.planning import run
+
+    run(data, model, count, steps, nodes, seeds, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+
+
+@app.command("eval")
+def eval_command(
+    data: Annotated[Path, typer.Option(help="Questions with answers, as for tot eval.")],
+    task: Annotated[str, typer.Option(help="What they are questions of.")] = "gsm8k",
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    searches: Annotated[str, typer.Option(help="Searches, with spaces between them.")] = "cot bfs",
+    limit: Annotated[int, typer.Option(min=1, help="Questions.")] = 16,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most new tokens of any text.")] = None,
+    concurrency: Annotated[int, typer.Option(min=2, help="Searches at once, against one at a time.")] = 16,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 1,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
+) -> None:
+    """Evaluating many questions at once against one at a time; what evaluating costs beside decoding."""
+    from tot.bench.evaluation import run
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    run(task, data, model, searches.split(), limit, max_tokens, concurrency, rounds, out, console)

@@ -1,0 +1,208 @@
+"""What a client may send: OpenAI's fields that can be honoured, and ours. Knows no decoder and no limit of a server.
+
+A field that would change the result and can't be honoured is refused by name; with its neutral value (`"tools": []`,
+`"frequency_penalty": 0`) or null it is as if left out. Fields that change nothing (`user`, `metadata`) are dropped.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from tot.decoders.request import Purpose
+
+_HARMLESS = frozenset(
+    ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user")
+)
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "best_of": (1,),
+    "frequency_penalty": (0,),
+    "functions": ([],),
+    "logit_bias": ({},),
+    "modalities": (["text"],),
+    "parallel_tool_calls": (True, False),
+    "presence_penalty": (0,),
+    "repetition_penalty": (1,),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+}
+"""Values of fields that can't be honoured with which there is nothing to honour."""
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_what_says_nothing(cls, given: Any) -> Any:
+        if not isinstance(given, dict):
+            return given
+        return {name: value for name, value in given.items() if value is not None and not _says_nothing(name, value)}
+
+
+def _says_nothing(name: str, value: Any) -> bool:
+    return name in _HARMLESS or any(
+        value == neutral and isinstance(value, bool) == isinstance(neutral, bool) for neutral in _NEUTRAL.get(name, ())
+    )
+
+
+def _text_of(content: Any) -> Any:
+    """Text, or the texts of a list of text parts, joined."""
+    if not isinstance(content, list):
+        return content
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else type(part).__name__
+        if kind != "text":
+            raise ValueError(f"a part is of type {str(kind)[:40]!r}, and only text can be read: leave it out")
+        if set(part) != {"type", "text"} or not isinstance(part["text"], str):
+            raise ValueError('a text part is {"type": "text", "text": "..."}')
+    return "".join(part["text"] for part in content)
+
+
+def _role_of(role: Any) -> Any:
+    if role == "developer":
+        return "system"
+    if role in ("tool", "function"):
+        raise ValueError(f"there are no tools here, so a message can't be from one ({role!r}): leave it out")
+    return role
+
+
+def _as_list(stop: Any) -> Any:
+    return [stop] if isinstance(stop, str) else stop
+
+
+def _all_as_zero(top_k: Any) -> Any:
+    return 0 if top_k == -1 else top_k
+
+
+class ChatMessage(_Wire):
+    """One message. `developer` is `system`; `content` is text or a list of text parts."""
+
+    role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
+    content: Annotated[str, BeforeValidator(_text_of)]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_clients_send_replies_back(cls, given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: value for name, value in given.items() if not (name == "annotations" and value == [])}
+        return given
+
+
+class StreamOptions(_Wire):
+    include_usage: bool = False
+    include_obfuscation: Literal[False] = False
+
+
+Title = Annotated[str, Field(min_length=1, max_length=500)]
+
+
+class Wanted(_Wire):
+    """What both routes take. Without `temperature` it is 1, as OpenAI's; without `seed` each request gets its own,
+    which the reply tells (`tot.seed`)."""
+
+    model: str
+    """The served model, or `model:decoder` to have it decoded by another method."""
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
+    top_k: Annotated[int, BeforeValidator(_all_as_zero), Field(ge=0)] = 0
+    """0 or -1 keeps all tokens."""
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    n: Annotated[int, Field(ge=1)] = 1
+    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    stop: Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=200)]], BeforeValidator(_as_list), Field(max_length=16)
+    ] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    decoder: str | None = None
+    """The decoding method, in place of `model:decoder`."""
+    purpose: Purpose = "generate"
+    """For accounting: generate, evaluate or answer."""
+    answer_trigger: Annotated[str, Field(min_length=1, max_length=500)] | None = None
+    """Decode a rationale, then this text, then the answer: what `fastcot` shortens. The reply has both, and `parts`
+    says which is which."""
+    answer_tokens: Annotated[int, Field(ge=1)] = 32
+    """Most tokens of the answer after the trigger."""
+    whole_rationale: bool = False
+    """Decode the rationale to its end, also with `fastcot`."""
+    steps: Annotated[list[Title], Field(max_length=100)] = []
+    """Titles of steps that don't depend on one another: what `pdos` decodes side by side."""
+    choices: Annotated[list[Annotated[str, Field(min_length=1)]], Field(max_length=128)] = []
+    """Score these continuations instead of decoding; after an answer trigger, in place of the answer. The reply's
+    `choice_logprobs` has for each its log-probability (nats, `total`) and its `tokens`."""
+    close_choices: bool = False
+    """Score the end of the text after each choice too, so that "1" is not just the beginning of "10"."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Wanted:
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options is for streams: set stream, or leave it out")
+        if self.stream and self.choices:
+            raise ValueError("choices are scored, which is nothing to stream: leave stream out")
+        for field in ("answer_tokens", "whole_rationale"):
+            if field in self.model_fields_set and self.answer_trigger is None:
+                raise ValueError(f"{field} is about the answer after a trigger: give answer_trigger too")
+        return self
+
+
+class ChatWanted(Wanted):
+    """`POST /v1/chat/completions`. Without `max_tokens` it is the server's limit."""
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool = False
+    """Log-probabilities of the tokens drawn, by the model alone: before temperature and filters."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    continue_final_message: bool = False
+    """Go on with the last message, which is the assistant's."""
+    add_generation_prompt: bool | None = None
+    """The opposite of `continue_final_message`: taken where it says so."""
+
+    @model_validator(mode="after")
+    def _can_be_told_to_the_model(self) -> ChatWanted:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise ValueError("max_tokens and max_completion_tokens are the same: give one of them")
+        if self.max_tokens == 0:
+            raise ValueError("max_tokens is 0: ask for one token at least")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs")
+        last = self.messages[-1].role
+        if self.continue_final_message and last != "assistant":
+            raise ValueError(f"continue_final_message is set, and the last message is of the {last}, not the assistant")
+        if last == "assistant" and not self.continue_final_message:
+            raise ValueError(
+                "the last message is the assistant's: set continue_final_message to have it go on, or end with the user"
+            )
+        if self.add_generation_prompt is self.continue_final_message:
+            raise ValueError("add_generation_prompt has to be the opposite of continue_final_message: leave it out")
+        return self
+
+
+class TextWanted(Wanted):
+    """`POST /v1/completions`. Without `max_tokens` it is 16, as OpenAI's.
+
+    `echo` with `max_tokens` 0 and `logprobs` scores the prompt: token by token, nothing drawn.
+    """
+
+    prompt: str | list[int] | list[str] | list[list[int]]
+    """Text, token ids, or a list of either: control tokens in texts are plain text, ids are taken as they are."""
+    echo: bool = False
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    """How many alternatives to tell at each position, besides the token itself; by the model alone, as for chats."""
+
+    @model_validator(mode="after")
+    def _has_something_to_do(self) -> TextWanted:
+        if not self.prompt:
+            raise ValueError("the prompt is empty: give text or token ids")
+        if self.max_tokens == 0 and not self.choices and not (self.echo and self.logprobs is not None and self.n == 1):
+            raise ValueError(
+                "max_tokens is 0: ask for one token at least, or score the prompt with echo, logprobs and n=1"
+            )
+        return self
