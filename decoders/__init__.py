@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
     from tot.decoders.engine.loading import list_models, load_model
     from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
-    from tot.decoders.remote import RemoteDecoder
+    from tot.decoders.remote.decoder import RemoteDecoder
     from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 
 _HOME = {
@@ -23,7 +23,7 @@ _HOME = {
     "engine.engine": ("Engine",),
     "engine.loading": ("list_models", "load_model"),
     "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
-    "remote": ("RemoteDecoder",),
+    "remote.decoder": ("RemoteDecoder",),
     "request": ("Completion", "Message", "Request", "Sampling", "Usage"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}

@@ -25,7 +25,7 @@ from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
 from tot.decoders.parallel_steps import ParallelSteps
-from tot.decoders.remote import RemoteDecoder, open_remote
+from tot.decoders.remote.decoder import RemoteDecoder, open_remote
 from tot.decoders.request import Completion, Request
 from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
 from tot.decoders.seed import Rounds, Scheduled, SEEDOptions

@@ -15,8 +15,8 @@ from tot.backends import Backend
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import METHODS, REMOTE, Decoder, load_decoder
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.remote import RemoteDecoder
-from tot.decoders.remote_options import RemoteOptions
+from tot.decoders.remote.decoder import RemoteDecoder
+from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
 from tot.named import load_task, parts_of
 from tot.search import Search

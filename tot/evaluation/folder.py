@@ -17,7 +17,7 @@ import yaml
 from filelock import FileLock, Timeout
 
 from tot.decoders.errors import OptionError, TaskError
-from tot.decoders.remote_options import TRANSPORT
+from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.configuration import FORMAT, VERSION
 from tot.tree import write_json, write_text
 

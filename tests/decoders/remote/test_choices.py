@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tot.decoders import Budget, Message, Meter, ModelError, Request, Sampling
-from tot.decoders.remote_choices import at_the_end
-from tot.decoders.remote_guesses import by_first_token, by_text
-from tot.decoders.remote_wire import Logprobs
+from tot.decoders.remote.choices import at_the_end
+from tot.decoders.remote.guesses import by_first_token, by_text
+from tot.decoders.remote.wire import Logprobs
 
 START, END = 1, 2
 

@@ -9,9 +9,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from tot.decoders.errors import RequestError
-from tot.decoders.remote_body import Prompt, joined, messages_of
-from tot.decoders.remote_options import RemoteOptions
-from tot.decoders.remote_wire import TokenIds
+from tot.decoders.remote.body import Prompt, joined, messages_of
+from tot.decoders.remote.options import RemoteOptions
+from tot.decoders.remote.wire import TokenIds
 from tot.decoders.request import Message
 
 

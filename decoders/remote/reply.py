@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tot.decoders.errors import RequestError
-from tot.decoders.remote_wire import Choice, Reply
+from tot.decoders.remote.wire import Choice, Reply
 from tot.decoders.request import FinishReason, Part, Sampling, Usage
 
 _OPEN, _CLOSE = "<think>", "</think>"

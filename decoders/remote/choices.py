@@ -9,7 +9,7 @@ text   for prompts that are text, without /tokenize: echoed, and a choice's toke
 first  by the likely first tokens of a reply, where no token begins two choices.
 said   by what the server writes, greedily.
 
-Which is used is logged once; the last two are guesses (`remote_guesses.py`). Knows nothing of connections or budgets.
+Which is used is logged once; the last two are guesses (`guesses.py`). Knows nothing of connections or budgets.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from functools import partial
 from typing import Any, Protocol
 
 from tot.decoders.errors import RequestError
-from tot.decoders.remote_body import CHAT, COMPLETIONS, CONTINUING, Prompt, address, joined, messages_of
-from tot.decoders.remote_faults import RefusedError
-from tot.decoders.remote_guesses import by_first_token, by_text
-from tot.decoders.remote_loop import together
-from tot.decoders.remote_options import RemoteOptions
-from tot.decoders.remote_reply import apart
-from tot.decoders.remote_tokens import CannotError, ServerTokens
-from tot.decoders.remote_wire import Logprobs, Reply
+from tot.decoders.remote.body import CHAT, COMPLETIONS, CONTINUING, Prompt, address, joined, messages_of
+from tot.decoders.remote.faults import RefusedError
+from tot.decoders.remote.guesses import by_first_token, by_text
+from tot.decoders.remote.loop import together
+from tot.decoders.remote.options import RemoteOptions
+from tot.decoders.remote.reply import apart
+from tot.decoders.remote.tokens import CannotError, ServerTokens
+from tot.decoders.remote.wire import Logprobs, Reply
 from tot.decoders.request import ChoiceLogprob, Request
 
 log = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tot.decoders.errors import RequestError
-from tot.decoders.remote_options import RemoteOptions
+from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Message, Sampling
 
 log = logging.getLogger(__name__)

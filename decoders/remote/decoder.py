@@ -20,15 +20,15 @@ from pydantic import ValidationError
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
-from tot.decoders.remote_body import Dialect, Prompt, address, extended, messages_of, sampled, seed_of
-from tot.decoders.remote_choices import Choices
-from tot.decoders.remote_faults import RefusedError
-from tot.decoders.remote_loop import LoopThread, together
-from tot.decoders.remote_options import KEY_VARIABLE, RemoteOptions
-from tot.decoders.remote_reply import CUT, Sample, samples_of, without
-from tot.decoders.remote_server import Server, Spent
-from tot.decoders.remote_tokens import ServerTokens
-from tot.decoders.remote_wire import Reply, TokenIds
+from tot.decoders.remote.body import Dialect, Prompt, address, extended, messages_of, sampled, seed_of
+from tot.decoders.remote.choices import Choices
+from tot.decoders.remote.faults import RefusedError
+from tot.decoders.remote.loop import LoopThread, together
+from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
+from tot.decoders.remote.reply import CUT, Sample, samples_of, without
+from tot.decoders.remote.server import Server, Spent
+from tot.decoders.remote.tokens import ServerTokens
+from tot.decoders.remote.wire import Reply, TokenIds
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
 
 log = logging.getLogger(__name__)

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from tot.decoders.errors import ModelError, OptionError, TotError
-from tot.decoders.remote_faults import PASSING, REQUESTS_FAULT, PassingError, RefusedError, asked_to_wait, plain, said
-from tot.decoders.remote_options import KEY_VARIABLE, RemoteOptions, key
-from tot.decoders.remote_wire import ModelNames
+from tot.decoders.remote.faults import PASSING, REQUESTS_FAULT, PassingError, RefusedError, asked_to_wait, plain, said
+from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions, key
+from tot.decoders.remote.wire import ModelNames
 from tot.decoders.request import Usage
 
 if TYPE_CHECKING:
