@@ -5,6 +5,7 @@ The template is the server's; what a choice is as a continuation is what a local
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
@@ -28,6 +29,8 @@ class ServerTokens:
         self._tokenize = tokenize
         self._choices: dict[str, list[int]] = {}
         self._end: int | None = None
+        self._asking = asyncio.Lock()
+        """So that the requests of a level, which come together, ask once."""
 
     async def of_prompt(self, prompt: Prompt) -> list[int]:
         """With the template for messages, and whatever the server puts before any text."""
@@ -40,24 +43,26 @@ class ServerTokens:
 
     async def of_choice(self, choice: str) -> list[int]:
         """As a continuation: after a line break, for tokenizers that begin every text with a space."""
-        if choice not in self._choices:
-            line = await self._ask(prompt="\n", add_special_tokens=False)
-            whole = await self._ask(prompt="\n" + choice, add_special_tokens=False)
-            if whole[: len(line)] != line:
-                whole, line = await self._ask(prompt=choice, add_special_tokens=False), []
-            self._choices[choice] = whole[len(line) :]
-        return self._choices[choice]
+        async with self._asking:
+            if choice not in self._choices:
+                line = await self._ask(prompt="\n", add_special_tokens=False)
+                whole = await self._ask(prompt="\n" + choice, add_special_tokens=False)
+                if whole[: len(line)] != line:
+                    whole, line = await self._ask(prompt=choice, add_special_tokens=False), []
+                self._choices[choice] = whole[len(line) :]
+            return self._choices[choice]
 
     async def end_of_turn(self) -> int:
         """The token that the template puts after what an assistant said."""
-        if self._end is None:
-            said = (Message(role="user", content="x"), Message(role="assistant", content="x"))
-            opened = await self._of_chat(said, True)
-            closed = await self._of_chat(said, False, replies=False)
-            if closed[: len(opened)] != opened or len(closed) == len(opened):
-                raise CannotError
-            self._end = closed[len(opened)]
-        return self._end
+        async with self._asking:
+            if self._end is None:
+                said = (Message(role="user", content="x"), Message(role="assistant", content="x"))
+                opened = await self._of_chat(said, True)
+                closed = await self._of_chat(said, False, replies=False)
+                if closed[: len(opened)] != opened or len(closed) == len(opened):
+                    raise CannotError
+                self._end = closed[len(opened)]
+            return self._end
 
     async def _of_chat(self, messages: Sequence[Message], goes_on: bool, replies: bool = True) -> list[int]:
         template = {name: value for name, value in self._options.extra.items() if name == "chat_template_kwargs"}

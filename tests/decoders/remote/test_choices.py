@@ -164,11 +164,13 @@ def test_equal_beginnings_of_choices_are_asked_for_once(server: Any, remote: Any
     assert len(asked) == 2
 
 
-def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any) -> None:
+@pytest.mark.parametrize("together", [False, True])
+def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any, together: bool) -> None:
     server.reply = Toy("tokenize", "next")
     decoder = remote()
-    for text in "abc":
-        decoder.generate([Request(prompt=text, choices=("1", "2"), close_choices=True)])
+    requests = [Request(prompt=text, choices=("1", "2"), close_choices=True) for text in "abc"]
+    for sent in [requests] if together else [[request] for request in requests]:
+        decoder.generate(sent)
     asked = [post for post in server.posts if post.path == "/tokenize"]
     assert len(asked) == 2 * 2 + 2 + 3  # each choice with its line break, the end of a turn, and the prompts
 
