@@ -165,6 +165,9 @@ class Server:
         except self._openai.APIStatusError as error:
             if error.status_code not in PASSING or error.code == "insufficient_quota":
                 raise
+            if "logprob_token_ids" in (body or {}) and "index out of range" in self._said(error):
+                # vLLM, where it speculates (0.32): a fault of its own, each time.
+                raise RefusedError(f"{path} fails for logprob_token_ids", "logprob_token_ids") from None
             reason = ": ".join(filter(None, (str(error.status_code), self._said(error))))
             raise PassingError(reason, asked_to_wait(error.response.headers)) from None
 

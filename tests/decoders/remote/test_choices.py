@@ -146,6 +146,20 @@ def test_a_server_that_scores_choices_itself_is_asked_to(server: Any, remote: An
     assert caplog.text == ""
 
 
+def test_a_server_that_fails_for_certain_tokens_is_asked_by_echo(server: Any, remote: Any) -> None:
+    class Speculating(Toy):
+        """As vLLM does where it speculates."""
+
+        def __call__(self, path: str, body: dict[str, Any]) -> Any:
+            failing = "logprob_token_ids" in body
+            return (500, {"error": {"message": "list index out of range"}}) if failing else super().__call__(path, body)
+
+    server.reply = Speculating("tokenize", "echo", "next")
+    (completion,) = remote().generate([Request(prompt="text", choices=("1", "10"))])
+    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(choice)) for choice in ("1", "10")])
+    assert sum("logprob_token_ids" in post.body for post in server.posts) == 1  # not again and again
+
+
 def test_token_ids_are_scored_as_they_are(server: Any, remote: Any) -> None:
     server.reply = Toy("tokenize", "echo", "next")
     (completion,) = remote().generate([Request(prompt=(5, 6, 7), choices=("1", "2"))])
