@@ -18,7 +18,8 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 def commands(program: str) -> list[list[str]]:
     """The README's indented commands of a program, as words without comments and redirections."""
-    lines = re.findall(rf"^    ({program} .*)$", README, re.MULTILINE)
+    joined = re.sub(r" \\\n +", " ", README)
+    lines = re.findall(rf"^    ({program} .*)$", joined, re.MULTILINE)
     return [shlex.split(line.partition("<")[0], comments=True) for line in lines]
 
 
