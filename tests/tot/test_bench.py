@@ -87,7 +87,7 @@ def test_evaluating_together_is_compared_with_one_at_a_time(
     printed = tot("bench", "eval", "--data", str(data / "gsm8k_test_0_400.jsonl"), *options)
     numbers = json.loads(out.read_text())
     one, both = (numbers[f"cot, {count} at once"] for count in (1, 2))
-    assert one["tokens_a_problem"] == both["tokens_a_problem"] == [8]
+    assert one["tokens_a_problem"] == both["tokens_a_problem"] == [16]  # of a solution, and of an answer
     assert numbers["cot: 2 at once / 1"] == [both["problems_a_minute"][0] / one["problems_a_minute"][0]]
     assert 0 < both["idle"][0] < 1
     assert f"{numbers['cot: 2 at once / 1'][0]:.2f}x" in printed
