@@ -1,4 +1,4 @@
-"""Choices scored in each of the five ways, against values computed by hand; a server that can't do one gets the next.
+"""Choices scored in each of the six ways, against values computed by hand; a server that can't do one gets the next.
 
 The servers here are toys: a token is a character (or a pair of digits), and its log-probability is minus its number
 divided by its place, so that every score is a sum that fits in a line.
