@@ -324,8 +324,16 @@ def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scr
     ],
 )
 def test_what_can_not_be_evaluated_is_refused_and_leaves_no_folder(
-    run: Any, scripted: Any, data_file: Path, tmp_path: Path, rows: Any, options: Any, said: str
+    run: Any,
+    scripted: Any,
+    data_file: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    rows: Any,
+    options: Any,
+    said: str,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     data_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(TotError, match=said):
         run(scripted(TABLE), **options)
