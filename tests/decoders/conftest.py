@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import copy
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
+from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
+from tot.decoders.decoder import make_drafter
+from tot.decoders.drafters import Drafter, DrafterChain, ModelDrafter
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (
@@ -144,6 +147,101 @@ def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokeniz
     for decoder in made:
         decoder.close()
         assert decoder.engine.tree.live == 0
+
+
+@dataclass
+class Bench:
+    """One target; decoders for it by method and draft, each on a copy of its own. All slots must be free at the end."""
+
+    target: Any
+    tokenizer: Any
+    kv_budget: int
+    """Tokens, of an engine that is given none."""
+    engines: list[Engine] = field(default_factory=list)
+    drafters: list[Drafter] = field(default_factory=list)
+    decoders: list[LocalDecoder] = field(default_factory=list)
+
+    def engine(self, kv_budget: int | None = None, chunk: int = 512) -> Engine:
+        loaded = load_model(copy.deepcopy(self.target), tokenizer=self.tokenizer)
+        self.engines.append(Engine(loaded, kv_budget or self.kv_budget, chunk))
+        return self.engines[-1]
+
+    def ar(self, engine: Engine | None = None) -> LocalDecoder:
+        return load_decoder("ar", engine=engine or self.engine())
+
+    def expected(self, requests: Sequence[Request]) -> list[tuple[int, ...]]:
+        """The tokens of plain decoding."""
+        return [completion.tokens for completion in self.ar().generate(requests)]
+
+    def seed(self, draft: Any = None, engine: Engine | None = None, **options: Any) -> LocalDecoder:
+        self.decoders.append(load_decoder("seed", engine=engine or self.engine(), draft=draft, **options))
+        return self.decoders[-1]
+
+    def speculative(
+        self, name: str, draft: Any, engine: Engine | None = None, kv_budget: int | None = None, **options: Any
+    ) -> LocalDecoder:
+        """`draft` is lookup, same, near, far or chain, or a model. `kv_budget` is the draft's."""
+        engine = engine or self.engine()
+        drafter = self.drafter(draft, engine, kv_budget)
+        self.decoders.append(load_decoder(name, engine=engine, draft=drafter, **options))
+        return self.decoders[-1]
+
+    def drafter(self, draft: Any, engine: Engine, kv_budget: int | None) -> Drafter:
+        if draft == "chain":
+            return DrafterChain([self.drafter("lookup", engine, None), self.drafter("near", engine, kv_budget)])
+        model = self.model(draft) if isinstance(draft, str) else draft
+        if model is not None and kv_budget is not None:
+            return self._drafting(model, kv_budget)
+        self.drafters.append(make_drafter(model, engine))
+        return self.drafters[-1]
+
+    def model_drafter(self, noise: float = 0.0) -> ModelDrafter:
+        """Drafts with the target itself, or with what some noise leaves of it."""
+        return self._drafting(self.noisy(noise), 4000)
+
+    def _drafting(self, model: Any, kv_budget: int) -> ModelDrafter:
+        drafter = ModelDrafter(load_model(model, tokenizer=self.tokenizer), kv_budget)
+        self.drafters.append(drafter)
+        return drafter
+
+    def model(self, draft: str) -> Any:
+        """A draft model: a copy of the target, one that is often right, or one that knows nothing of it."""
+        if draft == "lookup":
+            return None
+        noise, kept = {"same": (0.0, 1.0), "near": (0.02, 1.0), "far": (0.3, 0.0)}[draft]
+        return self.noisy(noise, kept)
+
+    def noisy(self, noise: float, kept: float = 1.0) -> Any:
+        """A copy of the target, with so much noise added to so much of its weights."""
+        model = copy.deepcopy(self.target)
+        generator = torch.Generator().manual_seed(5)
+        for weight in model.parameters():
+            weight.data = weight * kept + torch.randn(weight.shape, generator=generator) * noise
+        return model
+
+    def close(self) -> None:
+        for engine in self.engines:
+            engine.close()
+            assert engine.tree.live == 0
+        for decoder in self.decoders:
+            decoder.close()
+        for drafter in self.drafters:
+            if isinstance(drafter, ModelDrafter):
+                assert drafter.runner.tree.live == 0
+
+
+@pytest.fixture
+def make_bench(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Callable[..., Bench]]:
+    """Benches on readable models: make_bench("qwen2", kv_budget=3000)."""
+    made: list[Bench] = []
+
+    def make(family: str = "llama", kv_budget: int = 4000) -> Bench:
+        made.append(Bench(make_model(family, readable=True), tokenizer, kv_budget))
+        return made[-1]
+
+    yield make
+    for bench in made:
+        bench.close()
 
 
 @pytest.fixture

@@ -33,6 +33,21 @@ CHATML = (
 )
 
 
+TWO_LEVELS = {
+    "grow": ["a", "b"],
+    "value a": "3",
+    "value b": "7",
+    "grow b": ["c", "d"],
+    "grow a": ["e", "f"],
+    "value b/c": "2",
+    "value b/d": "9",
+    "value a/e": "9",
+    "value a/f": "5",
+    "answer b/d": "the end",
+}
+"""What a decoder replies to Letters, two thoughts at a time: b is the better one, and d the best after it."""
+
+
 class Letters(Task):
     """Prompts name the purpose and the path of thoughts: "grow b/c" asks what comes after the thoughts b and c."""
 
@@ -87,6 +102,11 @@ def letters() -> type[Task]:
 @pytest.fixture
 def scripted() -> type[Scripted]:
     return Scripted
+
+
+@pytest.fixture
+def two_levels() -> dict[str, Any]:
+    return dict(TWO_LEVELS)
 
 
 @pytest.fixture(scope="session")

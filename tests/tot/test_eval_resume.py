@@ -23,18 +23,11 @@ SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evalua
 
 
 @pytest.fixture
-def data_file(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
-    return path
-
-
-@pytest.fixture
-def run(letters: Any, data_file: Path, tmp_path: Path) -> Callable[..., Any]:
+def run(letters: Any, rows: Path, tmp_path: Path) -> Callable[..., Any]:
     """evaluate() of the eight rows: run(decoder, out="out", limit=3)."""
 
     def evaluated(decoder: Any, out: str = "out", **options: Any) -> Any:
-        return evaluate(letters, data_file, out=tmp_path / out, decoder=decoder, **SEARCH | options)
+        return evaluate(letters, rows, out=tmp_path / out, decoder=decoder, **SEARCH | options)
 
     return evaluated
 
@@ -223,9 +216,9 @@ def test_a_changed_configuration_is_refused_by_its_differences(
 
 
 def test_other_data_and_another_model_are_refused(
-    run: Any, tiny: Any, scripted: Any, whole: Path, data_file: Path, tmp_path: Path
+    run: Any, tiny: Any, scripted: Any, whole: Path, rows: Path, tmp_path: Path
 ) -> None:
-    data_file.write_text(data_file.read_text() + "\n")
+    rows.write_text(rows.read_text() + "\n")
     with pytest.raises(TotError, match=r"configuration: data_sha256 [0-9a-f]{16} there, [0-9a-f]{16} here\."):
         run(scripted({}), resume=True)
     with tiny() as decoder:
@@ -236,9 +229,9 @@ def test_other_data_and_another_model_are_refused(
             run(decoder, out="tiny", limit=1, resume=True)
 
 
-def test_the_folder_of_another_task_is_refused(scripted: Any, whole: Path, data_file: Path) -> None:
+def test_the_folder_of_another_task_is_refused(scripted: Any, whole: Path, rows: Path) -> None:
     with pytest.raises(TotError, match=r"task tests\.tot\.conftest:Letters there, game24 here"):
-        evaluate("game24", _puzzles(data_file.with_name("24.jsonl")), out=whole, resume=True, decoder=scripted({}))
+        evaluate("game24", _puzzles(rows.with_name("24.jsonl")), out=whole, resume=True, decoder=scripted({}))
 
 
 def _puzzles(path: Path) -> Path:

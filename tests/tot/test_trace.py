@@ -13,18 +13,6 @@ import pytest
 from tot import BFS, DFS, MCTS, Node, Solution, State, Task, Thought, ThoughtTree, Trace, Value, solve
 from tot.decoders import TaskError
 
-TWO_LEVELS = {
-    "grow": ["a", "b"],
-    "value a": "3",
-    "value b": "7",
-    "grow b": ["c", "d"],
-    "grow a": ["e", "f"],
-    "value b/c": "2",
-    "value b/d": "9",
-    "value a/e": "9",
-    "value a/f": "5",
-    "answer b/d": "the end",
-}
 SEARCH = BFS(thoughts=2, breadth=2, depth=3)
 
 
@@ -34,10 +22,10 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def record(letters: Any, scripted: Any, path: Path) -> Callable[..., Solution]:
+def record(letters: Any, scripted: Any, two_levels: Any, path: Path) -> Callable[..., Solution]:
     """Runs a search into a new trace, and leaves it unfinished: record(search=..., watch=...)."""
 
-    def run(task: Any = letters, table: Any = TWO_LEVELS, search: Any = SEARCH, **options: Any) -> Solution:
+    def run(task: Any = letters, table: Any = two_levels, search: Any = SEARCH, **options: Any) -> Solution:
         trace = Trace.create(path)
         try:
             options = {"search": search, "evaluator": Value(), "trace": trace} | options
@@ -98,9 +86,9 @@ def test_the_header_keeps_what_it_was_given(path: Path) -> None:
     trace.close()
 
 
-def test_a_finished_run_is_the_last_line(letters: Any, scripted: Any, path: Path) -> None:
+def test_a_finished_run_is_the_last_line(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
     trace = Trace.create(path)
-    solution = solve(letters, "q", decoder=scripted(TWO_LEVELS), search=SEARCH, evaluator=Value(), trace=trace)
+    solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), trace=trace)
     trace.finish(solution.to_json())
     assert lines(path)[-1] == {"step": "end", "run": json.loads(json.dumps(solution.to_json()))}
     assert ThoughtTree.load(path).to_json() == solution.tree.to_json()
@@ -136,18 +124,18 @@ EITHER_WAY = {"grow": ["n", "e"], "grow n": ["n", "e"], "grow e": ["n", "e"]}
 
 
 @pytest.mark.parametrize(
-    ("search", "table"),
+    ("search", "merges"),
     [
-        (SEARCH, TWO_LEVELS),
-        (DFS(thoughts=2, depth=3, max_children=1), TWO_LEVELS),
-        (DFS(thoughts=2, depth=3, threshold=4, goals=9), TWO_LEVELS),
-        (MCTS(thoughts=2, depth=3, iterations=5), TWO_LEVELS),
-        (SEARCH, EITHER_WAY),
+        (SEARCH, False),
+        (DFS(thoughts=2, depth=3, max_children=1), False),
+        (DFS(thoughts=2, depth=3, threshold=4, goals=9), False),
+        (MCTS(thoughts=2, depth=3, iterations=5), False),
+        (SEARCH, True),
     ],
     ids=["bfs", "dfs-max-children", "dfs-threshold", "mcts", "merged"],
 )
 def test_the_tree_of_a_killed_run_is_all_that_was_known_then(
-    record: Any, path: Path, compass: Any, letters: Any, search: Any, table: Any
+    record: Any, path: Path, compass: Any, search: Any, merges: bool
 ) -> None:
     """Every field but which path was chosen, after every step: marks of pruning, visits and links too."""
     pairs: list[tuple[Any, Any]] = []
@@ -156,7 +144,8 @@ def test_the_tree_of_a_killed_run_is_all_that_was_known_then(
         if len(problem.tree) > 1:
             pairs.append((ThoughtTree.load(path).to_json(), json.loads(json.dumps(problem.tree.to_json()))))
 
-    record(task=compass if table is EITHER_WAY else letters, table=table, search=search, watch=compare)
+    merging = {"task": compass, "table": EITHER_WAY} if merges else {}
+    record(**merging, search=search, watch=compare)
     assert len(pairs) >= 4
     for number, (read, grown) in enumerate(pairs):
         assert read == grown, f"after step {number}"
@@ -237,14 +226,14 @@ def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
 
 @pytest.mark.parametrize("missing", ["results", "spent"])
 def test_a_line_that_lacks_what_it_should_hold_is_refused(
-    record: Any, letters: Any, scripted: Any, path: Path, missing: str
+    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path, missing: str
 ) -> None:
     record()
     steps = lines(path)
     del steps[3][missing]
     path.write_text("".join(json.dumps(step) + "\n" for step in steps))
     with pytest.raises(TaskError, match=r"run\.jsonl"):
-        resumed(letters, scripted(TWO_LEVELS), path)
+        resumed(letters, scripted(two_levels), path)
 
 
 @pytest.mark.parametrize("version", [0, 2, None])
@@ -292,27 +281,27 @@ def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
     ],
 )
 def test_a_run_about_something_else_is_refused_with_what_differs(
-    record: Any, letters: Any, scripted: Any, path: Path, changed: Any, said: str
+    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path, changed: Any, said: str
 ) -> None:
     record()
-    before, decoder = path.read_bytes(), scripted(TWO_LEVELS)
+    before, decoder = path.read_bytes(), scripted(two_levels)
     with pytest.raises(TaskError, match=rf"run\.jsonl is of another run: {said}.*; resume it with what"):
         resumed(letters, decoder, path, **changed)
     assert decoder.batches == []
     assert path.read_bytes() == before
 
 
-def test_another_task_is_refused_by_name(record: Any, letters: Any, scripted: Any, path: Path) -> None:
+def test_another_task_is_refused_by_name(record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
     record()
     other = type("Other", (letters,), {})
     with pytest.raises(TaskError, match=r"its task is 'Letters', not 'Other'"):
-        resumed(other, scripted(TWO_LEVELS), path)
+        resumed(other, scripted(two_levels), path)
 
 
 def test_a_task_that_has_changed_since_is_refused_where_it_shows(
-    record: Any, letters: Any, scripted: Any, path: Path
+    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path
 ) -> None:
     record()
     fussy = type("Letters", (letters,), {"is_terminal": lambda self, state: state.text == "b"})
     with pytest.raises(TaskError, match=r"it goes on with expand of \[2, 1\], the search with expand of \[1\]; the"):
-        resumed(fussy, scripted(TWO_LEVELS), path)
+        resumed(fussy, scripted(two_levels), path)

@@ -1,30 +1,13 @@
-"""What a benchmark ran on, and how its numbers are shown: both sides, the ratio of medians, the spread."""
+"""How a benchmark's numbers are shown: what it ran on, both sides, the ratio of medians, the spread."""
 
 from __future__ import annotations
 
-import platform
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 
-import torch
-import transformers
+from tot.machine import describe, processor
 
-
-def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """One line: processor or GPU, threads, versions, number format."""
-    if device.type == "cuda":
-        place = torch.cuda.get_device_name(device)
-    else:
-        place = f"{processor()}, {torch.get_num_threads()} threads"
-    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}, {str(dtype).split('.')[-1]}"
-
-
-def processor() -> str:
-    """The processor's name, as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
+__all__ = ["describe", "interval", "processor", "share", "spread"]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from tot.bench.machine import describe
 from tot.decoders.errors import TotError
+from tot.machine import describe
 from tot.serving.asked import asked
 from tot.serving.body import Bodies
 from tot.serving.connection import HungUpError, while_connected

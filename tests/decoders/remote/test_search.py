@@ -40,13 +40,6 @@ def script(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 @pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
-    return path
-
-
-@pytest.fixture
 def options(server: Any) -> dict[str, Any]:
     server.reply = script
     return {"model": "tiny", "decoder": "openai", "base_url": server.url, "backoff": 0.001}

@@ -5,88 +5,20 @@ Import mode is importlib, so these are fixtures: functions and classes.
 
 from __future__ import annotations
 
-import copy
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-import torch
 
-from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
-from tot.decoders.decoder import make_drafter
-from tot.decoders.drafters import Drafter, DrafterChain, ModelDrafter
+from tot.decoders import Completion, Request, Sampling
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 
 
-@dataclass
-class Bench:
-    """One target; decoders for it by method and draft, each on a copy of its own. All slots must be free at the end."""
-
-    target: Any
-    tokenizer: Any
-    engines: list[Engine] = field(default_factory=list)
-    drafters: list[Drafter] = field(default_factory=list)
-    decoders: list[LocalDecoder] = field(default_factory=list)
-
-    def engine(self, kv_budget: int = 3000, chunk: int = 512) -> Engine:
-        loaded = load_model(copy.deepcopy(self.target), tokenizer=self.tokenizer)
-        self.engines.append(Engine(loaded, kv_budget, chunk))
-        return self.engines[-1]
-
-    def ar(self, engine: Engine | None = None) -> LocalDecoder:
-        return load_decoder("ar", engine=engine or self.engine())
-
-    def speculative(
-        self, name: str, draft: Any, engine: Engine | None = None, kv_budget: int | None = None, **options: Any
-    ) -> LocalDecoder:
-        """`draft` is one of DRAFTS, or a model. `kv_budget` is the draft's."""
-        engine = engine or self.engine()
-        drafter = self.drafter(draft, engine, kv_budget)
-        decoder = load_decoder(name, engine=engine, draft=drafter, **options)
-        self.decoders.append(decoder)
-        return decoder
-
-    def drafter(self, draft: Any, engine: Engine, kv_budget: int | None) -> Drafter:
-        if draft == "chain":
-            return DrafterChain([self.drafter("lookup", engine, None), self.drafter("near", engine, kv_budget)])
-        model = self.model(draft) if isinstance(draft, str) else draft
-        if model is None or kv_budget is None:
-            self.drafters.append(make_drafter(model, engine))
-        else:
-            self.drafters.append(ModelDrafter(load_model(model, tokenizer=self.tokenizer), kv_budget))
-        return self.drafters[-1]
-
-    def model(self, draft: str) -> Any:
-        """A draft model: a copy of the target, one that is often right, or one that knows nothing of it."""
-        if draft == "lookup":
-            return None
-        model = copy.deepcopy(self.target)
-        generator = torch.Generator().manual_seed(5)
-        for weight in model.parameters() if draft != "same" else ():
-            noise = torch.randn(weight.shape, generator=generator)
-            weight.data = weight + noise * 0.02 if draft == "near" else noise * 0.3
-        return model
-
-    def close(self) -> None:
-        for engine in self.engines:
-            engine.close()
-            assert engine.tree.live == 0
-        for decoder in self.decoders:
-            decoder.close()
-        for drafter in self.drafters:
-            if isinstance(drafter, ModelDrafter):
-                assert drafter.runner.tree.live == 0
-
-
 @pytest.fixture
-def bench(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Bench]:
-    family = getattr(request, "param", "llama")
-    made = Bench(make_model(family, readable=True), tokenizer)
-    yield made
-    made.close()
+def bench(request: pytest.FixtureRequest, make_bench: Callable[..., Any]) -> Any:
+    return make_bench(getattr(request, "param", "llama"), kv_budget=3000)
 
 
 def mixed_requests(count: int, seed: int) -> list[Request]:
@@ -143,7 +75,7 @@ def accepted(completions: Sequence[Completion]) -> int:
     return sum(completion.usage.accepted for completion in completions)
 
 
-def rationale(bench: Bench, at: int, **settings: Any) -> tuple[str, Completion]:
+def rationale(bench: Any, at: int, **settings: Any) -> tuple[str, Completion]:
     """Two characters that the model writes first from about token `at` on, and the text without that stop."""
     (free,) = bench.ar().generate([plain(max_tokens=24, **settings)])
     head = len(bench.engines[0].codec.decode(free.tokens[:at]))

@@ -1,4 +1,4 @@
-"""What tests of BFS share: one search over scripted letters, and what its tree holds.
+"""What tests of BFS share: one search, and what its tree holds.
 
 Import mode is importlib, so these are fixtures: functions.
 """
@@ -11,19 +11,6 @@ from typing import Any
 import pytest
 
 from tot import BFS, Solution, ThoughtTree, Value, solve
-
-TWO_LEVELS = {
-    "grow": ["a", "b"],
-    "value a": "3",
-    "value b": "7",
-    "grow b": ["c", "d"],
-    "grow a": ["e", "f"],
-    "value b/c": "2",
-    "value b/d": "9",
-    "value a/e": "9",
-    "value a/f": "5",
-    "answer b/d": "the end",
-}
 
 
 def grow(task: Any, decoder: Any, *, thoughts: int = 2, breadth: int = 2, depth: int = 3, **options: Any) -> Solution:
@@ -38,11 +25,6 @@ def paths(tree: ThoughtTree) -> list[str]:
 
 def values(tree: ThoughtTree) -> dict[str, float | None]:
     return {path: node.value for path, node in zip(paths(tree), tree, strict=True) if path}
-
-
-@pytest.fixture(name="two_levels")
-def _two_levels() -> Any:
-    return TWO_LEVELS
 
 
 @pytest.fixture(name="grow")

@@ -1,10 +1,9 @@
-"""A Ray cluster of two nodes with one core each, on loopback, for all tests of this folder; eight questions; a task
-and a decoder that take their time."""
+"""A Ray cluster of two nodes with one core each, on loopback, for all tests of this folder; a task and a decoder
+that take their time."""
 
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 import secrets
 import shutil
@@ -124,13 +123,6 @@ def cluster() -> Iterator[Any]:
 def address(cluster: Any) -> str:
     cluster.wait_for_nodes()
     return str(cluster.address)
-
-
-@pytest.fixture
-def rows(tmp_path: Path) -> Path:
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
-    return path
 
 
 @pytest.fixture

@@ -113,7 +113,8 @@ def test_values_that_can_not_be_are_refused_with_what_they_are(server: Any, fiel
     ],
 )
 def test_messages_that_can_not_be_read_are_refused(server: Any, messages: Any, said: str, param: str | None) -> None:
-    check(server.post(CHAT, json={"model": "tiny", "messages": messages}), 400, said, param)
+    error = check(server.post(CHAT, json={"model": "tiny", "messages": messages}), 400, said, param)
+    assert error["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_a_prompt_above_the_servers_own_limit_is_refused_with_the_numbers(serve:
 def test_more_than_the_store_of_keys_holds_is_refused_with_the_numbers(serve: Any) -> None:
     server = serve(kv_budget=500)
     reply = server.post(TEXT, json={"model": "tiny", "prompt": "Hm.", "n": 4, "max_tokens": 200})
-    check(reply, 400, "and the budget holds 500")
+    assert check(reply, 400, "and the budget holds 500")["type"] == "invalid_request_error"
 
 
 @pytest.mark.parametrize(
@@ -160,14 +161,18 @@ def test_more_than_the_store_of_keys_holds_is_refused_with_the_numbers(serve: An
 )  # fmt: skip
 def test_bodies_that_are_no_request_are_refused(server: Any, body: bytes) -> None:
     reply = server.post(TEXT, content=body, headers={"content-type": "application/json"})
-    check(reply, 400, "", reply.json()["error"]["param"])
+    assert check(reply, 400, "", reply.json()["error"]["param"])["type"] == "invalid_request_error"
 
 
 def test_paths_and_methods_that_are_not_there_are_refused_in_the_same_shape(server: Any) -> None:
-    check(httpx.get(f"{server.url}/v2/x"), 404, "there is nothing at /v2/x: the API is under /v1")
-    check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not take GET")
-    check(server.post("/v1/embeddings", json={}), 404, "there is nothing at /v1/embeddings")
-    check(server.post(TEXT, json={"model": "gpt-x", "prompt": "x"}), 404, "unknown model 'gpt-x'", "model")
+    nowhere = check(httpx.get(f"{server.url}/v2/x"), 404, "there is nothing at /v2/x: the API is under /v1")
+    assert (nowhere["type"], nowhere["code"]) == ("not_found_error", "not_found")
+    wrong_way = check(httpx.get(f"{server.url}{CHAT}"), 405, f"{CHAT} does not take GET")
+    assert (wrong_way["type"], wrong_way["code"]) == ("invalid_request_error", "method_not_allowed")
+    unserved = check(server.post("/v1/embeddings", json={}), 404, "there is nothing at /v1/embeddings")
+    assert (unserved["type"], unserved["code"]) == ("not_found_error", "not_found")
+    unknown = server.post(TEXT, json={"model": "gpt-x", "prompt": "x"})
+    assert check(unknown, 404, "unknown model 'gpt-x'", "model")["code"] == "model_not_found"
 
 
 def test_openais_client_raises_its_own_exceptions(serve: Any) -> None:

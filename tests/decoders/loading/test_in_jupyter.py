@@ -1,0 +1,37 @@
+"""In Jupyter without its widgets, nothing is said about bars that are text; what others warn of is told as ever."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+JUPYTER = """
+import sys, types, warnings
+shell, ipython = types.ModuleType("ipykernel.zmqshell"), types.ModuleType("IPython")
+ipython.get_ipython = lambda: None
+sys.modules |= {"ipykernel.zmqshell": shell, "IPython": ipython, "ipywidgets": None}
+filters = list(warnings.filters)
+"""
+
+
+def test_without_the_package_the_bars_complain_of_missing_widgets(
+    run_python: Callable[..., subprocess.Popen[str]],
+) -> None:
+    _, errors = run_python(JUPYTER + "import tqdm.auto").communicate(timeout=60)
+    assert errors.count("IProgress not found") == 1
+
+
+def test_the_complaint_is_silenced_and_the_filters_are_left_as_they_were(
+    run_python: Callable[..., subprocess.Popen[str]],
+) -> None:
+    code = """
+import tot.decoders.engine
+print(warnings.filters == filters)
+import transformers.utils.logging
+warnings.warn("IProgress not found: said by another")
+"""
+    process = run_python(JUPYTER + code)
+    output, errors = process.communicate(timeout=60)
+    assert (process.returncode, output) == (0, "True\n")
+    assert errors.count("IProgress not found") == 1
+    assert "said by another" in errors

@@ -1,0 +1,25 @@
+"""Help: where nothing was asked for, and with a word about every option."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(("arguments", "named"), [((), ("solve", "models", "bench")), (("bench",), ("packed",))])
+def test_a_command_without_arguments_shows_its_help(
+    tot: Any, arguments: tuple[str, ...], named: tuple[str, ...]
+) -> None:
+    status, out, err = tot(*arguments)
+    assert (status, out) == (2, "")
+    assert err.startswith("Usage: tot ")
+    assert all(re.search(rf"^ +{name} ", err, re.MULTILINE) for name in named)
+
+
+def test_help_names_every_option_with_a_word_about_it(tot: Any) -> None:
+    status, out, err = tot("solve", "--help")
+    assert (status, err) == (0, "")
+    for option in ("--thoughts", "--breadth", "--depth", "--budget-seconds", "--out", "--json", "--kv-budget"):
+        assert re.search(rf"^ +{option}\b.* [A-Za-z]", out, re.MULTILINE)

@@ -1,0 +1,137 @@
+"""What `tot solve` prints and writes, on a scripted decoder: the tree, the answer, JSON, and what stopped it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import ThoughtTree
+from tot.cli import main
+from tot.decoders import ModelError
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
+SOLVE = ("solve", "gsm8k", QUESTION, "--evaluator", "value", "--thoughts", "2", "--depth", "2")
+
+
+def test_the_tree_the_answer_and_the_usage_are_printed_as_plain_text(tot: Any, scripted_model: Any) -> None:
+    status, out, err = tot(*SOLVE)
+    question, first, second, blank, answer, usage = out.splitlines()
+    assert (status, err) == (0, "")
+    assert question == QUESTION
+    assert first == "├── ★  6.00  How many now? → 3 + 4 = 7 apples."
+    assert second == "└── ·  6.00  How many then? → 3 apples."
+    assert blank == ""
+    assert answer == "Answer: 7"
+    assert re.fullmatch(
+        r"2 thoughts, 7 calls, 35 new tokens, 0 prompt tokens \(0 reused\), 0 forwards, 0\.\d s, \d+ tokens/s", usage
+    )
+
+
+def test_json_is_one_object_and_nothing_else(tot: Any, scripted_model: Any, usage_fields: list[str]) -> None:
+    status, out, err = tot(*SOLVE, "--json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    result = json.loads(out)
+    assert list(result) == ["answer", "solved", "value", "usage"]
+    assert (result["answer"], result["solved"], result["value"]) == ("7", False, 6.0)
+    assert list(result["usage"]) == usage_fields
+    assert result["usage"]["new_tokens"] == 35
+
+
+def test_out_writes_the_run_and_its_tree_can_be_loaded(tot: Any, scripted_model: Any, tmp_path: Path) -> None:
+    path = tmp_path / "run.json"
+    path.write_text("an old one")
+    _, out, _ = tot(*SOLVE, "--json", "--out", str(path))
+    run = json.loads(path.read_text())
+    assert (run["format"], run["version"]) == ("tot.run", 2)
+    assert json.loads(out).items() <= run.items()
+    tree = ThoughtTree.load(path)
+    assert [node.value for node in tree] == [None, 6, 6]
+    assert tree.state(tree[1]).text == "How many now?\n3 + 4 = 7 apples."
+
+
+def test_a_dash_reads_the_question_from_standard_input(
+    tot: Any, scripted_model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("  How many é?\n"))
+    _, out, _ = tot("solve", "gsm8k", "-", *SOLVE[3:])
+    assert out.startswith("How many é?\n├── ")
+    assert "Question: How many é?" in scripted_model.requests[0].prompt[0].content
+
+
+def test_without_a_question_the_tasks_example_is_solved(tot: Any, scripted_model: Any) -> None:
+    _, out, _ = tot("solve", "gsm8k", *SOLVE[3:])
+    assert out.startswith("A gardener plants 7 rows of tulips")
+
+
+def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
+    tot(*SOLVE[:3], "--thoughts", "2", "--breadth", "1", "--depth", "3", "--evaluator", "value", "--temperature", "0.5",
+        "--max-tokens", "9", "--seed", "4")  # fmt: skip
+    first, again = scripted_model.requests[0].sampling, list(scripted_model.requests)
+    assert (first.n, first.temperature, first.max_tokens) == (2, 0.5, 9)
+    assert [len(batch) for batch in scripted_model.batches] == [1, 2, 2, 1, 2, 2, 1]
+    tot(*SOLVE, "--seed", "5")
+    assert first.seed != scripted_model.requests[len(again)].sampling.seed
+
+
+@pytest.mark.parametrize(
+    ("budget", "stopped", "asked", "answer"),
+    [
+        (("--budget-tokens", "12"), "budget: tokens (20 of 12)", ["generate"] * 2, "none found"),
+        (("--budget-tokens", "30"), "budget: tokens (30 of 30)", ["generate"] * 2 + ["evaluate"], "7"),
+        (("--budget-nodes", "0"), "budget: nodes (0 of 0)", [], "none found"),
+        (("--budget-forwards", "0"), "budget: forwards (0 of 0)", [], "none found"),
+        (("--budget-seconds", "0"), "budget: seconds (", [], "none found"),
+    ],
+)
+def test_a_spent_budget_is_said_with_the_best_so_far(
+    tot: Any, scripted_model: Any, budget: tuple[str, str], stopped: str, asked: list[str], answer: str
+) -> None:
+    status, out, _ = tot(*SOLVE, *budget)
+    assert status == 0
+    assert f"\nStopped ({stopped}" in out
+    assert f"; this is the best so far.\nAnswer: {answer}\n" in out
+    assert [batch[0].purpose for batch in scripted_model.batches] == asked
+
+
+def test_a_run_that_fails_on_the_way_keeps_what_it_had_grown(
+    tot: Any, scripted_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generate = scripted_model.generate
+
+    def fail(requests: Any) -> Any:
+        if "Sub-question 2:" in requests[0].prompt[-1].content:
+            raise ModelError("the model is gone: bring it back")
+        return generate(requests)
+
+    monkeypatch.setattr(scripted_model, "generate", fail)
+    status, out, err = tot(*SOLVE, "--depth", "3", "--out", str(tmp_path / "run.json"))
+    assert (status, out, err) == (2, "", "tot: the model is gone: bring it back\n")
+    assert [node.value for node in ThoughtTree.load(tmp_path / "run.json")] == [None, 6, 6]
+
+
+def test_control_characters_and_markup_are_shown_not_obeyed(
+    tot: Any, scripted_model: Any, script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nasty = "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]b[/bold] [/] :smile: \x9b2J \u202eabc\r\x08 {{ 7*7 }}"
+    script["How many now?\nSub-answer 1:"] = nasty
+    monkeypatch.setattr("tot.tasks.gsm8k.GSM8K.parse_answer", lambda self, text: nasty)
+    _, out, _ = tot(*SOLVE[:2], f"How {nasty} many?", *SOLVE[3:])
+    shown = "�[31mred�[0m �]0;title� [bold]b[/bold] [/] :smile: �2J �abc�� {{ 7*7 }}"
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
+    lines = out.splitlines()
+    assert lines[0] == f"How {shown} many?"
+    assert shown.replace("c��", "c �") in lines[1]  # a thought is shown on one line: its carriage return is a space
+    assert lines[-2] == f"Answer: {shown}"
+
+
+def test_output_that_the_terminal_cannot_spell_is_no_error(tot: Any, scripted_model: Any, monkeypatch: Any) -> None:
+    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", out)
+    assert main(list(SOLVE)) == 0
+    out.flush()
+    assert b"? 6.00" in out.buffer.getvalue().replace(b"  ", b" ")  # the star

@@ -1,0 +1,116 @@
+"""The command line with the embedded model: real runs in a pipe, as JSON, stopped in a terminal, and refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import ThoughtTree
+
+QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
+TINY = ("--depth", "2", "--thoughts", "2", "--max-tokens", "16")
+
+
+@pytest.mark.real
+def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: Any, tmp_path: Path) -> None:
+    process = python("-m", "tot.cli", "solve", "gsm8k", "-", *TINY, "--out", "run.json")
+    out, err = process.communicate(QUESTION, timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
+    lines = out.splitlines()
+    assert lines[0] == QUESTION
+    assert [line[:5] for line in lines[1:3]] == ["├── ★", "└── ·"] or [line[:5] for line in lines[1:3]] == [
+        "├── ·",
+        "└── ★",
+    ]
+    tree = ThoughtTree.load(tmp_path / "run.json")
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert lines[-2] == f"Answer: {run['answer']}"
+    assert lines[-1].startswith(f"2 thoughts, {run['calls']} calls, {run['usage']['new_tokens']} new tokens, ")
+    assert tree.state(tree.root).question == QUESTION
+    assert [node.depth for node in tree] == [0, 1, 1]
+    assert all(1 <= node.value <= 10 for node in tree if node.value is not None)
+    assert run["value"] == max(node.value for node in tree if node.value is not None)
+
+
+@pytest.mark.real
+def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
+    smollm2: str, tot: Any, usage_fields: list[str]
+) -> None:
+    status, out, err = tot("solve", "gsm8k", QUESTION, *TINY, "--json")
+    assert (status, err, out.count("\n")) == (0, "", 1)
+    result = json.loads(out)
+    assert list(result) == ["answer", "solved", "value", "usage"]
+    assert result["solved"] is False
+    assert 1 <= result["value"] <= 10
+    usage = result["usage"]
+    assert list(usage) == usage_fields
+    assert 0 < usage["new_tokens"] <= 5 * 16  # two sub-questions, two sub-answers, one answer
+    assert usage["forwards"] <= 4 * 16 + 10
+    assert usage["reused_prompt_tokens"] > usage["prompt_tokens"] / 2  # the demonstrations were computed once
+    assert (usage["drafted"], usage["accepted"]) == (0, 0)
+    assert usage["seconds"] > 0
+
+
+@pytest.mark.real
+def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()  # a terminal, so that the progress line says how far the search is
+    arguments = ("--depth", "30", "--thoughts", "2", "--breadth", "2", "--max-tokens", "16", "--out", "run.json")
+    process = python("-m", "tot.cli", "solve", "gsm8k", QUESTION, *arguments, stderr=theirs)
+    os.close(theirs)
+    progress = ""
+    while not re.search(r"level [2-9], \d+ thoughts, \d+ tokens", progress):
+        progress += os.read(ours, 4096).decode(errors="replace")
+    assert "loading the model" in progress
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    os.close(ours)
+    assert process.returncode == 130
+    assert "\nStopped (interrupted); this is the best so far.\nAnswer: " in out
+    tree = ThoughtTree.load(tmp_path / "run.json")
+    run = json.loads((tmp_path / "run.json").read_text())
+    assert run["stopped"] == "interrupted"
+    assert f"\nAnswer: {run['answer'] or 'none found'}\n" in out
+    assert out.count("── ") == len(tree) - 1 >= 4
+    assert run["value"] == [node.value for node in tree if node.chosen][-1] >= 1
+    assert "\x1b" not in out
+
+
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("How many? " * 4000,),
+            r"the prompt has \d{5} tokens and the model's context holds 8192, .*: shorten the prompt",
+        ),
+        (
+            (QUESTION, "--kv-budget", "100"),
+            r"this request may need \d+ tokens .* the budget holds 100: raise kv_budget, .*",
+        ),
+        ((QUESTION, "--kv-budget", "1KiB"), r"a kv_budget of '1KiB' holds 0 tokens .*: give more"),
+        ((QUESTION, "--kv-budget", "lots"), r"kv_budget is 'lots': give tokens, such as 20000, or a size, .*"),
+    ],
+)
+def test_what_does_not_fit_the_real_model_is_one_line_with_the_numbers(
+    smollm2: str, tot: Any, refused: Any, arguments: tuple[str, ...], said: str
+) -> None:
+    assert re.fullmatch(said, refused(tot("solve", "gsm8k", *arguments)))
+
+
+@pytest.mark.real
+def test_models_lists_the_embedded_model_and_its_file(smollm2: str, python: Any) -> None:
+    process = python("-m", "tot.cli", "models")
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    (line,) = (line for line in out.splitlines() if line.startswith(f"{smollm2}  embedded  "))
+    path = Path(line.split("  ")[-1])
+    assert path.suffix == ".gguf"
+    assert path.is_file()

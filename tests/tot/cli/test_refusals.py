@@ -1,0 +1,123 @@
+"""What can't be done is one line on standard error that says what can, and exit status 2."""
+
+from __future__ import annotations
+
+import io
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("solv",),
+            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, instances, "
+            "export, bench, cllm, fastcot",
+        ),
+        (
+            ("bench", "fast"),
+            r"No such command 'fast': choose one of fastcot, pdos, serve, packed, decoders, .*, ray, servers.*",
+        ),
+        (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
+        (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
+        (
+            ("--quiet",),
+            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, instances, "
+            "export, bench, cllm, fastcot",
+        ),
+        (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
+        (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
+        (
+            ("solve", "gsm8k", "q", "--model", "gpt"),
+            r"there is no model 'gpt': known names are smollm2-135m; a hub id .*",
+        ),
+        (("solve", "gsm8k", "q", "--model", "./gpt.gguf"), r"there is no file or folder \./gpt\.gguf: check the path"),
+        (("solve", "gsm8k", "q", "--decoder", "beam"), r"unknown decoder 'beam'.*: choose one of .*\bar\b.*"),
+        (
+            ("solve", "gsm8k", "q", "--decoder", "judge=ar"),
+            r"unknown purpose 'judge': choose one of answer, evaluate, generate",
+        ),
+        (
+            ("solve", "gsm8k", "q", "--decoder", "generate="),
+            r"--decoder 'generate=' can't be read: write generate=NAME,.*",
+        ),
+        (("solve", "gsm8k", "q", "--search", "dsf"), r"unknown search 'dsf' \(did you mean dfs\?\): choose one of .*"),
+        (("solve", "gsm8k", "q", "--search", "dfs:goal=2"), r"search dfs, option goal: .* \(its options: .*goals.*\)"),
+        (
+            ("solve", "gsm8k", "q", "--search", "mcts:iterations"),
+            r"search 'mcts:iterations': .* write mcts:option=value.*",
+        ),
+        (("solve", "gsm8k", "q", "--search", "dfs", "--breadth", "2"), r"search dfs, option breadth: .*"),
+        (("solve", "gsm8k", "q", "--generator", "sampel"), r"unknown generator 'sampel' \(did you mean sample\?\): .*"),
+        (("solve", "gsm8k", "q", "--generator", "enumerate"), r"task GSM8K has no `actions` to enumerate: .*"),
+        (("solve", "gsm8k", "q", "--model", "none"), r"this search asks a model, and there is none: give model=.*"),
+        (("solve", "gsm8k", "q", "--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
+        (("solve", "gsm8k", "q", "--decoder", "sd", "--decoder-option", "k=0"), r"decoder sd, option k: .*"),
+        (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder ar, option k: .* \(its options: none\)"),
+        (("solve", "gsm8k", "q", "--data", "x.jsonl"), r"--data and a question: give one of the two, not 'q' as well"),
+        (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
+        (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
+        (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume goes on as the run was started: leave 'task' out"),
+        (("solve", "--resume", "x.jsonl"), r"x\.jsonl can't be opened: No such file or directory; .*"),
+        (("solve", "my_task.py:Mine"), r"my_task\.py: there is no such file; give path/to/file\.py:ClassName"),
+        (("solve", "my_task.py"), r"my_task\.py: name the class in it, as in my_task\.py:MyTask"),
+        (("solve", "gsm8k", "q", "--evaluator", "votes"), r"unknown evaluator 'votes' \(did you mean vote\?\): .*"),
+        (
+            ("solve", "gsm8k", "q", "--dtype", "int8"),
+            r".*'--dtype': .*'int8' is not one of 'auto', 'bf16', 'fp16', 'fp32'\.",
+        ),
+        (("solve", "gsm8k", "q", "--device", "tpu"), r"device 'tpu' is not known: choose auto, cpu, cuda or cuda:N"),
+        (
+            ("solve", "gsm8k", "q", "--thoughts", "0"),
+            r"search bfs, option thoughts: Input should be greater than or equal to 1 .*",
+        ),
+        (("solve", "gsm8k", "q", "--thoughts", "two"), r".*'--thoughts': .*integer.*"),
+        (
+            ("solve", "gsm8k", "q", "--breadth", "-1"),
+            r"search bfs, option breadth: Input should be greater than or equal to 1 .*",
+        ),
+        (
+            ("solve", "gsm8k", "q", "--depth", "0"),
+            r"search bfs, option depth: Input should be greater than or equal to 1 .*",
+        ),
+        (("solve", "gsm8k", "q", "--max-tokens", "0"), r".*'--max-tokens': .*greater than or equal to 1"),
+        (("solve", "gsm8k", "q", "--temperature", "-1"), r".*'--temperature': .*greater than or equal to 0"),
+        (("solve", "gsm8k", "q", "--budget-seconds", "nan"), r".*'--budget-seconds': .*"),
+        (("solve", "gsm8k", "q", "--budget-seconds", "inf"), r"seconds = inf: Input should be a finite number"),
+        (("solve", "gsm8k", ""), r"the question is empty: give some text"),
+        (("solve", "gsm8k", " \n"), r"the question is empty: give some text"),
+        (("solve", "gsm8k", "caf\udce9"), r"the question is not Unicode text: give it in UTF-8"),
+        (
+            ("solve", "gsm8k", "q", "--out", "absent/run.json"),
+            r"--out absent/run\.json: the folder .*/absent does not exist: .*",
+        ),
+        (("solve", "gsm8k", "q", "--out", "."), r"--out \. is a folder: give a file in it"),
+        (("models", "all"), r"Got unexpected extra argument\(s\) \(all\)"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_that_says_what_can(
+    tot: Any, refused: Any, arguments: tuple[str, ...], said: str
+) -> None:
+    assert re.fullmatch(said, refused(tot(*arguments)))
+
+
+@pytest.mark.parametrize(
+    ("stdin", "said"), [(b"", "is empty"), (b" \n", "is empty"), (b"caf\xe9", "is not utf-8 text")]
+)
+def test_standard_input_without_a_question_is_refused(
+    tot: Any, refused: Any, monkeypatch: pytest.MonkeyPatch, stdin: bytes, said: str
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
+    assert said in refused(tot("solve", "gsm8k", "-"))
+
+
+def test_a_refused_command_exits_with_2_and_no_traceback(refused: Any) -> None:
+    script = Path(sys.executable).parent / "tot"
+    done = subprocess.run([script, "solv"], capture_output=True, text=True, timeout=60, check=False)
+    assert refused((done.returncode, done.stdout, done.stderr)).startswith("No such command 'solv'")

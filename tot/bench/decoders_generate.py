@@ -1,0 +1,67 @@
+"""Speculative decoding against transformers' assisted generation, for `tot bench decoders`."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from tot.bench.decoders_sides import Bench, Group
+from tot.bench.machine import spread
+from tot.decoders.engine.loading import load_model
+
+
+def against_generate(
+    bench: Bench, model: str, methods: Sequence[str], thoughts: Sequence[Sequence[Group]], temperature: float
+) -> None:
+    """One prompt at a time against transformers' assisted generation with the same draft; prefill counts on all."""
+    k = len(bench.configs["sd"])
+    sides = [bench.side("sd", "sd", serial=True, k=k)]
+    if "seed" in methods:
+        sides.append(bench.side("seed", "seed", serial=True))
+    drafter: Any = sides[0].decoder.drafter
+    target = load_model(model, dtype=str(bench.engine.loaded.dtype).removeprefix("torch."))
+    theirs: dict[str, Any] = {"prompt_lookup_num_tokens": k}
+    if drafter.runner is not None:
+        assistant = copy.deepcopy(drafter.runner.model)
+        assistant.set_attn_implementation("sdpa")
+        assistant.generation_config.num_assistant_tokens = k
+        theirs = {"assistant_model": assistant}
+    speeds: dict[str, list[float]] = {"transformers": [], **{side.name: [] for side in sides}}
+    for number in range(bench.rounds + 1):
+        groups = thoughts[0] if not number else thoughts[1 + (number - 1) % (len(thoughts) - 1)]
+        sampling = bench.sampling(temperature, number, "generate").model_copy(update={"n": 1})
+        tokens, seconds = 0, 0.0
+        for group in groups:
+            ids = torch.tensor([bench.engine.codec.encode_prompt(group[0])])
+            torch.manual_seed(number)
+            began = time.perf_counter()
+            with torch.inference_mode():
+                made = target.model.generate(
+                    ids,
+                    attention_mask=torch.ones_like(ids),
+                    **({"do_sample": True, "temperature": temperature, "top_k": 0} if temperature else {}),
+                    max_new_tokens=bench.max_tokens,
+                    min_new_tokens=bench.max_tokens,
+                    **theirs,
+                )
+            seconds += time.perf_counter() - began
+            tokens += made.shape[1] - ids.shape[1]
+        found = {"transformers": tokens / seconds}
+        for side in sides:
+            bench.engine.call(bench.engine.tree.clear)
+            found[side.name] = side.turn(groups, sampling)
+        if number:
+            for name, speed in found.items():
+                speeds[name].append(speed)
+    bench.numbers[f"against generate, T = {temperature}"] = speeds
+    for side in sides:
+        ratio = statistics.median(speeds[side.name]) / statistics.median(speeds["transformers"])
+        bench.console.print(
+            f"one prompt at a time, T = {temperature}, prefill counted: {side.name} {spread(speeds[side.name])} "
+            f"tokens/s, transformers' generate({', '.join(theirs)}) {spread(speeds['transformers'])}: {ratio:.2f}x"
+        )

@@ -1,0 +1,135 @@
+"""Sides of `tot bench decoders`, and what they are measured on: one engine, in turns at every prompt."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tot.bench.machine import spread
+from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
+from tot.decoders.engine.engine import Engine
+from tot.decoders.request import Message, Purpose, Request, Sampling
+from tot.decoders.speculative import MCSDOptions, SDOptions
+from tot.machine import describe
+
+CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
+"""k_config of each method in SEED's tables; the options k and k_config take their places."""
+Group = list[tuple[Message, ...]]
+"""Prompts that a search asks at once."""
+
+
+@dataclass
+class Side:
+    """A method on a schedule, and what was measured of it."""
+
+    name: str
+    decoder: LocalDecoder
+    serial: bool = False
+    speeds: list[float] = field(default_factory=list)
+    """New tokens a second, by prompt."""
+    drafted: int = 0
+    accepted: int = 0
+    tokens: int = 0
+    forwards: int = 0
+
+    @property
+    def share(self) -> str:
+        return f"{100 * self.accepted / self.drafted:.0f}% of {self.drafted}" if self.drafted else ""
+
+    def turn(self, groups: Sequence[Group], sampling: Sampling, purpose: Purpose = "generate") -> float:
+        """Decode the samples of every group of prompts, packed or one after another. Returns new tokens a second."""
+        alone = [sampling.model_copy(update={"n": 1, "seed": 1000 * sampling.seed + i}) for i in range(sampling.n)]
+        tokens, seconds = 0, 0.0
+        for group in groups:
+            together = [Request(prompt=prompt, sampling=sampling, purpose=purpose) for prompt in group]
+            one_by_one = [[Request(prompt=p, sampling=each, purpose=purpose)] for p in group for each in alone]
+            for requests in one_by_one if self.serial else [together]:
+                began = time.perf_counter()
+                completions = self.decoder.generate(requests)
+                seconds += time.perf_counter() - began
+                tokens += sum(completion.usage.new_tokens for completion in completions)
+                self.forwards += sum(completion.usage.forwards for completion in completions)
+                self.drafted += sum(completion.usage.drafted for completion in completions)
+                self.accepted += sum(completion.usage.accepted for completion in completions)
+        self.tokens += tokens
+        return tokens / seconds
+
+
+class Bench:
+    """What all sections measure on: one engine, the prompts of each round, and the numbers found."""
+
+    def __init__(
+        self, engine: Engine, options: dict[str, Any], samples: int, max_tokens: int, rounds: int, console: Console
+    ) -> None:
+        self.engine = engine
+        self.options = options
+        self.samples = samples
+        self.max_tokens = max_tokens
+        self.rounds = rounds
+        self.console = console
+        self.numbers: dict[str, Any] = {"machine": describe(engine.loaded.device, engine.loaded.dtype)}
+        self.stack = ExitStack()
+        self.configs: dict[str, tuple[int, ...]] = dict(CONFIGS)
+        if "k" in options:
+            self.configs["sd"] = SDOptions(k=options["k"]).k_config
+        if "k_config" in options:
+            self.configs["mcsd"] = MCSDOptions(k_config=options["k_config"]).k_config
+
+    def side(self, name: str, method: str, serial: bool = False, **options: Any) -> Side:
+        known = METHODS[method].options.model_fields
+        given = {option: value for option, value in self.options.items() if option in known}
+        decoder = self.stack.enter_context(load_decoder(method, engine=self.engine, **given | options))
+        return Side(name, decoder, serial)
+
+    def sampling(self, temperature: float, seed: int, purpose: Purpose) -> Sampling:
+        """n thoughts after a state; one evaluation of each of its n thoughts."""
+        n = self.samples if purpose == "generate" else 1
+        return Sampling(max_tokens=self.max_tokens, temperature=temperature, seed=seed, n=n, ignore_eos=True)
+
+    def compare(
+        self,
+        title: str,
+        sides: Sequence[Side],
+        prompts: Sequence[Sequence[Group]],
+        temperature: float,
+        purpose: Purpose = "generate",
+        against: Sequence[int] = (0, 1),
+    ) -> None:
+        """Rounds of all sides in turns, and a table with their ratios to the sides numbered in `against`."""
+        warm_up, *rest = prompts
+        for number, groups in enumerate([warm_up, *(rest[i % len(rest)] for i in range(self.rounds))]):
+            for turn, group in enumerate(groups):
+                one = Sampling(max_tokens=1)
+                sides[0].decoder.generate([Request(prompt=prompt, sampling=one) for prompt in group])
+                first = (number + turn * (len(sides) // len(groups) or 1)) % len(sides)
+                for side in (*sides[first:], *sides[:first]):
+                    speed = side.turn([group], self.sampling(temperature, number, purpose), purpose)
+                    if number:
+                        side.speeds.append(speed)
+                    else:
+                        side.drafted = side.accepted = side.tokens = side.forwards = 0
+        compared = [f"against {sides[i].name}" for i in against]
+        table = Table("decoder", "new tokens/s", *compared, "tokens a forward", "accepted")
+        for side in sides:
+            ratios = [
+                statistics.median(ours / theirs for ours, theirs in zip(side.speeds, sides[i].speeds, strict=True))
+                for i in against
+            ]
+            self.numbers[f"{title}: {side.name}"] = {
+                "speeds": side.speeds,
+                "ratios": ratios,
+                "drafted": side.drafted,
+                "accepted": side.accepted,
+                "tokens_per_forward": side.tokens / side.forwards,
+            }
+            shown = (f"{ratio:.2f}x" for ratio in ratios)
+            table.add_row(side.name, spread(side.speeds), *shown, f"{side.tokens / side.forwards:.2f}", side.share)
+        self.console.print(title)
+        self.console.print(table)

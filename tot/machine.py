@@ -1,0 +1,25 @@
+"""What a model runs on, in words: the processor or GPU, the threads, the versions."""
+
+from __future__ import annotations
+
+import platform
+from pathlib import Path
+
+import torch
+import transformers
+
+
+def describe(device: torch.device, dtype: torch.dtype) -> str:
+    """One line: processor or GPU, threads, versions, number format."""
+    if device.type == "cuda":
+        place = torch.cuda.get_device_name(device)
+    else:
+        place = f"{processor()}, {torch.get_num_threads()} threads"
+    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}, {str(dtype).split('.')[-1]}"
+
+
+def processor() -> str:
+    """The processor's name, as the system tells it."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())
