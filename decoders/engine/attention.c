@@ -1,8 +1,9 @@
-// Attention of packed rows over the slots they see, for CPUs with AVX-512 and its bfloat16 products.
+// Attention of packed rows over the slots they see, for CPUs with AVX-512.
 //
-// Compiled for one HEAD_DIM (a multiple of 32). Rows stand in tiles of up to TILE; a tile has pieces, each a
-// list of slots that some consecutive rows of it see. Softmax is taken as it goes (Milakov and Gimelshein, 2018), so
-// pieces need no merging. Scores, weights' sums and outputs are float32; products of bfloat16 are exact in it.
+// Compiled for one HEAD_DIM, a multiple of 32, and with -DFLOAT32 for float32 (a multiple of 16), else for bfloat16 and
+// its products. Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some consecutive rows of it
+// see. Softmax is taken as it goes (Milakov and Gimelshein, 2018), so pieces need no merging. Scores, weights' sums and
+// outputs are float32; products of bfloat16 are exact in it.
 
 #include <immintrin.h>
 #include <math.h>
@@ -11,10 +12,17 @@
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
 #endif
-#define TILE 16                    // rows
+#ifdef FLOAT32
+typedef float Element;
+#define STEP 1                     // elements that one product adds up
+#else
+typedef uint16_t Element;
+#define STEP 2
+#endif
+#define TILE 16                    // rows, at most
 #define MAX_GROUPS 16              // query heads a key-value head
 #define CHUNK 32                   // keys at a time
-#define PAIRS (HEAD_DIM / 2)       // dimensions, two by two: what one product of bfloat16 adds up
+#define WORDS (HEAD_DIM / STEP)    // of 32 bits, in one key
 #define VECTORS (HEAD_DIM / 16)    // of float32, in one row of the output
 #define BESIDE (HEAD_DIM <= 64 ? 4 : 2)  // queries at a time, so that their accumulators stay in registers
 
@@ -24,9 +32,36 @@ typedef struct {
     int32_t seen, step;    // row `first` sees so many of them, each further row `step` more
 } Piece;
 
+// Adds products of words: of a pair of bfloat16 each, or of a float32.
+static inline __m512 multiply_add(__m512 sum, __m512i a, __m512i b) {
+#ifdef FLOAT32
+    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+#else
+    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+#endif
+}
+
+// Rounds 16 numbers to elements.
+static inline void put(Element *place, __m512 numbers) {
+#ifdef FLOAT32
+    _mm512_storeu_ps(place, numbers);
+#else
+    _mm256_storeu_si256((__m256i *)place, (__m256i)_mm512_cvtneps_pbh(numbers));
+#endif
+}
+
+static inline __m512 get(const Element *place) {
+#ifdef FLOAT32
+    return _mm512_loadu_ps(place);
+#else
+    const __m256i half = _mm256_loadu_si256((const __m256i *)place);
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+#endif
+}
+
 // e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7.
 static inline __m512 exponential(__m512 x) {
-    const __m512 scaled = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-126.0f));
+    const __m512 scaled = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-200.0f));
     const __m512 whole = _mm512_roundscale_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 rest = _mm512_sub_ps(scaled, whole);
     __m512 sum = _mm512_set1_ps(1.3333558e-3f);
@@ -69,59 +104,69 @@ static inline void transpose(__m512i *r) {
     }
 }
 
-// Keys of a chunk as (pair of dimensions, key), values as (pair of keys, dimension); what is not there is zero.
-static inline void gather(const uint16_t *keys, const uint16_t *values, int64_t slot_stride, const int32_t *slots,
-                          int count, __m512i (*by_pair)[CHUNK / 16], __m512i (*by_key)[VECTORS]) {
+static inline __m512i words_at(const Element *element, int part) {
+    return _mm512_loadu_si512((const int32_t *)element + 16 * part);
+}
+
+// Keys of a chunk as (word, key), values as (STEP keys together, dimension); what is not there is zero.
+static inline void gather(const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
+                          int count, __m512i (*by_word)[CHUNK / 16], __m512i (*by_key)[VECTORS]) {
     const __m512i zero = _mm512_setzero_si512();
     for (int half = 0; half < CHUNK / 16; half++) {
-        for (int part = 0; part < PAIRS / 16; part++) {
+        for (int part = 0; part < WORDS / 16; part++) {
             __m512i words[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
                 const int key = 16 * half + i;
-                words[i] = key < count ? _mm512_loadu_si512(keys + slots[key] * slot_stride + 32 * part) : zero;
+                words[i] = key < count ? words_at(keys + slots[key] * slot_stride, part) : zero;
             }
             transpose(words);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) by_pair[16 * part + i][half] = words[i];
+            for (int i = 0; i < 16; i++) by_word[16 * part + i][half] = words[i];
         }
     }
+#ifdef FLOAT32
+    for (int key = 0; key < CHUNK; key++)
+#pragma GCC unroll 16
+        for (int part = 0; part < VECTORS; part++)
+            by_key[key][part] = key < count ? words_at(values + slots[key] * slot_stride, part) : zero;
+#else
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
     for (int pair = 0; pair < CHUNK / 2; pair++) {
 #pragma GCC unroll 8
-        for (int part = 0; part < PAIRS / 16; part++) {
+        for (int part = 0; part < WORDS / 16; part++) {
             const int key = 2 * pair;
-            const __m512i a = key < count ? _mm512_loadu_si512(values + slots[key] * slot_stride + 32 * part) : zero;
-            const __m512i b =
-                key + 1 < count ? _mm512_loadu_si512(values + slots[key + 1] * slot_stride + 32 * part) : zero;
+            const __m512i a = key < count ? words_at(values + slots[key] * slot_stride, part) : zero;
+            const __m512i b = key + 1 < count ? words_at(values + slots[key + 1] * slot_stride, part) : zero;
             by_key[pair][2 * part] = _mm512_permutex2var_epi16(a, low, b);
             by_key[pair][2 * part + 1] = _mm512_permutex2var_epi16(a, high, b);
         }
     }
+#endif
 }
 
 // `rows` queries against one chunk: their maxima, sums and outputs go on.
 static inline void meet(int rows, const int32_t *const *queries, const int *visible, float scale,
-                        __m512i (*by_pair)[CHUNK / 16], __m512i (*by_key)[VECTORS], float **maximum, float **sum,
+                        __m512i (*by_word)[CHUNK / 16], __m512i (*by_key)[VECTORS], float **maximum, float **sum,
                         __m512 **output) {
     __m512 scores[BESIDE][CHUNK / 16];
 #pragma GCC unroll 4
     for (int q = 0; q < rows; q++)
         for (int half = 0; half < CHUNK / 16; half++) scores[q][half] = _mm512_setzero_ps();
 #pragma GCC unroll 4
-    for (int pair = 0; pair < PAIRS; pair++)
+    for (int word = 0; word < WORDS; word++)
 #pragma GCC unroll 4
         for (int q = 0; q < rows; q++) {
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(queries[q][pair]);
+            const __m512i both = _mm512_set1_epi32(queries[q][word]);
 #pragma GCC unroll 2
             for (int half = 0; half < CHUNK / 16; half++)
-                scores[q][half] = _mm512_dpbf16_ps(scores[q][half], both, (__m512bh)by_pair[pair][half]);
+                scores[q][half] = multiply_add(scores[q][half], both, by_word[word][half]);
         }
     union {
-        __m512bh vector;
-        int32_t pairs[CHUNK / 2];
+        Element elements[CHUNK];
+        int32_t words[CHUNK / STEP];
     } weights[BESIDE];
     const __m512 none = _mm512_set1_ps(-INFINITY), factor = _mm512_set1_ps(scale);
 #pragma GCC unroll 4
@@ -141,7 +186,8 @@ static inline void meet(int rows, const int32_t *const *queries, const int *visi
         const __m512 one = _mm512_maskz_mov_ps((__mmask16)seen, exponential(_mm512_sub_ps(first, top)));
         const __m512 two = _mm512_maskz_mov_ps((__mmask16)(seen >> 16), exponential(_mm512_sub_ps(second, top)));
         *sum[q] += _mm512_reduce_add_ps(_mm512_add_ps(one, two));
-        weights[q].vector = _mm512_cvtne2ps_pbh(two, one);
+        put(weights[q].elements, one);
+        put(weights[q].elements + 16, two);
     }
     __m512 adding[BESIDE][VECTORS];
 #pragma GCC unroll 4
@@ -149,13 +195,13 @@ static inline void meet(int rows, const int32_t *const *queries, const int *visi
 #pragma GCC unroll 8
         for (int part = 0; part < VECTORS; part++) adding[q][part] = output[q][part];
 #pragma GCC unroll 2
-    for (int pair = 0; pair < CHUNK / 2; pair++)
+    for (int step = 0; step < CHUNK / STEP; step++)
 #pragma GCC unroll 4
         for (int q = 0; q < rows; q++) {
-            const __m512bh both = (__m512bh)_mm512_set1_epi32(weights[q].pairs[pair]);
+            const __m512i both = _mm512_set1_epi32(weights[q].words[step]);
 #pragma GCC unroll 8
             for (int part = 0; part < VECTORS; part++)
-                adding[q][part] = _mm512_dpbf16_ps(adding[q][part], both, (__m512bh)by_key[pair][part]);
+                adding[q][part] = multiply_add(adding[q][part], both, by_key[step][part]);
         }
 #pragma GCC unroll 4
     for (int q = 0; q < rows; q++)
@@ -164,12 +210,12 @@ static inline void meet(int rows, const int32_t *const *queries, const int *visi
 }
 
 // One key-value head of one tile.
-static void tile(const uint16_t *query, int64_t head_stride, int64_t row_stride, int rows, int groups,
-                 const uint16_t *keys, const uint16_t *values, int64_t slot_stride, const int32_t *slots,
-                 const Piece *pieces, int count, float scale, uint16_t *out, int64_t out_row_stride) {
+static void tile(const Element *query, int64_t head_stride, int64_t row_stride, int rows, int groups,
+                 const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
+                 const Piece *pieces, int count, float scale, Element *out, int64_t out_row_stride) {
     __m512 output[TILE * MAX_GROUPS][VECTORS];
     float maximum[TILE * MAX_GROUPS], sum[TILE * MAX_GROUPS];
-    __m512i by_pair[PAIRS][CHUNK / 16], by_key[CHUNK / 2][VECTORS];
+    __m512i by_word[WORDS][CHUNK / 16], by_key[CHUNK / STEP][VECTORS];
     for (int q = 0; q < rows * groups; q++) {
         maximum[q] = -INFINITY;
         sum[q] = 0;
@@ -179,7 +225,7 @@ static void tile(const uint16_t *query, int64_t head_stride, int64_t row_stride,
         const int all = piece->seen + piece->step * (piece->last - piece->first - 1);
         for (int from = 0; from < all; from += CHUNK) {
             const int here = all - from < CHUNK ? all - from : CHUNK;
-            gather(keys, values, slot_stride, slots + piece->slots + from, here, by_pair, by_key);
+            gather(keys, values, slot_stride, slots + piece->slots + from, here, by_word, by_key);
             const int first = piece->first * groups, last = piece->last * groups;
             for (int q = first; q < last;) {
                 const int32_t *queries[BESIDE];
@@ -198,37 +244,49 @@ static void tile(const uint16_t *query, int64_t head_stride, int64_t row_stride,
                 }
                 // The number is a constant in each, so that what is inlined has its loops unrolled.
                 if (beside == BESIDE)
-                    meet(BESIDE, queries, visible, scale, by_pair, by_key, maxima, sums, outputs);
+                    meet(BESIDE, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
                 else if (beside == 3)
-                    meet(3, queries, visible, scale, by_pair, by_key, maxima, sums, outputs);
+                    meet(3, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
                 else if (beside == 2)
-                    meet(2, queries, visible, scale, by_pair, by_key, maxima, sums, outputs);
+                    meet(2, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
                 else if (beside == 1)
-                    meet(1, queries, visible, scale, by_pair, by_key, maxima, sums, outputs);
+                    meet(1, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
             }
         }
     }
     for (int q = 0; q < rows * groups; q++) {
         const __m512 share = _mm512_set1_ps(1.0f / sum[q]);
-        uint16_t *place = out + (q / groups) * out_row_stride + (q % groups) * HEAD_DIM;
-        for (int part = 0; part < VECTORS; part++)
-            _mm256_storeu_si256((__m256i *)(place + 16 * part),
-                                (__m256i)_mm512_cvtneps_pbh(_mm512_mul_ps(output[q][part], share)));
+        Element *place = out + (q / groups) * out_row_stride + (q % groups) * HEAD_DIM;
+        for (int part = 0; part < VECTORS; part++) put(place + 16 * part, _mm512_mul_ps(output[q][part], share));
     }
 }
 
-// query (heads, rows, HEAD_DIM) by its strides; keys and values (kv_heads, slots, HEAD_DIM); out (rows, heads, HEAD_DIM).
-void attend(const uint16_t *query, int64_t head_stride, int64_t row_stride, const uint16_t *keys,
-            const uint16_t *values, int64_t kv_head_stride, int64_t slot_stride, uint16_t *out, const int32_t *slots,
-            const Piece *pieces, const int32_t *tiles, int64_t tile_count, int64_t rows, int64_t kv_heads,
-            int64_t groups, float scale, int64_t threads) {
-#pragma omp parallel for collapse(2) schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (int64_t t = 0; t < tile_count; t++)
-        for (int64_t head = 0; head < kv_heads; head++) {
-            const int64_t row = t * TILE;
-            tile(query + head * groups * head_stride + row * row_stride, head_stride, row_stride,
-                 (int)(rows - row < TILE ? rows - row : TILE), (int)groups, keys + head * kv_head_stride,
-                 values + head * kv_head_stride, slot_stride, slots, pieces + tiles[t], tiles[t + 1] - tiles[t], scale,
-                 out + row * kv_heads * groups * HEAD_DIM + head * groups * HEAD_DIM, kv_heads * groups * HEAD_DIM);
-        }
+typedef struct {
+    const int32_t *slots;   // of all pieces
+    const Piece *pieces;
+    const int32_t *starts;  // (count + 1,) the first piece of each tile
+    int64_t count, rows;    // tiles, and rows in each but the last
+} Tiles;
+
+// Tile by tile and head by head. query (heads, rows, HEAD_DIM) by its strides; keys and values (kv_heads, slots,
+// HEAD_DIM); out (rows, heads, HEAD_DIM).
+static inline void unit(int64_t number, const Element *query, int64_t head_stride, int64_t row_stride,
+                        const Element *keys, const Element *values, int64_t kv_head_stride, int64_t slot_stride,
+                        Element *out, const Tiles *tiles, int64_t rows, int64_t kv_heads, int64_t groups, float scale) {
+    const int64_t t = number / kv_heads, head = number % kv_heads, row = t * tiles->rows;
+    const int64_t left = rows - row;
+    tile(query + head * groups * head_stride + row * row_stride, head_stride, row_stride,
+         (int)(left < tiles->rows ? left : tiles->rows), (int)groups, keys + head * kv_head_stride,
+         values + head * kv_head_stride, slot_stride, tiles->slots, tiles->pieces + tiles->starts[t],
+         tiles->starts[t + 1] - tiles->starts[t], scale, out + (row * kv_heads + head) * groups * HEAD_DIM,
+         kv_heads * groups * HEAD_DIM);
+}
+
+void attend(const Element *query, int64_t head_stride, int64_t row_stride, const Element *keys, const Element *values,
+            int64_t kv_head_stride, int64_t slot_stride, Element *out, const Tiles *tiles, int64_t rows,
+            int64_t kv_heads, int64_t groups, float scale, int64_t threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
+    for (int64_t number = 0; number < tiles->count * kv_heads; number++)
+        unit(number, query, head_stride, row_stride, keys, values, kv_head_stride, slot_stride, out, tiles, rows,
+             kv_heads, groups, scale);
 }

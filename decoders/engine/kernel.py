@@ -1,8 +1,9 @@
-"""The attention kernel (attention.c): bfloat16, on CPUs that multiply it. What rows see is cut in `tiles.py`."""
+"""The attention kernel (attention.c), on CPUs with AVX-512. What rows see is cut in `tiles.py`."""
 
 from __future__ import annotations
 
 import ctypes
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
@@ -10,25 +11,42 @@ from torch import Tensor
 from tot.decoders.engine.native import library, processor_flags
 from tot.decoders.engine.tiles import Tiles
 
-_NEEDED = {"avx512f", "avx512bw", "avx512vl", "avx512_bf16"}
+_ALWAYS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _MOST_GROUPS = 16
-_HEAD_DIMS = (32, 64, 96, 128, 256)
+_MOST_DIMENSIONS = 256
+
+
+class CTiles(Structure):
+    """Tiles, as attention.c knows them. The arrays they were made from must outlive it."""
+
+    _fields_ = [
+        ("slots", c_void_p),
+        ("pieces", c_void_p),
+        ("starts", c_void_p),
+        ("count", c_int64),
+        ("rows", c_int64),
+    ]
+
+    @classmethod
+    def of(cls, tiles: Tiles) -> CTiles:
+        places = (tiles.slots.ctypes.data, tiles.pieces.ctypes.data, tiles.starts.ctypes.data)
+        return cls(*places, len(tiles.starts) - 1, tiles.rows)
 
 
 class Kernel:
-    """Attention over tiles, for one head dimension."""
+    """Attention over tiles, for one head dimension and number format."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._attend = functions.attend
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        pointer, number = c_void_p, c_int64
         self._attend.argtypes = [
-            *(pointer, number, number, pointer, pointer, number, number, pointer, pointer, pointer, pointer),
-            *(number, number, number, number, ctypes.c_float, number),
+            *(pointer, number, number, pointer, pointer, number, number, pointer, POINTER(CTiles)),
+            *(number, number, number, c_float, number),
         ]
         self._attend.restype = None
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float) -> Tensor:
-        """Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); all bfloat16 on the CPU.
+        """Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); all on the CPU.
 
         Returns (rows, heads, head_dim).
         """
@@ -40,16 +58,24 @@ class Kernel:
         self._attend(
             query.data_ptr(), query.stride(0), query.stride(1),
             keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1), out.data_ptr(),
-            tiles.slots.ctypes.data, tiles.pieces.ctypes.data, tiles.starts.ctypes.data,
-            len(tiles.starts) - 1, rows, kv_heads, heads // kv_heads, scale, torch.get_num_threads(),
+            byref(CTiles.of(tiles)), rows, kv_heads, heads // kv_heads, scale, torch.get_num_threads(),
         )  # fmt: skip
         return out
 
 
 def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
     """The kernel for a model whose `groups` query heads share a key-value head; None where torch has to do it."""
-    fits = dtype == torch.bfloat16 and device.type == "cpu" and head_dim in _HEAD_DIMS and groups <= _MOST_GROUPS
-    if not fits or not processor_flags() >= _NEEDED:
-        return None
-    functions = library("attention", "-fopenmp", f"-DHEAD_DIM={head_dim}")
+    options = kernel_options(head_dim, groups, dtype, device)
+    functions = None if options is None else library("attention", *options)
     return None if functions is None else Kernel(functions)
+
+
+def kernel_options(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> list[str] | None:
+    """What attention.c is compiled with for such a model; None where it can't run here."""
+    if device.type != "cpu" or groups > _MOST_GROUPS or head_dim > _MOST_DIMENSIONS:
+        return None
+    options = ["-fopenmp", f"-DHEAD_DIM={head_dim}"]
+    if dtype == torch.float32:
+        return [*options, "-DFLOAT32"] if head_dim % 16 == 0 and processor_flags() >= _ALWAYS else None
+    fits = dtype == torch.bfloat16 and head_dim % 32 == 0 and processor_flags() >= _ALWAYS | {"avx512_bf16"}
+    return options if fits else None

@@ -23,14 +23,16 @@ log = logging.getLogger(__name__)
 
 
 @functools.cache
-def library(name: str, *options: str) -> ctypes.CDLL | None:
-    """The functions of `name`.c, compiled with the options ("-DHEAD_DIM=64"); None where that can't be done."""
+def library(names: str, *options: str) -> ctypes.CDLL | None:
+    """The functions of a C file, or of several in one unit ("attention forward"), compiled with the options
+    ("-DHEAD_DIM=64"); None where that can't be done."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
-    source = files("tot.decoders.engine").joinpath(f"{name}.c").read_bytes()
+    folder = files("tot.decoders.engine")
+    source = b"\n".join(folder.joinpath(f"{name}.c").read_bytes() for name in names.split())
     about = "\0".join([compiler, *options, platform.machine(), *sorted(processor_flags())]).encode()
-    path = cache_folder() / "native" / f"{name}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
+    path = cache_folder() / "native" / f"{names.replace(' ', '-')}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
     try:
         if path.exists():
             with suppress(OSError):  # damaged: made anew
@@ -39,7 +41,7 @@ def library(name: str, *options: str) -> ctypes.CDLL | None:
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
-        log.warning("%s.c can't be compiled, so decoding is slower: %s", name, reason.strip()[:500])
+        log.warning("%s.c can't be compiled, so decoding is slower: %s", names, reason.strip()[:500])
         return None
 
 

@@ -19,6 +19,7 @@ from transformers import AttentionInterface
 
 from tot.decoders.engine.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
 from tot.decoders.engine.cascade import Run
+from tot.decoders.engine.forward import native_forward
 from tot.decoders.engine.kernel import kernel_for
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.linear import PackedLinears
@@ -80,6 +81,8 @@ class Runner:
             store[:, SCRATCH] = 0
         self.kernel = kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
         """Attention in C, where this machine can have it."""
+        self.native = native_forward(model, self._keys, self._values)
+        """The whole forward in C, where there is one for such a model."""
         self._linears = PackedLinears(model)
         self._native_attention = config._attn_implementation
         AttentionInterface.register(ATTENTION, packed_attention)
@@ -198,6 +201,8 @@ class Runner:
 
     def call(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
         """The model itself: tensors in, float32 logits of the rows in `keep` out; compiles without graph break."""
+        if self.native is not None:
+            return self.native(tokens, positions, keep, plan)
         result = self.model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
         logits: Tensor = result.logits[0].float()
         return logits

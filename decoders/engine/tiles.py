@@ -13,8 +13,10 @@ import numpy as np
 
 from tot.decoders.engine.cascade import Run, cascade
 
-ROWS = 16
-"""Of a tile: TILE in attention.c."""
+_ROWS = 16
+"""Of a tile, at most: TILE in attention.c."""
+_FEW = 24
+"""Up to so many rows tiles are half as high: there are enough of them for all threads."""
 _WORTH_SHARING = 32
 """Keys times rows saved from which a stretch is a piece for several rows."""
 
@@ -31,6 +33,8 @@ class Tiles(NamedTuple):
     many more each further row does. Those of a tile stand together."""
     starts: _Numbers
     """(tiles + 1,) the first piece of each."""
+    rows: int
+    """Of each tile but the last."""
 
 
 def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
@@ -39,16 +43,17 @@ def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
     first_row = [0]
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)
+    height = _ROWS if first_row[-1] > _FEW else _ROWS // 2
     pieces: list[tuple[int, int, int, int, int, int]] = []
     slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     offset = 0
 
     def piece(first: int, last: int, seen: int, step: int) -> None:
         """Rows `first` up to `last`; the first sees `seen` slots, each further one `step` more."""
-        for tile in range(first // ROWS, -(-last // ROWS)):
-            start, end = max(first, tile * ROWS), min(last, (tile + 1) * ROWS)
+        for tile in range(first // height, -(-last // height)):
+            start, end = max(first, tile * height), min(last, (tile + 1) * height)
             here = seen + step * (start - first)
-            pieces.append((tile, start - tile * ROWS, end - tile * ROWS, offset, here, step))
+            pieces.append((tile, start - tile * height, end - tile * height, offset, here, step))
 
     for share in shares:
         piece(first_row[share.first], first_row[share.last], len(share.slots), 0)
@@ -60,6 +65,6 @@ def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
         slots.append(run.path[tail.depth :])
         offset += len(run.path) - tail.depth
     table = np.array(sorted(pieces), dtype=np.int32)
-    starts = np.searchsorted(table[:, 0], np.arange(-(-first_row[-1] // ROWS) + 1)).astype(np.int32)
+    starts = np.searchsorted(table[:, 0], np.arange(-(-first_row[-1] // height) + 1)).astype(np.int32)
     order = [tail.run for tail in tails]
-    return order, Tiles(np.concatenate(slots), np.ascontiguousarray(table[:, 1:]), starts)
+    return order, Tiles(np.concatenate(slots), np.ascontiguousarray(table[:, 1:]), starts, height)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tot.decoders import OptionError
-from tot.decoders.engine import attention
+from tot.decoders.engine import attention, tiles
 from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed, Forward, Runner
 
@@ -67,7 +67,7 @@ def bench(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """For each forward, the lengths of the stretches that were computed once for many."""
     seen: list[list[int]] = []
-    cascade = attention.cascade
+    cascade = attention.cascade  # of blocks for torch, and of tiles for the kernels in C
 
     def spy(runs: Any, worth: int) -> Any:
         result = cascade(runs, worth)
@@ -75,6 +75,7 @@ def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
         return result
 
     monkeypatch.setattr(attention, "cascade", spy)
+    monkeypatch.setattr(tiles, "cascade", spy)
     return seen
 
 

@@ -1,0 +1,386 @@
+// A whole forward of a Llama-like model (RMSNorm, rotary positions, grouped heads, SiLU) for few rows, on CPUs with
+// AVX-512: follows attention.c in one unit. All threads go through all layers together and meet between steps, so that a
+// step costs no call, no allocation and no waking of threads.
+//
+// Weights are packed in panels of 16 outputs, each in the order in which it is read. What they are is compiled in:
+// WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
+// numbers give, for half the bytes), else by bfloat16 products. 8: int8 in groups of GROUP inputs with a scale each, and
+// inputs rounded to eight bits likewise, row by row. The order of sums is the same however many rows there are: what a
+// row gives does not depend on the others.
+
+#include <omp.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <string.h>
+
+#define GROUP 64
+#if WEIGHTS == 8
+typedef uint8_t Input;
+#define JOINED 4  // inputs in one 32-bit word
+#define PANEL 64  // bytes of a panel for each word of inputs
+#define MOST_ROWS 6
+#define WIDE(rows) ((rows) == 1 ? 6 : (rows) == 2 ? 4 : 2)
+#else
+typedef Element Input;
+#define JOINED STEP
+#define PANEL (WEIGHTS * 2 * STEP)
+#define MOST_ROWS 12
+#define WIDE(rows) ((rows) <= 3 ? 8 : (rows) == 4 ? 6 : (rows) <= 6 ? 4 : 2)
+#endif
+// MOST_ROWS rows are multiplied at a time, and so few by WIDE panels: sums stay in registers, and are enough to be busy.
+
+typedef struct {
+    const uint8_t *panels;  // (outputs / 16, inputs / JOINED, 16, JOINED); outputs are padded to a multiple of 32
+    const float *scales;    // (outputs / 16, inputs / GROUP, 16), of int8
+    const int32_t *offsets; // the same shape: -128 times the sum of a group's weights, as inputs are raised by 128
+    const float *bias;      // (outputs,) or none
+    int64_t inputs, outputs;
+} Matrix;
+
+typedef struct {
+    Matrix qkv, out, gate_up, down;  // gate_up: a panel of gates, a panel of ups, and so on
+    const float *norm_in, *norm_mlp, *norm_query, *norm_key;  // the last two (HEAD_DIM,) or none
+    Element *keys, *values;
+} Layer;
+
+typedef struct {
+    const Layer *layers;
+    const Element *embedding;
+    const float *norm;
+    Matrix head;
+    int64_t layer_count, hidden, intermediate, heads, kv_heads, kv_head_stride, slot_stride, turned;
+    float epsilon, scale;
+} Model;
+
+typedef struct {
+    const int64_t *tokens, *write, *keep;  // rows, rows, kept
+    const float *cosines, *sines;          // (rows, turned)
+    float *logits;                         // (kept, vocabulary)
+    float *space;
+    Tiles tiles;
+    int64_t rows, kept, threads;
+} Batch;
+
+typedef struct {
+    atomic_int waiting, round;
+    atomic_long next;  // of the attention's units
+    int threads;
+} Meeting;
+
+static void meet_all(Meeting *meeting) {
+    const int round = atomic_load(&meeting->round);
+    if (atomic_fetch_add(&meeting->waiting, 1) == meeting->threads - 1) {
+        atomic_store(&meeting->waiting, 0);
+        atomic_store(&meeting->next, 0);
+        atomic_fetch_add(&meeting->round, 1);
+        return;
+    }
+    for (int spins = 0; atomic_load(&meeting->round) == round; spins++) {
+        if (spins < 4000)
+            _mm_pause();
+        else
+            sched_yield();
+    }
+}
+
+// 16 sums of products, of a word of inputs and a panel's next line.
+static inline __m512i line_of(const uint8_t *line) {
+#if WEIGHTS == 16 && STEP == 1
+    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)line)), 16);
+#else
+    return _mm512_loadu_si512(line);
+#endif
+}
+
+// What becomes of a product: stored, added to what stands there, or silu(gate) * up for pairs of panels.
+typedef enum { STORE, ADD, GATE } Then;
+
+static inline __m512 silu(__m512 x) {
+    const __m512 size = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x));
+    const __m512 power = exponential(size), one = _mm512_set1_ps(1.0f);
+    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, power));  // sigmoid(|x|)
+    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
+    return _mm512_mul_ps(x, _mm512_mask_sub_ps(share, negative, one, share));
+}
+
+// `rows` rows against `wide` panels from `panel` on. input (rows, inputs); out by its stride in numbers.
+static inline __attribute__((always_inline)) void block(int rows, int wide, const Matrix *matrix, int64_t panel,
+                                                        const Input *input, const float *input_scales, Then then,
+                                                        float *out, int64_t out_stride) {
+    const int64_t words = matrix->inputs / JOINED;
+    const uint8_t *line = matrix->panels + panel * words * PANEL;
+    __m512 sums[MOST_ROWS][8];
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+        for (int p = 0; p < wide; p++) sums[r][p] = _mm512_setzero_ps();
+#if WEIGHTS == 8
+    const int64_t groups = matrix->inputs / GROUP;
+    for (int64_t g = 0; g < groups; g++) {
+        __m512i whole[MOST_ROWS][8];
+#pragma GCC unroll 8
+        for (int p = 0; p < wide; p++) {
+            const __m512i offset = _mm512_loadu_si512(matrix->offsets + ((panel + p) * groups + g) * 16);
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; r++) whole[r][p] = offset;
+        }
+#pragma GCC unroll 2
+        for (int64_t word = g * (GROUP / 4); word < (g + 1) * (GROUP / 4); word++)
+#pragma GCC unroll 8
+            for (int p = 0; p < wide; p++) {
+                const __m512i weights = line_of(line + (p * words + word) * PANEL);
+#pragma GCC unroll 12
+                for (int r = 0; r < rows; r++) {
+                    int32_t four;
+                    memcpy(&four, input + r * matrix->inputs + 4 * word, 4);
+                    whole[r][p] = _mm512_dpbusd_epi32(whole[r][p], _mm512_set1_epi32(four), weights);
+                }
+            }
+#pragma GCC unroll 8
+        for (int p = 0; p < wide; p++) {
+            const __m512 scale = _mm512_loadu_ps(matrix->scales + ((panel + p) * groups + g) * 16);
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; r++)
+                sums[r][p] = _mm512_fmadd_ps(
+                    _mm512_cvtepi32_ps(whole[r][p]),
+                    _mm512_mul_ps(scale, _mm512_set1_ps(input_scales[r * groups + g])), sums[r][p]);
+        }
+    }
+#else
+    for (int64_t word = 0; word < words; word++) {
+        __m512i weights[8];
+#pragma GCC unroll 8
+        for (int p = 0; p < wide; p++) weights[p] = line_of(line + (p * words + word) * PANEL);
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[word]);
+#pragma GCC unroll 8
+            for (int p = 0; p < wide; p++) sums[r][p] = multiply_add(sums[r][p], both, weights[p]);
+        }
+    }
+#endif
+#pragma GCC unroll 8
+    for (int p = 0; p < wide; p++) {
+        const int64_t column = 16 * (panel + p), left = matrix->outputs - column;
+        if (left <= 0) break;
+        const __mmask16 there = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1u);
+        const __m512 bias = matrix->bias ? _mm512_maskz_loadu_ps(there, matrix->bias + column) : _mm512_setzero_ps();
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            const __m512 sum = _mm512_add_ps(sums[r][p], bias);
+            float *place = out + r * out_stride;
+            if (then == ADD)
+                _mm512_mask_storeu_ps(place + column, there,
+                                      _mm512_add_ps(_mm512_maskz_loadu_ps(there, place + column), sum));
+            else if (then == STORE)
+                _mm512_mask_storeu_ps(place + column, there, sum);
+            else if (p % 2)
+                _mm512_storeu_ps(place + 8 * (panel + p - 1), _mm512_mul_ps(silu(sums[r][p - 1]), sum));
+            else
+                sums[r][p] = sum;
+        }
+    }
+}
+
+// One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
+static void multiply(const Matrix *matrix, const Input *input, const float *input_scales, int64_t rows, Then then,
+                     float *out, int64_t out_stride, int thread, int threads) {
+    const int64_t pairs = (matrix->outputs + 31) / 32;
+    const int64_t first = 2 * (pairs * thread / threads), last = 2 * (pairs * (thread + 1) / threads);
+    const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0, stride = WIDE(most);
+    for (int64_t panel = first; panel < last;) {
+        const int64_t here = last - panel >= stride ? stride : 2;
+        for (int64_t row = 0; row < rows; row += most) {
+            const int64_t count = rows - row < most ? rows - row : most;
+            const Input *from = input + row * matrix->inputs;
+            const float *scales = input_scales + row * (matrix->inputs / GROUP);
+            float *to = out + row * out_stride;
+#define CASE(n)                                                                                                        \
+    case n:                                                                                                            \
+        if (here == WIDE(n) && WIDE(n) != 2)                                                                           \
+            block(n, WIDE(n), matrix, panel, from, scales, then, to, out_stride);         \
+        else                                                                                                           \
+            for (int64_t p = panel; p < panel + here; p += 2)                                                          \
+                block(n, 2, matrix, p, from, scales, then, to, out_stride);               \
+        break;
+            switch (count) {
+                CASE(1)
+                CASE(2)
+                CASE(3)
+                CASE(4)
+                CASE(5)
+                CASE(6)
+#if MOST_ROWS > 6
+                CASE(7)
+                CASE(8)
+                CASE(9)
+                CASE(10)
+                CASE(11)
+                CASE(12)
+#endif
+            }
+        }
+        panel += here;
+    }
+}
+
+// Numbers of one row as inputs of a product; `scales` are of int8 only. Where inputs are such numbers, that is all.
+static void prepare(const float *numbers, int64_t count, Input *inputs, float *scales) {
+#if WEIGHTS == 8
+    for (int64_t g = 0; g < count / GROUP; g++) {
+        __m512 part[GROUP / 16], highest = _mm512_setzero_ps();
+        for (int i = 0; i < GROUP / 16; i++) {
+            part[i] = _mm512_loadu_ps(numbers + g * GROUP + 16 * i);
+            highest = _mm512_max_ps(highest, _mm512_abs_ps(part[i]));
+        }
+        const float most = _mm512_reduce_max_ps(highest);
+        scales[g] = most / 127.0f;
+        const __m512 factor = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
+        for (int i = 0; i < GROUP / 16; i++) {
+            const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], factor));
+            _mm_storeu_si128((__m128i *)(inputs + g * GROUP + 16 * i),
+                             _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(128))));
+        }
+    }
+#else
+    if ((const void *)inputs != numbers)
+        for (int64_t i = 0; i < count; i += 16) put(inputs + i, _mm512_loadu_ps(numbers + i));
+#endif
+}
+
+static void normalise(const float *row, const float *weight, int64_t count, float epsilon, float *out) {
+    __m512 squares = _mm512_setzero_ps();
+    for (int64_t i = 0; i < count; i += 16) {
+        const __m512 x = _mm512_loadu_ps(row + i);
+        squares = _mm512_fmadd_ps(x, x, squares);
+    }
+    const __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)count + epsilon));
+    for (int64_t i = 0; i < count; i += 16)
+        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(weight + i),
+                                                _mm512_mul_ps(_mm512_loadu_ps(row + i), factor)));
+}
+
+// Dimension i goes with i + turned / 2 (RoFormer, section 3.2.2, in halves); a norm of the head before that, if any.
+static void turn(float *head, const float *norm, float epsilon, const float *cosines, const float *sines,
+                 int64_t turned, Element *out) {
+    float whole[HEAD_DIM];
+    if (norm) {
+        normalise(head, norm, HEAD_DIM, epsilon, whole);
+        head = whole;
+    }
+    const int64_t half = turned / 2;
+    float done[HEAD_DIM];
+    for (int64_t i = 0; i < half; i++) {
+        const float a = head[i], b = head[i + half];
+        done[i] = a * cosines[i] - b * sines[i];
+        done[i + half] = b * cosines[i + half] + a * sines[i + half];
+    }
+    for (int64_t i = turned; i < HEAD_DIM; i++) done[i] = head[i];
+    for (int i = 0; i < HEAD_DIM; i += 16) put(out + i, _mm512_loadu_ps(done + i));
+}
+
+static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
+
+// Numbers of float32 that a batch of so many rows needs as space.
+int64_t space_for(const Model *m, int64_t rows) {
+    const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM;
+    const int64_t widest = larger(larger(m->hidden, queries), m->intermediate);
+    return rows * (m->hidden + all + 2 * queries + 3 * widest + widest / GROUP + 1);
+}
+
+static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread) {
+    const int threads = meeting->threads;
+    const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
+    const int64_t all = queries + 2 * keys, widest = larger(larger(hidden, queries), m->intermediate);
+    const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
+    float *state = b->space, *qkv = state + rows * hidden, *normed = qkv + rows * all, *gated = normed + rows * widest;
+    float *scales = gated + rows * widest, *rest = scales + rows * (widest / GROUP + 1);
+    Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
+    Input *input = (Input *)(rest + 2 * rows * queries);
+#if WEIGHTS != 8 && defined(FLOAT32)
+#define INPUT(numbers) (numbers)  // as they are
+#else
+#define INPUT(numbers) input
+#endif
+
+    for (int64_t r = first; r < last; r++)
+        for (int64_t i = 0; i < hidden; i += 16)
+            _mm512_storeu_ps(state + r * hidden + i, get(m->embedding + b->tokens[r] * hidden + i));
+    for (int64_t l = 0; l < m->layer_count; l++) {
+        const Layer *layer = m->layers + l;
+        for (int64_t r = first; r < last; r++) {
+            normalise(state + r * hidden, layer->norm_in, hidden, m->epsilon, normed + r * hidden);
+            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, scales + r * (hidden / GROUP));
+        }
+        meet_all(meeting);
+        multiply(&layer->qkv, INPUT(normed), scales, rows, STORE, qkv, all, thread, threads);
+        meet_all(meeting);
+        for (int64_t r = first; r < last; r++) {
+            const float *cosines = b->cosines + r * m->turned, *sines = b->sines + r * m->turned;
+            float *row = qkv + r * all;
+            for (int64_t h = 0; h < m->heads; h++)
+                turn(row + h * HEAD_DIM, layer->norm_query, m->epsilon, cosines, sines, m->turned,
+                     query + r * queries + h * HEAD_DIM);
+            for (int64_t h = 0; h < m->kv_heads; h++) {
+                const int64_t place = h * m->kv_head_stride + b->write[r] * m->slot_stride;
+                turn(row + queries + h * HEAD_DIM, layer->norm_key, m->epsilon, cosines, sines, m->turned,
+                     layer->keys + place);
+                for (int i = 0; i < HEAD_DIM; i += 16)
+                    put(layer->values + place + i, _mm512_loadu_ps(row + queries + keys + h * HEAD_DIM + i));
+            }
+        }
+        meet_all(meeting);
+        for (;;) {
+            const int64_t number = atomic_fetch_add(&meeting->next, 1);
+            if (number >= b->tiles.count * m->kv_heads) break;
+            unit(number, query, HEAD_DIM, queries, layer->keys, layer->values, m->kv_head_stride, m->slot_stride, seen,
+                 &b->tiles, rows, m->kv_heads, m->heads / m->kv_heads, m->scale);
+        }
+        meet_all(meeting);
+#if WEIGHTS == 8
+        for (int64_t r = first; r < last; r++) {
+            for (int64_t i = 0; i < queries; i += 16)
+                _mm512_storeu_ps(normed + r * queries + i, get(seen + r * queries + i));
+            prepare(normed + r * queries, queries, input + r * queries, scales + r * (queries / GROUP));
+        }
+        meet_all(meeting);
+        multiply(&layer->out, input, scales, rows, ADD, state, hidden, thread, threads);
+#else
+        multiply(&layer->out, seen, scales, rows, ADD, state, hidden, thread, threads);
+#endif
+        meet_all(meeting);
+        for (int64_t r = first; r < last; r++) {
+            normalise(state + r * hidden, layer->norm_mlp, hidden, m->epsilon, normed + r * hidden);
+            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, scales + r * (hidden / GROUP));
+        }
+        meet_all(meeting);
+        multiply(&layer->gate_up, INPUT(normed), scales, rows, GATE, gated, m->intermediate, thread, threads);
+        meet_all(meeting);
+        if (INPUT(gated) != (void *)gated) {
+            for (int64_t r = first; r < last; r++)
+                prepare(gated + r * m->intermediate, m->intermediate, input + r * m->intermediate,
+                        scales + r * (m->intermediate / GROUP));
+            meet_all(meeting);
+        }
+        multiply(&layer->down, INPUT(gated), scales, rows, ADD, state, hidden, thread, threads);
+        meet_all(meeting);
+    }
+    const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
+    for (int64_t r = from; r < to; r++) {
+        normalise(state + b->keep[r] * hidden, m->norm, hidden, m->epsilon, normed + r * hidden);
+        prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, scales + r * (hidden / GROUP));
+    }
+    meet_all(meeting);
+    multiply(&m->head, INPUT(normed), scales, b->kept, STORE, b->logits, m->head.outputs, thread, threads);
+}
+
+void forward(const Model *model, const Batch *batch) {
+    Meeting meeting = {0};
+#pragma omp parallel num_threads(batch->threads)
+    {
+#pragma omp single
+        meeting.threads = omp_get_num_threads();  // may be fewer than asked for
+        layers(model, batch, &meeting, omp_get_thread_num());
+    }
+}

@@ -1,0 +1,218 @@
+"""The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
+
+For the families whose layers it knows, on CPUs with AVX-512; the model itself stays as it is, and computes elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterable, Sequence
+from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from typing import Any, Literal
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from tot.decoders.engine.attention import Plan
+from tot.decoders.engine.kernel import CTiles, kernel_options
+from tot.decoders.engine.native import library, processor_flags
+
+Weights = Literal["float32", "bfloat16", "int8"]
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_PANEL = 16
+_GROUP = 64
+"""Inputs that share a scale in int8: GROUP in forward.c."""
+_SPARE = 2
+"""Packed where so many times the packed weights' size is free."""
+_BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / _GROUP}
+_BITS: dict[Weights, int] = {"float32": 32, "bfloat16": 16, "int8": 8}
+
+
+class _Matrix(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("panels", "scales", "offsets", "bias")),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+    ]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("norm_in", "norm_mlp", "norm_query", "norm_key", "keys", "values")),
+    ]
+
+
+class _Model(Structure):
+    _fields_ = [
+        ("layers", c_void_p),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", _Matrix),
+        *(
+            (name, c_int64)
+            for name in (
+                *("layer_count", "hidden", "intermediate", "heads", "kv_heads"),
+                *("kv_head_stride", "slot_stride", "turned"),
+            )
+        ),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    ]
+
+
+class _Batch(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("tokens", "write", "keep", "cosines", "sines", "logits", "space")),
+        ("tiles", CTiles),
+        *((name, c_int64) for name in ("rows", "kept", "threads")),
+    ]
+
+
+class NativeForward:
+    """A model's forward over the given stores of keys and values: tensors in, logits out."""
+
+    def __init__(
+        self, functions: ctypes.CDLL, model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], weights: Weights
+    ) -> None:
+        self.weights = weights
+        """How they are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
+        config, body = model.config, model.model
+        self._rotary = body.rotary_emb
+        self._held: list[Any] = [keys, values]  # C has their addresses only
+        layers = (_Layer * len(body.layers))()
+        for layer, place, key, value in zip(body.layers, layers, keys, values, strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            place.qkv = self._matrix([attention.q_proj, attention.k_proj, attention.v_proj])
+            place.out = self._matrix([attention.o_proj])
+            place.gate_up = self._matrix([mlp.gate_proj, mlp.up_proj], interleaved=True)
+            place.down = self._matrix([mlp.down_proj])
+            place.norm_in = self._numbers(layer.input_layernorm.weight)
+            place.norm_mlp = self._numbers(layer.post_attention_layernorm.weight)
+            if hasattr(attention, "q_norm"):
+                place.norm_query = self._numbers(attention.q_norm.weight)
+                place.norm_key = self._numbers(attention.k_norm.weight)
+            place.keys, place.values = key.data_ptr(), value.data_ptr()
+        self._held.append(layers)
+        attention = body.layers[0].self_attn
+        embedding = body.embed_tokens.weight.detach()
+        self._held.append(embedding)
+        heads = config.num_attention_heads
+        self._model = _Model(
+            ctypes.addressof(layers), embedding.data_ptr(), self._numbers(body.norm.weight),
+            self._matrix([model.lm_head]), len(layers), embedding.shape[1], config.intermediate_size,
+            heads, heads // attention.num_key_value_groups, keys[0].stride(0), keys[0].stride(1), keys[0].shape[2],
+            body.norm.variance_epsilon, attention.scaling,
+        )  # fmt: skip
+        self._vocabulary = model.lm_head.out_features
+        self._forward, self._space_for = functions.forward, functions.space_for
+        self._forward.argtypes, self._forward.restype = [POINTER(_Model), POINTER(_Batch)], None
+        self._space_for.argtypes, self._space_for.restype = [POINTER(_Model), c_int64], c_int64
+        self._space = torch.empty(0)
+        self._dtype = model.dtype
+
+    def __call__(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
+        """Shapes: tokens and positions (1, rows), keep (kept,), all int64. Returns (kept, vocabulary) in float32."""
+        assert plan.tiles is not None
+        rows, kept = tokens.shape[1], len(keep)
+        cosines, sines = self._rotary(self._space, position_ids=positions)
+        cosines, sines = cosines[0].float().contiguous(), sines[0].float().contiguous()
+        logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
+        if len(self._space) < (needed := self._space_for(byref(self._model), rows)):
+            self._space = torch.empty(needed, dtype=torch.float32)
+        batch = _Batch(
+            tokens.data_ptr(), plan.write.data_ptr(), keep.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
+            logits.data_ptr(), self._space.data_ptr(), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
+        )  # fmt: skip
+        self._forward(byref(self._model), byref(batch))
+        return logits
+
+    def _numbers(self, tensor: Tensor) -> int:
+        held = tensor.detach().float().contiguous()
+        self._held.append(held)
+        return held.data_ptr()
+
+    def _matrix(self, layers: Sequence[nn.Linear], interleaved: bool = False) -> _Matrix:
+        weight = _joined([layer.weight.detach() for layer in layers], interleaved)
+        matrix = _Matrix(inputs=weight.shape[1], outputs=weight.shape[0])
+        if layers[0].bias is not None:
+            matrix.bias = self._numbers(_joined([layer.bias.detach() for layer in layers], interleaved))
+        if self.weights == "int8":
+            panels, scales, offsets = quantized(weight)
+            self._held += [panels, scales, offsets]
+            matrix.scales, matrix.offsets = scales.data_ptr(), offsets.data_ptr()
+        else:
+            pairs = 2 if self.weights == "bfloat16" and weight.dtype == torch.bfloat16 else 1
+            panels = _panels(weight.to(getattr(torch, self.weights)), pairs)
+            self._held.append(panels)
+        matrix.panels = panels.data_ptr()
+        return matrix
+
+
+def native_forward(
+    model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], int8: bool = False
+) -> NativeForward | None:
+    """The forward in C for a model and its stores of keys and values; None where the model has to do it itself."""
+    if not _known(model):
+        return None
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
+    options = kernel_options(head_dim, groups, model.dtype, model.device)
+    if options is None or model.dtype != torch.float32:
+        return None
+    weights: Weights = "float32"
+    if int8:
+        if any(layer.in_features % _GROUP for layer in linears) or "avx512_vnni" not in processor_flags():
+            return None
+        weights = "int8"
+    elif all(bool((layer.weight == layer.weight.bfloat16()).all()) for layer in linears):
+        weights = "bfloat16"
+    size = sum(layer.weight.numel() for layer in linears) * _BYTES[weights]
+    if size * _SPARE > psutil.virtual_memory().available:
+        return None
+    functions = library("attention forward", *options, f"-DWEIGHTS={_BITS[weights]}")
+    return None if functions is None else NativeForward(functions, model, keys, values, weights)
+
+
+def _known(model: Any) -> bool:
+    """Whether forward.c does what this model does."""
+    config = model.config
+    if config.model_type not in _FAMILIES or config.hidden_act != "silu":
+        return False
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)
+    return plain and config.hidden_size % _PANEL == 0 and config.intermediate_size % _PANEL == 0
+
+
+def _joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
+    """One below the other; or interleaved, a panel of each in turn."""
+    if not interleaved:
+        return torch.cat(list(tensors))
+    return torch.stack([tensor.unflatten(0, (-1, _PANEL)) for tensor in tensors], dim=1).flatten(0, 2)
+
+
+def _panels(weight: Tensor, joined: int) -> Tensor:
+    """(outputs, inputs) -> (panels, inputs / joined, 16, joined), outputs padded with zeros to pairs of panels."""
+    missing = -weight.shape[0] % (2 * _PANEL)
+    weight = nn.functional.pad(weight, (0, 0, 0, missing))
+    cut = weight.unflatten(0, (-1, _PANEL)).unflatten(2, (-1, joined))
+    return cut.permute(0, 2, 1, 3).contiguous()
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """A weight (outputs, inputs) in int8: its panels, and (panels, groups, 16) scales and offsets of groups of inputs.
+
+    Rounded to nearest, symmetric: the largest of a group is 127.
+    """
+    groups = weight.float().unflatten(1, (-1, _GROUP))
+    scales = groups.abs().amax(-1) / 127
+    whole = (groups / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)
+    offsets = -128 * whole.sum(-1, dtype=torch.int32)
+    by_panel: Iterable[Tensor] = (
+        nn.functional.pad(kind, (0, 0, 0, -len(kind) % (2 * _PANEL))).unflatten(0, (-1, _PANEL)).transpose(1, 2)
+        for kind in (scales, offsets)
+    )
+    first, second = (kind.contiguous() for kind in by_panel)
+    return _panels(whole.flatten(1), 4), first, second
