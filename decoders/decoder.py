@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,26 +12,30 @@ from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkab
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from tot.decoders.auto import Auto, AutoOptions, Choosing
 from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.budget import Meter
 from tot.decoders.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
 from tot.decoders.early_exit import first_layers
 from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.forward import Quantization
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.model_names import draft_folder
 from tot.decoders.engine.rotary import inverse_frequencies
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError, TotError, unknown
 from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
 from tot.decoders.parallel_steps import ParallelSteps
 from tot.decoders.remote.decoder import RemoteDecoder, open_remote
-from tot.decoders.request import Completion, Request
+from tot.decoders.request import Completion, Purpose, Request
 from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
 from tot.decoders.seed import Rounds, Scheduled, SEEDOptions
 from tot.decoders.speculative import MCSDOptions, SDOptions, Speculation, Speculative
 from tot.decoders.steps_format import PDOSOptions, StepsFormat
+
+log = logging.getLogger(__name__)
 
 
 class Decoder(Protocol):
@@ -60,11 +65,33 @@ class Ready(NamedTuple):
     drafter: Drafter | None = None
     prepare: Callable[[Request], Request] | None = None
     """What it does to a request beforehand: adds instructions to the prompt, say."""
+    choices: Callable[[], dict[Purpose, str]] = dict
+    """What it chose by itself so far."""
 
 
 class Method(NamedTuple):
     set_up: Callable[[Engine, Any], Ready]
     options: type[BaseModel]
+
+
+def _auto(engine: Engine, options: AutoOptions) -> Ready:
+    trained = _trained_draft(engine)
+    costs = engine_costs(engine), None if trained is None else row_costs(trained.runner)
+    choosing = Choosing(engine, options, costs, trained)
+    return Ready(partial(Auto, companion=choosing), choosing.close, choosing.drafter, choices=choosing.choices)
+
+
+def _trained_draft(engine: Engine) -> ModelDrafter | None:
+    """The draft that `tot train-draft` made for the engine's model, where there is one that can be used."""
+    if not (draft_folder(engine.loaded.name) / "config.json").exists():
+        return None
+    try:
+        drafter = make_drafter("trained", engine)
+    except TotError as error:
+        log.warning("the draft that was trained for %s is not used: %s", engine.loaded.name, error)
+        return None
+    assert isinstance(drafter, ModelDrafter)
+    return drafter
 
 
 def _autoregressive(engine: Engine, options: NoOptions) -> Ready:
@@ -121,6 +148,7 @@ def _pdos(engine: Engine, options: PDOSOptions) -> Ready:
 
 METHODS: dict[str, Method] = {
     "ar": Method(_autoregressive, NoOptions),
+    "auto": Method(_auto, AutoOptions),
     "fastcot": Method(_fastcot, FastCoTOptions),
     "jacobi": Method(_jacobi, JacobiOptions),
     "lookahead": Method(_lookahead, LookaheadOptions),
@@ -196,6 +224,7 @@ class LocalDecoder:
         self.drafter = method.drafter
         """What drafts for it, if anything does."""
         self._owns_engine = owns_engine
+        self._choices = method.choices
 
     @property
     def model(self) -> Any:
@@ -204,6 +233,11 @@ class LocalDecoder:
     @property
     def tokenizer(self) -> Any:
         return self.engine.loaded.tokenizer
+
+    @property
+    def choices(self) -> dict[Purpose, str]:
+        """By purpose, what `auto` chose so far, in words; nothing for methods that choose nothing."""
+        return self._choices()
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""
@@ -252,6 +286,7 @@ def load_decoder(
     dtype: str = ...,
     device: str = ...,
     kv_budget: int | str | None = ...,
+    quantize: Quantization | None = ...,
     **options: Any,
 ) -> LocalDecoder: ...
 
@@ -265,16 +300,19 @@ def load_decoder(
     dtype: str = "auto",
     device: str = "auto",
     kv_budget: int | str | None = None,
+    quantize: Quantization | None = None,
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
     """A decoder by name, on a model of its own or on a shared `engine` (which then has its own model and budget).
 
     `model` is a name, a hub id, a folder, a GGUF file, or a model object (with `tokenizer`); `kv_budget` is in tokens
-    or bytes ("1.5GiB"). With "openai" it is a name that the server at `base_url` knows, and nothing is loaded here.
-    Raises OptionError for an unknown method or option, ModelError for a model that can't be had.
+    or bytes ("1.5GiB"). `quantize` packs linear layers in eight bits: "int8" their weights alone, "int8-dynamic" what
+    they are given as well, which is faster and coarser. With "openai" the model is a name that the server at `base_url`
+    knows, and nothing is loaded here. Raises OptionError for an unknown method or option, ModelError for a model that
+    can't be had.
     """
     if name in REMOTE:
-        local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
+        local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget, "quantize": quantize}
         local |= {"dtype": None if dtype == "auto" else dtype, "device": None if device == "auto" else device}
         for option, value in local.items():
             if value is not None:
@@ -293,7 +331,7 @@ def load_decoder(
     if engine is not None:
         return LocalDecoder(name, engine, method.set_up(engine, chosen), owns_engine=False)
     with ExitStack() as on_failure:
-        own = Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget)
+        own = Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize)
         on_failure.callback(own.close)
         decoder = LocalDecoder(name, own, method.set_up(own, chosen), owns_engine=True)
         on_failure.pop_all()

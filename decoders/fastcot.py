@@ -92,15 +92,17 @@ class Buffers:
     def begin(self, key: int, question: Sequence[int]) -> None:
         self._buffers[key] = _Buffer(question)
 
-    def width(self, texts: int) -> int:
-        """c, while so many texts are decoded at once."""
+    def width(self, texts: int, length: float = 0.0) -> int:
+        """c, while so many texts are decoded at once, of that length on average."""
         if self._window is not None or self._costs is None:
             return self._window or 0
-        most = _CHEAP * self._costs.of(texts)
-        return next((c for c in range(WIDEST, 0, -1) if self._costs.of(texts * (1 + c)) <= most), 0)
+        costs = self._costs.at(length)
+        most = _CHEAP * costs.of(texts)
+        return next((c for c in range(WIDEST, 0, -1) if costs.of(texts * (1 + c)) <= most), 0)
 
     def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
-        width = self.width(len(contexts))
+        lengths = [len(context.tokens) for context in contexts if context.widths]
+        width = self.width(len(contexts), sum(lengths) / max(1, len(lengths)))
         drafts = []
         for context in contexts:
             draft = Draft()

@@ -22,6 +22,7 @@ from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.outlook import Outlook
+from tot.decoders.request import Purpose
 from tot.decoders.speculative import Speculation, Speculative
 
 _CAPACITY = 50_000
@@ -114,14 +115,18 @@ class Looking(Speculation):
     def prepare(self, policies: Sequence[Any]) -> None:
         super().prepare(policies)
         for policy in policies:
-            policy.looks = {strand.output.index for strand in policy.decoding() if self.drafts and self._pays()}
+            strands = policy.decoding() if self.drafts else ()
+            policy.looks = {strand.output.index for strand in strands if self._pays(policy.purpose)}
 
-    def outlook(self, branches: int) -> Outlook | None:
-        self._plan = super().outlook(branches)
+    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> Outlook | None:
+        self._plan = super().outlook(branches, length, purpose)
         return self._plan
 
-    def _pays(self) -> bool:
-        return self._plan is None or self._plan.invest(_WINDOW, self.width * (self.length - 1))
+    def _pays(self, purpose: Purpose) -> bool:
+        if self._plan is None:
+            return True
+        self._plan.experience = self.experience[purpose]
+        return self._plan.invest(_WINDOW, self.width * (self.length - 1))
 
 
 class Lookahead(Speculative):
@@ -176,7 +181,7 @@ class Lookahead(Speculative):
 
     def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
         if strand.output.index in self.looks:
-            self._looking.experience.learn(_WINDOW, kept > 0)
+            self._looking.experience[self.purpose].learn(_WINDOW, kept > 0)
 
     def release(self) -> None:
         for columns in self._columns.values():

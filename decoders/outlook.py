@@ -8,10 +8,15 @@ never depends on the token itself, or rejection rules would no longer keep the d
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import Any
 
+NEAR, FAR = 128, 1024
+"""Tokens of context that costs are measured at."""
 _WEIGHT = 2.0
 _GUESS = 0.5
 """What is not known yet counts as this many trials, of which this share was accepted."""
@@ -19,6 +24,8 @@ _MEMORY = 200.0
 """Trials that count in full; older ones fade."""
 _MARGIN = 1.2
 """A forward of the draft must promise so many times what it costs: what is expected is uncertain, its cost is not."""
+_CARRIED = 20.0
+"""Trials that count of what was learned before this decoder was made: other texts may be another matter."""
 _FADES = 0.995
 """What was learned fades a little with every step that teaches nothing new, so that it will be tried again."""
 
@@ -29,6 +36,9 @@ class Costs:
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
+    """Where each row sees NEAR tokens or fewer."""
+    more: tuple[float, ...] = ()
+    """Seconds that each token of context beyond NEAR adds, by the same rows; empty where that is not known."""
 
     def of(self, rows: int) -> float:
         if len(self.rows) == 1:
@@ -43,18 +53,31 @@ class Costs:
         at = self._piece(rows)
         return (self.seconds[at + 1] - self.seconds[at]) / (self.rows[at + 1] - self.rows[at])
 
+    def at(self, context: float) -> Costs:
+        """The costs where rows see so many tokens, on average."""
+        beyond = context - NEAR
+        if not self.more or beyond <= 0:
+            return self
+        return Costs(self.rows, tuple(near + beyond * more for near, more in zip(self.seconds, self.more, strict=True)))
+
     def _piece(self, rows: int) -> int:
         return min(max(0, bisect_right(self.rows, rows) - 1), len(self.rows) - 2)
 
     @classmethod
-    def fit(cls, measured: Sequence[tuple[int, float]]) -> Costs:
-        """From (rows, seconds) pairs. More rows never cost less: where a measurement says so, it is the noise."""
-        rows, seconds = zip(*sorted(measured), strict=True)
-        highest, rising = 0.0, []
-        for value in seconds:
-            highest = max(highest, value)
-            rising.append(highest)
-        return cls(rows, tuple(rising))
+    def fit(cls, near: Sequence[tuple[int, float]], far: Sequence[tuple[int, float]] = ()) -> Costs:
+        """From (rows, seconds) pairs at a context of NEAR tokens, and some of these rows at FAR. More rows never cost
+        less, nor does more context: where a measurement says so, it is the noise."""
+        rows, seconds = _rising(near)
+        costs = cls(rows, seconds)
+        if not far:
+            return costs
+        further = cls(*_rising([(count, max(0.0, value - costs.of(count)) / (FAR - NEAR)) for count, value in far]))
+        return cls(rows, seconds, tuple(max(0.0, further.of(count)) for count in rows))
+
+
+def _rising(measured: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    rows, values = zip(*sorted(measured), strict=True)
+    return rows, tuple(accumulate(values, max))
 
 
 @dataclass(slots=True)
@@ -86,6 +109,30 @@ class Experience:
         share.accepted = share.accepted * kept + accepted
         share.step = self.step
 
+    def to_json(self) -> list[list[Any]]:
+        """[kind, trials, of them accepted], as faded by now."""
+        found = []
+        for kind, share in list(self._shares.items()):  # it may still be learning
+            kept = _FADES ** (self.step - share.step)
+            found.append([kind, share.tried * kept, share.accepted * kept])
+        return found
+
+    @classmethod
+    def from_json(cls, learned: Sequence[Sequence[Any]]) -> Experience:
+        """What `to_json` gave, after a round trip too. Raises ValueError or TypeError for anything else."""
+        experience = cls()
+        for kind, tried, accepted in learned:
+            if not 0.0 <= accepted <= tried < math.inf:
+                raise ValueError(f"{accepted} of {tried} trials accepted")
+            kept = min(1.0, _CARRIED / max(tried, 1.0))
+            experience._shares[_kind(kind)] = _Share(tried * kept, accepted * kept)
+        return experience
+
+
+def _kind(read: Any) -> Hashable:
+    """JSON knows no tuples."""
+    return tuple(map(_kind, read)) if isinstance(read, list | tuple) else read
+
 
 class Outlook:
     """One step's plan, while it is drafted for: the tokens it may bring, the rows it verifies, the seconds it takes."""
@@ -102,14 +149,18 @@ class Outlook:
         self._tokens = float(branches)
         self._rows = branches
 
+    def take(self, plan: Outlook) -> None:
+        """Go on as planned there, in what began as a copy of this plan."""
+        self._tokens, self._rows, self.drafting = plan._tokens, plan._rows, plan.drafting
+
     @property
-    def _rate(self) -> float:
+    def rate(self) -> float:
         """Tokens a second, as things stand."""
         return self._tokens / (self._target.of(self._rows) + self.drafting)
 
     def admit(self, chance: float) -> bool:
         """Whether a token that is accepted with that chance is worth its row; if so it is part of the plan."""
-        if chance <= self._rate * self._target.slope(self._rows):
+        if chance <= self.rate * self._target.slope(self._rows):
             return False
         self._tokens += chance
         self._rows += 1
@@ -118,7 +169,7 @@ class Outlook:
     def invest(self, kind: Hashable, rows: int) -> bool:
         """Whether rows that bring a token with the chance kept under `kind`, but none themselves, pay."""
         chance = self.experience.chance(kind)
-        if chance <= self._rate * (self._target.of(self._rows + rows) - self._target.of(self._rows)):
+        if chance <= self.rate * (self._target.of(self._rows + rows) - self._target.of(self._rows)):
             return False
         self._tokens += chance
         self._rows += rows
@@ -130,9 +181,9 @@ class Outlook:
         if not reached:
             return False
         seconds = 0.0 if self._draft is None else self._pace * self._draft.of(len(reached))
-        floor = self._rate * self._target.slope(self._rows)
+        floor = self.rate * self._target.slope(self._rows)
         share = self.experience.chance(kind)
-        if sum(max(0.0, chance * share - floor) for chance in reached) <= _MARGIN * seconds * self._rate:
+        if sum(max(0.0, chance * share - floor) for chance in reached) <= _MARGIN * seconds * self.rate:
             return False
         self.drafting += seconds
         return True

@@ -1,73 +1,160 @@
-"""What a forward costs by its number of rows, measured on the machine and the model at hand, once a process."""
+"""What a forward costs by its rows and by what they see, measured on the machine and the model at hand.
+
+Measured when it is first asked for, and kept in the cache folder as long as machine, model and engine stay the same;
+delete its folder `costs` to have all measured again, after a noisy first time say.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import statistics
 import time
 import warnings
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.kv_tree import KVTreeFullError
+from tot.decoders.engine.kv_tree import Branch, KVTreeFullError
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.sampling import Draw, read
-from tot.decoders.outlook import Costs
+from tot.decoders.kept import Kept, machine_identity, model_identity, named
+from tot.decoders.outlook import FAR, NEAR, Costs
 
-ROWS = (1, 2, 4, 8, 16, 32, 64)
-_CONTEXT = 128
+log = logging.getLogger(__name__)
+
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 512)
+FAR_ROWS = (1, 8, 64)
+"""What a long context adds is measured at these."""
+_BRANCHES = 64
+"""More rows than that are several tokens on each of so many branches, as drafts and prompts are."""
+_LONG = 0.4
+"""Seconds of a forward beyond which more rows are not measured."""
+_ENOUGH = 0.5
+"""Seconds after which a point is not measured once more."""
 _DRAW = Draw(1.0, 0, 1.0, 0.0, 0, 0, 0)
 _UNKNOWN = (1, 1.0)
 """Rows and seconds where nothing fits: whatever is drafted for such a target pays, and such a draft never does."""
-_known: WeakKeyDictionary[Any, dict[int, float]] = WeakKeyDictionary()
-"""By model: seconds by rows."""
+Point = tuple[int, int]
+"""Rows, and tokens of context."""
+_known: WeakKeyDictionary[Any, dict[Point, float]] = WeakKeyDictionary()
+"""By model: seconds by point."""
 
 
 def row_costs(runner: Runner, rows: Sequence[int] = ROWS) -> Costs:
-    """Seconds of one forward and its sampling by rows, each row a branch of its own after a common text: the median of
-    three. Takes less than a second for a small model; must be called where the runner is not at work."""
+    """Seconds of one forward and its sampling by rows, each row on a branch after a common text: the median of three,
+    or of fewer where they take long.
+
+    Takes a few seconds for a small model, once; must be called where the runner is not at work.
+    """
     known = _known.setdefault(runner.model, {})
-    for count in rows:
-        if count not in known and (seconds := _seconds(runner, count)) is not None:
-            known[count] = seconds
-    return Costs.fit(list(known.items()) or [_UNKNOWN])
+    if _missing(runner, rows):
+        if named(runner.model):
+            _share(runner, rows, known)
+        else:
+            _measure(runner, rows, known)
+    near = [(count, seconds) for (count, context), seconds in known.items() if context == NEAR]
+    far = [(count, seconds) for (count, context), seconds in known.items() if context == FAR]
+    return Costs.fit(near or [_UNKNOWN], far)
 
 
-def _seconds(runner: Runner, rows: int) -> float | None:
+def _share(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> None:
+    """Add to what is known what another process has measured, or else measure it for others too."""
+    kept = Kept("costs", model_identity(runner.model) | machine_identity(runner))
+    known |= _read(kept)
+    if not _missing(runner, rows):
+        return
+    with kept.alone():
+        known |= _read(kept)  # another may have measured while this one waited
+        before = len(known)
+        _measure(runner, rows, known)
+        if len(known) > before and _room(runner, NEAR) == NEAR:  # else they are of a shorter context
+            kept.write([[*point, seconds] for point, seconds in sorted(known.items())])
+
+
+def _missing(runner: Runner, rows: Collection[int]) -> list[Point]:
+    points = [(count, NEAR) for count in rows]
+    if _room(runner, FAR) == FAR:
+        points += [(count, FAR) for count in FAR_ROWS if count in rows]
+    known = _known.get(runner.model, {})
+    return [point for point in points if point not in known and _worth(point, known)]
+
+
+def _worth(point: Point, known: Mapping[Point, float]) -> bool:
+    """Where fewer rows take long already, more take longer in a straight line, and what they see adds little."""
+    slow = min((rows for (rows, context), seconds in known.items() if context == NEAR and seconds > _LONG), default=0)
+    return not slow or (point[0] <= slow and (point[1] == NEAR or slow > _BRANCHES))
+
+
+def _room(runner: Runner, context: int) -> int:
+    """Tokens of context that are measured with, where so many are wanted."""
+    return min(context, max(1, runner.tree.capacity // 4), max(1, runner.context // 2))
+
+
+def _read(kept: Kept) -> dict[Point, float]:
+    try:
+        found = {(int(rows), int(context)): float(seconds) for rows, context, seconds in kept.read()}
+        if all(0.0 < seconds < math.inf for seconds in found.values()):
+            return found
+    except (TypeError, ValueError):
+        pass
+    log.info("%s holds no measurements: it is made anew", kept.path)
+    return {}
+
+
+def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> None:
+    """Add those points that are missing, as far as they fit just now."""
+    tree = runner.tree
+    for context in (NEAR, FAR):
+        counts = sorted(count for count, seen in _missing(runner, rows) if seen == context)
+        if not counts:
+            continue
+        base = tree.open()
+        try:
+            tree.extend(base, [0] * _room(runner, context))
+            runner.forward([Feed(base, tree.computed_length(base), len(base), [_DRAW])])
+            for count in counts:
+                if _worth((count, context), known) and (seconds := _seconds(runner, base, count)) is not None:
+                    known[count, context] = seconds
+        except KVTreeFullError:
+            pass
+        finally:
+            tree.rollback(base, 0)
+
+
+def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
     """None where so many rows do not fit just now."""
     tree = runner.tree
-    if rows >= runner.model.get_input_embeddings().num_embeddings:  # each row is a token of its own
+    length = -(-rows // _BRANCHES)
+    branches = rows // length
+    if branches >= runner.model.get_input_embeddings().num_embeddings:  # each branch begins with a token of its own
         return None
-    base = tree.open()
     spent = []
-    try:
-        tree.extend(base, [0] * min(_CONTEXT, max(1, tree.capacity // 4)))
-        runner.forward([Feed(base, tree.computed_length(base), len(base), [_DRAW])])
-        for _ in range(4):
-            forks = [tree.fork(base) for _ in range(rows)]
-            try:
-                for token, fork in enumerate(forks):
-                    tree.extend(fork, [1 + token])
-                began = time.perf_counter()
-                forward = runner.forward([Feed(fork, len(base), len(fork), [_DRAW]) for fork in forks])
-                read(forward.logits, [_DRAW] * len(forward.logits))
-                spent.append(time.perf_counter() - began)
-            finally:
-                for fork in forks:
-                    tree.rollback(fork, 0)
-    except KVTreeFullError:
-        pass  # a store too small for so many rows will not see them, one that is in use may later
-    finally:
-        tree.rollback(base, 0)
-    return statistics.median(spent[1:]) if spent else None
+    for _ in range(4):
+        forks = [tree.fork(base) for _ in range(branches)]
+        try:
+            for token, fork in enumerate(forks):
+                tree.extend(fork, [1 + token] + [0] * (length - 1))
+            began = time.perf_counter()
+            forward = runner.forward([Feed(fork, len(base), len(fork), [_DRAW] * length) for fork in forks])
+            read(forward.logits, [_DRAW] * len(forward.logits))
+            spent.append(time.perf_counter() - began)
+            if sum(spent) > _ENOUGH:
+                break
+        except KVTreeFullError:  # a store too small for so many rows will not see them, one in use may later
+            return None
+        finally:
+            for fork in forks:
+                tree.rollback(fork, 0)
+    return statistics.median(spent[1:] or spent)  # the first one warms up
 
 
 def engine_costs(engine: Engine, rows: Sequence[int] = ROWS) -> Costs:
     """`row_costs` of an engine's model, also while the engine is at work."""
-    if not set(rows) <= _known.get(engine.runner.model, {}).keys():
+    if _missing(engine.runner, rows):
         return engine.call(partial(row_costs, engine.runner, rows))
     return row_costs(engine.runner, rows)
 

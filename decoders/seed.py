@@ -24,6 +24,7 @@ from tot.decoders.engine.job import Job
 from tot.decoders.engine.timeline import Span
 from tot.decoders.errors import RequestError
 from tot.decoders.outlook import Costs
+from tot.decoders.request import Purpose
 from tot.decoders.speculative import DraftingOptions, KConfig, Speculation, Speculative
 
 if TYPE_CHECKING:
@@ -86,7 +87,8 @@ class Rounds(Speculation):
         if self._closed:
             raise RequestError("this decoder is closed: make a new one")
         self._verified()
-        self.experience.step += 1
+        for purpose in {policy.purpose for policy in policies}:
+            self.experience[purpose].step += 1
         others = False
         for policy in policies:
             policy.turns = set()
@@ -94,7 +96,7 @@ class Rounds(Speculation):
                 key = policy.keys[strand.output.index]
                 if key not in self._drafting:
                     self._drafting[key] = policy, strand
-                    future = self._executor.submit(self._draft, key, policy.context(strand))
+                    future = self._executor.submit(partial(self._draft, policy.purpose), key, policy.context(strand))
                     future.add_done_callback(partial(self._enqueue, key))
             others = others or bool(policy.turn())
         while self._drafting and not (others and self._queue.empty()):
@@ -111,11 +113,11 @@ class Rounds(Speculation):
                 self._verifying = key, self.engine.timeline.clock()
             return
 
-    def _draft(self, key: int, context: Context) -> tuple[Draft, float]:
+    def _draft(self, purpose: Purpose, key: int, context: Context) -> tuple[Draft, float]:
         """A branch's next draft, and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(self._stream), self.span(f"branch {key}", key):
-            (draft,) = self.drafter.draft([context], self.outlook(1))
+            (draft,) = self.drafter.draft([context], self.outlook(1, len(context.tokens), purpose))
             if self._stream is not None:
                 self._stream.synchronize()
         return draft, time.perf_counter() - began

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -23,6 +24,7 @@ from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.outlook import Costs, Experience, Outlook
+from tot.decoders.request import Purpose
 from tot.decoders.trial import Trial
 
 if TYPE_CHECKING:
@@ -93,7 +95,8 @@ class MCSDOptions(DraftingOptions):
 class Speculation:
     """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule.
 
-    With costs, drafts are as long and as broad as pays by what was accepted so far; else always as k_config says.
+    With costs, drafts are as long and as broad as pays by what was accepted so far of requests with the same purpose;
+    else always as k_config says.
     """
 
     def __init__(
@@ -105,12 +108,12 @@ class Speculation:
     ) -> None:
         self.drafter = drafter
         self.engine = engine
-        self.experience = Experience()
+        self.experience: defaultdict[Purpose, Experience] = defaultdict(Experience)
         self._costs = costs
         self.drafts = True
         """False in a step in which nothing is drafted, since that is faster."""
-        self._trials: dict[int, Trial] = {}
-        """By the number of branches, in powers of two."""
+        self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
+        """By the number of branches, in powers of two, and what they are decoded for."""
         self._begun: tuple[Trial, int, float] | None = None
         """The step under way: its trial, branches and beginning."""
         self._ended = 0.0
@@ -129,14 +132,22 @@ class Speculation:
         if not asked:
             return
         began = time.perf_counter()
-        self.experience.step += 1
-        self.drafts = self._settle(len(asked), began)
+        purposes = {policy.purpose for policy, _ in asked}
+        for purpose in purposes:
+            self.experience[purpose].step += 1
+        length = sum(len(strand.branch) for _, strand in asked) / len(asked)
+        self.drafts = self._settle(len(asked), length, frozenset(purposes), began)
         if not self.drafts:
             return
-        contexts = [policy.context(strand) for policy, strand in asked]
-        outlook = self.outlook(len(asked))
+        outlook = self.outlook(len(asked), length)
+        asked.sort(key=_purpose)
+        groups = [asked] if outlook is None else [list(group) for _, group in itertools.groupby(asked, _purpose)]
+        drafts: list[Draft] = []
         with self.span("draft"):
-            drafts = self.drafter.draft(contexts, outlook)
+            for group in groups:  # one plan for all, by what is known of each purpose
+                if outlook is not None:
+                    outlook.experience = self.experience[_purpose(group[0])]
+                drafts += self.drafter.draft([policy.context(strand) for policy, strand in group], outlook)
         seconds = time.perf_counter() - began
         if outlook is not None and outlook.drafting:
             self._pace *= 1 + 0.2 * (min(seconds / outlook.drafting, 3.0) - 1)
@@ -145,7 +156,7 @@ class Speculation:
             policy.drafts[strand.output.index] = draft
             policy.account.seconds["draft"] += seconds / len(asked)
 
-    def _settle(self, branches: int, now: float) -> bool:
+    def _settle(self, branches: int, length: float, purposes: frozenset[Purpose], now: float) -> bool:
         """Book what the step before brought; whether to draft in this one."""
         if self._costs is None:
             return True
@@ -153,7 +164,8 @@ class Speculation:
             trial, before, began = self._begun
             trial.step(self._gained / before, self._ended - began)
         self._gained = 0
-        trial = self._trials.setdefault(branches.bit_length(), Trial(self._costs[0].of(branches)))
+        plain = self._costs[0].at(length).of(branches)
+        trial = self._trials.setdefault((branches.bit_length(), purposes), Trial(plain))
         self._begun = trial, branches, now
         return trial.drafts
 
@@ -162,9 +174,13 @@ class Speculation:
         self._gained += tokens
         self._ended = time.perf_counter()
 
-    def outlook(self, branches: int) -> Outlook | None:
-        """The plan for a forward of so many branches, to be drafted for."""
-        return None if self._costs is None else Outlook(self.experience, *self._costs, branches, self._pace)
+    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> Outlook | None:
+        """The plan for a forward of so many branches, of that length on average, to be drafted for."""
+        if self._costs is None:
+            return None
+        target, draft = (None if costs is None else costs.at(length) for costs in self._costs)
+        assert target is not None
+        return Outlook(self.experience[purpose], target, draft, branches, self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Drafting, on the engine's timeline if it has one."""
@@ -179,6 +195,11 @@ class Speculation:
         self.drafter.close()
 
 
+def _purpose(asked: tuple[Any, Strand]) -> Purpose:
+    purpose: Purpose = asked[0].purpose
+    return purpose
+
+
 class Speculative(Autoregressive):
     """Decodes as `Autoregressive` does, several tokens a step where the draft is right."""
 
@@ -186,6 +207,7 @@ class Speculative(Autoregressive):
         super().__init__(job, companion)
         self._speculation = companion
         self.account = job.account
+        self.purpose = job.request.purpose
         self.keys = [next(_keys) for _ in job.outputs]
         """By sample: what its text is known by to the drafter."""
         self.drafts: dict[int, Draft] = {}
@@ -289,7 +311,7 @@ class Speculative(Autoregressive):
 
     def _learn(self, draft: Draft, node: int, position: int, chosen: int | None) -> None:
         """What came of the candidates after a node that was reached."""
-        learn = self._speculation.experience.learn
+        learn = self._speculation.experience[self.purpose].learn
         if level := draft.levels.get(node):
             learn(level, chosen is not None)
         children = draft.children(node)

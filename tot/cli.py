@@ -60,6 +60,13 @@ def solve_command(
         Path | None, typer.Option(help="Go on with a killed run from its .jsonl, as it was started.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where the time went; on standard error with --json.")
+    ] = False,
+    profile_out: Annotated[
+        Path | None,
+        typer.Option(help="Write that to this .json file, too, as a trace for Perfetto or chrome://tracing."),
+    ] = None,
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
@@ -68,7 +75,7 @@ def solve_command(
 
     if resume is not None:
         for name in context.params:
-            if name not in ("resume", "as_json") and is_given(context, name):
+            if name not in ("resume", "as_json", "profile", "profile_out") and is_given(context, name):
                 raise OptionError(f"--resume goes on as the run was started: leave {name.replace('_', '-')!r} out")
         trace: Trace | None = Trace.resume(resume)
         assert trace is not None
@@ -81,7 +88,21 @@ def solve_command(
         place = None if out is None else str(checked(out))
         settings = Settings(task=task, question=ask(task, question, data, row), out=place, **given)
         trace = None
-    if carry_out(settings, trace, started, as_json):
+    recorded = None
+    if profile or profile_out is not None:
+        from tot.profile import Profile
+
+        recorded = Profile()
+    if profile_out is not None:
+        checked(profile_out, "--profile-out")
+    interrupted = carry_out(settings, trace, started, as_json, recorded)
+    if recorded is not None:
+        from tot.report.profile import show_profile
+
+        show_profile(recorded, as_json)
+        if profile_out is not None:
+            recorded.save(profile_out)
+    if interrupted:
         raise typer.Exit(130)
 
 

@@ -44,6 +44,10 @@ def serve_command(
         Literal["auto", "bf16", "fp16", "fp32"], typer.Option(help="auto: bf16 where the machine computes in it.")
     ] = "auto",
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
+    quantize: Annotated[
+        Literal["none", "int8", "int8-dynamic"],
+        typer.Option(help="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs."),
+    ] = "none",
     kv_budget: Annotated[
         str | None, typer.Option(help="Store of keys and values, in tokens or bytes (1.5GiB).")
     ] = None,
@@ -85,7 +89,8 @@ def serve_command(
             raise OptionError(unknown(f"option of {', '.join(sorted({decoder, *offered}))}", option, known))
     own = {option: value for option, value in options.items() if option in METHODS[decoder].options.model_fields}
     with listen(host, port) as listening:
-        loaded = load_decoder(decoder, model, dtype=dtype, device=device, kv_budget=kv_budget, **own)
+        packing = None if quantize == "none" else quantize
+        loaded = load_decoder(decoder, model, dtype=dtype, device=device, kv_budget=kv_budget, quantize=packing, **own)
         with loaded:
             called = name or (Path(model).name if Path(model).exists() else model)
             service = Service(called, loaded, limits, options, offered)

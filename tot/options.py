@@ -68,6 +68,10 @@ class SearchOptions(BaseModel):
     dtype: Annotated[
         Literal["auto", "bf16", "fp16", "fp32"], typer.Option(help="auto: bf16 where the machine computes in it.")
     ] = "auto"
+    quantize: Annotated[
+        Literal["none", "int8", "int8-dynamic"],
+        typer.Option(help="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs."),
+    ] = "none"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     kv_budget: Annotated[str | None, typer.Option(help="Store of keys and values, in tokens or bytes (1.5GiB).")] = None
     reproducible: Annotated[bool, typer.Option(help="Compute in float32: the same tree every time.")] = False
@@ -90,7 +94,8 @@ class SearchOptions(BaseModel):
     @property
     def model_options(self) -> dict[str, Any]:
         """What `load_decoder` is given besides names. Raises OptionError for a pair that can't be read."""
-        options = {"dtype": self.dtype, "device": self.device, "kv_budget": self.kv_budget}
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "kv_budget": self.kv_budget}
+        options["quantize"] = None if self.quantize == "none" else self.quantize
         return {**options, **pairs(self.decoder_option)}
 
     @property
@@ -111,7 +116,7 @@ def pairs(options: list[str]) -> dict[str, str]:
     """name=value texts as a mapping."""
     split = [option.partition("=") for option in options]
     for option, (name, equals, _) in zip(options, split, strict=True):
-        if not (name.strip() and equals) or name.strip() in ("dtype", "device", "kv_budget", "tokenizer"):
+        if not (name.strip() and equals) or name.strip() in ("dtype", "device", "kv_budget", "quantize", "tokenizer"):
             raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
     return {name.strip(): value.strip() for name, _, value in split}
 

@@ -11,6 +11,7 @@ from tot.decoders.budget import Budget
 from tot.decoders.errors import OptionError
 from tot.named import load_task, parts_of
 from tot.options import SearchOptions
+from tot.profile import Profile
 from tot.report.terminal import Progress, show
 from tot.search.problem import Problem
 from tot.solver import conclude, solve
@@ -53,7 +54,9 @@ def checked(out: Path, flag: str = "--out") -> Path:
     return out
 
 
-def carry_out(settings: Settings, trace: Trace | None, started: float, as_json: bool) -> bool:
+def carry_out(
+    settings: Settings, trace: Trace | None, started: float, as_json: bool, profile: Profile | None = None
+) -> bool:
     """Run what the settings say; write, then print. True where Ctrl-C ended it."""
     task = load_task(settings.task)
     task.start(settings.question)
@@ -80,6 +83,7 @@ def carry_out(settings: Settings, trace: Trace | None, started: float, as_json: 
                 trace=trace,
                 reproducible=settings.reproducible,
                 watch=lambda problem: problems.append(problem) if not problems else None,
+                profile=profile,
                 **settings.model_options,
             )
     except BaseException:

@@ -19,6 +19,7 @@ from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
 from tot.named import load_task, parts_of
+from tot.profile import NO_ENGINE, Profile
 from tot.search import Search
 from tot.search.problem import Problem, Watcher
 from tot.task import Task
@@ -88,6 +89,7 @@ def solve(
     trace: Trace | None = None,
     reproducible: bool = False,
     watch: Watcher | None = None,
+    profile: Profile | None = None,
     **model_options: Any,
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
@@ -97,9 +99,10 @@ def solve(
     method's name, names by purpose ({"generate": ..., "evaluate": ..., "answer": ...}, on one engine), or a decoder
     object, which then has its own model. `max_tokens` caps every decoded text. `hooks` watch and steer the search (see
     `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible` computes in
-    float32: the same tree whatever else is packed with it, and when resumed. `model_options` go to `load_decoder`
-    (tokenizer, dtype, device, kv_budget, and the decoder's own). Ctrl-C ends the search with the best answer so far.
-    Raises TotError for whatever the caller can put right.
+    float32: the same tree whatever else is packed with it, and when resumed. `profile` is filled with where the time
+    went on the engine, other searches' there among it. `model_options` go to `load_decoder` (tokenizer, dtype, device,
+    kv_budget, and the decoder's own). Ctrl-C ends the search with the best answer so far. Raises TotError for whatever
+    the caller can put right.
     """
     return run_to_end(
         asolve(
@@ -118,6 +121,7 @@ def solve(
             trace=trace,
             reproducible=reproducible,
             watch=watch,
+            profile=profile,
             keep_best=True,
             **model_options,
         )
@@ -141,6 +145,7 @@ async def asolve(
     trace: Trace | None = None,
     reproducible: bool = False,
     watch: Watcher | None = None,
+    profile: Profile | None = None,
     keep_best: bool = False,
     **model_options: Any,
 ) -> Solution:
@@ -155,8 +160,12 @@ async def asolve(
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if reproducible:
         model_options = exact(decoder, model_options)
+    if profile is not None and (model is None or runs_elsewhere(decoder)):
+        raise OptionError(NO_ENGINE)
     with ExitStack() as stack:
         decoders = await asyncio.to_thread(open_decoders, decoder, model, model_options, stack)
+        if profile is not None:
+            stack.enter_context(profile.recording(decoders.values()))
         problem = Problem(
             task,
             question,
@@ -219,6 +228,8 @@ def exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
         return options
     if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
         raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
+    if options.get("quantize") is not None:
+        raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
     return {**options, "dtype": "fp32"}
 
 

@@ -7,16 +7,17 @@
 
 #define BLOCK 256
 
-// scaled (rows, vocabulary); hashes (vocabulary,), of token ids; keys and reached (rows,). Writes up to `room` pairs
-// (row, token) in order, and returns how many there are, or -1 where there is no room.
-int64_t contenders(const float *scaled, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const int64_t *keys,
-                   const float *reached, int64_t *pairs, int64_t room) {
-    int64_t found = 0;
+// scaled (rows, vocabulary); hashes (vocabulary,), of token ids; keys and reached (rows,). Writes the tokens of each row to
+// found (rows, room) in order, and how many they are to counts (rows,): -1 where there is no room.
+void contenders(const float *scaled, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const int64_t *keys,
+                const float *reached, int64_t *found, int64_t *counts, int64_t room, int64_t threads) {
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
     for (int64_t row = 0; row < rows; row++) {
         const float *scores = scaled + row * vocabulary;
         const uint32_t low = (uint32_t)keys[row], high = (uint32_t)((uint64_t)keys[row] >> 32);
         const float least = reached[row];
-        for (int64_t first = 0; first < vocabulary; first += BLOCK) {
+        int64_t count = 0;
+        for (int64_t first = 0; first < vocabulary && count >= 0; first += BLOCK) {
             const int many = vocabulary - first < BLOCK ? (int)(vocabulary - first) : BLOCK;
             uint32_t may[BLOCK], any = 0;
             for (int i = 0; i < many; i++) {
@@ -38,13 +39,14 @@ int64_t contenders(const float *scaled, int64_t rows, int64_t vocabulary, const 
                 any |= may[i];
             }
             if (!any) continue;
-            for (int i = 0; i < many; i++) {
+            for (int i = 0; i < many && count >= 0; i++) {
                 if (!may[i]) continue;
-                if (found == room) return -1;
-                pairs[2 * found] = row;
-                pairs[2 * found++ + 1] = first + i;
+                if (count < room)
+                    found[row * room + count++] = first + i;
+                else
+                    count = -1;
             }
         }
+        counts[row] = count;
     }
-    return found;
 }

@@ -22,13 +22,16 @@ import torch
 
 from tot.decoders.account import Account
 from tot.decoders.budget import Meter
+from tot.decoders.engine.forward import Quantization
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.engine.output import Output
+from tot.decoders.engine.parts import LANE, part, recorded
+from tot.decoders.engine.recording import load_of
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.engine.timeline import Span, Timeline
+from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.request import Purpose, Request
 
@@ -40,11 +43,18 @@ _IDLE_SECONDS = 1.0
 
 
 class Engine:
-    """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step."""
+    """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step;
+    `quantize` as for `load_decoder`."""
 
-    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None = None, chunk: int = 512) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv_budget: int | str | None = None,
+        chunk: int = 512,
+        quantize: Quantization | None = None,
+    ) -> None:
         self.loaded = loaded
-        self.runner = Runner(loaded.model, kv_budget)
+        self.runner = Runner(loaded.model, kv_budget, quantize)
         self.tree = self.runner.tree
         self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None))
         self.chunk = chunk
@@ -195,7 +205,8 @@ class Engine:
                 return
             self._admit()
             if self._running:
-                self._step()
+                with recorded(self.timeline):
+                    self._step()
 
     def _admit(self) -> None:
         """First come, first served: let requests in while the most they may all need fits."""
@@ -235,7 +246,7 @@ class Engine:
                 ready.append(job)
         prepared = time.perf_counter()
         self._prepare(ready, failed)
-        began += time.perf_counter() - prepared  # companions book that themselves
+        drafting = time.perf_counter() - prepared
         for job in ready:
             if job in failed:
                 continue
@@ -252,7 +263,7 @@ class Engine:
             feeds += proposed
             owners += [job] * len(proposed)
         if feeds:
-            self._forward(feeds, owners, proposals, failed, began)
+            self._forward(feeds, owners, proposals, failed, began, drafting)
         for job, reason in failed.items():
             self._fail(job, reason)
 
@@ -262,7 +273,8 @@ class Engine:
         for companion in filter(None, companions.values()):
             jobs = [job for job in ready if job.policy.companion is companion]
             try:
-                companion.prepare([job.policy for job in jobs])
+                with part("draft"):
+                    companion.prepare([job.policy for job in jobs])
             except Exception as error:
                 log.exception("%s has failed", type(companion).__name__)
                 failed.update(dict.fromkeys(jobs, error))
@@ -274,11 +286,13 @@ class Engine:
         proposals: list[tuple[Job, int, int]],
         failed: dict[Job, BaseException],
         began: float,
+        drafting: float,
     ) -> None:
         """Run the feeds, read the logits, let the policies commit and count what was spent."""
-        times = [time.perf_counter()]
+        times = [began, time.perf_counter()]
         try:
-            forward = self.runner.forward(feeds)
+            with part("forward"):
+                forward = self.runner.forward(feeds)
             times.append(time.perf_counter())
             wanted = [
                 (row, want)
@@ -287,18 +301,29 @@ class Engine:
             ]
             rows = [row for row, _ in wanted]
             logits = forward.logits if rows == list(range(len(forward.logits))) else forward.logits[rows]
-            sampled = iter(read(logits, [want for _, want in wanted]) if wanted else ())
+            with part("sampling"):
+                sampled = iter(read(logits, [want for _, want in wanted]) if wanted else ())
         except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
             log.exception("a forward pass failed")
             failed.update(dict.fromkeys(owners, error))
             return
         reads = [[next(sampled) for _ in feed.reads] for feed in feeds]
         times.append(time.perf_counter())
+        timeline = self.timeline
+        load = load_of(feeds, owners, forward) if timeline is not None and timeline.detailed else None
         self.forwards += 1
         for feed, own, job in zip(feeds, forward.own_from, owners, strict=True):
             job.computed += max(0, min(feed.stop, len(job.prompt)) - own)
         for meter in {id(job.meter): job.meter for job in owners}.values():
             meter.count(forwards=1)
+        with part("commit"):
+            self._commit(reads, proposals, failed)
+        self._book(feeds, owners, load, drafting, *times)
+
+    def _commit(
+        self, reads: list[list[Sampled]], proposals: list[tuple[Job, int, int]], failed: dict[Job, BaseException]
+    ) -> None:
+        """Let the policies take what was drawn for their feeds."""
         for job, first, count in proposals:
             before = sum(len(output.tokens) for output in job.outputs)
             try:
@@ -313,26 +338,25 @@ class Engine:
             job.handle.tell(job.outputs)
             if not job.running:
                 self._finish(job, None)
-        self._book(feeds, owners, began, *times)
 
-    def _book(
-        self, feeds: list[Feed], owners: list[Job], began: float, ready: float, computed: float, sampled: float
-    ) -> None:
-        """Split the step's seconds among the purposes that its rows were computed for."""
-        ended = time.perf_counter()
+    def _book(self, feeds: list[Feed], owners: list[Job], load: Load | None, drafting: float, *times: float) -> None:
+        """Split the step's seconds among the purposes that its rows were computed for. Companions book drafting."""
+        began, ready, computed, sampled, ended = *times, time.perf_counter()
         rows: Counter[Purpose] = Counter()
         for feed, job in zip(feeds, owners, strict=True):
             rows[job.request.purpose] += feed.stop - feed.start
         spent = {"verify": computed - ready, "sampling": sampled - computed}
-        spent["scheduling"] = ended - began - sum(spent.values())
+        spent["scheduling"] = ended - began - drafting - sum(spent.values())
         for purpose, share in rows.items():
             for what, seconds in spent.items():
                 self.accounts[purpose].seconds[what] += seconds * share / rows.total()
-        if self.timeline is not None:
-            self.timeline.spans += [
+        if (timeline := self.timeline) is not None:
+            timeline.spans += [
                 Span("target", "verify", ready, computed),
                 Span("target", "sampling", computed, sampled),
             ]
+            if load is not None:
+                timeline.spans.append(Span(LANE, "step", began, ended, load=load))
 
     def _finish(self, job: Job, reason: Any) -> None:
         for output in job.running:

@@ -4,35 +4,38 @@
 //
 // Weights are packed in panels of 16 outputs, each in the order in which it is read. What they are is compiled in:
 // WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
-// numbers give, for half the bytes), else by bfloat16 products. 8: int8 in groups of GROUP inputs with a scale each, and
-// inputs rounded to eight bits likewise, row by row. The order of sums is the same however many rows there are: what a
-// row gives does not depend on the others.
+// numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers from 0 to 255 in groups of GROUP inputs,
+// times a step, plus a least; inputs are rounded to INPUTS (8 or 16) bits by a step for each group of each row. The order
+// of sums is the same however many rows there are: what a row gives does not depend on the others.
 
 #include <omp.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
-#define GROUP 64
+#define GROUP 32
 #if WEIGHTS == 8
-typedef uint8_t Input;
-#define JOINED 4  // inputs in one 32-bit word
-#define PANEL 64  // bytes of a panel for each word of inputs
-#define MOST_ROWS 6
-#define WIDE(rows) ((rows) == 1 ? 6 : (rows) == 2 ? 4 : 2)
+#if INPUTS == 8
+typedef int8_t Input;
+#else
+typedef int16_t Input;
+#endif
+#define JOINED (32 / INPUTS)  // weights of one output in one line
+#define PANEL (16 * JOINED)   // bytes of a line
 #else
 typedef Element Input;
-#define JOINED STEP
-#define PANEL (WEIGHTS * 2 * STEP)
+#define JOINED (32 / WEIGHTS)
+#define PANEL 64
+#endif
+#define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
 #define MOST_ROWS 12
 #define WIDE(rows) ((rows) <= 3 ? 8 : (rows) == 4 ? 6 : (rows) <= 6 ? 4 : 2)
-#endif
 // MOST_ROWS rows are multiplied at a time, and so few by WIDE panels: sums stay in registers, and are enough to be busy.
 
 typedef struct {
     const uint8_t *panels;  // (outputs / 16, inputs / JOINED, 16, JOINED); outputs are padded to a multiple of 32
-    const float *scales;    // (outputs / 16, inputs / GROUP, 16), of int8
-    const int32_t *offsets; // the same shape: -128 times the sum of a group's weights, as inputs are raised by 128
+    const float *steps;     // (outputs / 16, inputs / GROUP, 2, 16), of int8: a group's step and its least weight
     const float *bias;      // (outputs,) or none
     int64_t inputs, outputs;
 } Matrix;
@@ -57,9 +60,12 @@ typedef struct {
     const float *cosines, *sines;          // (rows, turned)
     float *logits;                         // (kept, vocabulary)
     float *space;
+    double *seconds;                       // of the first thread: LINEAR, ATTENTION, OTHER
     Tiles tiles;
     int64_t rows, kept, threads;
 } Batch;
+
+enum { LINEAR, ATTENTION, OTHER };
 
 typedef struct {
     atomic_int waiting, round;
@@ -85,8 +91,8 @@ static void meet_all(Meeting *meeting) {
 
 // 16 sums of products, of a word of inputs and a panel's next line.
 static inline __m512i line_of(const uint8_t *line) {
-#if WEIGHTS == 16 && STEP == 1
-    return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)line)), 16);
+#if WEIGHTS == 8 && INPUTS == 16
+    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)line));
 #else
     return _mm512_loadu_si512(line);
 #endif
@@ -105,10 +111,11 @@ static inline __m512 silu(__m512 x) {
 
 // `rows` rows against `wide` panels from `panel` on. input (rows, inputs); out by its stride in numbers.
 static inline __attribute__((always_inline)) void block(int rows, int wide, const Matrix *matrix, int64_t panel,
-                                                        const Input *input, const float *input_scales, Then then,
+                                                        const Input *input, const float *input_steps, Then then,
                                                         float *out, int64_t out_stride) {
     const int64_t words = matrix->inputs / JOINED;
     const uint8_t *line = matrix->panels + panel * words * PANEL;
+    const int64_t ahead = wide * words * PANEL;  // where the next panels are
     __m512 sums[MOST_ROWS][8];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -118,42 +125,65 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
     const int64_t groups = matrix->inputs / GROUP;
     for (int64_t g = 0; g < groups; g++) {
         __m512i whole[MOST_ROWS][8];
-#pragma GCC unroll 8
-        for (int p = 0; p < wide; p++) {
-            const __m512i offset = _mm512_loadu_si512(matrix->offsets + ((panel + p) * groups + g) * 16);
 #pragma GCC unroll 12
-            for (int r = 0; r < rows; r++) whole[r][p] = offset;
-        }
+        for (int r = 0; r < rows; r++)
+#pragma GCC unroll 8
+            for (int p = 0; p < wide; p++) whole[r][p] = _mm512_setzero_si512();
 #pragma GCC unroll 2
-        for (int64_t word = g * (GROUP / 4); word < (g + 1) * (GROUP / 4); word++)
+        for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++)
 #pragma GCC unroll 8
             for (int p = 0; p < wide; p++) {
-                const __m512i weights = line_of(line + (p * words + word) * PANEL);
+                const uint8_t *here = line + (p * words + word) * PANEL;
+                const __m512i weights = line_of(here);
+                _mm_prefetch(here + ahead, _MM_HINT_T1);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
-                    int32_t four;
-                    memcpy(&four, input + r * matrix->inputs + 4 * word, 4);
-                    whole[r][p] = _mm512_dpbusd_epi32(whole[r][p], _mm512_set1_epi32(four), weights);
+                    const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[word]);
+#if INPUTS == 8
+                    whole[r][p] = _mm512_dpbusd_epi32(whole[r][p], weights, both);
+#else
+                    whole[r][p] = _mm512_dpwssd_epi32(whole[r][p], weights, both);
+#endif
                 }
             }
 #pragma GCC unroll 8
         for (int p = 0; p < wide; p++) {
-            const __m512 scale = _mm512_loadu_ps(matrix->scales + ((panel + p) * groups + g) * 16);
+            const float *steps = matrix->steps + ((panel + p) * groups + g) * 32;
+            const __m512 step = _mm512_loadu_ps(steps), least = _mm512_loadu_ps(steps + 16);
 #pragma GCC unroll 12
-            for (int r = 0; r < rows; r++)
-                sums[r][p] = _mm512_fmadd_ps(
-                    _mm512_cvtepi32_ps(whole[r][p]),
-                    _mm512_mul_ps(scale, _mm512_set1_ps(input_scales[r * groups + g])), sums[r][p]);
+            for (int r = 0; r < rows; r++) {
+                const float *of_row = input_steps + 2 * (r * groups + g);
+                const __m512 products = _mm512_mul_ps(_mm512_cvtepi32_ps(whole[r][p]), _mm512_set1_ps(of_row[0]));
+                sums[r][p] = _mm512_fmadd_ps(least, _mm512_set1_ps(of_row[1]), sums[r][p]);
+                sums[r][p] = _mm512_fmadd_ps(step, products, sums[r][p]);
+            }
         }
     }
 #else
     for (int64_t word = 0; word < words; word++) {
         __m512i weights[8];
 #pragma GCC unroll 8
-        for (int p = 0; p < wide; p++) weights[p] = line_of(line + (p * words + word) * PANEL);
+        for (int p = 0; p < wide; p++) {
+            const uint8_t *here = line + (p * words + word) * PANEL;
+            weights[p] = line_of(here);
+            _mm_prefetch(here + ahead, _MM_HINT_T1);
+        }
+#if WIDENED
+        // The first of two bfloat16 is the lower half of a lane: its bits are a float32's upper ones.
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
-            const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[word]);
+            const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[2 * word]);
+#pragma GCC unroll 8
+            for (int p = 0; p < wide; p++)
+                sums[r][p] = multiply_add(sums[r][p], both, _mm512_slli_epi32(weights[p], 16));
+        }
+#pragma GCC unroll 8
+        for (int p = 0; p < wide; p++) weights[p] = _mm512_and_si512(weights[p], _mm512_set1_epi32(0xffff0000));
+#endif
+#pragma GCC unroll 12
+        for (int r = 0; r < rows; r++) {
+            const int64_t last = WIDENED ? 2 * word + 1 : word;
+            const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[last]);
 #pragma GCC unroll 8
             for (int p = 0; p < wide; p++) sums[r][p] = multiply_add(sums[r][p], both, weights[p]);
         }
@@ -183,7 +213,7 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
 }
 
 // One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
-static void multiply(const Matrix *matrix, const Input *input, const float *input_scales, int64_t rows, Then then,
+static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
                      float *out, int64_t out_stride, int thread, int threads) {
     const int64_t pairs = (matrix->outputs + 31) / 32;
     const int64_t first = 2 * (pairs * thread / threads), last = 2 * (pairs * (thread + 1) / threads);
@@ -194,15 +224,15 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
             const Input *from = input + row * matrix->inputs;
-            const float *scales = input_scales + row * (matrix->inputs / GROUP);
+            const float *steps = input_steps + row * 2 * (matrix->inputs / GROUP);
             float *to = out + row * out_stride;
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
         if (here == WIDE(n) && WIDE(n) != 2)                                                                           \
-            block(n, WIDE(n), matrix, panel, from, scales, then, to, out_stride);         \
+            block(n, WIDE(n), matrix, panel, from, steps, then, to, out_stride);         \
         else                                                                                                           \
             for (int64_t p = panel; p < panel + here; p += 2)                                                          \
-                block(n, 2, matrix, p, from, scales, then, to, out_stride);               \
+                block(n, 2, matrix, p, from, steps, then, to, out_stride);               \
         break;
             switch (count) {
                 CASE(1)
@@ -211,37 +241,38 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
                 CASE(4)
                 CASE(5)
                 CASE(6)
-#if MOST_ROWS > 6
                 CASE(7)
                 CASE(8)
                 CASE(9)
                 CASE(10)
                 CASE(11)
                 CASE(12)
-#endif
             }
         }
         panel += here;
     }
 }
 
-// Numbers of one row as inputs of a product; `scales` are of int8 only. Where inputs are such numbers, that is all.
-static void prepare(const float *numbers, int64_t count, Input *inputs, float *scales) {
+// Numbers of one row as inputs of a product; `steps` are of int8 only: a group's step, and the sum of its numbers. Where
+// inputs are such numbers, that is all.
+static void prepare(const float *numbers, int64_t count, Input *inputs, float *steps) {
 #if WEIGHTS == 8
+    const float top = INPUTS == 8 ? 127.0f : 32767.0f;
     for (int64_t g = 0; g < count / GROUP; g++) {
-        __m512 part[GROUP / 16], highest = _mm512_setzero_ps();
-        for (int i = 0; i < GROUP / 16; i++) {
-            part[i] = _mm512_loadu_ps(numbers + g * GROUP + 16 * i);
-            highest = _mm512_max_ps(highest, _mm512_abs_ps(part[i]));
-        }
-        const float most = _mm512_reduce_max_ps(highest);
-        scales[g] = most / 127.0f;
-        const __m512 factor = _mm512_set1_ps(most > 0 ? 127.0f / most : 0.0f);
-        for (int i = 0; i < GROUP / 16; i++) {
-            const __m512i whole = _mm512_cvtps_epi32(_mm512_mul_ps(part[i], factor));
-            _mm_storeu_si128((__m128i *)(inputs + g * GROUP + 16 * i),
-                             _mm512_cvtepi32_epi8(_mm512_add_epi32(whole, _mm512_set1_epi32(128))));
-        }
+        const __m512 first = _mm512_loadu_ps(numbers + g * GROUP), second = _mm512_loadu_ps(numbers + g * GROUP + 16);
+        const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
+        const __m512 factor = _mm512_set1_ps(most > 0 ? top / most : 0.0f);
+        const __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
+        const __m512i two = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
+        steps[2 * g] = most / top;
+        steps[2 * g + 1] = most / top * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(one, two));
+#if INPUTS == 8
+        _mm_storeu_si128((__m128i *)(inputs + g * GROUP), _mm512_cvtepi32_epi8(one));
+        _mm_storeu_si128((__m128i *)(inputs + g * GROUP + 16), _mm512_cvtepi32_epi8(two));
+#else
+        _mm256_storeu_si256((__m256i *)(inputs + g * GROUP), _mm512_cvtepi32_epi16(one));
+        _mm256_storeu_si256((__m256i *)(inputs + g * GROUP + 16), _mm512_cvtepi32_epi16(two));
+#endif
     }
 #else
     if ((const void *)inputs != numbers)
@@ -286,16 +317,32 @@ static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 int64_t space_for(const Model *m, int64_t rows) {
     const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM;
     const int64_t widest = larger(larger(m->hidden, queries), m->intermediate);
-    return rows * (m->hidden + all + 2 * queries + 3 * widest + widest / GROUP + 1);
+    return rows * (m->hidden + all + 2 * queries + 3 * widest + 2 * (widest / GROUP + 1));
+}
+
+static double now(void) {
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + 1e-9 * time.tv_nsec;
+}
+
+// Threads wait for each other; what went by since they last did was spent on `what`.
+static void meet_after(const Batch *b, Meeting *meeting, int thread, int what, double *since) {
+    meet_all(meeting);
+    if (thread) return;
+    const double time = now();
+    b->seconds[what] += time - *since;
+    *since = time;
 }
 
 static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread) {
     const int threads = meeting->threads;
+    double since = now();
     const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
     const int64_t all = queries + 2 * keys, widest = larger(larger(hidden, queries), m->intermediate);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
     float *state = b->space, *qkv = state + rows * hidden, *normed = qkv + rows * all, *gated = normed + rows * widest;
-    float *scales = gated + rows * widest, *rest = scales + rows * (widest / GROUP + 1);
+    float *steps = gated + rows * widest, *rest = steps + rows * 2 * (widest / GROUP + 1);
     Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
     Input *input = (Input *)(rest + 2 * rows * queries);
 #if WEIGHTS != 8 && defined(FLOAT32)
@@ -311,11 +358,11 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         const Layer *layer = m->layers + l;
         for (int64_t r = first; r < last; r++) {
             normalise(state + r * hidden, layer->norm_in, hidden, m->epsilon, normed + r * hidden);
-            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, scales + r * (hidden / GROUP));
+            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
         }
-        meet_all(meeting);
-        multiply(&layer->qkv, INPUT(normed), scales, rows, STORE, qkv, all, thread, threads);
-        meet_all(meeting);
+        meet_after(b, meeting, thread, OTHER, &since);
+        multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, thread, threads);
+        meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
             const float *cosines = b->cosines + r * m->turned, *sines = b->sines + r * m->turned;
             float *row = qkv + r * all;
@@ -330,49 +377,50 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
                     put(layer->values + place + i, _mm512_loadu_ps(row + queries + keys + h * HEAD_DIM + i));
             }
         }
-        meet_all(meeting);
+        meet_after(b, meeting, thread, OTHER, &since);
         for (;;) {
             const int64_t number = atomic_fetch_add(&meeting->next, 1);
             if (number >= b->tiles.count * m->kv_heads) break;
             unit(number, query, HEAD_DIM, queries, layer->keys, layer->values, m->kv_head_stride, m->slot_stride, seen,
                  &b->tiles, rows, m->kv_heads, m->heads / m->kv_heads, m->scale);
         }
-        meet_all(meeting);
+        meet_after(b, meeting, thread, ATTENTION, &since);
 #if WEIGHTS == 8
         for (int64_t r = first; r < last; r++) {
             for (int64_t i = 0; i < queries; i += 16)
                 _mm512_storeu_ps(normed + r * queries + i, get(seen + r * queries + i));
-            prepare(normed + r * queries, queries, input + r * queries, scales + r * (queries / GROUP));
+            prepare(normed + r * queries, queries, input + r * queries, steps + r * 2 * (queries / GROUP));
         }
-        meet_all(meeting);
-        multiply(&layer->out, input, scales, rows, ADD, state, hidden, thread, threads);
+        meet_after(b, meeting, thread, OTHER, &since);
+        multiply(&layer->out, input, steps, rows, ADD, state, hidden, thread, threads);
 #else
-        multiply(&layer->out, seen, scales, rows, ADD, state, hidden, thread, threads);
+        multiply(&layer->out, seen, steps, rows, ADD, state, hidden, thread, threads);
 #endif
-        meet_all(meeting);
+        meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
             normalise(state + r * hidden, layer->norm_mlp, hidden, m->epsilon, normed + r * hidden);
-            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, scales + r * (hidden / GROUP));
+            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
         }
-        meet_all(meeting);
-        multiply(&layer->gate_up, INPUT(normed), scales, rows, GATE, gated, m->intermediate, thread, threads);
-        meet_all(meeting);
+        meet_after(b, meeting, thread, OTHER, &since);
+        multiply(&layer->gate_up, INPUT(normed), steps, rows, GATE, gated, m->intermediate, thread, threads);
+        meet_after(b, meeting, thread, LINEAR, &since);
         if (INPUT(gated) != (void *)gated) {
             for (int64_t r = first; r < last; r++)
                 prepare(gated + r * m->intermediate, m->intermediate, input + r * m->intermediate,
-                        scales + r * (m->intermediate / GROUP));
-            meet_all(meeting);
+                        steps + r * 2 * (m->intermediate / GROUP));
+            meet_after(b, meeting, thread, OTHER, &since);
         }
-        multiply(&layer->down, INPUT(gated), scales, rows, ADD, state, hidden, thread, threads);
-        meet_all(meeting);
+        multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, thread, threads);
+        meet_after(b, meeting, thread, LINEAR, &since);
     }
     const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
     for (int64_t r = from; r < to; r++) {
         normalise(state + b->keep[r] * hidden, m->norm, hidden, m->epsilon, normed + r * hidden);
-        prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, scales + r * (hidden / GROUP));
+        prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
     }
-    meet_all(meeting);
-    multiply(&m->head, INPUT(normed), scales, b->kept, STORE, b->logits, m->head.outputs, thread, threads);
+    meet_after(b, meeting, thread, OTHER, &since);
+    multiply(&m->head, INPUT(normed), steps, b->kept, STORE, b->logits, m->head.outputs, thread, threads);
+    meet_after(b, meeting, thread, LINEAR, &since);
 }
 
 void forward(const Model *model, const Batch *batch) {

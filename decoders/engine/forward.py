@@ -6,9 +6,9 @@ For the families whose layers it knows, on CPUs with AVX-512; the model itself s
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
-from typing import Any, Literal
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
+from typing import Any, Literal, get_args
 
 import psutil
 import torch
@@ -17,22 +17,31 @@ from torch import Tensor, nn
 from tot.decoders.engine.attention import Plan
 from tot.decoders.engine.kernel import CTiles, kernel_options
 from tot.decoders.engine.native import library, processor_flags
+from tot.decoders.engine.parts import counted
+from tot.decoders.errors import OptionError, unknown
 
-Weights = Literal["float32", "bfloat16", "int8"]
+Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
 
+Quantization = Literal["int8", "int8-dynamic"]
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _PANEL = 16
-_GROUP = 64
-"""Inputs that share a scale in int8: GROUP in forward.c."""
+_GROUP = 32
+"""Inputs that share a step in int8: GROUP in forward.c."""
 _SPARE = 2
 """Packed where so many times the packed weights' size is free."""
-_BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / _GROUP}
-_BITS: dict[Weights, int] = {"float32": 32, "bfloat16": 16, "int8": 8}
+BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / _GROUP, "int8-dynamic": 1 + 8 / _GROUP}
+"""That a packed weight takes."""
+_COMPILED: dict[Weights, tuple[str, ...]] = {
+    "float32": ("-DWEIGHTS=32",),
+    "bfloat16": ("-DWEIGHTS=16",),
+    "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
+    "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
+}
 
 
 class _Matrix(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("panels", "scales", "offsets", "bias")),
+        *((name, c_void_p) for name in ("panels", "steps", "bias")),
         ("inputs", c_int64),
         ("outputs", c_int64),
     ]
@@ -65,7 +74,7 @@ class _Model(Structure):
 
 class _Batch(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("tokens", "write", "keep", "cosines", "sines", "logits", "space")),
+        *((name, c_void_p) for name in ("tokens", "write", "keep", "cosines", "sines", "logits", "space", "seconds")),
         ("tiles", CTiles),
         *((name, c_int64) for name in ("rows", "kept", "threads")),
     ]
@@ -122,11 +131,14 @@ class NativeForward:
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
         if len(self._space) < (needed := self._space_for(byref(self._model), rows)):
             self._space = torch.empty(needed, dtype=torch.float32)
+        seconds = (c_double * 3)()
         batch = _Batch(
             tokens.data_ptr(), plan.write.data_ptr(), keep.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
-            logits.data_ptr(), self._space.data_ptr(), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
+            logits.data_ptr(), self._space.data_ptr(), ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept,
+            torch.get_num_threads(),
         )  # fmt: skip
         self._forward(byref(self._model), byref(batch))
+        counted({"linear": seconds[0], "attention": seconds[1]})
         return logits
 
     def _numbers(self, tensor: Tensor) -> int:
@@ -139,40 +151,60 @@ class NativeForward:
         matrix = _Matrix(inputs=weight.shape[1], outputs=weight.shape[0])
         if layers[0].bias is not None:
             matrix.bias = self._numbers(_joined([layer.bias.detach() for layer in layers], interleaved))
-        if self.weights == "int8":
-            panels, scales, offsets = quantized(weight)
-            self._held += [panels, scales, offsets]
-            matrix.scales, matrix.offsets = scales.data_ptr(), offsets.data_ptr()
+        if self.weights in ("int8", "int8-dynamic"):
+            whole, steps = quantized(weight)
+            panels = _panels(whole, 2 if self.weights == "int8" else 4)
+            self._held.append(steps)
+            matrix.steps = steps.data_ptr()
         else:
-            pairs = 2 if self.weights == "bfloat16" and weight.dtype == torch.bfloat16 else 1
-            panels = _panels(weight.to(getattr(torch, self.weights)), pairs)
-            self._held.append(panels)
+            panels = _panels(weight.to(getattr(torch, self.weights)), 2 if self.weights == "bfloat16" else 1)
+        self._held.append(panels)
         matrix.panels = panels.data_ptr()
         return matrix
 
 
 def native_forward(
-    model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], int8: bool = False
+    model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], quantize: Quantization | None = None
 ) -> NativeForward | None:
-    """The forward in C for a model and its stores of keys and values; None where the model has to do it itself."""
+    """The forward in C for a model and its stores of keys and values; None where the model has to do it itself.
+
+    Raises OptionError for a quantization that is not known, or can't be had here.
+    """
+    if quantize is not None and quantize not in get_args(Quantization):
+        raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
+    made = _made(model, keys, values, quantize)
+    if quantize is not None and made is None:
+        raise OptionError(
+            f"quantize={quantize} needs a model of the families {', '.join(_FAMILIES)} whose layers' inputs are "
+            f"multiples of {_GROUP}, a CPU with AVX-512 VNNI, a C compiler, and memory for a copy of the weights: leave "
+            "it out"
+        )
+    return made
+
+
+def _made(
+    model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], quantize: Quantization | None
+) -> NativeForward | None:
     if not _known(model):
         return None
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
     options = kernel_options(head_dim, groups, model.dtype, model.device)
-    if options is None or model.dtype != torch.float32:
+    if options is None:
         return None
     weights: Weights = "float32"
-    if int8:
+    if quantize is not None:
         if any(layer.in_features % _GROUP for layer in linears) or "avx512_vnni" not in processor_flags():
             return None
-        weights = "int8"
+        weights = quantize
+    elif model.dtype != torch.float32:
+        return None
     elif all(bool((layer.weight == layer.weight.bfloat16()).all()) for layer in linears):
         weights = "bfloat16"
-    size = sum(layer.weight.numel() for layer in linears) * _BYTES[weights]
+    size = sum(layer.weight.numel() for layer in linears) * BYTES[weights]
     if size * _SPARE > psutil.virtual_memory().available:
         return None
-    functions = library("attention forward", *options, f"-DWEIGHTS={_BITS[weights]}")
+    functions = library("attention forward", *options, *_COMPILED[weights])
     return None if functions is None else NativeForward(functions, model, keys, values, weights)
 
 
@@ -201,18 +233,15 @@ def _panels(weight: Tensor, joined: int) -> Tensor:
     return cut.permute(0, 2, 1, 3).contiguous()
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A weight (outputs, inputs) in int8: its panels, and (panels, groups, 16) scales and offsets of groups of inputs.
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight (outputs, inputs) as whole numbers from 0 to 255, and (panels, groups, 2, 16) steps and least weights.
 
-    Rounded to nearest, symmetric: the largest of a group is 127.
+    A weight is least + number * step of its output and group of inputs, whose least weight is 0 and whose largest 255.
+    What was in four bits with a least and a step for each such group before (Q4_1) is met exactly.
     """
     groups = weight.float().unflatten(1, (-1, _GROUP))
-    scales = groups.abs().amax(-1) / 127
-    whole = (groups / scales.clamp_min(1e-30)[..., None]).round().to(torch.int8)
-    offsets = -128 * whole.sum(-1, dtype=torch.int32)
-    by_panel: Iterable[Tensor] = (
-        nn.functional.pad(kind, (0, 0, 0, -len(kind) % (2 * _PANEL))).unflatten(0, (-1, _PANEL)).transpose(1, 2)
-        for kind in (scales, offsets)
-    )
-    first, second = (kind.contiguous() for kind in by_panel)
-    return _panels(whole.flatten(1), 4), first, second
+    least, most = groups.amin(-1), groups.amax(-1)
+    step = (most - least) / 255
+    whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
+    both = nn.functional.pad(torch.stack([step, least], -1), (0, 0, 0, 0, 0, -len(weight) % (2 * _PANEL)))
+    return whole.flatten(1), both.unflatten(0, (-1, _PANEL)).permute(0, 2, 3, 1).contiguous()

@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from tot.decoders.engine.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.forward import native_forward
+from tot.decoders.engine.forward import Quantization, native_forward
 from tot.decoders.engine.kernel import kernel_for
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.linear import PackedLinears
@@ -58,7 +58,7 @@ class Forward:
 class Runner:
     """Holds the model and the keys and values, allocated once: (kv_heads, slots, head_dim) a layer."""
 
-    def __init__(self, model: Any, kv_budget: int | str | None = None) -> None:
+    def __init__(self, model: Any, kv_budget: int | str | None = None, quantize: Quantization | None = None) -> None:
         config = model.config
         if config._attn_implementation == ATTENTION:
             raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
@@ -81,7 +81,7 @@ class Runner:
             store[:, SCRATCH] = 0
         self.kernel = kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
         """Attention in C, where this machine can have it."""
-        self.native = native_forward(model, self._keys, self._values)
+        self.native = native_forward(model, self._keys, self._values, quantize)
         """The whole forward in C, where there is one for such a model."""
         self._linears = PackedLinears(model)
         self._native_attention = config._attn_implementation

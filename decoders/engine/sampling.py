@@ -20,8 +20,8 @@ from torch import Tensor
 from tot.decoders.engine.native import library
 
 _BITS = 24
-_ROOM = 64
-"""Contenders a row that there is room for; a draw has a handful."""
+_ROOM = 256
+"""Contenders of one row that there is room for; most draws have a handful."""
 _FREEZING = 1e-6
 """Temperatures up to here are greedy: dividing by less would overflow float32."""
 
@@ -179,25 +179,25 @@ def _looked_up(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, T
     least = reached.float()
     least -= 1e-6 * least.abs() + 1e-3  # float32 rounds; err downwards
     hashes = _vocabulary(scaled.shape[1], scaled.device)
-    pairs = torch.empty((_ROOM * len(scaled), 2), dtype=torch.int64)
-    count: int = search(
-        scaled.data_ptr(), *scaled.shape, hashes.data_ptr(), keys.data_ptr(), least.data_ptr(), pairs.data_ptr(),
-        len(pairs),
+    found, counts = torch.empty((len(scaled), _ROOM), dtype=torch.int64), torch.empty(len(scaled), dtype=torch.int64)
+    search(
+        scaled.data_ptr(), *scaled.shape, hashes.data_ptr(), keys.data_ptr(), least.data_ptr(), found.data_ptr(),
+        counts.data_ptr(), _ROOM, torch.get_num_threads(),
     )  # fmt: skip
-    if count < 0:
+    if int(counts.min()) < 0:
         return None
-    rows, tokens = pairs[:count].unbind(1)
-    return rows, tokens
+    there = torch.arange(_ROOM) < counts[:, None]
+    return torch.repeat_interleave(torch.arange(len(scaled)), counts), found[there]
 
 
 @lru_cache(maxsize=1)
 def _search() -> Any:
     """The function of contenders.c, or None."""
-    functions = library("contenders")
+    functions = library("contenders", "-fopenmp")
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        functions.contenders.argtypes = [pointer, number, number, pointer, pointer, pointer, pointer, number]
-        functions.contenders.restype = number
+        functions.contenders.argtypes = [pointer, number, number, *[pointer] * 5, number, number]
+        functions.contenders.restype = None
     return None if functions is None else functions.contenders
 
 

@@ -1,24 +1,39 @@
-"""Who did what when: spans of seconds in lanes, and a queue's length, for pictures of a run."""
+"""Who did what when: spans of seconds in lanes, and a queue's length, for pictures and profiles of a run."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 
-@dataclass(frozen=True, slots=True)
-class Span:
+class Load(NamedTuple):
+    """What a forward computed. Rows that fill it up to a round number are no part of it."""
+
+    rows: Mapping[tuple[str, str], int]
+    """By purpose and kind: "prefill" (of prompts), "verify" (of texts that are drafted for), "decode" (of others)."""
+    reads: int
+    """Rows whose logits were read."""
+    keys: int
+    """Pairs of a row and a key that it sees."""
+    slots: int
+    """Keys that any row sees, each once."""
+
+
+class Span(NamedTuple):
     lane: str
-    """"target", or a branch's drafts."""
+    """"target", or a branch's drafts; "engine" for what the step loop did, spans in spans, on a detailed timeline."""
     kind: str
-    """"draft", "verify", "sampling"."""
+    """"draft", "verify", "sampling"; in a lane of spans in spans also others (see `recording.py`)."""
     began: float
     ended: float
     """Seconds on the timeline's clock."""
     branch: int | None = None
     """Whose drafting or verification it was, where it was of one branch."""
+    load: Load | None = None
+    """Of a step: what its forward computed."""
 
 
 @dataclass
@@ -29,6 +44,8 @@ class Timeline:
     spans: list[Span] = field(default_factory=list)
     queue: list[tuple[float, int]] = field(default_factory=list)
     """(second, length) whenever the queue of drafts to be verified changed."""
+    detailed: bool = False
+    """Steps and their parts are recorded too, in the lane "engine"."""
 
     @contextmanager
     def span(self, lane: str, kind: str, branch: int | None = None) -> Iterator[None]:
@@ -50,3 +67,56 @@ class Timeline:
                 begins = first + window * width
                 shares[window] += max(0.0, min(span.ended, begins + width) - max(span.began, begins)) / width
         return shares
+
+    def exclusive(self, lane: str) -> Iterator[tuple[tuple[Span, ...], float]]:
+        """Each span of a lane, after those that it lies in, and its seconds without those that lie in it."""
+        path: list[Span] = []
+        within: list[float] = []
+        for span in [*self._outermost_first(lane), None]:
+            while path and (span is None or path[-1].ended <= span.began):
+                seconds = path[-1].ended - path[-1].began
+                yield tuple(path), seconds - within.pop()
+                path.pop()
+                if within:
+                    within[-1] += seconds
+            if span is not None:
+                path.append(span)
+                within.append(0.0)
+
+    def _outermost_first(self, lane: str) -> list[Span]:
+        """In order of their beginnings; of spans that are the same time, the one recorded last holds the others."""
+        return sorted(
+            (span for span in reversed(self.spans) if span.lane == lane), key=lambda span: (span.began, -span.ended)
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        """Chrome's trace events, which Perfetto opens: a thread a lane, a counter for the queue; microseconds."""
+        lanes = list(dict.fromkeys(span.lane for span in self.spans))
+        names = [
+            {"name": "thread_name", "ph": "M", "ts": 0, "pid": 0, "tid": tid, "args": {"name": lane}}
+            for tid, lane in enumerate(lanes)
+        ]
+        first = min([*(span.began for span in self.spans), *(second for second, _ in self.queue)], default=0.0)
+
+        def microseconds(second: float) -> float:
+            return round((second - first) * 1e6, 3)
+
+        made: list[dict[str, Any]] = []
+        for tid, lane in enumerate(lanes):
+            for span in self._outermost_first(lane):
+                ts = microseconds(span.began)
+                dur = round(microseconds(span.ended) - ts, 3)
+                event = {"name": span.kind, "ph": "X", "ts": ts, "dur": dur, "pid": 0, "tid": tid}
+                made.append(event | _described(span))
+        for second, length in self.queue:
+            event = {"name": "queue", "ph": "C", "ts": microseconds(second), "pid": 0, "tid": 0}
+            made.append(event | {"args": {"drafts": length}})
+        return names + sorted(made, key=lambda event: event["ts"])
+
+
+def _described(span: Span) -> dict[str, Any]:
+    """What is known of a span besides its time, as an event's arguments."""
+    if span.load is None:
+        return {} if span.branch is None else {"args": {"branch": span.branch}}
+    rows = {f"{purpose}, {kind}": count for (purpose, kind), count in span.load.rows.items()}
+    return {"args": {"rows": rows, **{name: getattr(span.load, name) for name in ("reads", "keys", "slots")}}}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
+from copy import copy
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from tot.decoders import load_model
 from tot.decoders.drafters import Context, Draft, LookupDrafter, ModelDrafter
 from tot.decoders.engine.sampling import Draw
-from tot.decoders.outlook import Costs, Experience, Outlook
+from tot.decoders.outlook import FAR, NEAR, Costs, Experience, Outlook
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 
@@ -56,6 +58,32 @@ def test_more_rows_never_cost_less(found: list[tuple[int, float]], rows: int) ->
 
 def test_points_may_be_given_in_any_order() -> None:
     assert Costs.fit([(8, 3.0), (1, 1.0), (4, 2.0)]) == Costs((1, 4, 8), (1.0, 2.0, 3.0))
+
+
+def test_a_long_context_adds_by_token_and_by_row() -> None:
+    costs = Costs.fit([(1, 1.0), (8, 2.0)], [(1, 1.0 + 896e-3), (8, 2.0 + 8 * 896e-3)])
+    assert costs.more == pytest.approx((1e-3, 8e-3))
+    assert costs.at(0) == costs.at(NEAR) == costs
+    assert costs.at(FAR).of(1) == pytest.approx(1.896)
+    assert costs.at(NEAR + 2000).of(8) == pytest.approx(18.0)
+    assert costs.at(NEAR + 1000).of(15) == pytest.approx(3.0 + 15.0)  # beyond the points in straight lines
+    assert costs.at(NEAR + 1000).slope(1) == pytest.approx(1 / 7 + 1.0)
+
+
+def test_rows_between_those_measured_far_are_interpolated() -> None:
+    costs = Costs.fit([(1, 1.0), (2, 1.0), (3, 1.0)], [(1, 1.0 + 896.0), (3, 1.0 + 3 * 896.0)])
+    assert costs.more == pytest.approx((1.0, 2.0, 3.0))
+
+
+@given(measured, measured, st.integers(1, 200), st.floats(0, 10_000))
+@FAST
+def test_a_longer_context_never_costs_less(
+    near: list[tuple[int, float]], far: list[tuple[int, float]], rows: int, context: float
+) -> None:
+    costs = Costs.fit(near, far)
+    known = min(max(rows, costs.rows[0]), costs.rows[-1])
+    assert costs.at(context + 100).of(known) >= costs.at(context).of(known) * (1 - 1e-9) >= 0
+    assert costs.at(context).of(known + 1) >= costs.at(context).of(known) * (1 - 1e-9)
 
 
 # -- experience ------------------------------------------------------------------------------------
@@ -105,6 +133,33 @@ def test_only_so_many_trials_are_remembered() -> None:
     for _ in range(400):
         experience.learn("a", False)
     assert experience.chance("a") < 0.2
+
+
+def test_what_was_learned_can_be_written_down() -> None:
+    kinds = [("lookup", 3, 0), ("jacobi", 8, True), ("level", 1, 0.7)]
+    experience = Experience()
+    for number, kind in enumerate(kinds):
+        for trial in range(10):
+            experience.learn(kind, trial < 3 * number)
+    again = Experience.from_json(json.loads(json.dumps(experience.to_json())))
+    assert [again.chance(kind) for kind in kinds] == pytest.approx([experience.chance(kind) for kind in kinds])
+    assert again.chance("another") == 0.5
+
+
+def test_what_was_learned_before_counts_as_few_trials() -> None:
+    before = learned(*[True] * 1000, kind=("a",))
+    carried = Experience.from_json(before.to_json())
+    assert carried.chance(("a",)) == pytest.approx(21 / 22)
+    for _ in range(20):
+        before.learn(("a",), False)
+        carried.learn(("a",), False)
+    assert carried.chance(("a",)) < 0.55 < 0.85 < before.chance(("a",))
+
+
+@pytest.mark.parametrize("damaged", [[1], [["a", 1]], [["a", 1, 2]], [["a", "b", 0]], [["a", float("nan"), 0]], 3])
+def test_what_is_no_experience_is_refused(damaged: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        Experience.from_json(damaged)
 
 
 # -- the plan of a step ----------------------------------------------------------------------------
@@ -240,3 +295,14 @@ def test_a_draft_with_a_plan_is_a_part_of_the_draft_without(model_drafter: Model
         for some, all_ in zip(model_drafter.draft(contexts, outlook(FULL, branches, CHEAP)), whole, strict=True):
             paths = {tuple(all_.tokens[step] for step in all_.path(node)) for node in range(len(all_.tokens))}
             assert {tuple(some.tokens[step] for step in some.path(node)) for node in range(len(some.tokens))} <= paths
+
+
+def test_a_copy_of_a_plan_can_be_tried_and_taken() -> None:
+    plan = outlook(LINEAR)
+    before = plan.rate
+    tried = copy(plan)
+    tried.admit(0.9)
+    assert plan.rate == before < tried.rate
+    plan.take(tried)
+    assert plan.rate == tried.rate
+    assert plan.admit(0.2) == tried.admit(0.2)

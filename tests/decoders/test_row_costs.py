@@ -1,4 +1,4 @@
-"""What forwards cost, measured beside whatever an engine does; and functions run in an engine's thread."""
+"""What forwards cost, by rows and context, beside whatever an engine does; and functions run in an engine's thread."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tot.decoders.decoder import make_drafter
 from tot.decoders.drafters import ModelDrafter
 from tot.decoders.engine.runner import Runner
 from tot.decoders.outlook import Costs
-from tot.decoders.row_costs import ROWS, engine_costs, row_costs, warn_if_slow
+from tot.decoders.row_costs import FAR_ROWS, ROWS, engine_costs, row_costs, warn_if_slow
 
 Make = Callable[..., Engine]
 
@@ -59,7 +59,7 @@ def requests(count: int = 4, tokens: int = 60) -> list[Request]:
 def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: list[int]) -> None:
     one, other = engine(), engine(seed=1)
     costs = row_costs(one.runner)
-    assert sorted(set(forwards)) == list(ROWS)
+    assert sorted(set(forwards)) == [rows for rows in ROWS if rows <= 64]  # more rows are several on each branch
     assert costs.rows == ROWS
     assert all(0 < seconds < 1 for seconds in costs.seconds)
     forwards.clear()
@@ -70,6 +70,61 @@ def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: l
     forwards.clear()
     assert row_costs(other.runner, (1, 4)).rows == (1, 4)
     assert set(forwards) == {1, 4}
+
+
+@pytest.fixture
+def feeds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
+    """Rows, context and rows read of every forward of any runner from here on."""
+    seen: list[tuple[int, int, int]] = []
+    forward = Runner.forward
+
+    def watched(self: Runner, feeds: Any) -> Any:
+        rows, reads = sum(feed.stop - feed.start for feed in feeds), sum(len(feed.reads) for feed in feeds)
+        seen.append((rows, feeds[0].start, reads))
+        return forward(self, feeds)
+
+    monkeypatch.setattr(Runner, "forward", watched)
+    return seen
+
+
+def test_many_rows_are_measured_as_drafts_are(engine: Make, feeds: list[tuple[int, int, int]]) -> None:
+    row_costs(engine().runner, (128, 512))
+    assert {(128, 128, 128), (512, 128, 512)} <= set(feeds)  # all read
+
+
+def test_some_rows_are_measured_after_a_long_text_too(engine: Make, feeds: list[tuple[int, int, int]]) -> None:
+    costs = row_costs(engine(5000, max_position_embeddings=2048).runner)
+    assert {rows for rows, context, _ in feeds if context == 1024} == set(FAR_ROWS)
+    assert {rows for rows, context, _ in feeds if context == 128} == set(ROWS)
+    assert len(costs.more) == len(costs.rows)
+    assert costs.at(128) == costs
+    assert costs.at(4000).of(64) >= costs.of(64)
+
+
+@pytest.mark.parametrize(("slow", "rows", "far"), [(8, ROWS[:4], False), (128, ROWS[:8], True)])
+def test_where_a_forward_takes_long_no_more_rows_are_measured(
+    engine: Make, monkeypatch: pytest.MonkeyPatch, slow: int, rows: tuple[int, ...], far: bool
+) -> None:
+    monkeypatch.setattr(
+        "tot.decoders.row_costs._seconds", lambda runner, base, rows: 1.0 if rows >= slow else 0.001 * len(base)
+    )
+    one = engine(5000, max_position_embeddings=2048)
+    costs = row_costs(one.runner)
+    assert costs.rows == rows
+    assert bool(costs.more) == far
+    monkeypatch.undo()
+    assert engine_costs(one) == costs  # nothing is missing
+
+
+@pytest.mark.parametrize(("kv_budget", "positions"), [(4000, 2048), (5000, 2000)])
+def test_a_long_text_that_does_not_fit_is_not_measured(
+    engine: Make, kv_budget: int, positions: int, feeds: list[tuple[int, int, int]]
+) -> None:
+    one = engine(kv_budget, max_position_embeddings=positions)
+    assert row_costs(one.runner).more == ()
+    feeds.clear()
+    assert engine_costs(one).more == ()
+    assert feeds == []
 
 
 def test_measuring_leaves_nothing_in_the_tree(engine: Make) -> None:
@@ -106,7 +161,7 @@ def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budge
 
 def test_what_did_not_fit_is_measured_where_there_is_room(make_model: Callable[..., Any], tokenizer: Any) -> None:
     model = make_model(hidden_size=384, intermediate_size=1024)
-    for kv_budget, rows in ((12, (1, 2, 4, 8)), (500, ROWS)):
+    for kv_budget, rows in ((12, (1, 2, 4, 8)), (500, ROWS[:-1]), (700, ROWS)):
         with Engine(load_model(model, tokenizer=tokenizer), kv_budget) as one:
             assert engine_costs(one).rows == rows
 
@@ -125,7 +180,7 @@ def test_measuring_beside_running_requests_changes_nothing(engine: Make, forward
     forwards.clear()
     costs = engine_costs(busy)
     assert not any(handle.future.done() for handle in handles)
-    assert {*ROWS} <= {*forwards}
+    assert {rows for rows in ROWS if rows <= 64} <= {*forwards}
     assert costs.rows == ROWS
     assert [handle.result(30)[0].tokens for handle in handles] == expected
 

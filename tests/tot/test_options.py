@@ -77,7 +77,7 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
     )  # fmt: skip
     assert options.model_name is None
     assert options.decoders == {"generate": "seed", "evaluate": "ar"}
-    assert options.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "k": "4"}
+    assert options.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": None, "k": "4"}
     assert options.budget == {"tokens": 9, "forwards": None, "seconds": None, "nodes": None}
     assert options.parts["search_options"] == {"thoughts": None, "breadth": 2, "depth": None}
     assert options.parts["generator_options"] == {"temperature": 0.5}

@@ -15,6 +15,7 @@ DECODERS: list[Any] = [
     pytest.param("mcsd", {"draft": "early-exit:4"}, marks=pytest.mark.slow),
     pytest.param("seed", {}, marks=pytest.mark.slow),
     ("seed", {"policy": "rounds", "draft": "lookup,early-exit:4"}),
+    ("auto", {}),
     ("jacobi", {}),
     ("lookahead", {"adapt": False, "window": 3, "ngram": 3, "guesses": 2}),
 ]

@@ -22,7 +22,7 @@ from tot.named import load_task, parts_of
 from tot.solver import runs_elsewhere
 from tot.task import Task
 
-_LOADING = ("dtype", "device", "kv_budget")
+_LOADING = ("dtype", "device", "kv_budget", "quantize")
 
 
 @dataclass(frozen=True)

@@ -68,6 +68,7 @@ def test_more_is_drafted_the_better_the_draft_is(bench: Any, branches: Callable[
     assert sizes[0] * 10 < sizes[2]
 
 
+@pytest.mark.usefixtures("measured")
 def test_packed_drafts_less_where_rows_are_dear(
     bench: Any, monkeypatch: pytest.MonkeyPatch, branches: Callable[..., list[Request]]
 ) -> None:
@@ -75,7 +76,6 @@ def test_packed_drafts_less_where_rows_are_dear(
     counts = []
     for steep in (Costs((1, 64), (0.01, 0.011)), Costs((1, 64), (0.01, 0.64))):
         monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine, steep=steep: steep)
-        monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner: CHEAP[1])
         counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
     assert counts[0] > 100
     assert counts[1] == 0  # a row costs as much as a forward of its own

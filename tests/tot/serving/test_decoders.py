@@ -12,7 +12,7 @@ from tot.decoders import Message, Request, Sampling, load_decoder
 HOT = {"temperature": 1.0, "max_tokens": 40, "seed": 7}
 
 
-@pytest.mark.parametrize("method", ["sd", "mcsd", "seed", "jacobi", "lookahead", "fastcot"])
+@pytest.mark.parametrize("method", ["auto", "sd", "mcsd", "seed", "jacobi", "lookahead", "fastcot"])
 def test_exact_methods_say_what_ar_says(client: openai.OpenAI, says: Any, method: str) -> None:
     asked = {"messages": says("Go on and on."), "n": 2, **HOT}
     expected = client.chat.completions.create(model="tiny:ar", **asked)
@@ -83,7 +83,7 @@ def test_a_rationale_is_followed_by_trigger_and_answer(serve: Any, says: Any, me
 def test_a_name_and_a_decoder_that_disagree_are_refused(client: openai.OpenAI, says: Any) -> None:
     with pytest.raises(openai.BadRequestError, match=r"the model says sd and decoder says ar"):
         client.chat.completions.create(model="tiny:sd", messages=says("Hm."), extra_body={"decoder": "ar"})
-    with pytest.raises(openai.BadRequestError, match=r"unknown decoder 'beam': choose one of ar, fastcot"):
+    with pytest.raises(openai.BadRequestError, match=r"unknown decoder 'beam': choose one of ar, auto, fastcot"):
         client.chat.completions.create(model="tiny", messages=says("Hm."), extra_body={"decoder": "beam"})
 
 

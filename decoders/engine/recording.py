@@ -1,0 +1,101 @@
+"""A detailed recording of one engine: a timeline whose lane "engine" has spans in spans.
+
+    run                from one step to another: what is in no step is waiting, and the work of others
+      step             what is in no part of it is scheduling; its load says what the forward computed
+        draft          what companions do before it: drafting, or waiting for a draft
+        forward
+          attention, linear, …
+        sampling
+        commit         policies taking tokens, with stop strings and text
+
+Where nothing is recorded, nothing is wrapped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from transformers import AttentionInterface
+
+from tot.decoders.engine.attention import ATTENTION, packed_attention
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.parts import LANE, timed
+from tot.decoders.engine.runner import Feed, Forward
+from tot.decoders.engine.timeline import Load, Span, Timeline
+from tot.decoders.errors import TotError
+
+if TYPE_CHECKING:
+    from tot.decoders.engine.engine import Engine
+
+
+@contextmanager
+def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Timeline]:
+    """Record what the engine does, on a new timeline or a given one. Takes a few percent of the time.
+
+    On a GPU each part is waited for, so that it gets its own time. Raises RequestError where the engine is closed.
+    """
+    timeline = timeline or Timeline(clock_of(engine.runner.device), detailed=True)
+    wrapped: list[tuple[nn.Linear, Any, Any]] = []
+    began = 0.0
+
+    def start() -> None:
+        nonlocal began
+        for layer in engine.loaded.model.modules():
+            if isinstance(layer, nn.Linear):
+                own, ours = vars(layer).get("forward"), timed("linear", layer.forward)
+                layer.forward = ours  # type: ignore[method-assign]
+                wrapped.append((layer, own, ours))
+        AttentionInterface.register(ATTENTION, timed("attention", packed_attention))
+        engine.timeline = timeline
+        began = timeline.clock()
+
+    def stop() -> None:
+        timeline.spans.append(Span(LANE, "run", began, timeline.clock()))
+        engine.timeline = None
+        AttentionInterface.register(ATTENTION, packed_attention)
+        for layer, own, ours in wrapped:
+            if vars(layer).get("forward") is ours:  # the engine may have given layers back meanwhile
+                del layer.forward
+                if own is not None:
+                    layer.forward = own  # type: ignore[method-assign]
+
+    engine.call(start)  # between two steps
+    try:
+        yield timeline
+    finally:
+        try:
+            engine.call(stop)
+        except TotError:  # closed or broken meanwhile: there are no more steps
+            stop()
+
+
+def clock_of(device: torch.device) -> Callable[[], float]:
+    """Seconds when all that was asked of the device is done."""
+    return partial(_synchronized, device) if device.type == "cuda" else time.perf_counter
+
+
+def _synchronized(device: torch.device) -> float:
+    if not torch.cuda.is_current_stream_capturing():
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
+
+
+def load_of(feeds: Sequence[Feed], owners: Sequence[Job], forward: Forward) -> Load:
+    """What a forward of these feeds computed. To be asked before their branches change."""
+    rows: Counter[tuple[str, str]] = Counter()
+    slots: set[Any] = set()
+    keys = 0
+    for feed, own, job in zip(feeds, forward.own_from, owners, strict=True):
+        text = min(max(own, len(job.prompt)), feed.stop)
+        rows[job.request.purpose, "prefill"] += text - own
+        rows[job.request.purpose, "decode" if job.policy.companion is None else "verify"] += feed.stop - text
+        keys += sum(range(own + 1, feed.stop + 1))  # a row sees itself and all before it
+        slots.update(feed.branch.slots[: feed.stop])
+    return Load(+rows, len(forward.logits), keys, len(slots))

@@ -1,0 +1,319 @@
+"""auto: the tokens of ar whatever it picks; what pays is drafted, by purpose, and what does not is left out."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tot.decoders import Completion, Engine, LocalDecoder, OptionError, Request, Sampling, load_decoder, load_model
+from tot.decoders.engine.model_names import draft_folder
+from tot.decoders.outlook import Costs
+
+Make = Callable[..., LocalDecoder]
+FREE = Costs((1, 64), (0.01, 0.011))
+"""Rows cost next to nothing."""
+DEAR = Costs((1, 64), (0.01, 0.64))
+"""A row costs as much as a forward of its own."""
+LINEAR = Costs((1, 11), (0.01, 0.02))
+"""Nine milliseconds, and one a row."""
+
+
+@pytest.fixture
+def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Costs], None]:
+    """Every target costs that, and the clock stands still: what tiny models take on some machine is another matter."""
+    monkeypatch.setattr("tot.decoders.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
+
+    def script(target: Costs) -> None:
+        monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: target)
+
+    return script
+
+
+def requests(count: int, purpose: Any = "generate", temperature: float = 1.0, tokens: int = 60) -> list[Request]:
+    rng = random.Random(count)
+    return [
+        Request(
+            prompt="".join(rng.choices("the and 10 on in range", k=40)),
+            sampling=Sampling(max_tokens=tokens, temperature=temperature, seed=i, ignore_eos=True),
+            purpose=purpose,
+        )
+        for i in range(count)
+    ]
+
+
+def writes_one_token(decoder: LocalDecoder) -> None:
+    """Whatever stands before, it draws the same: all that is looked up is right."""
+    _forgets(decoder)
+    decoder.model.lm_head.bias.data[60] = 50.0
+
+
+def writes_in_turn(decoder: LocalDecoder) -> None:
+    """Five tokens in turn, each by the one before it: right where it is looked up, a guess after a wrong one is not."""
+    _forgets(decoder)
+    decoder.model.lm_head.bias.data[60] = 0.0
+    for layer in decoder.model.model.layers:
+        layer.self_attn.o_proj.weight.data.zero_()
+        layer.mlp.down_proj.weight.data.zero_()
+    embedded = decoder.model.get_input_embeddings().weight.data
+    for token in range(60, 65):
+        after = 60 + (token - 59) % 5
+        decoder.model.lm_head.weight.data[after] = 30.0 * embedded[token] / embedded[token].norm()
+        decoder.model.lm_head.bias.data[after] = 0.0
+
+
+def draws_by_place(decoder: LocalDecoder) -> None:
+    """What it draws depends on the noise of a place alone: a window is right once it was fed, nothing else ever."""
+    _forgets(decoder)
+    decoder.model.lm_head.bias.data[40:240] = 5.0
+
+
+def _forgets(decoder: LocalDecoder) -> None:
+    decoder.model.lm_head.weight.data.zero_()
+    decoder.model.lm_head.bias.data.fill_(-50.0)
+
+
+def tokens(completions: Sequence[Completion]) -> list[tuple[int, ...]]:
+    return [completion.tokens for completion in completions]
+
+
+def total(completions: Sequence[Completion], what: str) -> int:
+    return sum(getattr(completion.usage, what) for completion in completions)
+
+
+# -- the same tokens -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", [FREE, LINEAR, DEAR])
+def test_auto_equals_ar(make: Make, mixed: list[Request], costs: Callable[[Costs], None], target: Costs) -> None:
+    costs(target)
+    purposes = ("generate", "evaluate", "answer")
+    asked = [one.model_copy(update={"purpose": purposes[i % 3]}) for i, one in enumerate(mixed)]
+    auto, expected = make("auto"), make("ar").generate(asked)
+    for _ in range(2):  # the second time all can be looked up
+        got = auto.generate(asked)
+        assert [(one.tokens, one.text, one.finish_reason) for one in got] == [
+            (one.tokens, one.text, one.finish_reason) for one in expected
+        ]
+        assert [one.logprob for one in got] == pytest.approx([one.logprob for one in expected], abs=1e-3)
+    assert (total(got, "accepted") > 0) == (target is not DEAR)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("change", [writes_one_token, writes_in_turn, draws_by_place])
+def test_auto_equals_ar_where_much_is_accepted(
+    make: Make, costs: Callable[[Costs], None], change: Callable[[LocalDecoder], None], temperature: float
+) -> None:
+    costs(FREE)
+    auto, plain = make("auto"), make("ar")
+    change(auto)
+    change(plain)
+    got = auto.generate(requests(4, temperature=temperature))
+    assert tokens(got) == tokens(plain.generate(requests(4, temperature=temperature)))
+    assert total(got, "accepted") > 0.5 * total(got, "new_tokens")
+
+
+def test_by_the_measured_costs_of_this_machine_it_is_ar_too(make: Make) -> None:
+    asked = [*requests(3), *requests(3, "evaluate", temperature=0.0)]
+    assert tokens(make("auto").generate(asked)) == tokens(make("ar").generate(asked))
+
+
+# -- what pays -------------------------------------------------------------------------------------
+
+
+def test_what_repeats_itself_is_looked_up(make: Make, costs: Callable[[Costs], None]) -> None:
+    costs(LINEAR)
+    auto = make("auto")
+    writes_in_turn(auto)
+    got = auto.generate(requests(1, tokens=120))
+    assert len(set(got[0].tokens)) == 5
+    assert total(got, "forwards") < 60
+    assert auto.choices["generate"].startswith("lookup in ")
+
+
+def test_what_is_right_once_it_was_fed_is_guessed_by_jacobi(make: Make, costs: Callable[[Costs], None]) -> None:
+    """As a consistency LLM would: texts that hold nothing to look up, and windows that settle at once."""
+    costs(FREE)
+    auto = make("auto")
+    draws_by_place(auto)
+    got = auto.generate(requests(1, tokens=200))
+    assert total(got, "forwards") < 60
+    assert auto.choices["generate"].startswith("jacobi in ")
+
+
+def test_what_is_never_accepted_is_hardly_drafted(make: Make, costs: Callable[[Costs], None]) -> None:
+    """After a while it takes no longer than ar, but for a few percent."""
+    costs(LINEAR)
+    auto = make("auto")
+    (first,) = auto.generate(requests(1, tokens=200))
+    (later,) = auto.generate([requests(2, tokens=200)[1]])
+    assert first.usage.drafted < 0.5 * first.usage.forwards
+    taken = later.usage.forwards * LINEAR.of(1) + later.usage.drafted * LINEAR.slope(1)
+    assert taken <= later.usage.new_tokens * LINEAR.of(1) / 0.97
+    assert "else ar" in auto.choices["generate"]
+
+
+def test_where_rows_are_dear_nothing_is_drafted(make: Make, costs: Callable[[Costs], None]) -> None:
+    costs(DEAR)
+    auto = make("auto")
+    writes_one_token(auto)
+    got = auto.generate(requests(4))
+    assert (total(got, "drafted"), total(got, "forwards")) == (0, 4 * 60)
+    assert auto.choices == {"generate": "ar"}
+
+
+def test_a_long_context_makes_rows_dear(make: Make, costs: Callable[[Costs], None]) -> None:
+    """Beyond 128 tokens the same drafts cost more than they bring."""
+    costs(Costs((1, 64), (0.01, 0.011), (0.0, 1.0)))
+    auto = make("auto")
+    writes_one_token(auto)
+    short = auto.generate([Request(prompt="abc", sampling=Sampling(max_tokens=80, ignore_eos=True))])
+    long = auto.generate([Request(prompt="abc" * 200, sampling=Sampling(max_tokens=80, ignore_eos=True))])
+    assert total(short, "accepted") > 40
+    assert total(long, "drafted") == 0
+
+
+def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[Costs], None]) -> None:
+    """Evaluations that can be looked up beside thoughts that can't, packed with them."""
+    costs(LINEAR)
+    auto = make("auto")
+    hard = [one.model_copy(update={"purpose": "evaluate"}) for one in requests(1, tokens=100)]
+    auto.generate(hard)
+    writes_in_turn(auto)
+    before = auto.choices["evaluate"]
+    assert set(auto.choices) == {"evaluate"}
+    (easy,) = auto.generate(requests(1, "generate", tokens=100))
+    assert auto.choices["evaluate"] == before
+    assert auto.choices["generate"].startswith("lookup in ")
+    assert easy.usage.accepted > 0.5 * easy.usage.new_tokens
+    experience = _experience(auto)
+    assert experience["generate"].chance(("lookup", 8, 0)) > 0.8
+    assert experience["evaluate"].chance(("lookup", 8, 0)) == 0.5
+    assert experience["evaluate"].chance(("lookup", 2, 0)) < 0.3
+
+
+def _experience(auto: LocalDecoder) -> Any:
+    policy: Any = auto._policy
+    return policy.keywords["companion"].experience
+
+
+def test_what_is_packed_together_shares_one_plan(make: Make, costs: Callable[[Costs], None]) -> None:
+    """Eight rows are free and more are dear: texts of one purpose leave less for those of the other."""
+    costs(Costs((1, 8, 9, 64), (0.01, 0.0101, 0.02, 0.2)))
+    auto = make("auto")
+    writes_one_token(auto)
+    asked = [*requests(4, tokens=40), *requests(4, "evaluate", tokens=40)]
+    assert total(auto.generate(asked), "drafted") == 0
+    assert total(auto.generate(asked[:2] + asked[4:6]), "drafted") > 0
+
+
+def test_nothing_can_be_set(make: Make) -> None:
+    with pytest.raises(OptionError, match=r"decoder auto, option k: .* \(its options: none\)"):
+        make("auto", k=3)
+
+
+def test_other_methods_choose_nothing(make: Make) -> None:
+    plain = make("ar")
+    plain.generate(requests(1))
+    assert plain.choices == {}
+
+
+# -- from one decoder to the next ------------------------------------------------------------------
+
+
+@pytest.fixture
+def engines(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], Engine]]:
+    """Engines on a model that has a name, with a cache folder of their own."""
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path))
+    made: list[Engine] = []
+
+    def engine() -> Engine:
+        model = make_model(readable=True)
+        model.config.name_or_path = "tiny"
+        made.append(Engine(load_model(model, tokenizer=tokenizer), 4000))
+        return made[-1]
+
+    yield engine
+    for one in made:
+        one.close()
+        assert one.tree.live == 0
+
+
+def test_experience_is_kept_for_the_next_decoder(
+    engines: Callable[[], Engine], costs: Callable[[Costs], None], tmp_path: Path
+) -> None:
+    costs(LINEAR)
+    drafted = []
+    for _ in range(2):
+        with load_decoder("auto", engine=engines()) as auto:
+            drafted.append(total(auto.generate(requests(1, tokens=200)), "drafted"))
+    assert drafted[1] < drafted[0]
+    (file,) = (tmp_path / "experience").glob("*.json")
+    assert [purpose for purpose, _ in json.loads(file.read_text())["found"]] == ["generate"]
+
+
+@pytest.mark.parametrize("found", [[["generate", [[1]]]], [["generate"]], [3], [["nonsense", []]]])
+def test_damaged_experience_is_made_anew(
+    engines: Callable[[], Engine], costs: Callable[[Costs], None], tmp_path: Path, found: list[Any]
+) -> None:
+    costs(LINEAR)
+    expected = []
+    for _ in range(2):
+        with load_decoder("auto", engine=engines()) as auto:
+            expected.append(auto.generate(requests(1)))
+        (file,) = (tmp_path / "experience").glob("*.json")
+        content = json.loads(file.read_text())
+        file.write_text(json.dumps(content | {"found": found}))
+    assert total(expected[0], "drafted") == total(expected[1], "drafted")
+    assert tokens(expected[0]) == tokens(expected[1])
+
+
+def test_a_decoder_that_was_asked_nothing_keeps_nothing(
+    engines: Callable[[], Engine], costs: Callable[[Costs], None], tmp_path: Path
+) -> None:
+    costs(FREE)
+    load_decoder("auto", engine=engines()).close()
+    assert not (tmp_path / "experience").exists()
+
+
+# -- trained drafts --------------------------------------------------------------------------------
+
+
+def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
+    engines: Callable[[], Engine], costs: Callable[[Costs], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(FREE)
+    monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner, rows=(): Costs((1, 64), (0.001, 0.002)))
+    monkeypatch.setattr("tot.decoders.decoder.warn_if_slow", lambda *_: None)
+    engine = engines()
+    folder = draft_folder("tiny")
+    engine.loaded.model.save_pretrained(folder)
+    engine.loaded.tokenizer.save_pretrained(folder)
+    asked = requests(2, tokens=80)
+    with load_decoder("auto", engine=engine) as auto:
+        assert auto.drafter is not None
+        assert auto.drafter.runner is not None
+        got = auto.generate(asked)
+        assert "trained draft in " in auto.choices["generate"]
+    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(asked))
+
+
+def test_a_draft_that_cant_be_read_is_left_out(
+    engines: Callable[[], Engine], costs: Callable[[Costs], None], caplog: pytest.LogCaptureFixture
+) -> None:
+    costs(FREE)
+    folder = draft_folder("tiny")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    with load_decoder("auto", engine=engines()) as auto:
+        assert auto.drafter is not None
+        assert auto.drafter.runner is None
+        assert len(auto.generate(requests(1))) == 1
+    assert "the draft that was trained for tiny is not used" in caplog.text

@@ -1,0 +1,258 @@
+"""The forward in C against the model itself, for each family it knows; weights in eight bits."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tot.decoders import OptionError, Request, Sampling, load_decoder
+from tot.decoders.engine import forward, native
+from tot.decoders.engine.forward import NativeForward, native_forward, quantized
+from tot.decoders.engine.kernel import kernel_options
+from tot.decoders.engine.runner import Feed, Runner
+
+VOCAB = 300
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+@pytest.fixture(autouse=True)
+def _there_is_one(request: pytest.FixtureRequest) -> None:
+    able = kernel_options(16, 1, torch.float32, torch.device("cpu")) is not None
+    if not (able and native.library("contenders", "-fopenmp")):
+        pytest.skip("needs a C compiler, and a processor with AVX-512")
+
+
+@pytest.fixture
+def known(make_model: Callable[..., Any]) -> Callable[..., Any]:
+    """A family -> a tiny model whose forward there is in C; its norms and biases matter."""
+
+    def make(family: str = "llama", **changes: Any) -> Any:
+        model = make_model(family, **{**WIDE, "num_attention_heads": 4, **changes})
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+            elif name.endswith("bias"):
+                parameter.data = torch.randn_like(parameter)
+        return model
+
+    return make
+
+
+def text(length: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(VOCAB), k=length)
+
+
+def computed(runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Tensor]:
+    """The logits of the last `reads` tokens of texts computed in one forward."""
+    with torch.inference_mode():
+        branches = [runner.tree.open(tokens) for tokens in texts]
+        result = runner.forward([Feed(branch, 0, len(branch), [0] * reads) for branch in branches])
+        for branch in branches:
+            runner.tree.rollback(branch, 0)
+        runner.tree.clear()
+    return [result.logits[rows] for rows in result.rows]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rounded", [False, True])
+def test_it_gives_the_logits_of_the_model(
+    known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, rounded: bool
+) -> None:
+    model = known(family)
+    if rounded:
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+    reference, runner = copy.deepcopy(model), Runner(model, 6000)
+    assert runner.native is not None
+    assert runner.native.weights == ("bfloat16" if rounded else "float32")
+    for count in (1, 2, 3, 4, 5, 7, 12, 13, 26):
+        texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
+        for tokens, logits in zip(texts, computed(runner, texts), strict=True):
+            expected = logits_alone(reference, tokens)[-1]
+            torch.testing.assert_close(logits[0], expected, atol=1e-3, rtol=1e-4)
+    runner.close()
+
+
+def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(known: Callable[..., Any]) -> None:
+    model = known()
+    tokens = torch.tensor([text(12)])
+    before = model(tokens).logits
+    runner = Runner(model, 100)
+    computed(runner, [text(12)])
+    runner.close()
+    assert torch.equal(model(tokens).logits, before)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int8-dynamic"])
+def test_a_row_does_not_depend_on_how_many_there_are(known: Callable[..., Any], quantize: Any) -> None:
+    """Bit for bit: 26 rows are cut into blocks otherwise than one."""
+    runner = Runner(known(), 3000, quantize)
+    texts = [[i] for i in range(26)]  # nothing before them, so that attention is no sum
+    together = computed(runner, texts)
+    for tokens, logits in zip(texts, together, strict=True):
+        for company in (0, 1, 4, 6):
+            beside = [[100 + i] for i in range(company)]
+            assert torch.equal(computed(runner, [tokens, *beside])[0], logits)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8", "int8-dynamic"])
+def test_threads_change_no_bit(known: Callable[..., Any], quantize: Any) -> None:
+    runner = Runner(known(), 3000, quantize)
+    texts = [text(40, seed=i) for i in range(7)]
+    before, results = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 5):
+            torch.set_num_threads(threads)
+            results.append(torch.cat(computed(runner, texts, reads=3)))
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_nothing_may_be_read(known: Callable[..., Any]) -> None:
+    """A chunk of a prompt: its keys and values are wanted, no logits."""
+    runner = Runner(known(), 200)
+    tokens = text(30)
+    whole = computed(runner, [tokens])[0]
+    with torch.inference_mode():
+        branch = runner.tree.open(tokens)
+        assert len(runner.forward([Feed(branch, 0, 20)]).logits) == 0
+        logits = runner.forward([Feed(branch, 20, 30, [0])]).logits
+    torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("gemma", {}),
+        ("phi3", {}),
+        ("llama", {"hidden_act": "gelu"}),
+        ("llama", {"head_dim": 12}),
+        ("llama", {"hidden_size": 40}),
+        ("llama", {"intermediate_size": 50}),
+        ("llama", {"num_attention_heads": 32, "num_key_value_heads": 1}),
+    ],
+)
+def test_what_it_does_not_know_the_model_does(
+    known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, changes: dict[str, Any]
+) -> None:
+    model = known(family, **changes)
+    reference, runner = copy.deepcopy(model), Runner(model, 300)
+    assert runner.native is None
+    torch.testing.assert_close(
+        computed(runner, [text(20)])[0][0], logits_alone(reference, text(20))[-1], atol=1e-3, rtol=1e-4
+    )
+    runner.close()
+
+
+def test_layers_that_do_more_than_multiply_are_the_models_own(known: Callable[..., Any]) -> None:
+    class Adapted(nn.Linear):
+        def forward(self, rows: Tensor) -> Tensor:
+            return super().forward(rows) + 1
+
+    model = known()
+    layer = model.model.layers[0].mlp.down_proj
+    model.model.layers[0].mlp.down_proj = Adapted(layer.in_features, layer.out_features, bias=False)
+    runner = Runner(model, 100)
+    assert runner.native is None
+    runner.close()
+
+
+def test_where_memory_is_short_the_weights_stay_as_they_are(
+    known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = known()
+    monkeypatch.setattr(forward.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
+    keys = [torch.zeros(2, 10, 16) for _ in range(2)]
+    assert native_forward(model, keys, keys) is None
+    with pytest.raises(OptionError, match="memory for a copy of the weights"):
+        native_forward(model, keys, keys, "int8")
+
+
+# -- eight bits ---------------------------------------------------------------------------------------------------
+
+
+def unpacked(whole: Tensor, steps: Tensor, outputs: int) -> Tensor:
+    """What `quantized` stands for: (outputs, inputs)."""
+    step, least = steps.permute(2, 0, 3, 1).flatten(1, 2)[:, :outputs]  # (2, outputs, groups)
+    groups = whole.float().unflatten(1, (-1, 32))
+    return (least[..., None] + groups * step[..., None]).flatten(1)
+
+
+def test_weights_are_rounded_to_the_nearest_of_256_steps() -> None:
+    weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
+    whole, steps = quantized(weight)
+    assert steps.shape == (4, 3, 2, 16)  # 40 outputs are padded to four panels
+    groups = weight.unflatten(1, (-1, 32))
+    step = (groups.amax(-1) - groups.amin(-1)) / 255
+    error = (unpacked(whole, steps, 40) - weight).abs().unflatten(1, (-1, 32))
+    assert bool((error <= 0.501 * step[..., None]).all())
+    assert int(whole.max()) == 255
+    assert int(whole.min()) == 0
+
+
+def test_weights_of_four_bits_are_met_exactly() -> None:
+    """A least and 15 steps a group of 32, as in Q4_1: 255 is 17 times 15."""
+    random = torch.Generator().manual_seed(0)
+    levels = torch.randint(16, (32, 2, 32), generator=random).float()
+    levels[..., 0], levels[..., 1] = 0, 15
+    least, step = -torch.rand(32, 2, 1, generator=random), torch.rand(32, 2, 1, generator=random)
+    weight = (least + step * levels).flatten(1)
+    torch.testing.assert_close(unpacked(*quantized(weight), 32), weight, atol=1e-6, rtol=1e-6)
+
+
+def test_a_group_of_equal_weights_is_met(known: Callable[..., Any]) -> None:
+    weight = torch.full((32, 64), -0.25)
+    assert torch.equal(unpacked(*quantized(weight), 32), weight)
+
+
+@pytest.mark.parametrize(("quantize", "off"), [("int8", 2e-3), ("int8-dynamic", 0.3)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eight_bits_give_what_the_rounded_weights_give(
+    known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, quantize: Any, off: float
+) -> None:
+    """Rounding what layers are given to 16 bits hardly shows, to 8 bits a little."""
+    model = known(family)
+    reference, runner = copy.deepcopy(model), Runner(model, 3000, quantize)
+    assert isinstance(runner.native, NativeForward)
+    for layer in reference.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data), layer.out_features))
+    for count in (1, 3, 8, 13):
+        texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
+        for tokens, logits in zip(texts, computed(runner, texts), strict=True):
+            expected = logits_alone(reference, tokens)[-1]
+            assert (logits[0] - expected).pow(2).mean().sqrt() < off * expected.std()
+            assert expected.std() > 0.5
+    runner.close()
+
+
+def test_a_decoder_says_how_its_weights_are_kept_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
+    with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8") as decoder:
+        assert decoder.engine.runner.native is not None
+        assert decoder.engine.runner.native.weights == "int8"
+        (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
+        assert len(done.tokens) == 5
+
+
+@pytest.mark.parametrize(
+    ("quantize", "family", "said"),
+    [
+        ("int4", "llama", "quantization 'int4'"),
+        ("int8", "gemma", "quantize=int8 needs a model of the families llama, mistral, qwen2, qwen3"),
+    ],
+)
+def test_what_can_not_be_packed_is_refused(
+    known: Callable[..., Any], tokenizer: Any, quantize: Any, family: str, said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        load_decoder("ar", known(family), tokenizer=tokenizer, kv_budget=100, quantize=quantize)

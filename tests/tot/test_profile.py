@@ -1,0 +1,226 @@
+"""Profiles: seconds by purpose and part, what forwards take at least, and what the command line shows of it."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import BFS, solve
+from tot.decoders import OptionError
+from tot.decoders.engine.timeline import Load, Span, Timeline
+from tot.profile import Achieved, Demand, Layers, Profile
+
+DECODE, PREFILL = ("generate", "decode"), ("evaluate", "prefill")
+MIXED = Load({DECODE: 3, PREFILL: 1}, 2, 100, 40)
+DECODING = Load({DECODE: 2}, 2, 60, 30)
+PEAK = (1000.0, 4000.0)
+DEMAND = Demand(Layers(10, 20), Layers(5, 10), key_operations=1, slot_bytes=2)
+
+
+@pytest.fixture
+def profile() -> Profile:
+    """A second of loading and 20 seconds of run: a step of 10 seconds, one of 5, and one that failed."""
+    spans = [
+        Span("main", "loading", 99.0, 100.0),
+        Span("engine", "draft", 100.0, 101.0),
+        Span("engine", "attention", 102.0, 104.0),
+        Span("engine", "linear", 104.5, 107.5),
+        Span("engine", "forward", 101.0, 108.0),
+        Span("target", "verify", 101.0, 108.0),
+        Span("engine", "sampling", 108.0, 108.5),
+        Span("engine", "commit", 108.5, 109.5),
+        Span("engine", "step", 100.0, 110.0, load=MIXED),
+        Span("engine", "forward", 112.0, 116.0),
+        Span("engine", "step", 112.0, 117.0, load=DECODING),
+        Span("engine", "linear", 118.0, 118.5),
+        Span("engine", "forward", 118.0, 119.0),
+        Span("engine", "run", 100.0, 120.0),
+    ]
+    made = Profile()
+    made.timeline, made.demand = Timeline(spans=spans, detailed=True), DEMAND
+    made.peak, made.machine = PEAK, "a machine"
+    return made
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Peaks that need no measuring."""
+    monkeypatch.setattr("tot.profile.read_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("tot.profile.matrix_rate", lambda dtype, device: 2e9)
+
+
+# -- arithmetic ---------------------------------------------------------------------------------------------------
+
+
+def test_seconds_are_split_by_rows_and_sum_up_to_the_wall_time(profile: Profile) -> None:
+    found = profile.seconds()
+    assert found == pytest.approx(
+        {
+            ("", "loading", ""): 1.0,
+            ("", "between steps", ""): 2.0 + 2.0 + 1.0,
+            ("generate", "draft", ""): 0.75,
+            ("generate", "decode", "attention"): 1.5,
+            ("generate", "decode", "linear"): 2.25,
+            ("generate", "decode", ""): 1.5 + 4.0,
+            ("generate", "sampling", ""): 0.375,
+            ("generate", "commit", ""): 0.75,
+            ("generate", "scheduling", ""): 0.375 + 1.0,
+            ("evaluate", "draft", ""): 0.25,
+            ("evaluate", "prefill", "attention"): 0.5,
+            ("evaluate", "prefill", "linear"): 0.75,
+            ("evaluate", "prefill", ""): 0.5,
+            ("evaluate", "sampling", ""): 0.125,
+            ("evaluate", "commit", ""): 0.25,
+            ("evaluate", "scheduling", ""): 0.125,
+        }
+    )
+    assert sum(found.values()) == pytest.approx(120.0 - 99.0)
+
+
+def test_operations_and_bytes_of_a_tiny_model_by_hand(tiny: Any) -> None:
+    with tiny() as decoder:
+        demand = Demand.of(decoder.engine)
+        words = decoder.model.config.vocab_size
+    layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48  # q, k and v for 2 of 4 heads, o, the MLP
+    assert demand.body == (2 * layer, 2 * layer * 4)
+    assert demand.head == (32 * words, 32 * words * 4)
+    assert demand.key_operations == 4 * 2 * 4 * 8
+    assert demand.slot_bytes == 2 * 2 * 2 * 8 * 4
+    assert demand.operations(MIXED) == 2 * (2 * layer * 4 + 32 * words * 2) + 256 * 100
+    assert demand.bytes(MIXED) == 4 * (2 * layer + 32 * words) + 256 * 40
+    assert demand.bytes(MIXED._replace(reads=0)) == 4 * 2 * layer + 256 * 40
+
+
+def test_what_forwards_achieve_is_set_against_the_larger_of_the_two_limits(profile: Profile) -> None:
+    mixed, decoding = 2 * (10 * 4 + 5 * 2) + 100, 2 * (10 * 2 + 5 * 2) + 60
+    assert profile.achieved() == {
+        "with prompts": Achieved(1, 4, 7.0, 110, mixed, 0.11),
+        "without": Achieved(1, 2, 4.0, 90, decoding, 0.09),
+        "all": Achieved(2, 6, 11.0, 200, mixed + decoding, 0.2),
+    }
+    profile.peak = (1e6, 4000.0)
+    assert profile.achieved()["with prompts"].limit == mixed / 4000
+
+
+def test_a_trace_is_valid_and_says_what_was_measured(profile: Profile, tmp_path: Path) -> None:
+    path = tmp_path / "trace.json"
+    profile.save(path)
+    trace = json.loads(path.read_text())
+    spans = [event for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert [event["name"] for event in spans[:4]] == ["loading", "run", "step", "draft"]
+    assert (spans[2]["ts"], spans[2]["dur"], spans[2]["args"]["keys"]) == (1e6, 10e6, 100)
+    about = trace["otherData"]
+    assert (about["machine"], about["peak bytes/s"], about["peak FLOP/s"]) == ("a machine", *PEAK)
+    assert about["seconds"]["evaluate, prefill, linear"] == 0.75
+    assert about["forwards"]["all"]["operations"] == 320
+
+
+# -- searches -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_search_is_profiled_from_end_to_end(letters: Any, tiny: Any) -> None:
+    began = time.perf_counter()
+    profile = Profile()
+    with tiny() as decoder:
+        solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1, depth=2), max_tokens=4, profile=profile)
+        assert decoder.engine.timeline is None
+        forwards = decoder.engine.forwards
+    found = profile.seconds()
+    assert {purpose for purpose, _, _ in found} == {"", "generate", "evaluate", "answer"}
+    assert {part for _, part, _ in found} >= {"loading", "prefill", "decode", "sampling", "commit", "scheduling"}
+    assert {at for _, part, at in found if part == "prefill"} == {"linear", "attention", ""}
+    assert all(seconds >= 0 for seconds in found.values())
+    assert sum(found.values()) < time.perf_counter() - began
+    achieved = profile.achieved()
+    assert achieved["all"].forwards == forwards
+    assert 0 < achieved["all"].limit < achieved["all"].seconds
+
+
+def test_what_runs_nowhere_here_has_no_profile(letters: Any, scripted: Any) -> None:
+    elsewhere: list[dict[str, Any]] = [
+        {"decoder": scripted({})},
+        {"decoder": "openai", "model": "some-model", "base_url": "http://127.0.0.1:9"},
+        {"model": None},
+    ]
+    for options in elsewhere:
+        with pytest.raises(OptionError, match="a profile is of a model that runs here"):
+            solve(letters, "q", **options, profile=Profile())
+
+
+# -- the command line ---------------------------------------------------------------------------------------------
+
+TASK = """
+from tot import Task
+
+class Grow(Task):
+    templates = {"thought": "grow {{ question }}", "value": "value {{ question }}", "answer": "answer {{ question }}"}
+    depth = 2
+"""
+SOLVE = ("solve", "task.py:Grow", "q", "--thoughts", "2", "--breadth", "1", "--max-tokens", "4")
+
+
+@pytest.fixture
+def command(tot: Any, tiny: Any, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The command line, on a tiny model, with a task beside it."""
+    (tmp_path / "task.py").write_text(TASK)
+
+    def load(*_: Any, **__: Any) -> AbstractContextManager[Any]:
+        made: AbstractContextManager[Any] = tiny()
+        return made
+
+    monkeypatch.setattr("tot.solver.load_decoder", load)
+    return tot
+
+
+def test_the_profile_follows_the_answer(command: Any) -> None:
+    status, out, err = command(*SOLVE, "--profile")
+    assert (status, err) == (0, "")
+    answer, seconds, forwards = (out.index(text) for text in ("Answer: ", "where the time went", "machine can do"))
+    assert answer < seconds < forwards
+    parts = dict(re.findall(r"^│ ([a-z][a-z,: ]+?) +│.* (\d+\.\d\d) │ +\d+\.\d% │$", out, re.MULTILINE))
+    assert list(parts) == [
+        *("loading the model", "prefill", "decode", "sampling", "text and stops", "scheduling"),
+        *("search, templates, waiting", "total"),
+        *(name for name in parts if name.startswith("forwards: ")),
+    ]
+    assert {name for name in parts if name.startswith("forwards: ")} == {
+        "forwards: linear layers", "forwards: attention", "forwards: everything else"
+    }  # fmt: skip
+    assert re.search(r"│ part +│ generate │ evaluate │ answer │ +all │ +share │".replace("│", "[│┃]"), out)
+    assert "peak, measured just now: 1.0 GB/s read, 2.0 GFLOP/s" in out
+
+
+def test_with_json_the_profile_is_on_standard_error(command: Any) -> None:
+    status, out, err = command(*SOLVE, "--json", "--profile")
+    assert (status, out.count("\n")) == (0, 1)
+    assert list(json.loads(out)) == ["answer", "solved", "value", "usage"]
+    assert "where the time went" in err
+    assert "where the time went" not in command(*SOLVE, "--json")[2]
+
+
+def test_a_trace_is_written_where_it_is_asked_for(command: Any, tmp_path: Path) -> None:
+    status, out, _ = command(*SOLVE, "--profile-out", "trace.json")
+    assert status == 0
+    assert "where the time went" in out
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {"loading", "run", "step", "forward", "linear", "attention"} <= {event["name"] for event in events}
+
+
+def test_a_trace_that_can_not_be_written_is_refused_before_anything_is_loaded(command: Any) -> None:
+    status, out, err = command(*SOLVE, "--profile-out", "absent/trace.json")
+    assert (status, out) == (2, "")
+    assert err.startswith("tot: --profile-out absent/trace.json: the folder ")
+
+
+def test_no_profile_of_a_server(command: Any) -> None:
+    for options in (("--decoder", "openai"), ("--model", "none")):
+        status, out, err = command(*SOLVE, *options, "--profile")
+        assert (status, out) == (2, "")
+        assert err.startswith("tot: a profile is of a model that runs here, and none does: leave profile out")
