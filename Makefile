@@ -4,8 +4,9 @@ BIN    := $(VENV)/bin
 PYTHON ?= python3
 PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
+LLAMA  := .venv-llama
 
-.PHONY: solve test test-all test-vllm types wheel notebooks cllm clean
+.PHONY: solve test test-all test-vllm peers types wheel notebooks cllm clean
 
 solve: $(VENV)/ready
 	$(BIN)/tot solve gsm8k
@@ -23,6 +24,9 @@ test-all: test
 # Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
 test-vllm: $(VENV)/ready $(VLLM)/ready
 	TOT_VLLM=$(abspath $(VLLM)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m vllm tests/servers
+
+# What `tot bench peers` compares with, each in an environment of its own.
+peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 
 # mypy can't follow the folder mapping in the source tree, so it checks the package as installed.
 types: $(VENV)/ready
@@ -58,6 +62,11 @@ $(VLLM)/ready: tests/servers/vllm.txt
 	$(PYTHON) -m venv $(VLLM)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check $$(grep '^torch==' $<)
 	$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r $<
+	touch $@
+
+$(LLAMA)/ready: tests/servers/llama.txt
+	$(PYTHON) -m venv $(LLAMA)
+	CMAKE_ARGS=-DGGML_NATIVE=ON $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
 # A consistency LLM of the default model, in about an hour on one core: tuned on plans for made-up Blocksworld

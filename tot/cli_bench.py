@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from tot import cli_fastcot, cli_pdos, cli_serve
+from tot import cli_fastcot, cli_pdos, cli_peers, cli_serve
 from tot.decoders.errors import OptionError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
 )
 app.command("fastcot")(cli_fastcot.bench_command)
 app.command("pdos")(cli_pdos.bench_command)
+app.command("peers")(cli_peers.bench_command)
 app.command("serve")(cli_serve.bench_command)
 
 
@@ -134,3 +135,40 @@ def servers_command(
     asked = Asked(base_url, model, data, task, search, limit, max_tokens, concurrency)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
     run(asked, rounds, None if out is None else checked(out), console)
+
+
+@app.command("gpu")
+def gpu_command(
+    shapes: Annotated[
+        str, typer.Option(help="Sizes of models, whose weights are random: llama-2-7b, qwen2.5-7b, tiny; with commas.")
+    ] = "llama-2-7b,qwen2.5-7b",
+    parts: Annotated[
+        str, typer.Option(help="In order of importance, with commas.")
+    ] = "limits,packed,pdos,seed,figure_2,caps",
+    device: Annotated[str, typer.Option(help="cuda or cpu, for a try with tiny models.")] = "cuda",
+    minutes: Annotated[float, typer.Option(min=0, help="What has no time is left out, and named.")] = 9.0,
+    branches: Annotated[str, typer.Option(help="Samples of one prompt, with commas.")] = "1,4,16,64,128,256",
+    new_tokens: Annotated[int, typer.Option(min=2, help="New tokens of each of them.")] = 64,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
+    acceptance: Annotated[
+        float, typer.Option(min=0, max=1, help="How often the draft model is right: it is made so.")
+    ] = 0.6,
+    out: Annotated[Path, typer.Option(help="Write the numbers to this .json file, after every round.")] = Path(
+        "bench-gpu.json"
+    ),
+) -> None:
+    """Packed decoding against model.generate, parallel steps, SEED and FastCoT on models of 7B's sizes, in bfloat16."""
+    from tot.bench.gpu.run import Options, run
+    from tot.bench.gpu.sides import Amounts
+    from tot.settings import checked
+
+    try:
+        counts = tuple(sorted({int(count) for count in branches.split(",")}))
+    except ValueError:
+        counts = (0,)
+    if counts[0] < 1:
+        raise OptionError(f"--branches {branches!r} can't be read: write numbers from 1 on, such as 1,16")
+    amounts = Amounts(counts, new_tokens, rounds, acceptance)
+    sizes, measured = (tuple(name.strip() for name in given.split(",")) for given in (shapes, parts))
+    options = Options(checked(out), sizes, measured, device, minutes, amounts)
+    run(options, Console(highlight=False, width=None if sys.stdout.isatty() else 150))

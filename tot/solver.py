@@ -7,13 +7,13 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 from tot.backends import Backend
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, REMOTE, Decoder, load_decoder
+from tot.decoders.decoder import METHODS, REMOTE, Decoder, LocalDecoder, load_decoder
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
@@ -52,6 +52,8 @@ class Solution:
     stopped: str | None
     """Why the search ended without what it was after, or early ("no goal among 40 thoughts", "interrupted", "budget:
     tokens (512 of 500)"), or None."""
+    choices: Mapping[Purpose, str] = field(default_factory=dict)
+    """What the decoder `auto` chose, in words, by purpose."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as it is saved: the result and the tree, with a format version."""
@@ -187,7 +189,7 @@ async def asolve(
             if not keep_best:
                 raise
             problem.stopped = "interrupted"
-        return conclude(problem, answer)
+        return replace(conclude(problem, answer), choices=_choices(decoders))
 
 
 def conclude(problem: Problem, answer: Any | None = None) -> Solution:
@@ -267,6 +269,14 @@ def open_decoders(
         where = {"model": model} if name in REMOTE else {"engine": made[first].engine}
         made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
     return {purpose: made[name] for purpose, name in names.items()}
+
+
+def _choices(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
+    return {
+        purpose: decoder.choices[purpose]
+        for purpose, decoder in decoders.items()
+        if isinstance(decoder, LocalDecoder) and purpose in decoder.choices
+    }
 
 
 def _names(decoder: object) -> list[str]:

@@ -22,11 +22,11 @@ typedef int8_t Input;
 typedef int16_t Input;
 #endif
 #define JOINED (32 / INPUTS)  // weights of one output in one line
-#define PANEL (16 * JOINED)   // bytes of a line
+#define LINE (16 * JOINED)   // bytes of a line
 #else
 typedef Element Input;
 #define JOINED (32 / WEIGHTS)
-#define PANEL 64
+#define LINE 64
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
 #define MOST_ROWS 12
@@ -89,7 +89,7 @@ static void meet_all(Meeting *meeting) {
     }
 }
 
-// 16 sums of products, of a word of inputs and a panel's next line.
+// A line of a panel: what one word of inputs is multiplied by.
 static inline __m512i line_of(const uint8_t *line) {
 #if WEIGHTS == 8 && INPUTS == 16
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)line));
@@ -114,8 +114,8 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
                                                         const Input *input, const float *input_steps, Then then,
                                                         float *out, int64_t out_stride) {
     const int64_t words = matrix->inputs / JOINED;
-    const uint8_t *line = matrix->panels + panel * words * PANEL;
-    const int64_t ahead = wide * words * PANEL;  // where the next panels are
+    const uint8_t *line = matrix->panels + panel * words * LINE;
+    const int64_t ahead = wide * words * LINE;  // where the next panels are
     __m512 sums[MOST_ROWS][8];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -133,7 +133,7 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
         for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++)
 #pragma GCC unroll 8
             for (int p = 0; p < wide; p++) {
-                const uint8_t *here = line + (p * words + word) * PANEL;
+                const uint8_t *here = line + (p * words + word) * LINE;
                 const __m512i weights = line_of(here);
                 _mm_prefetch(here + ahead, _MM_HINT_T1);
 #pragma GCC unroll 12
@@ -150,6 +150,8 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
         for (int p = 0; p < wide; p++) {
             const float *steps = matrix->steps + ((panel + p) * groups + g) * 32;
             const __m512 step = _mm512_loadu_ps(steps), least = _mm512_loadu_ps(steps + 16);
+            _mm_prefetch(steps + wide * groups * 32, _MM_HINT_T1);
+            _mm_prefetch(steps + wide * groups * 32 + 16, _MM_HINT_T1);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const float *of_row = input_steps + 2 * (r * groups + g);
@@ -164,7 +166,7 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
         __m512i weights[8];
 #pragma GCC unroll 8
         for (int p = 0; p < wide; p++) {
-            const uint8_t *here = line + (p * words + word) * PANEL;
+            const uint8_t *here = line + (p * words + word) * LINE;
             weights[p] = line_of(here);
             _mm_prefetch(here + ahead, _MM_HINT_T1);
         }

@@ -176,8 +176,8 @@ def native_forward(
     if quantize is not None and made is None:
         raise OptionError(
             f"quantize={quantize} needs a model of the families {', '.join(_FAMILIES)} whose layers' inputs are "
-            f"multiples of {_GROUP}, a CPU with AVX-512 VNNI, a C compiler, and memory for a copy of the weights: leave "
-            "it out"
+            f"multiples of {_GROUP}, a CPU with AVX-512 VNNI, a C compiler, and memory for a copy of the weights: "
+            "leave it out"
         )
     return made
 
@@ -222,14 +222,14 @@ def _joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
     """One below the other; or interleaved, a panel of each in turn."""
     if not interleaved:
         return torch.cat(list(tensors))
-    return torch.stack([tensor.unflatten(0, (-1, _PANEL)) for tensor in tensors], dim=1).flatten(0, 2)
+    return torch.stack([tensor.reshape(-1, _PANEL, *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
 
 
 def _panels(weight: Tensor, joined: int) -> Tensor:
     """(outputs, inputs) -> (panels, inputs / joined, 16, joined), outputs padded with zeros to pairs of panels."""
     missing = -weight.shape[0] % (2 * _PANEL)
     weight = nn.functional.pad(weight, (0, 0, 0, missing))
-    cut = weight.unflatten(0, (-1, _PANEL)).unflatten(2, (-1, joined))
+    cut = weight.reshape(-1, _PANEL, weight.shape[1] // joined, joined)
     return cut.permute(0, 2, 1, 3).contiguous()
 
 
@@ -239,9 +239,9 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     A weight is least + number * step of its output and group of inputs, whose least weight is 0 and whose largest 255.
     What was in four bits with a least and a step for each such group before (Q4_1) is met exactly.
     """
-    groups = weight.float().unflatten(1, (-1, _GROUP))
+    groups = weight.float().reshape(len(weight), -1, _GROUP)
     least, most = groups.amin(-1), groups.amax(-1)
     step = (most - least) / 255
     whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
     both = nn.functional.pad(torch.stack([step, least], -1), (0, 0, 0, 0, 0, -len(weight) % (2 * _PANEL)))
-    return whole.flatten(1), both.unflatten(0, (-1, _PANEL)).permute(0, 2, 3, 1).contiguous()
+    return whole.flatten(1), both.reshape(-1, _PANEL, *both.shape[1:]).permute(0, 2, 3, 1).contiguous()

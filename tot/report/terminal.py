@@ -79,7 +79,7 @@ def _label(node: Node) -> Text:
 
 
 def usage_line(solution: Solution) -> str:
-    """Tokens, reused prompt tokens, forwards and tokens a second."""
+    """Tokens, reused prompt tokens, forwards and tokens a second; then what the decoder chose, if it did."""
     usage = solution.usage
     rate = usage.new_tokens / usage.seconds if usage.seconds else 0.0
     line = (
@@ -97,7 +97,7 @@ def usage_line(solution: Solution) -> str:
         line += f", {solution.rejected} thoughts not legal or going back"
     if solution.parse_failures:
         line += f", {solution.parse_failures} replies could not be read"
-    return line
+    return "\n".join([line, *(f"{purpose}: {chosen}" for purpose, chosen in solution.choices.items())])
 
 
 def show(solution: Solution) -> None:

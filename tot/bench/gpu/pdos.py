@@ -1,0 +1,72 @@
+"""PDOS: ten steps of given titles side by side, against as many tokens one after another; prompts are counted."""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Sequence
+from functools import partial
+
+from tot.bench.gpu.sides import WARM_UP, Bench, Found, Stages, seconds
+from tot.decoders.decoder import load_decoder
+from tot.decoders.request import Request, Sampling
+from tot.decoders.steps_format import PDOSOptions, StepsFormat
+
+STEPS = 10
+
+
+def pdos(bench: Bench) -> Stages:
+    """Ten steps of given titles side by side, and what follows them, against as many tokens one after another."""
+    each = max(1, bench.amounts.new_tokens // 2)
+    with bench.engine() as engine:
+        form = StepsFormat(PDOSOptions(), engine.codec)
+        titles = tuple(f"Part {number}" for number in range(STEPS))
+        frame = sum(len(engine.codec.encode(form.header(title))) + len(form.between) for title in titles)
+        whole = frame + len(form.end) + len(engine.codec.encode("\n")) + each * (STEPS + 1)
+        steps = load_decoder("pdos", engine=engine, step_tokens=each)
+        reusing = load_decoder("pdos", engine=engine, step_tokens=each, reuse_keys=True)
+        normal = load_decoder("ar", engine=engine)
+        spent = defaultdict[str, list[float]](list)
+        inside: list[float] = []
+
+        def asked(tokens: int, given: tuple[str, ...], prompt: Sequence[int]) -> Request:
+            sampling = Sampling(max_tokens=tokens, temperature=1.0, ignore_eos=True)
+            return Request(prompt=tuple(prompt), sampling=sampling, steps=given)
+
+        seconds(normal, asked(WARM_UP, (), bench.prompt()))
+        seconds(reusing, asked(whole, titles, bench.prompt()))
+        drawn = len(seconds(steps, asked(whole, titles, bench.prompt()))[1].tokens)
+        sides = {
+            "pdos": (steps, partial(asked, whole, titles)),
+            "pdos, keys used again": (reusing, partial(asked, whole, titles)),
+            "ar": (normal, partial(asked, drawn, ())),
+        }
+
+        def found() -> Found:
+            *ours, base = ([*spent[name]] for name in sides)
+            ratios = [[a / b for a, b in zip(base, each, strict=True)] for each in ours]
+            within = [a * b / drawn for a, b in zip(inside, spent["ar"], strict=True)]
+            return {
+                "steps": STEPS,
+                "tokens_drawn": drawn,
+                "seconds": spent,
+                "ratio": {
+                    f"ar / {name}": statistics.median(each) for name, each in zip(sides, ratios, strict=False) if each
+                },
+                "inside_the_block": {
+                    "tokens_per_second": inside,
+                    "ratio": statistics.median(within) if within else None,
+                },
+            }
+
+        for turn in range(bench.amounts.rounds):
+            yield found()
+            prompt = bench.prompt()
+            order = [*sides.items()]
+            for name, (decoder, request) in [*order[turn % 3 :], *order[: turn % 3]]:
+                spent[name].append(seconds(decoder, request(prompt))[0])
+                bench.say(f"round {turn + 1}: {name}: {spent[name][-1]:.2f} s")
+                if name == "pdos":
+                    account = engine.accounts["generate"]
+                    inside.append(account.block_tokens / account.block_seconds)
+        return found()

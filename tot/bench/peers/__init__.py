@@ -1,0 +1,1 @@
+"""`tot bench peers`: the same branches and the same trees, here and in what a user would pick instead."""

@@ -1,0 +1,82 @@
+"""The machine's limit: how much of what memory and arithmetic allow a packed decoding step makes use of."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import device, nn
+
+from tot.bench.peak import limit, matrix_rate, read_bandwidth
+from tot.bench.peers.goals import Goal
+from tot.bench.peers.here import Tot
+from tot.decoders.engine.forward import BYTES
+from tot.decoders.request import Request, Sampling
+
+STEPS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a step costs at least: bytes of weights read once, and operations for each row."""
+
+    weight_bytes: int
+    operations_a_row: int
+    operations_a_key: int
+    """For each row and each key that it attends to."""
+
+    def operations(self, rows: int, context: int) -> int:
+        """Of one step with `rows` rows, each at `context` tokens."""
+        return rows * (self.operations_a_row + context * self.operations_a_key)
+
+
+def cost(config: Any, bytes_a_weight: float) -> Cost:
+    """From a model's config alone: the weights of its linear layers, the output's among them."""
+    from transformers import AutoModelForCausalLM
+
+    with device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    attention = 4 * config.num_hidden_layers * config.num_attention_heads * head
+    return Cost(round(weights * bytes_a_weight), 2 * weights, attention)
+
+
+def step_seconds(side: Tot, prompt: Sequence[int], count: int, steps: int = STEPS) -> float:
+    """Seconds of a step that decodes `count` branches and nothing else."""
+    engine = side.decoder.engine
+    engine.call(engine.tree.clear)
+    taken = []
+    for new in (1, 1, 1 + steps):  # the first computes the prompt
+        sampling = Sampling(max_tokens=new, temperature=1.0, n=count, ignore_eos=True)
+        began = time.perf_counter()
+        side.decoder.generate([Request(prompt=tuple(prompt), sampling=sampling)])
+        taken.append(time.perf_counter() - began)
+    return (taken[2] - taken[1]) / steps
+
+
+def shares(side: Tot, prompts: Sequence[Sequence[int]], counts: Sequence[int], numbers: dict[str, Any]) -> list[Goal]:
+    """By count, in as many rounds as there are prompts; what was measured goes into `numbers`."""
+    loaded = side.decoder.engine.loaded
+    native = side.decoder.engine.runner.native
+    least = cost(loaded.model.config, loaded.dtype.itemsize if native is None else BYTES[native.weights])
+    bandwidth = read_bandwidth(loaded.device, least.weight_bytes)
+    rate = matrix_rate(loaded.dtype, loaded.device)
+    numbers |= {"read_bandwidth": bandwidth, "matrix_rate": rate, "weight_bytes": least.weight_bytes, "steps": {}}
+    goals = []
+    for count in counts:
+        taken = [step_seconds(side, prompt, count) for prompt in prompts]
+        numbers["steps"][count] = taken
+        bounds = [
+            limit(least.weight_bytes, least.operations(count, len(prompt) + STEPS // 2), bandwidth, rate)
+            for prompt in prompts
+        ]
+        used = [bound / seconds for bound, seconds in zip(bounds, taken, strict=True)]
+        measured = f"{1e3 * bounds[0]:.1f} / {1e3 * sorted(taken)[len(taken) // 2]:.1f} ms"
+        for goal in (0.3, 0.5):
+            goals.append(
+                Goal(f"a step of {count}: the machine's limit / {side.name}", measured, used, goal, share=True)
+            )
+    return goals

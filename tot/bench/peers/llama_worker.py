@@ -1,0 +1,178 @@
+"""llama.cpp as a worker, run by path in an environment that has llama-cpp-python: a JSON command a line on stdin.
+
+What prompts have in common is computed once and shared by all of their sequences, over one unified store of keys and
+values, also from one wave to the next; each step is one batch with a token of every sequence.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import llama_cpp as llama  # type: ignore[import-not-found,unused-ignore]
+
+BATCH = 2048
+Prompt = tuple[int, ...]
+
+
+class Engine:
+    """A model and one context for as many sequences as llama.cpp allows, `cells` tokens in all."""
+
+    def __init__(self, path: Path, threads: int, cells: int) -> None:
+        self.model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
+        if not self.model:
+            raise RuntimeError(f"llama.cpp can't load {path}")
+        options = llama.llama_context_default_params()
+        options.n_ctx, options.n_batch, options.n_ubatch = cells, BATCH, 512
+        options.n_seq_max = self.sequences = llama.llama_max_parallel_sequences()
+        options.n_threads = options.n_threads_batch = threads
+        options.kv_unified = True
+        self.context = llama.llama_init_from_model(self.model, options)
+        if not self.context:
+            raise RuntimeError(f"llama.cpp can't make a context of {cells} tokens")
+        self.memory = llama.llama_get_memory(self.context)
+        self.batch = llama.llama_batch_init(BATCH, 0, self.sequences)
+        self.sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
+        llama.llama_sampler_chain_add(self.sampler, llama.llama_sampler_init_temp(1.0))
+        llama.llama_sampler_chain_add(self.sampler, llama.llama_sampler_init_dist(1))
+        self.held: dict[Prompt, int] = {}
+        """Prompts whose keys and values are there, and their sequences."""
+
+    def run(self, waves: Sequence[Sequence[dict[str, Any]]]) -> int:
+        """Do all waves, from nothing. Returns the number of tokens drawn."""
+        llama.llama_memory_clear(self.memory, False)
+        self.held = {}
+        return sum(self.wave(wave) for wave in waves)
+
+    def wave(self, requests: Sequence[dict[str, Any]]) -> int:
+        """Compute the prompts, then a token of every sample a step."""
+        lengths: dict[Prompt, list[int]] = {}
+        for request in requests:
+            lengths.setdefault(tuple(request["prompt"]), []).extend(request["new"])
+        free = [number for number in range(self.sequences) if number not in self.held.values()]
+        samples = sum(map(len, lengths.values()))
+        if len(lengths) + samples > len(free):
+            raise RuntimeError(f"{len(lengths)} prompts and {samples} samples need more than {len(free)} sequences")
+        homes = {prompt: free.pop() for prompt in lengths}
+        firsts = self.prefill(homes, lengths)
+        running: list[list[int]] = []  # sequence, position, its token, tokens to come
+        for prompt, wanted in lengths.items():
+            for length, token in zip(wanted, firsts[prompt], strict=True):
+                sequence = free.pop()
+                llama.llama_memory_seq_cp(self.memory, homes[prompt], sequence, 0, len(prompt))
+                running.append([sequence, len(prompt), token, length - 1])
+        while running := [sample for sample in running if sample[3]]:
+            for row, (sequence, position, token, _) in enumerate(running):
+                self.put(row, token, position, [sequence], reads=True)
+            self.decode(len(running))
+            for row, sample in enumerate(running):
+                sample[1:] = sample[1] + 1, self.draw(row), sample[3] - 1
+        for sequence in set(range(self.sequences)).difference(homes.values()):
+            llama.llama_memory_seq_rm(self.memory, sequence, -1, -1)
+        self.held = homes
+        return sum(map(sum, lengths.values()))
+
+    def prefill(self, homes: dict[Prompt, int], lengths: dict[Prompt, list[int]]) -> dict[Prompt, list[int]]:
+        """Compute what is not held yet, each stretch once for all that share it; the first tokens of the samples."""
+        held = sorted(self.held)
+        have: dict[Prompt, int] = {}
+        for prompt, home in homes.items():
+            place = bisect(held, prompt)
+            near = max(held[max(0, place - 1) : place + 1], key=lambda other: common(prompt, other), default=())
+            have[prompt] = min(common(prompt, near), len(prompt) - 1)
+            if have[prompt]:
+                llama.llama_memory_seq_cp(self.memory, self.held[near], home, 0, have[prompt])
+        firsts: dict[Prompt, list[int]] = {}
+        row, reads = 0, {}
+        for group, start, stop in stretches(sorted(homes)):
+            for position in range(max(start, min(have[prompt] for prompt in group)), stop):
+                owners = [prompt for prompt in group if have[prompt] <= position]
+                ends = [prompt for prompt in owners if len(prompt) == position + 1]
+                self.put(row, group[0][position], position, [homes[prompt] for prompt in owners], bool(ends))
+                reads.update(dict.fromkeys(ends, row))
+                row += 1
+                if row == BATCH:
+                    firsts |= self.computed(row, reads, lengths)
+                    row, reads = 0, {}
+        return firsts | (self.computed(row, reads, lengths) if row else {})
+
+    def computed(
+        self, count: int, reads: dict[Prompt, int], lengths: dict[Prompt, list[int]]
+    ) -> dict[Prompt, list[int]]:
+        self.decode(count)
+        return {prompt: [self.draw(row) for _ in lengths[prompt]] for prompt, row in reads.items()}
+
+    def put(self, row: int, token: int, position: int, sequences: Sequence[int], reads: bool) -> None:
+        batch = self.batch
+        batch.token[row], batch.pos[row], batch.logits[row] = token, position, reads
+        batch.n_seq_id[row] = len(sequences)
+        for i, sequence in enumerate(sequences):
+            batch.seq_id[row][i] = sequence
+
+    def decode(self, count: int) -> None:
+        self.batch.n_tokens = count
+        if status := llama.llama_decode(self.context, self.batch):
+            raise RuntimeError(f"llama_decode of {count} tokens gave {status}")
+
+    def draw(self, row: int) -> int:
+        return int(llama.llama_sampler_sample(self.sampler, self.context, row))
+
+
+def common(one: Prompt, other: Prompt) -> int:
+    """How many tokens two prompts have in common."""
+    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+
+
+def stretches(prompts: Sequence[Prompt], start: int = 0) -> Iterator[tuple[Sequence[Prompt], int, int]]:
+    """(prompts that share a stretch, its start, its stop) of sorted prompts that are equal up to `start`."""
+    stop = common(prompts[0], prompts[-1])  # they are sorted: what those two share, all share
+    yield prompts, start, stop
+    for _, group in groupby((prompt for prompt in prompts if len(prompt) > stop), key=lambda prompt: prompt[stop]):
+        yield from stretches(list(group), stop)
+
+
+def at_precision(source: Path, precision: str, folder: Path) -> Path:
+    """The model in another precision (BF16, F16, Q8_0), made once; its own file for "own"."""
+    if precision == "own":
+        return source
+    made = folder / f"{source.stem}-as-{precision}.gguf"
+    if not made.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        options = llama.llama_model_quantize_default_params()
+        options.ftype = getattr(llama, f"LLAMA_FTYPE_MOSTLY_{precision}")
+        options.allow_requantize = True
+        scratch = made.with_suffix(f".{os.getpid()}")
+        if llama.llama_model_quantize(str(source).encode(), str(scratch).encode(), options):
+            raise RuntimeError(f"llama.cpp can't make {precision} of {source}")
+        scratch.rename(made)
+    return made
+
+
+def serve(replies: Any) -> None:
+    """The first command loads; every other one is waves to run."""
+    load = json.loads(sys.stdin.readline())
+    path = at_precision(Path(load["model"]), load["precision"], Path(load["folder"]))
+    engine = Engine(path, load["threads"], load["cells"])
+    replies({"about": f"llama.cpp of llama-cpp-python {llama.__version__}, {path.name}"})
+    for line in sys.stdin:
+        try:
+            waves = json.loads(line)["waves"]
+            began = time.perf_counter()
+            tokens = engine.run(waves)
+            replies({"seconds": time.perf_counter() - began, "tokens": tokens})
+        except RuntimeError as error:
+            replies({"error": str(error)})
+
+
+if __name__ == "__main__":
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no reply
+    llama.llama_backend_init()
+    serve(lambda reply: out.write(json.dumps(reply) + "\n"))

@@ -1,0 +1,56 @@
+"""vLLM as a worker, run by path in an environment that has it: a JSON command a line on stdin, a reply on stdout.
+
+All samples of a wave are in flight at once, with prefix caching on; the cache is emptied before each run.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+
+def serve(replies: Any) -> None:
+    """The first command loads; every other one is waves to run."""
+    import vllm  # type: ignore[import-not-found,unused-ignore]
+
+    load = json.loads(sys.stdin.readline())
+    model = vllm.LLM(
+        load["model"],
+        dtype=load["dtype"],
+        max_model_len=load["context"],
+        enable_prefix_caching=True,
+        skip_tokenizer_init=True,
+    )
+    replies({"about": f"vLLM {vllm.__version__}, {load['dtype']}"})
+    for line in sys.stdin:
+        try:
+            waves = json.loads(line)["waves"]
+            model.reset_prefix_cache()
+            began = time.perf_counter()
+            tokens = sum(draw(vllm, model, wave) for wave in waves)
+            replies({"seconds": time.perf_counter() - began, "tokens": tokens})
+        except Exception as error:  # whatever it is, the bench goes on without it  # noqa: BLE001
+            replies({"error": f"{type(error).__name__}: {error}"})
+
+
+def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> int:
+    """All samples of a wave. Returns the number of tokens drawn."""
+    asked = [(request["prompt"], length) for request in wave for length in request["new"]]
+    done = model.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in asked],
+        [
+            vllm.SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
+            for _, length in asked
+        ],
+        use_tqdm=False,
+    )
+    return sum(len(output.token_ids) for request in done for output in request.outputs)
+
+
+if __name__ == "__main__":
+    out = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # what libraries print is no reply
+    serve(lambda reply: out.write(json.dumps(reply) + "\n"))
