@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
 from typing import Any, Literal, get_args
 
@@ -83,9 +84,7 @@ class _Batch(Structure):
 class NativeForward:
     """A model's forward over the given stores of keys and values: tensors in, logits out."""
 
-    def __init__(
-        self, functions: ctypes.CDLL, model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], weights: Weights
-    ) -> None:
+    def __init__(self, model: Any, keys: Sequence[Tensor], values: Sequence[Tensor], weights: Weights) -> None:
         self.weights = weights
         """How they are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
         config, body = model.config, model.model
@@ -116,11 +115,13 @@ class NativeForward:
             body.norm.variance_epsilon, attention.scaling,
         )  # fmt: skip
         self._vocabulary = model.lm_head.out_features
+        self._space = torch.empty(0)
+
+    def use(self, functions: ctypes.CDLL) -> None:
+        """Compute with these, which were compiled for such a model and such weights."""
         self._forward, self._space_for = functions.forward, functions.space_for
         self._forward.argtypes, self._forward.restype = [POINTER(_Model), POINTER(_Batch)], None
         self._space_for.argtypes, self._space_for.restype = [POINTER(_Model), c_int64], c_int64
-        self._space = torch.empty(0)
-        self._dtype = model.dtype
 
     def __call__(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
         """Shapes: tokens and positions (1, rows), keep (kept,), all int64. Returns (kept, vocabulary) in float32."""
@@ -204,8 +205,14 @@ def _made(
     size = sum(layer.weight.numel() for layer in linears) * BYTES[weights]
     if size * _SPARE > psutil.virtual_memory().available:
         return None
-    functions = library("attention forward", *options, *_COMPILED[weights])
-    return None if functions is None else NativeForward(functions, model, keys, values, weights)
+    with ThreadPoolExecutor(1) as pool:  # it may have to be compiled, for seconds: meanwhile weights are packed
+        compiled = pool.submit(library, "attention forward", *options, *_COMPILED[weights])
+        made = NativeForward(model, keys, values, weights)
+    functions = compiled.result()
+    if functions is None:
+        return None
+    made.use(functions)
+    return made
 
 
 def _known(model: Any) -> bool:

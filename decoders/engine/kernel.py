@@ -74,7 +74,11 @@ def kernel_options(head_dim: int, groups: int, dtype: torch.dtype, device: torch
     """What attention.c is compiled with for such a model; None where it can't run here."""
     if device.type != "cpu" or groups > _MOST_GROUPS or head_dim > _MOST_DIMENSIONS:
         return None
-    options = ["-fopenmp", f"-DHEAD_DIM={head_dim}"]
+    options = [
+        "-O1",
+        "-fopenmp",
+        f"-DHEAD_DIM={head_dim}",
+    ]  # its vectors are spelled out: more is slower to compile only
     if dtype == torch.float32:
         return [*options, "-DFLOAT32"] if head_dim % 16 == 0 and processor_flags() >= _ALWAYS else None
     fits = dtype == torch.bfloat16 and head_dim % 32 == 0 and processor_flags() >= _ALWAYS | {"avx512_bf16"}

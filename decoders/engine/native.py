@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 @functools.cache
 def library(names: str, *options: str) -> ctypes.CDLL | None:
     """The functions of a C file, or of several in one unit ("attention forward"), compiled with the options
-    ("-DHEAD_DIM=64"); None where that can't be done."""
+    ("-O1", "-DHEAD_DIM=64"); None where that can't be done."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
@@ -51,7 +51,7 @@ def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         code, made = Path(folder) / "source.c", Path(folder) / "library.so"
         code.write_bytes(source)
-        command = [compiler, "-O3", "-march=native", "-shared", "-fPIC", *options, str(code), "-o", str(made), "-lm"]
+        command = [compiler, "-march=native", "-shared", "-fPIC", *options, str(code), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
         made.replace(path)
 

@@ -79,18 +79,19 @@ class Runner:
         self._values = tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in layers)
         for store in (*self._keys, *self._values):
             store[:, SCRATCH] = 0
-        self.kernel = kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
-        """Attention in C, where this machine can have it."""
         self.native = native_forward(model, self._keys, self._values, quantize)
         """The whole forward in C, where there is one for such a model."""
-        self._linears = PackedLinears(model)
+        self.kernel = None if self.native else kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
+        """Else attention in C, where this machine can have it."""
+        self._linears = PackedLinears(model) if self.native is None else None
         self._native_attention = config._attn_implementation
         AttentionInterface.register(ATTENTION, packed_attention)
         model.set_attn_implementation(ATTENTION)
 
     def close(self) -> None:
         """Give the model its own attention and linear layers back."""
-        self._linears.close()
+        if self._linears is not None:
+            self._linears.close()
         self.model.set_attn_implementation(self._native_attention)
 
     def _capacity(self, budget: int | str | None) -> int:
@@ -172,7 +173,7 @@ class Runner:
             spare = Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)
             runs += [spare] * (bucket(real) - real)
             writes += [[SCRATCH]] * (len(runs) - real)
-        if self.kernel is not None:
+        if self.native is not None or self.kernel is not None:
             order, tiles = make_tiles(runs)
             seen: dict[str, Any] = {"tiles": tiles, "kernel": self.kernel}
         else:

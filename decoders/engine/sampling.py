@@ -193,7 +193,7 @@ def _looked_up(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, T
 @lru_cache(maxsize=1)
 def _search() -> Any:
     """The function of contenders.c, or None."""
-    functions = library("contenders", "-fopenmp")
+    functions = library("contenders", "-O3", "-fopenmp")
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         functions.contenders.argtypes = [pointer, number, number, *[pointer] * 5, number, number]
