@@ -10,6 +10,7 @@ from tot.bench.machine import spread
 from tot.bench.peers.turns import Results
 
 OURS, INT8, DYNAMIC = "tot", "tot, int8", "tot, int8-dynamic"
+INT8_LEAST = 1.4
 BATCHED, VLLM, LLAMA = "generate, batched", "vLLM", "llama.cpp"
 
 
@@ -52,7 +53,7 @@ def decode_goals(results: Results) -> Iterator[Goal]:
         yield _decoding(results, ours, VLLM, 1, 1.0)
     if INT8 in results.works:
         for count in (column for column in results.columns if column <= 8):
-            yield _decoding(results, INT8, OURS, count, 1.4)
+            yield _decoding(results, INT8, OURS, count, INT8_LEAST)
 
 
 def tree_goals(results: Results) -> Iterator[Goal]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import device, nn
 
+from tot.bench.machine import spread
 from tot.bench.peak import limit, matrix_rate, read_bandwidth
 from tot.bench.peers.goals import Goal
 from tot.bench.peers.here import Tot
@@ -55,6 +56,17 @@ def step_seconds(side: Tot, prompt: Sequence[int], count: int, steps: int = STEP
         side.decoder.generate([Request(prompt=tuple(prompt), sampling=sampling)])
         taken.append(time.perf_counter() - began)
     return (taken[2] - taken[1]) / steps
+
+
+def quicker(ours: Tot, other: Tot, prompts: Sequence[Sequence[int]], counts: Sequence[int], least: float) -> list[Goal]:
+    """How many times as long a step of ours takes as one of the other, by count; they take turns."""
+    goals = []
+    for count in counts:
+        pairs = [(step_seconds(ours, prompt, count), step_seconds(other, prompt, count)) for prompt in prompts]
+        shown = " / ".join(spread([1e3 * seconds for seconds in taken]) for taken in zip(*pairs, strict=True))
+        ratios = [mine / theirs for mine, theirs in pairs]
+        goals.append(Goal(f"a step of {count}: {ours.name} / {other.name}, ms", shown, ratios, least))
+    return goals
 
 
 def shares(side: Tot, prompts: Sequence[Sequence[int]], counts: Sequence[int], numbers: dict[str, Any]) -> list[Goal]:

@@ -18,7 +18,7 @@ from rich.table import Table
 from tot.bench.machine import describe, spread
 from tot.bench.packed import few_shot_ids
 from tot.bench.peers import evaluations, limit, tables
-from tot.bench.peers.goals import Goal, decode_goals, tree_goals
+from tot.bench.peers.goals import DYNAMIC, INT8, INT8_LEAST, Goal, decode_goals, tree_goals
 from tot.bench.peers.here import Tot
 from tot.bench.peers.side import Side
 from tot.bench.peers.sides import Plan, open_sides
@@ -30,6 +30,7 @@ from tot.tree import write_json
 
 PARTS = ("decode", "limit", "tree", "evaluations")
 _LIMIT_COUNTS = (15, 32)
+_INT8_COUNTS = (1, 4, 8)
 _LIMIT_PLACE = 700
 """What prompts are rotated by where steps are measured: by more than anywhere else."""
 
@@ -121,6 +122,9 @@ def measure(options: Options, found: Found, stack: ExitStack, say: Callable[[str
         prompts = [rotated(ids, _LIMIT_PLACE + turn) for turn in range(options.rounds)]
         counts = [count for count in options.branches if count in _LIMIT_COUNTS] or [max(options.branches)]
         found.shares = limit.shares(ours, prompts, counts, found.limit)
+        for side in found.sides:
+            if isinstance(side, Tot) and side.name in (INT8, DYNAMIC):
+                found.shares += limit.quicker(ours, side, prompts, _INT8_COUNTS, INT8_LEAST)
     if "tree" in options.parts:
         turns = Turns(searchers(found.sides, found.decode), options.thoughts, options.patience, say)
         found.tree = turns.results
