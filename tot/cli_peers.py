@@ -16,7 +16,7 @@ def bench_command(
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
     dtype: Annotated[str, typer.Option(help="Number format of our side, transformers and vLLM.")] = "auto",
     parts: Annotated[
-        str | None, typer.Option(help="With commas: decode, limit, tree, evaluations. All of them by default.")
+        str | None, typer.Option(help="With commas: decode, limit, tree, evaluations, answers. All of them by default.")
     ] = None,
     sides: Annotated[
         str | None,

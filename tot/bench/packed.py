@@ -80,18 +80,22 @@ def run(model: str, rounds: int, out: Path | None, console: Console) -> None:
 
 
 def few_shot_ids(tokenizer: Any) -> list[int]:
-    """A GSM8K few-shot prompt of PROMPT tokens, from the task's own demonstrations."""
+    """A GSM8K few-shot prompt of PROMPT tokens."""
+    ids: list[int] = tokenizer(few_shot_text(30))["input_ids"][:PROMPT]
+    return ids
+
+
+def few_shot_text(examples: int) -> str:
+    """The GSM8K task's own demonstrations, again and again where there are fewer."""
     demonstrations = load_task("gsm8k").data("demonstrations")
-    text = "\n\n".join(
+    return "\n\n".join(
         "\n".join(
             [f"Question: {entry['question']}"]
             + [f"{step['sub_question']} {step['sub_answer']}" for step in entry["steps"]]
             + [f"The answer is {entry['answer']}."]
         )
-        for entry in itertools.islice(itertools.cycle(demonstrations), 30)
+        for entry in itertools.islice(itertools.cycle(demonstrations), examples)
     )
-    ids: list[int] = tokenizer(text)["input_ids"][:PROMPT]
-    return ids
 
 
 def speed(decoder: LocalDecoder, model: str, ids: list[int], rounds: int, console: Console) -> dict[str, list[float]]:

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tot.bench.machine import describe, spread
 from tot.bench.packed import few_shot_ids
-from tot.bench.peers import evaluations, limit, tables
+from tot.bench.peers import answers, evaluations, limit, tables
 from tot.bench.peers.goals import DYNAMIC, INT8, INT8_LEAST, Goal, decode_goals, tree_goals
 from tot.bench.peers.here import Tot
 from tot.bench.peers.side import Side
@@ -28,7 +28,7 @@ from tot.decoders.errors import OptionError, unknown
 from tot.named import load_task
 from tot.tree import write_json
 
-PARTS = ("decode", "limit", "tree", "evaluations")
+PARTS = ("decode", "limit", "tree", "evaluations", "answers")
 _LIMIT_COUNTS = (15, 32)
 _INT8_COUNTS = (1, 4, 8)
 _LIMIT_PLACE = 700
@@ -68,6 +68,7 @@ class Found:
     limit: dict[str, Any] = field(default_factory=dict)
     shares: list[Goal] = field(default_factory=list)
     evaluations: dict[str, list[float]] = field(default_factory=dict)
+    answers: list[Goal] = field(default_factory=list)
 
     def goals(self) -> Iterator[Goal]:
         """All that can be judged by now."""
@@ -78,6 +79,7 @@ class Found:
         if self.evaluations:
             yield evaluations.goal(self.evaluations)
         yield from self.shares
+        yield from self.answers
 
 
 def run(options: Options, console: Console) -> None:
@@ -132,6 +134,9 @@ def measure(options: Options, found: Found, stack: ExitStack, say: Callable[[str
     if "evaluations" in options.parts:
         asked = [questions[turn % len(questions)] for turn in range(options.rounds + 1)]
         found.evaluations = evaluations.speeds(options.plan.model, options.plan.dtype, task, asked, say)
+    packed = [side for side in found.sides if isinstance(side, Tot) and side is not ours]
+    if "answers" in options.parts and packed:
+        found.answers = answers.same(ours, packed, task, questions_of(task, options.data, answers.MOST), say)
 
 
 def report(options: Options, found: Found, console: Console) -> None:

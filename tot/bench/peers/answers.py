@@ -1,0 +1,45 @@
+"""What eight-bit weights change: greedy answers to GSM8K questions, beside those of our own as it is.
+
+Both ways of answering are asked for: at once, and after working the question out, where one other word may lead
+elsewhere. Worked examples come before each question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+
+from tot.bench.packed import few_shot_text
+from tot.bench.peers.goals import Goal
+from tot.bench.peers.here import Tot
+from tot.decoders.request import Request, Sampling
+from tot.task import Task
+
+MOST = 100
+"""Questions."""
+_EXAMPLES, _NEW = 4, 100
+_LEAST = 0.95
+_ENDS = {"at once": "\nThe answer is", "worked out": "\n"}
+
+
+def same(
+    ours: Tot, others: Sequence[Tot], task: Task, questions: Sequence[str], say: Callable[[str], None]
+) -> list[Goal]:
+    """By side and way of answering, the share of the questions that have the same answer."""
+    goals = []
+    for way in _ENDS:
+        say(f"{len(questions)} answers {way} …")
+        expected = answers(ours, task, questions, way)
+        for other in others:
+            kept = [a == b for a, b in zip(answers(other, task, questions, way), expected, strict=True)]
+            what = f"the same greedy answers, {way}: {other.name} / {ours.name}"
+            goals.append(Goal(what, f"{sum(kept)} of {len(kept)}", [sum(kept) / len(kept)], _LEAST, share=True))
+    return goals
+
+
+def answers(side: Tot, task: Task, questions: Sequence[str], way: str) -> list[Hashable]:
+    """Greedy answers, as the task compares them; None for one that can't be read."""
+    head, end = few_shot_text(_EXAMPLES), _ENDS[way]
+    sampling = Sampling(max_tokens=_NEW, temperature=0.0, stop=("\n\n", "Question:"))
+    asked = [Request(prompt=f"{head}\n\nQuestion: {question}{end}", sampling=sampling) for question in questions]
+    read = (task.parse_answer(end + completion.text) for completion in side.decoder.generate(asked))
+    return [None if answer is None else task.canonical(answer) for answer in read]
