@@ -18,9 +18,8 @@ from pydantic import BaseModel, ConfigDict
 
 from tot.decoders.acceptance import Coupled, Rule
 from tot.decoders.autoregressive import Strand
-from tot.decoders.drafters import Context, Draft, Drafter, LookupDrafter
+from tot.decoders.drafters import Context, Draft, Drafter, DrafterChain, LookupDrafter
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.jacobi import Jacobi, Windows
 from tot.decoders.kept import Kept, model_identity, named
@@ -56,17 +55,14 @@ class AutoOptions(BaseModel):
         return Coupled()
 
 
-class Arms:
+class Arms(DrafterChain):
     """For each text the draft that promises most by the plan. A model that drafts is asked for texts for which it has
     been right more often than the others' drafts have."""
 
     def __init__(self, quick: Sequence[Drafter], model: Drafter | None) -> None:
+        super().__init__([*quick, *([] if model is None else [model])])
         self._quick = quick
         self._model = model
-
-    @property
-    def runner(self) -> Runner | None:
-        return None if self._model is None else self._model.runner
 
     def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
         assert outlook is not None  # auto always plans
@@ -88,18 +84,6 @@ class Arms:
             return Draft()
         outlook.take(plan)
         return draft
-
-    def end(self, key: int) -> None:
-        for drafter in self._drafters:
-            drafter.end(key)
-
-    def close(self) -> None:
-        for drafter in self._drafters:
-            drafter.close()
-
-    @property
-    def _drafters(self) -> list[Drafter]:
-        return [*self._quick, *([] if self._model is None else [self._model])]
 
 
 @dataclass(slots=True)

@@ -329,6 +329,8 @@ def load_decoder(
         place = f", option {first['loc'][0]}" if first["loc"] else ""
         raise OptionError(f"decoder {name}{place}: {first['msg']} (its options: {known})") from None
     if engine is not None:
+        if quantize is not None:
+            raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
         return LocalDecoder(name, engine, method.set_up(engine, chosen), owns_engine=False)
     with ExitStack() as on_failure:
         own = Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize)

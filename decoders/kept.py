@@ -11,7 +11,6 @@ import functools
 import hashlib
 import json
 import logging
-import platform
 import re
 import tempfile
 from collections import Counter
@@ -25,6 +24,7 @@ import torch
 from filelock import FileLock
 
 from tot.decoders.engine.gguf_cache import cache_folder
+from tot.decoders.engine.native import processor
 from tot.decoders.engine.runner import Runner
 
 log = logging.getLogger(__name__)
@@ -103,7 +103,7 @@ def machine_identity(runner: Runner) -> dict[str, Any]:
     """Whatever else the time of a model's forwards depends on: what computes them, on what."""
     device = runner.device
     return {
-        "processor": _processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
+        "processor": processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "threads": torch.get_num_threads(),
         "forward": None if runner.native is None else runner.native.weights,
         "attention": None if runner.kernel is None else "native",
@@ -118,14 +118,6 @@ def _computed_by(module: Any) -> str:
     forward = vars(module).get("forward")
     other = getattr(forward, "func", forward)
     return type(module).__name__ + (f" by {getattr(other, '__qualname__', type(other).__name__)}" if other else "")
-
-
-@functools.cache
-def _processor() -> str:
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return name or platform.processor() or platform.machine()
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import describe, share, spread
+from tot.bench.machine import share, spread
 from tot.data import rows
 from tot.decoders.cllm.trajectories import stationary, windows
 from tot.decoders.decoder import LocalDecoder, load_decoder
@@ -23,6 +23,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
+from tot.machine import describe
 from tot.named import load_task
 from tot.tree import write_json
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import platform
-from pathlib import Path
-
 import torch
 import transformers
+
+from tot.decoders.engine.native import processor
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> str:
@@ -16,10 +15,3 @@ def describe(device: torch.device, dtype: torch.dtype) -> str:
     else:
         place = f"{processor()}, {torch.get_num_threads()} threads"
     return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}, {str(dtype).split('.')[-1]}"
-
-
-def processor() -> str:
-    """The processor's name, as the system tells it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.machine())

@@ -60,19 +60,27 @@ class Demand(NamedTuple):
 
     @classmethod
     def of(cls, engine: Engine) -> Demand:
-        model, config = engine.loaded.model, engine.loaded.model.config
-        last = model.get_output_embeddings()
+        native = engine.runner.native
+        size = engine.runner.dtype.itemsize if native is None else BYTES[native.weights]
+        return cls.of_model(engine.loaded.model, size, engine.runner.slot_bytes)
+
+    @classmethod
+    def of_model(cls, model: Any, weight_size: float, slot_bytes: int) -> Demand:
+        """From a model and the bytes that a weight and a token's keys and values take."""
+        config, last = model.config, model.get_output_embeddings()
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        native = engine.runner.native
-        kept = engine.runner.dtype.itemsize if native is None else BYTES[native.weights]
         return cls(
-            _layers((module for module in linear if module is not last), kept),
-            _layers((module for module in linear if module is last), kept),
+            _layers((module for module in linear if module is not last), weight_size),
+            _layers((module for module in linear if module is last), weight_size),
             4 * config.num_hidden_layers * heads * head_dim,
-            engine.runner.slot_bytes,
+            slot_bytes,
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        return self.body.bytes + self.head.bytes
 
     def operations(self, load: Load) -> int:
         rows = sum(load.rows.values())

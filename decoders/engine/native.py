@@ -59,6 +59,17 @@ def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path)
 @functools.cache
 def processor_flags() -> frozenset[str]:
     """What the processor can do, as Linux says it."""
+    return frozenset(_told("flags").split())
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's name, as the system tells it."""
+    return _told("model name") or platform.processor() or platform.machine()
+
+
+def _told(what: str) -> str:
+    """What Linux says of the first processor; "" elsewhere."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
-    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")

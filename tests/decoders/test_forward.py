@@ -250,7 +250,7 @@ def test_weights_of_four_bits_are_met_exactly() -> None:
     torch.testing.assert_close(unpacked(*quantized(weight), 32), weight, atol=1e-6, rtol=1e-6)
 
 
-def test_a_group_of_equal_weights_is_met(known: Callable[..., Any]) -> None:
+def test_a_group_of_equal_weights_is_met() -> None:
     weight = torch.full((32, 64), -0.25)
     assert torch.equal(unpacked(*quantized(weight), 32), weight)
 

@@ -173,7 +173,7 @@ def test_another_model_is_measured_anew(
     ("what", "value"),
     [
         ("tot.decoders.kept.torch.get_num_threads", lambda: 7),
-        ("tot.decoders.kept._processor", lambda: "a faster one"),
+        ("tot.decoders.kept.processor", lambda: "a faster one"),
         ("tot.decoders.kept._engine_sources", lambda: "of another version"),
         ("tot.decoders.kept.torch.__version__", "99.0"),
         ("tot.decoders.kept.FORMAT", FORMAT + 1),

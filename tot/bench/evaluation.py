@@ -19,10 +19,11 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import describe, spread
+from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.evaluation.run import evaluate
 from tot.instances import made_up
+from tot.machine import describe
 from tot.tree import write_json
 
 SAMPLES, QUESTIONS = 10_000, 500

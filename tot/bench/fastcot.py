@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import describe, interval, share, spread
+from tot.bench.machine import interval, share, spread
 from tot.data import rows
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
@@ -33,6 +33,7 @@ from tot.decoders.fastcot import Buffers
 from tot.decoders.request import Completion, Request, Sampling
 from tot.decoders.row_costs import engine_costs
 from tot.fastcot import Answers, Calibration, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
+from tot.machine import describe
 from tot.named import load_task
 from tot.report.plots import curves, save
 from tot.search import BFS

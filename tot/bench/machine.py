@@ -1,13 +1,9 @@
-"""How a benchmark's numbers are shown: what it ran on, both sides, the ratio of medians, the spread."""
+"""How a benchmark's numbers are shown: both sides, the ratio of medians, the spread."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-
-from tot.machine import describe, processor
-
-__all__ = ["describe", "interval", "processor", "share", "spread"]
 
 
 def spread(values: Sequence[float], digits: int = 1) -> str:

@@ -22,12 +22,13 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AttentionInterface
 
-from tot.bench.machine import describe, spread
+from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.attention import ATTENTION, packed_attention
 from tot.decoders.engine.loading import load_model
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.request import Request, Sampling
+from tot.machine import describe
 from tot.named import load_task
 from tot.tree import write_json
 

@@ -17,13 +17,14 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import describe, spread
+from tot.bench.machine import spread
 from tot.bench.pdos_judge import marks
 from tot.bench.pdos_sides import Side, sides
 from tot.bench.pdos_tasks import Question, multi_document, planning, retrieval
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import ModelError, OptionError, unknown
+from tot.machine import describe
 from tot.tree import write_json
 
 TASKS = ("retrieval", "planning", "qa")

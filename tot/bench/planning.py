@@ -18,12 +18,12 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tot.bench.machine import describe
 from tot.combined import Combine, Prior, Random
 from tot.data import rows
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import OptionError
+from tot.machine import describe
 from tot.named import GENERATORS, load_task, named, rap
 from tot.search import BFS, BestFirst
 from tot.solver import Solution, asolve

@@ -16,8 +16,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import processor, spread
+from tot.bench.machine import spread
 from tot.decoders.decoder import load_decoder
+from tot.decoders.engine.native import processor
 from tot.evaluation.run import evaluate
 from tot.tree import write_json
 

@@ -7,7 +7,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.bench.peak import limit, matrix_rate, read_bandwidth
-from tot.bench.peers.limit import cost
+from tot.bench.peers.limit import step
+from tot.profile import Demand
 
 
 def test_the_longer_of_reading_and_multiplying_is_the_limit() -> None:
@@ -36,8 +37,8 @@ def test_a_step_reads_all_linear_weights_and_multiplies_them_by_every_row() -> N
     embeddings = model.model.embed_tokens.weight.numel()
     norms = sum(weight.numel() for name, weight in model.named_parameters() if "norm" in name)
     weights = sum(weight.numel() for weight in model.parameters()) - norms - embeddings
-    least = cost(config, 2)
+    least = Demand.of_model(model, 2, 0)
     assert least.weight_bytes == 2 * weights
-    assert least.operations(3, 0) == 3 * 2 * weights
+    assert least.operations(step(3, 0)) == 3 * 2 * weights
     # A row's scores and its sum over values: 2 products of 32 numbers with each key, in 2 layers.
-    assert least.operations(3, 10) - least.operations(3, 0) == 3 * 10 * 2 * (2 * 2 * 32)
+    assert least.operations(step(3, 10)) - least.operations(step(3, 0)) == 3 * 10 * 2 * (2 * 2 * 32)

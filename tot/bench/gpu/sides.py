@@ -12,7 +12,6 @@ import torch
 
 from tot.bench.gpu.gauge import Gauge, Watched
 from tot.bench.gpu.models import SHAPES, Shape, build, loaded, make_tokenizer, twin
-from tot.bench.machine import describe
 from tot.bench.peers.here import requests
 from tot.bench.peers.side import Work
 from tot.bench.peers.turns import Results
@@ -23,6 +22,7 @@ from tot.decoders.drafters import ModelDrafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.request import Completion, Request
+from tot.machine import describe
 
 Found = dict[str, Any]
 Stages = Generator[Found, None, Found]

@@ -44,9 +44,9 @@ class Goal:
 def decode_goals(results: Results) -> Iterator[Goal]:
     """Against each peer at 15 and 32 branches, with one branch alone, and of int8 against our own as it is."""
     llamas = [side for side in results.works if side.startswith(LLAMA)]
-    for count, least in ((15, 15.0), (32, 20.0)):
-        yield _decoding(results, OURS, BATCHED, count, least)
     for ours in (side for side in (OURS, DYNAMIC) if side == OURS or side in results.works):
+        for count, least in ((15, 15.0), (32, 20.0)):
+            yield _decoding(results, ours, BATCHED, count, least)
         for count in (15, 32):
             yield _decoding(results, ours, results.fastest(llamas, count) or LLAMA, count, 2.0)
             yield _decoding(results, ours, VLLM, count, 2.0)

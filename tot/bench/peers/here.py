@@ -10,12 +10,12 @@ from typing import Any
 
 import torch
 
-from tot.bench.machine import describe
 from tot.bench.peers.side import SideError, Work, drawn
 from tot.bench.peers.waves import Asked, Wave, new_tokens
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.request import Request, Sampling
+from tot.machine import describe
 
 LOOKED_UP = 4
 """Tokens that transformers' prompt lookup drafts."""

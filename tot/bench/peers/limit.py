@@ -4,45 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
-
-from torch import device, nn
 
 from tot.bench.machine import spread
 from tot.bench.peak import limit, matrix_rate, read_bandwidth
 from tot.bench.peers.goals import Goal
 from tot.bench.peers.here import Tot
-from tot.decoders.engine.forward import BYTES
+from tot.decoders.engine.timeline import Load
 from tot.decoders.request import Request, Sampling
+from tot.profile import Demand
 
 STEPS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Cost:
-    """What a step costs at least: bytes of weights read once, and operations for each row."""
-
-    weight_bytes: int
-    operations_a_row: int
-    operations_a_key: int
-    """For each row and each key that it attends to."""
-
-    def operations(self, rows: int, context: int) -> int:
-        """Of one step with `rows` rows, each at `context` tokens."""
-        return rows * (self.operations_a_row + context * self.operations_a_key)
-
-
-def cost(config: Any, bytes_a_weight: float) -> Cost:
-    """From a model's config alone: the weights of its linear layers, the output's among them."""
-    from transformers import AutoModelForCausalLM
-
-    with device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
-    weights = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    attention = 4 * config.num_hidden_layers * config.num_attention_heads * head
-    return Cost(round(weights * bytes_a_weight), 2 * weights, attention)
+def step(rows: int, context: int) -> Load:
+    """What a step computes that decodes so many rows, each at `context` tokens."""
+    return Load({("generate", "decode"): rows}, rows, rows * context, context)
 
 
 def step_seconds(side: Tot, prompt: Sequence[int], count: int, steps: int = STEPS) -> float:
@@ -71,18 +48,17 @@ def quicker(ours: Tot, other: Tot, prompts: Sequence[Sequence[int]], counts: Seq
 
 def shares(side: Tot, prompts: Sequence[Sequence[int]], counts: Sequence[int], numbers: dict[str, Any]) -> list[Goal]:
     """By count, in as many rounds as there are prompts; what was measured goes into `numbers`."""
-    loaded = side.decoder.engine.loaded
-    native = side.decoder.engine.runner.native
-    least = cost(loaded.model.config, loaded.dtype.itemsize if native is None else BYTES[native.weights])
-    bandwidth = read_bandwidth(loaded.device, least.weight_bytes)
+    loaded, demand = side.decoder.engine.loaded, Demand.of(side.decoder.engine)
+    weights = demand.weight_bytes
+    bandwidth = read_bandwidth(loaded.device, weights)
     rate = matrix_rate(loaded.dtype, loaded.device)
-    numbers |= {"read_bandwidth": bandwidth, "matrix_rate": rate, "weight_bytes": least.weight_bytes, "steps": {}}
+    numbers |= {"read_bandwidth": bandwidth, "matrix_rate": rate, "weight_bytes": weights, "steps": {}}
     goals = []
     for count in counts:
         taken = [step_seconds(side, prompt, count) for prompt in prompts]
         numbers["steps"][count] = taken
         bounds = [
-            limit(least.weight_bytes, least.operations(count, len(prompt) + STEPS // 2), bandwidth, rate)
+            limit(weights, demand.operations(step(count, len(prompt) + STEPS // 2)), bandwidth, rate)
             for prompt in prompts
         ]
         used = [bound / seconds for bound, seconds in zip(bounds, taken, strict=True)]

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import describe, spread
+from tot.bench.machine import spread
 from tot.bench.packed import few_shot_ids
 from tot.bench.peers import answers, evaluations, limit, tables
 from tot.bench.peers.goals import DYNAMIC, INT8, INT8_LEAST, Goal, decode_goals, tree_goals
@@ -25,6 +25,7 @@ from tot.bench.peers.sides import Plan, open_sides
 from tot.bench.peers.turns import NOT_AT_ALL, Results, Turns
 from tot.bench.peers.workloads import BREADTH, DEPTH, decode, questions_of, rotated, searchers, trees
 from tot.decoders.errors import OptionError, unknown
+from tot.machine import describe
 from tot.named import load_task
 from tot.tree import write_json
 
