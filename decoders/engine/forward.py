@@ -198,6 +198,8 @@ def _made(
         if any(layer.in_features % _GROUP for layer in linears) or "avx512_vnni" not in processor_flags():
             return None
         weights = quantize
+    elif model.dtype == torch.bfloat16 and __import__("os").environ.get("NAT") != "0":
+        weights = "bfloat16"
     elif model.dtype != torch.float32:
         return None
     elif all(bool((layer.weight == layer.weight.bfloat16()).all()) for layer in linears):

@@ -12,7 +12,7 @@ import math
 import struct
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,8 +20,6 @@ from torch import Tensor
 from tot.decoders.engine.native import library
 
 _BITS = 24
-_ROOM = 256
-"""Contenders of one row that there is room for; most draws have a handful."""
 _FREEZING = 1e-6
 """Temperatures up to here are greedy: dividing by less would overflow float32."""
 
@@ -104,20 +102,18 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
 
     Ties at temperature 0 go to the token with the lowest id.
     """
-    normaliser = torch.logsumexp(logits, dim=-1)
+    normaliser = _normalisers(logits)
     tokens = torch.zeros(len(reads), dtype=torch.int64)
     raw = {i for i, wanted in enumerate(reads) if isinstance(wanted, Raw)}
     reads = [wanted.draw or wanted if isinstance(wanted, Raw) else wanted for wanted in reads]
-    drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature > _FREEZING]
-    greedy = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw) and wanted.temperature <= _FREEZING]
     given = [i for i, wanted in enumerate(reads) if isinstance(wanted, int)]
     if given:
         tokens[given] = torch.tensor([reads[i] for i in given])
-    if greedy:
-        tokens[greedy] = (logits if len(greedy) == len(reads) else logits[greedy]).argmax(dim=-1).cpu()
+    drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw)]
     if drawn:
-        draws = [wanted for wanted in reads if isinstance(wanted, Draw) and wanted.temperature > _FREEZING]
-        tokens[drawn] = _gumbel_max(logits if len(drawn) == len(reads) else logits[drawn], draws).cpu()
+        draws = [wanted for wanted in reads if isinstance(wanted, Draw)]
+        first = _first(logits if len(drawn) == len(reads) else logits[drawn], draws, 1)
+        tokens[drawn] = first[:, 0].clamp_min(0).cpu()  # in a row of NaN nothing wins; its log-probability says so
     logprobs = logits.gather(1, tokens.to(logits.device)[:, None])[:, 0] - normaliser
     logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
     return [
@@ -126,107 +122,106 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
     ]
 
 
-def distribution(logits: Tensor, draw: Draw) -> Tensor:
-    """The probabilities that a token is drawn with, (vocab,) in float64: after temperature, filtered, renormalised."""
-    if draw.temperature <= _FREEZING:
-        point = torch.zeros_like(logits, dtype=torch.float64)
-        point[logits.argmax()] = 1.0
-        return point
-    return _scaled(logits[None], [draw])[0].double().softmax(-1)
-
-
-def _gumbel_max(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """(rows, vocab) -> (rows,) tokens drawn."""
-    scaled = _scaled(logits, draws)
-    keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
-    top, top_token = scaled.max(dim=-1)
-    reached = top.double() + gumbel(keys, top_token)  # some token gets at least this
-    rows, contenders, scores = _contenders(scaled, keys, reached)
-    best = torch.full_like(reached, -torch.inf).scatter_reduce(0, rows, scores, "amax")
-    wins = scores == best[rows]
-    none = logits.shape[1]
-    winner = torch.full_like(top_token, none).scatter_reduce(0, rows[wins], contenders[wins], "amin")
-    return torch.where(winner < none, winner, top_token)  # in a row of NaN nothing wins; its log-probability says so
-
-
-def _scaled(logits: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """(rows, vocab) logits over temperatures, filtered."""
-    temperature = torch.tensor([draw.temperature for draw in draws], device=logits.device)
-    return filtered(logits / temperature[:, None].to(logits.dtype), draws)
-
-
-def _contenders(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(rows, tokens, scores) of the few tokens whose scaled + G may be `reached` (rows,) or more."""
-    found = _looked_up(scaled, keys, reached)
-    if found is not None:
-        rows, tokens = found
-        return rows, tokens, scaled[rows, tokens].double() + gumbel(keys[rows], tokens)
-    # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached).
-    gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], scaled.device))
-    reach = (
-        torch.exp(scaled - reached[:, None].float()).mul_(2.0**_BITS * 1.0001).add_(1)
-    )  # float32 rounds; err upwards
-    rows, tokens = torch.nonzero(gaps <= reach, as_tuple=True)
-    return rows, tokens, scaled[rows, tokens].double() + _noise(gaps[rows, tokens])
-
-
-def _looked_up(scaled: Tensor, keys: Tensor, reached: Tensor) -> tuple[Tensor, Tensor] | None:
-    """(rows, tokens) of contenders, by the function in C; None where there is none, or they are too many to be few."""
-    search = _search() if scaled.device.type == "cpu" and scaled.dtype == torch.float32 else None
-    if search is None:
-        return None
-    scaled = scaled.contiguous()
-    least = reached.float()
-    least -= 1e-6 * least.abs() + 1e-3  # float32 rounds; err downwards
-    hashes = _vocabulary(scaled.shape[1], scaled.device)
-    found, counts = torch.empty((len(scaled), _ROOM), dtype=torch.int64), torch.empty(len(scaled), dtype=torch.int64)
-    search(
-        scaled.data_ptr(), *scaled.shape, hashes.data_ptr(), keys.data_ptr(), least.data_ptr(), found.data_ptr(),
-        counts.data_ptr(), _ROOM, torch.get_num_threads(),
-    )  # fmt: skip
-    if int(counts.min()) < 0:
-        return None
-    there = torch.arange(_ROOM) < counts[:, None]
-    return torch.repeat_interleave(torch.arange(len(scaled)), counts), found[there]
-
-
-@lru_cache(maxsize=1)
-def _search() -> Any:
-    """The function of contenders.c, or None."""
-    functions = library("contenders", "-O3", "-fopenmp")
-    if functions is not None:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        functions.contenders.argtypes = [pointer, number, number, *[pointer] * 5, number, number]
-        functions.contenders.restype = None
-    return None if functions is None else functions.contenders
-
-
 def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
     """The `count` tokens of each row that come first by filtered logits / T + G, the first of which `read` would draw.
 
     `logits` is (rows, vocab) in float32. A row has fewer where the filters leave fewer; at temperature 0 they are the
     likeliest ones.
     """
-    if count == 1:
-        return [[sampled.token] for sampled in read(logits, draws)]
-    first: list[list[int]] = [[] for _ in draws]
-    greedy = [i for i, draw in enumerate(draws) if draw.temperature <= _FREEZING]
-    for i, order in zip(greedy, logits[greedy].sort(dim=-1, descending=True, stable=True).indices, strict=True):
-        first[i] = order[:count].tolist()
-    drawn = [i for i, draw in enumerate(draws) if draw.temperature > _FREEZING]
-    if not drawn:
+    return [[token for token in row if token >= 0] for row in _first(logits, draws, count).tolist()]
+
+
+def distribution(logits: Tensor, draw: Draw) -> Tensor:
+    """The probabilities that a token is drawn with, (vocab,) in float64: after temperature, filtered, renormalised."""
+    if draw.temperature <= _FREEZING:
+        point = torch.zeros_like(logits, dtype=torch.float64)
+        point[logits.argmax()] = 1.0
+        return point
+    return filtered(logits[None] / draw.temperature, [draw])[0].double().softmax(-1)
+
+
+def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
+    """(rows, vocab) -> (rows, count) tokens, the first ones by filtered logits / T + G; -1 where there are no more."""
+    logits, temperatures = _prepared(logits, draws)
+    keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
+    functions = _functions(logits)
+    if functions is None:
+        return _first_by_torch(logits, temperatures, keys, count)
+    tokens = torch.empty((len(logits), count), dtype=torch.int64)
+    hashes = _vocabulary(logits.shape[1], logits.device)
+    functions.draw(
+        logits.data_ptr(), *logits.shape, hashes.data_ptr(), temperatures.data_ptr(), keys.data_ptr(), count,
+        tokens.data_ptr(), torch.get_num_threads(),
+    )  # fmt: skip
+    return tokens
+
+
+def _prepared(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    """Logits and temperatures (rows,), 0 where the likeliest is wanted; rows with filters are divided already."""
+    hot = [draw.temperature if draw.temperature > _FREEZING else 0.0 for draw in draws]
+    temperatures = torch.tensor(hot, device=logits.device)
+    rows = [i for i, draw in enumerate(draws) if hot[i] and (draw.top_k or draw.top_p < 1 or draw.min_p)]
+    if rows:
+        scaled = filtered(logits[rows] / temperatures[rows, None], [draws[i] for i in rows])
+        logits = logits.index_copy(0, torch.tensor(rows, device=logits.device), scaled)
+        temperatures[rows] = 1.0
+    return logits.contiguous(), temperatures
+
+
+def _first_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> Tensor:
+    """What `draw` of draw.c does."""
+    first = torch.full((len(logits), count), -1, device=logits.device)
+    most = min(count, logits.shape[1])
+    greedy, drawn = (temperatures == 0).nonzero()[:, 0], temperatures.nonzero()[:, 0]
+    if len(greedy):
+        order = logits[greedy].sort(dim=-1, descending=True, stable=True)
+        first[greedy, :most] = torch.where(order.values > -torch.inf, order.indices, -1)[:, :most]
+    if not len(drawn):
         return first
-    scaled = _scaled(logits[drawn], [draws[i] for i in drawn])
-    keys = torch.tensor([noise_key(draws[i]) for i in drawn], device=logits.device)
+    keys, scaled = keys[drawn], logits[drawn] / temperatures[drawn, None]
     likely = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
     sure = likely.values.double() + gumbel(keys[:, None], likely.indices)
-    reached = sure.topk(min(count, sure.shape[1]), dim=-1).values[:, -1]  # so many tokens get at least this
-    rows, tokens, scores = _contenders(scaled, keys, reached)
-    found = sorted(zip(rows.tolist(), (-scores).tolist(), tokens.tolist(), strict=True))
-    for row, worth, token in found:
-        if worth < math.inf and len(first[drawn[row]]) < count:
-            first[drawn[row]].append(token)
+    reached = sure.topk(most, dim=-1).values[:, -1]  # so many tokens get at least this
+    # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached).
+    gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], scaled.device))
+    least = reached.float()
+    least -= 1e-6 * least.abs() + 1e-3  # float32 rounds; err downwards
+    reach = torch.exp(scaled - least[:, None]).mul_(2.0**_BITS).add_(1)
+    rows, tokens = ((gaps <= reach) & (scaled > -torch.inf)).nonzero(as_tuple=True)
+    order = (scaled[rows, tokens].double() + _noise(gaps[rows, tokens])).argsort(descending=True, stable=True)
+    order = order[rows[order].argsort(stable=True)]  # row by row, the best first and equal ones by token
+    rows, tokens = rows[order], tokens[order]
+    place = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+    few = place < count
+    first[drawn[rows[few]], place[few]] = tokens[few]
     return first
+
+
+def _normalisers(logits: Tensor) -> Tensor:
+    """(rows, vocab) -> (rows,)"""
+    functions = _functions(logits)
+    if functions is None:
+        return torch.logsumexp(logits, dim=-1)
+    logits = logits.contiguous()
+    found = torch.empty(len(logits))
+    functions.normalisers(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
+    return found
+
+
+def _functions(logits: Tensor) -> ctypes.CDLL | None:
+    """The functions of draw.c for such logits, or None."""
+    return _compiled() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+
+
+@lru_cache(maxsize=1)
+def _compiled() -> ctypes.CDLL | None:
+    functions = library("draw", "-O3", "-fopenmp")
+    if functions is not None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        functions.draw.argtypes = [pointer, number, number, *[pointer] * 3, number, pointer, number]
+        functions.normalisers.argtypes = [pointer, number, number, pointer, number]
+        functions.draw.restype = functions.normalisers.restype = None
+    return functions
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:

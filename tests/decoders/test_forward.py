@@ -25,7 +25,7 @@ WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 
 @pytest.fixture(autouse=True)
 def _there_is_one(request: pytest.FixtureRequest) -> None:
     able = kernel_options(16, 1, torch.float32, torch.device("cpu")) is not None
-    if not (able and native.library("contenders", "-O3", "-fopenmp")):
+    if not (able and native.library("draw", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX-512")
 
 

@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from tot.decoders.engine import sampling
-from tot.decoders.engine.sampling import Draw, Sampled, filtered, gumbel, noise_key, read
+from tot.decoders.engine.sampling import Draw, Sampled, candidates, filtered, gumbel, noise_key, read
 
 FAST = settings(deadline=None, derandomize=True, database=None)
 VOCAB = 40
@@ -294,6 +294,7 @@ def test_tokens_of_minus_infinity_are_never_drawn() -> None:
 def test_ties_go_to_the_lowest_id(monkeypatch: pytest.MonkeyPatch) -> None:
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 3.0], [2.0, 2.0, 2.0, 2.0, 2.0]])
     assert tokens(read(logits, [draw(0.0)] * 2)) == [1, 0]
+    monkeypatch.setattr(sampling, "_compiled", lambda: None)
     monkeypatch.setattr(
         sampling, "_gaps", lambda keys, ids: torch.full(torch.broadcast_shapes(keys.shape, ids.shape), 9)
     )
@@ -312,41 +313,46 @@ def test_a_temperature_next_to_nothing_is_greedy() -> None:
         assert sampled.token == int(logits.argmax())
 
 
-# -- the search in C ----------------------------------------------------------------------------------------------
+# -- in C and by torch ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("spread", [0.0, 0.01, 1.0, 5.0, 300.0])
-@pytest.mark.parametrize("temperature", [1e-4, 0.2, 0.7, 1.0, 3.0])
-def test_draws_are_the_same_with_and_without_the_search_in_c(
+@pytest.mark.parametrize("temperature", [0.0, 1e-4, 0.2, 0.7, 1.0, 3.0])
+def test_draws_are_the_same_in_c_and_by_torch(
     spread: float, temperature: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if sampling._search() is None:
+    if sampling._compiled() is None:
         pytest.skip("needs a C compiler")
     logits = random_logits(6, 3, spread, 5001)
     logits[1, 100:] = -math.inf
     logits[2] = math.nan
     draws = [draw(temperature, seed=row, position=position) for position in range(20) for row in range(6)]
     logits = logits.repeat(20, 1)
-    found = read(logits, draws)
-    monkeypatch.setattr(sampling, "_search", lambda: None)
-    without = read(logits, draws)
-    assert [sampled.token for sampled in found] == [sampled.token for sampled in without]
-    assert len({sampled.token for sampled in found}) > 1
-    assert np.array_equal([s.logprob for s in found], [s.logprob for s in without], equal_nan=True)
+    found = [read(logits, draws), candidates(logits, draws, 1), candidates(logits, draws, 5)]
+    monkeypatch.setattr(sampling, "_compiled", lambda: None)
+    without = [read(logits, draws), candidates(logits, draws, 1), candidates(logits, draws, 5)]
+    assert tokens(found[0]) == tokens(without[0])
+    assert found[1:] == without[1:]
+    assert len({sampled.token for sampled in found[0]}) > 1 or temperature * spread == 0
+    np.testing.assert_allclose(
+        [s.logprob for s in found[0]], [s.logprob for s in without[0]], rtol=1e-6, atol=2e-6, equal_nan=True
+    )
 
 
-def test_the_search_in_c_finds_all_that_torch_finds(monkeypatch: pytest.MonkeyPatch) -> None:
-    if sampling._search() is None:
-        pytest.skip("needs a C compiler")
-    scaled = random_logits(8, 1, 2.0, 30_000)
-    keys = torch.tensor([noise_key(draw(seed=row)) for row in range(8)])
-    top, token = scaled.max(dim=-1)
-    reached = top.double() + gumbel(keys, token)
-    rows, tokens, scores = sampling._contenders(scaled, keys, reached)
-    everything = scaled.double() + gumbel(keys[:, None], torch.arange(30_000))
-    assert set(zip(rows.tolist(), tokens.tolist(), strict=True)) >= {
-        (row, token) for row, token in torch.nonzero(everything >= reached[:, None]).tolist()
-    }
-    assert 8 <= len(rows) < 500
-    assert torch.equal(scores, everything[rows, tokens])
-    assert sampling._looked_up(scaled, keys, reached - 30) is None  # everything contends: there's no room
+@pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 255, 256, 257, 4099])
+@pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4, 1e30])
+def test_normalisers_in_c_are_those_of_torch(vocabulary: int, spread: float) -> None:
+    logits = random_logits(4, 1, spread, vocabulary)
+    logits[1, : vocabulary // 2] = -math.inf
+    expected = torch.logsumexp(logits.double(), -1).float()
+    torch.testing.assert_close(sampling._normalisers(logits), expected, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize("place", [0, 100, 255, 256, 499])
+def test_one_number_that_is_not_finite_shows_in_the_normaliser(value: float, place: int) -> None:
+    logits = random_logits(2, 1, 1.0, 500)
+    logits[0, place] = value
+    first, second = sampling._normalisers(logits).tolist()
+    assert not math.isfinite(first)
+    assert math.isfinite(second)
