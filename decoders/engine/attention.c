@@ -8,6 +8,7 @@
 #include <immintrin.h>
 #include <math.h>
 #include <stdint.h>
+#include <string.h>
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
@@ -21,10 +22,11 @@ typedef uint16_t Element;
 #endif
 #define TILE 16                    // rows, at most
 #define MAX_GROUPS 16              // query heads a key-value head
-#define CHUNK 32                   // keys at a time
+#define CHUNK (32 * STEP)          // keys at a time
 #define WORDS (HEAD_DIM / STEP)    // of 32 bits, in one key
 #define VECTORS (HEAD_DIM / 16)    // of float32, in one row of the output
-#define BESIDE (HEAD_DIM <= 64 ? 4 : 2)  // queries at a time, so that their accumulators stay in registers
+#define BESIDE 6                   // queries at a time, whose sums stay in registers, for so many vectors of the output:
+#define ABREAST (VECTORS % 4 == 0 ? 4 : VECTORS % 3 == 0 ? 3 : VECTORS % 2 == 0 ? 2 : 1)
 
 typedef struct {
     int32_t first, last;   // rows, from the tile's first one
@@ -108,156 +110,187 @@ static inline __m512i words_at(const Element *element, int part) {
     return _mm512_loadu_si512((const int32_t *)element + 16 * part);
 }
 
-// Keys of a chunk as (word, key), values as (STEP keys together, dimension); what is not there is zero.
+// Keys of a chunk as (word, key), values as (STEP keys together, dimension), in vectors of 16; what is not there is zero.
 static inline void gather(const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
                           int count, __m512i (*by_word)[CHUNK / 16], __m512i (*by_key)[VECTORS]) {
     const __m512i zero = _mm512_setzero_si512();
-    for (int half = 0; half < CHUNK / 16; half++) {
+    for (int sixteen = 0; 16 * sixteen < count; sixteen++) {
         for (int part = 0; part < WORDS / 16; part++) {
             __m512i words[16];
 #pragma GCC unroll 16
             for (int i = 0; i < 16; i++) {
-                const int key = 16 * half + i;
+                const int key = 16 * sixteen + i;
                 words[i] = key < count ? words_at(keys + slots[key] * slot_stride, part) : zero;
             }
             transpose(words);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) by_word[16 * part + i][half] = words[i];
+            for (int i = 0; i < 16; i++) by_word[16 * part + i][sixteen] = words[i];
         }
     }
 #ifdef FLOAT32
-    for (int key = 0; key < CHUNK; key++)
+    for (int key = 0; key < count; key++)
 #pragma GCC unroll 16
-        for (int part = 0; part < VECTORS; part++)
-            by_key[key][part] = key < count ? words_at(values + slots[key] * slot_stride, part) : zero;
+        for (int part = 0; part < VECTORS; part++) by_key[key][part] = words_at(values + slots[key] * slot_stride, part);
 #else
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
                                          5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
     const __m512i high = _mm512_add_epi16(low, _mm512_set1_epi16(16));
-    for (int pair = 0; pair < CHUNK / 2; pair++) {
+    for (int key = 0; key < count; key += 2) {
 #pragma GCC unroll 8
         for (int part = 0; part < WORDS / 16; part++) {
-            const int key = 2 * pair;
-            const __m512i a = key < count ? words_at(values + slots[key] * slot_stride, part) : zero;
+            const __m512i a = words_at(values + slots[key] * slot_stride, part);
             const __m512i b = key + 1 < count ? words_at(values + slots[key + 1] * slot_stride, part) : zero;
-            by_key[pair][2 * part] = _mm512_permutex2var_epi16(a, low, b);
-            by_key[pair][2 * part + 1] = _mm512_permutex2var_epi16(a, high, b);
+            by_key[key / 2][2 * part] = _mm512_permutex2var_epi16(a, low, b);
+            by_key[key / 2][2 * part + 1] = _mm512_permutex2var_epi16(a, high, b);
         }
     }
 #endif
 }
 
-// `rows` queries against one chunk: their maxima, sums and outputs go on.
-static inline void meet(int rows, const int32_t *const *queries, const int *visible, float scale,
-                        __m512i (*by_word)[CHUNK / 16], __m512i (*by_key)[VECTORS], float **maximum, float **sum,
-                        __m512 **output) {
+// What a query has seen so far.
+typedef struct {
+    float maximum, sum;
+    __m512 output[VECTORS];
+} Seen;
+
+// `rows` queries (rows, WORDS) against `wide` vectors of keys, of which each sees the first `visible`.
+static inline __attribute__((always_inline)) void meet(int rows, int wide, const int32_t *queries, const int *visible,
+                                                       int count, float scale, __m512i (*by_word)[CHUNK / 16],
+                                                       __m512i (*by_key)[VECTORS], Seen *seen) {
     __m512 scores[BESIDE][CHUNK / 16];
-#pragma GCC unroll 4
+#pragma GCC unroll 6
     for (int q = 0; q < rows; q++)
-        for (int half = 0; half < CHUNK / 16; half++) scores[q][half] = _mm512_setzero_ps();
 #pragma GCC unroll 4
-    for (int word = 0; word < WORDS; word++)
-#pragma GCC unroll 4
-        for (int q = 0; q < rows; q++) {
-            const __m512i both = _mm512_set1_epi32(queries[q][word]);
+        for (int i = 0; i < wide; i++) scores[q][i] = _mm512_setzero_ps();
 #pragma GCC unroll 2
-            for (int half = 0; half < CHUNK / 16; half++)
-                scores[q][half] = multiply_add(scores[q][half], both, by_word[word][half]);
+    for (int word = 0; word < WORDS; word++)
+#pragma GCC unroll 6
+        for (int q = 0; q < rows; q++) {
+            const __m512i both = _mm512_set1_epi32(queries[q * WORDS + word]);
+#pragma GCC unroll 4
+            for (int i = 0; i < wide; i++) scores[q][i] = multiply_add(scores[q][i], both, by_word[word][i]);
         }
     union {
         Element elements[CHUNK];
         int32_t words[CHUNK / STEP];
     } weights[BESIDE];
-    const __m512 none = _mm512_set1_ps(-INFINITY), factor = _mm512_set1_ps(scale);
-#pragma GCC unroll 4
+    const __m512 factor = _mm512_set1_ps(scale);
+#pragma GCC unroll 6
     for (int q = 0; q < rows; q++) {
-        const uint32_t seen = visible[q] >= CHUNK ? 0xffffffffu : (1u << (visible[q] > 0 ? visible[q] : 0)) - 1u;
-        const __m512 first = _mm512_mask_mul_ps(none, (__mmask16)seen, scores[q][0], factor);
-        const __m512 second = _mm512_mask_mul_ps(none, (__mmask16)(seen >> 16), scores[q][1], factor);
-        const float highest = _mm512_reduce_max_ps(_mm512_max_ps(first, second));
-        if (highest > *maximum[q]) {
-            const __m512 shrink = exponential(_mm512_set1_ps(*maximum[q] - highest));
-            *maximum[q] = highest;
-            *sum[q] *= _mm512_cvtss_f32(shrink);
-#pragma GCC unroll 8
-            for (int part = 0; part < VECTORS; part++) output[q][part] = _mm512_mul_ps(output[q][part], shrink);
+        const uint64_t there = visible[q] >= CHUNK ? ~0ull : (1ull << (visible[q] > 0 ? visible[q] : 0)) - 1;
+        __m512 most = _mm512_set1_ps(-INFINITY);
+#pragma GCC unroll 4
+        for (int i = 0; i < wide; i++) {
+            scores[q][i] = _mm512_mul_ps(scores[q][i], factor);
+            most = _mm512_mask_max_ps(most, (__mmask16)(there >> 16 * i), most, scores[q][i]);
         }
-        const __m512 top = _mm512_set1_ps(*maximum[q]);
-        const __m512 one = _mm512_maskz_mov_ps((__mmask16)seen, exponential(_mm512_sub_ps(first, top)));
-        const __m512 two = _mm512_maskz_mov_ps((__mmask16)(seen >> 16), exponential(_mm512_sub_ps(second, top)));
-        *sum[q] += _mm512_reduce_add_ps(_mm512_add_ps(one, two));
-        put(weights[q].elements, one);
-        put(weights[q].elements + 16, two);
-    }
-    __m512 adding[BESIDE][VECTORS];
-#pragma GCC unroll 4
-    for (int q = 0; q < rows; q++)
-#pragma GCC unroll 8
-        for (int part = 0; part < VECTORS; part++) adding[q][part] = output[q][part];
-#pragma GCC unroll 2
-    for (int step = 0; step < CHUNK / STEP; step++)
-#pragma GCC unroll 4
-        for (int q = 0; q < rows; q++) {
-            const __m512i both = _mm512_set1_epi32(weights[q].words[step]);
-#pragma GCC unroll 8
+        const float highest = _mm512_reduce_max_ps(most);
+        if (highest > seen[q].maximum) {
+            const __m512 shrink = exponential(_mm512_set1_ps(seen[q].maximum - highest));
+            seen[q].maximum = highest;
+            seen[q].sum *= _mm512_cvtss_f32(shrink);
             for (int part = 0; part < VECTORS; part++)
-                adding[q][part] = multiply_add(adding[q][part], both, by_key[step][part]);
+                seen[q].output[part] = _mm512_mul_ps(seen[q].output[part], shrink);
         }
+        const __m512 top = _mm512_set1_ps(seen[q].maximum);
+        __m512 sum = _mm512_setzero_ps();
 #pragma GCC unroll 4
-    for (int q = 0; q < rows; q++)
-#pragma GCC unroll 8
-        for (int part = 0; part < VECTORS; part++) output[q][part] = adding[q][part];
+        for (int i = 0; i < wide; i++) {
+            const __m512 power = exponential(_mm512_sub_ps(scores[q][i], top));
+            const __m512 weight = _mm512_maskz_mov_ps((__mmask16)(there >> 16 * i), power);
+            sum = _mm512_add_ps(sum, weight);
+            put(weights[q].elements + 16 * i, weight);
+        }
+        seen[q].sum += _mm512_reduce_add_ps(sum);
+    }
+    for (int part = 0; part < VECTORS; part += ABREAST) {
+        __m512 adding[BESIDE][ABREAST];
+#pragma GCC unroll 6
+        for (int q = 0; q < rows; q++)
+#pragma GCC unroll 4
+            for (int i = 0; i < ABREAST; i++) adding[q][i] = seen[q].output[part + i];
+        for (int step = 0; step < (count + STEP - 1) / STEP; step++)
+#pragma GCC unroll 6
+            for (int q = 0; q < rows; q++) {
+                const __m512i both = _mm512_set1_epi32(weights[q].words[step]);
+#pragma GCC unroll 4
+                for (int i = 0; i < ABREAST; i++)
+                    adding[q][i] = multiply_add(adding[q][i], both, by_key[step][part + i]);
+            }
+#pragma GCC unroll 6
+        for (int q = 0; q < rows; q++)
+#pragma GCC unroll 4
+            for (int i = 0; i < ABREAST; i++) seen[q].output[part + i] = adding[q][i];
+    }
+}
+
+static inline int smaller(int a, int b) { return a < b ? a : b; }
+
+static inline int keys_of(const Piece *piece) { return piece->seen + piece->step * (piece->last - piece->first - 1); }
+
+static inline void fetch(const Element *key, const Element *value) {
+    for (int i = 0; i < HEAD_DIM; i += 64 / (int)sizeof(Element)) {
+        _mm_prefetch(key + i, _MM_HINT_T0);
+        _mm_prefetch(value + i, _MM_HINT_T0);
+    }
 }
 
 // One key-value head of one tile.
 static void tile(const Element *query, int64_t head_stride, int64_t row_stride, int rows, int groups,
                  const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
                  const Piece *pieces, int count, float scale, Element *out, int64_t out_row_stride) {
-    __m512 output[TILE * MAX_GROUPS][VECTORS];
-    float maximum[TILE * MAX_GROUPS], sum[TILE * MAX_GROUPS];
+    int32_t queries[TILE * MAX_GROUPS][WORDS];
+    Seen seen[TILE * MAX_GROUPS];
     __m512i by_word[WORDS][CHUNK / 16], by_key[CHUNK / STEP][VECTORS];
     for (int q = 0; q < rows * groups; q++) {
-        maximum[q] = -INFINITY;
-        sum[q] = 0;
-        for (int part = 0; part < VECTORS; part++) output[q][part] = _mm512_setzero_ps();
+        memcpy(queries[q], query + (q % groups) * head_stride + (q / groups) * row_stride, sizeof queries[q]);
+        seen[q] = (Seen){.maximum = -INFINITY};
     }
-    for (const Piece *piece = pieces; piece < pieces + count; piece++) {
-        const int all = piece->seen + piece->step * (piece->last - piece->first - 1);
+    const Piece *end = pieces + count;
+    for (const Piece *piece = pieces; piece < end; piece++) {
+        const int all = keys_of(piece);
         for (int from = 0; from < all; from += CHUNK) {
-            const int here = all - from < CHUNK ? all - from : CHUNK;
+            const int here = smaller(all - from, CHUNK), last = piece->last * groups;
             gather(keys, values, slot_stride, slots + piece->slots + from, here, by_word, by_key);
-            const int first = piece->first * groups, last = piece->last * groups;
-            for (int q = first; q < last;) {
-                const int32_t *queries[BESIDE];
-                int visible[BESIDE], beside = 0;
-                float *maxima[BESIDE], *sums[BESIDE];
-                __m512 *outputs[BESIDE];
-                for (; beside < BESIDE && q < last; q++) {
-                    const int row = q / groups;
-                    const int seen = piece->seen + piece->step * (row - piece->first) - from;
-                    if (seen <= 0) continue;
-                    queries[beside] = (const int32_t *)(query + (q % groups) * head_stride + row * row_stride);
-                    visible[beside] = seen;
-                    maxima[beside] = maximum + q;
-                    sums[beside] = sum + q;
-                    outputs[beside++] = output[q];
+            int row = piece->first;
+            while (piece->seen + piece->step * (row - piece->first) <= from) row++;  // sees nothing of this chunk
+            // What comes next is fetched meanwhile, a share of it with each batch of queries.
+            const int goes_on = from + CHUNK < all;
+            const int coming = goes_on ? smaller(all - from - CHUNK, CHUNK)
+                               : piece + 1 < end ? smaller(keys_of(piece + 1), CHUNK)
+                                                 : 0;
+            const int32_t *next = slots + (goes_on ? piece->slots + from + CHUNK : coming ? piece[1].slots : 0);
+            int fetched = 0;
+            for (int q = row * groups; q < last;) {
+                const int left = last - q, beside = left >= BESIDE ? BESIDE : left >= 3 ? 3 : left;
+                int visible[BESIDE];
+                for (int i = 0; i < beside; i++)
+                    visible[i] = piece->seen + piece->step * ((q + i) / groups - piece->first) - from;
+                for (; fetched < coming * (q + beside - row * groups) / (last - row * groups); fetched++)
+                    fetch(keys + next[fetched] * slot_stride, values + next[fetched] * slot_stride);
+                // The numbers are constants in each, so that loops are unrolled.
+#define MEET(n)                                                                                                        \
+    case n:                                                                                                            \
+        if (2 * here > CHUNK)                                                                                          \
+            meet(n, CHUNK / 16, queries[q], visible, here, scale, by_word, by_key, seen + q);                          \
+        else                                                                                                           \
+            meet(n, CHUNK / 32, queries[q], visible, here, scale, by_word, by_key, seen + q);                          \
+        break;
+                switch (beside) {
+                    MEET(1)
+                    MEET(2)
+                    MEET(3)
+                    MEET(BESIDE)
                 }
-                // The number is a constant in each, so that what is inlined has its loops unrolled.
-                if (beside == BESIDE)
-                    meet(BESIDE, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
-                else if (beside == 3)
-                    meet(3, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
-                else if (beside == 2)
-                    meet(2, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
-                else if (beside == 1)
-                    meet(1, queries, visible, scale, by_word, by_key, maxima, sums, outputs);
+                q += beside;
             }
         }
     }
     for (int q = 0; q < rows * groups; q++) {
-        const __m512 share = _mm512_set1_ps(1.0f / sum[q]);
+        const __m512 share = _mm512_set1_ps(1.0f / seen[q].sum);
         Element *place = out + (q / groups) * out_row_stride + (q % groups) * HEAD_DIM;
-        for (int part = 0; part < VECTORS; part++) put(place + 16 * part, _mm512_mul_ps(output[q][part], share));
+        for (int part = 0; part < VECTORS; part++)
+            put(place + 16 * part, _mm512_mul_ps(seen[q].output[part], share));
     }
 }
 
