@@ -129,8 +129,15 @@ static float normaliser(const float *scores, int64_t vocabulary) {
     return (float)(top + log(total));
 }
 
-// The logarithm of the sum of e^logit of each row; NaN where one of them is NaN or +infinity, or all are -infinity.
-void normalisers(const float *logits, int64_t rows, int64_t vocabulary, float *out, int64_t threads) {
+// logits (rows, vocabulary); tokens (rows,): the one given, or -1, where one is drawn. Its log-probability goes to
+// logprobs: NaN where a number of the row is NaN or +infinity, or all are -infinity; the token is 0 where none can be drawn.
+void read_rows(const float *logits, int64_t rows, int64_t vocabulary, const uint32_t *hashes, const float *temperatures,
+               const int64_t *keys, int64_t *tokens, float *logprobs, int64_t threads) {
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1 && rows > 1)
-    for (int64_t row = 0; row < rows; row++) out[row] = normaliser(logits + row * vocabulary, vocabulary);
+    for (int64_t row = 0; row < rows; row++) {
+        const float *scores = logits + row * vocabulary;
+        if (tokens[row] < 0) first_of(scores, vocabulary, hashes, temperatures[row], keys[row], 1, tokens + row);
+        if (tokens[row] < 0) tokens[row] = 0;
+        logprobs[row] = scores[tokens[row]] - normaliser(scores, vocabulary);
+    }
 }

@@ -29,9 +29,14 @@ typedef Element Input;
 #define LINE 64
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
+#define WIDE 2
+#if WEIGHTS == 8
+#define MOST_ROWS 8
+#else
 #define MOST_ROWS 12
-#define WIDE(rows) ((rows) <= 3 ? 8 : (rows) == 4 ? 6 : (rows) <= 6 ? 4 : 2)
-// MOST_ROWS rows are multiplied at a time, and so few by WIDE panels: sums stay in registers, and are enough to be busy.
+#endif
+// MOST_ROWS rows are multiplied by WIDE panels at a time, so that sums stay in registers. More panels, even for a single
+// row, are more places of memory that are read at once, which is slower.
 
 typedef struct {
     const uint8_t *panels;  // (outputs / 16, inputs / JOINED, 16, JOINED); outputs are padded to a multiple of 32
@@ -56,8 +61,8 @@ typedef struct {
 } Model;
 
 typedef struct {
-    const int64_t *tokens, *write, *keep;  // rows, rows, kept
-    const float *cosines, *sines;          // (rows, turned)
+    const int64_t *tokens, *turns, *write, *keep;  // rows, rows, rows, kept
+    const float *cosines, *sines;          // (turns, turned): row i is turned by number turns[i] of them
     float *logits;                         // (kept, vocabulary)
     float *space;
     double *seconds;                       // of the first thread: LINEAR, ATTENTION, OTHER
@@ -109,30 +114,30 @@ static inline __m512 silu(__m512 x) {
     return _mm512_mul_ps(x, _mm512_mask_sub_ps(share, negative, one, share));
 }
 
-// `rows` rows against `wide` panels from `panel` on. input (rows, inputs); out by its stride in numbers.
-static inline __attribute__((always_inline)) void block(int rows, int wide, const Matrix *matrix, int64_t panel,
+// `rows` rows against WIDE panels from `panel` on. input (rows, inputs); out by its stride in numbers.
+static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, int64_t panel,
                                                         const Input *input, const float *input_steps, Then then,
                                                         float *out, int64_t out_stride) {
     const int64_t words = matrix->inputs / JOINED;
     const uint8_t *line = matrix->panels + panel * words * LINE;
-    const int64_t ahead = wide * words * LINE;  // where the next panels are
-    __m512 sums[MOST_ROWS][8];
+    const int64_t ahead = WIDE * words * LINE;  // where the next panels are
+    __m512 sums[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-        for (int p = 0; p < wide; p++) sums[r][p] = _mm512_setzero_ps();
+#pragma GCC unroll 2
+        for (int p = 0; p < WIDE; p++) sums[r][p] = _mm512_setzero_ps();
 #if WEIGHTS == 8
     const int64_t groups = matrix->inputs / GROUP;
     for (int64_t g = 0; g < groups; g++) {
-        __m512i whole[MOST_ROWS][8];
+        __m512i whole[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
-#pragma GCC unroll 8
-            for (int p = 0; p < wide; p++) whole[r][p] = _mm512_setzero_si512();
+#pragma GCC unroll 2
+            for (int p = 0; p < WIDE; p++) whole[r][p] = _mm512_setzero_si512();
 #pragma GCC unroll 2
         for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++)
-#pragma GCC unroll 8
-            for (int p = 0; p < wide; p++) {
+#pragma GCC unroll 2
+            for (int p = 0; p < WIDE; p++) {
                 const uint8_t *here = line + (p * words + word) * LINE;
                 const __m512i weights = line_of(here);
                 _mm_prefetch(here + ahead, _MM_HINT_T1);
@@ -146,12 +151,12 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
 #endif
                 }
             }
-#pragma GCC unroll 8
-        for (int p = 0; p < wide; p++) {
+#pragma GCC unroll 2
+        for (int p = 0; p < WIDE; p++) {
             const float *steps = matrix->steps + ((panel + p) * groups + g) * 32;
             const __m512 step = _mm512_loadu_ps(steps), least = _mm512_loadu_ps(steps + 16);
-            _mm_prefetch(steps + wide * groups * 32, _MM_HINT_T1);
-            _mm_prefetch(steps + wide * groups * 32 + 16, _MM_HINT_T1);
+            _mm_prefetch(steps + WIDE * groups * 32, _MM_HINT_T1);
+            _mm_prefetch(steps + WIDE * groups * 32 + 16, _MM_HINT_T1);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const float *of_row = input_steps + 2 * (r * groups + g);
@@ -163,9 +168,9 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
     }
 #else
     for (int64_t word = 0; word < words; word++) {
-        __m512i weights[8];
-#pragma GCC unroll 8
-        for (int p = 0; p < wide; p++) {
+        __m512i weights[WIDE];
+#pragma GCC unroll 2
+        for (int p = 0; p < WIDE; p++) {
             const uint8_t *here = line + (p * words + word) * LINE;
             weights[p] = line_of(here);
             _mm_prefetch(here + ahead, _MM_HINT_T1);
@@ -175,24 +180,24 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[2 * word]);
-#pragma GCC unroll 8
-            for (int p = 0; p < wide; p++)
+#pragma GCC unroll 2
+            for (int p = 0; p < WIDE; p++)
                 sums[r][p] = multiply_add(sums[r][p], both, _mm512_slli_epi32(weights[p], 16));
         }
-#pragma GCC unroll 8
-        for (int p = 0; p < wide; p++) weights[p] = _mm512_and_si512(weights[p], _mm512_set1_epi32(0xffff0000));
+#pragma GCC unroll 2
+        for (int p = 0; p < WIDE; p++) weights[p] = _mm512_and_si512(weights[p], _mm512_set1_epi32(0xffff0000));
 #endif
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
             const int64_t last = WIDENED ? 2 * word + 1 : word;
             const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[last]);
-#pragma GCC unroll 8
-            for (int p = 0; p < wide; p++) sums[r][p] = multiply_add(sums[r][p], both, weights[p]);
+#pragma GCC unroll 2
+            for (int p = 0; p < WIDE; p++) sums[r][p] = multiply_add(sums[r][p], both, weights[p]);
         }
     }
 #endif
-#pragma GCC unroll 8
-    for (int p = 0; p < wide; p++) {
+#pragma GCC unroll 2
+    for (int p = 0; p < WIDE; p++) {
         const int64_t column = 16 * (panel + p), left = matrix->outputs - column;
         if (left <= 0) break;
         const __mmask16 there = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1u);
@@ -217,24 +222,18 @@ static inline __attribute__((always_inline)) void block(int rows, int wide, cons
 // One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
                      float *out, int64_t out_stride, int thread, int threads) {
-    const int64_t pairs = (matrix->outputs + 31) / 32;
-    const int64_t first = 2 * (pairs * thread / threads), last = 2 * (pairs * (thread + 1) / threads);
-    const int64_t blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0, stride = WIDE(most);
-    for (int64_t panel = first; panel < last;) {
-        const int64_t here = last - panel >= stride ? stride : 2;
+    const int64_t pairs = (matrix->outputs + 31) / 32, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0;
+    for (int64_t pair = pairs * thread / threads; pair < pairs * (thread + 1) / threads; pair++)
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
             const Input *from = input + row * matrix->inputs;
             const float *steps = input_steps + row * 2 * (matrix->inputs / GROUP);
             float *to = out + row * out_stride;
+            // The number is a constant in each, so that loops are unrolled.
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
-        if (here == WIDE(n) && WIDE(n) != 2)                                                                           \
-            block(n, WIDE(n), matrix, panel, from, steps, then, to, out_stride);         \
-        else                                                                                                           \
-            for (int64_t p = panel; p < panel + here; p += 2)                                                          \
-                block(n, 2, matrix, p, from, steps, then, to, out_stride);               \
+        block(n, matrix, WIDE * pair, from, steps, then, to, out_stride);                                              \
         break;
             switch (count) {
                 CASE(1)
@@ -245,14 +244,14 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
                 CASE(6)
                 CASE(7)
                 CASE(8)
+#if MOST_ROWS > 8
                 CASE(9)
                 CASE(10)
                 CASE(11)
                 CASE(12)
+#endif
             }
         }
-        panel += here;
-    }
 }
 
 // Numbers of one row as inputs of a product; `steps` are of int8 only: a group's step, and the sum of its numbers. Where
@@ -366,7 +365,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
-            const float *cosines = b->cosines + r * m->turned, *sines = b->sines + r * m->turned;
+            const float *cosines = b->cosines + b->turns[r] * m->turned, *sines = b->sines + b->turns[r] * m->turned;
             float *row = qkv + r * all;
             for (int64_t h = 0; h < m->heads; h++)
                 turn(row + h * HEAD_DIM, layer->norm_query, m->epsilon, cosines, sines, m->turned,

@@ -28,8 +28,14 @@ _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _PANEL = 16
 _GROUP = 32
 """Inputs that share a step in int8: GROUP in forward.c."""
+_TABLE = 1024
+"""Positions whose cosines and sines are computed at once, at least."""
+_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings whose angles depend on how long the text is."""
 _SPARE = 2
 """Packed where so many times the packed weights' size is free."""
+_FEW: dict[Weights, int] = {"int8": 8, "int8-dynamic": 16}
+"""Rows up to which eight bits are read faster than bfloat16 is multiplied; where there are bfloat16 products."""
 BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / _GROUP, "int8-dynamic": 1 + 8 / _GROUP}
 """That a packed weight takes."""
 _COMPILED: dict[Weights, tuple[str, ...]] = {
@@ -75,7 +81,8 @@ class _Model(Structure):
 
 class _Batch(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("tokens", "write", "keep", "cosines", "sines", "logits", "space", "seconds")),
+        *((name, c_void_p) for name in ("tokens", "turns", "write", "keep", "cosines", "sines")),
+        *((name, c_void_p) for name in ("logits", "space", "seconds")),
         ("tiles", CTiles),
         *((name, c_int64) for name in ("rows", "kept", "threads")),
     ]
@@ -114,8 +121,11 @@ class NativeForward:
             heads, heads // attention.num_key_value_groups, keys[0].stride(0), keys[0].stride(1), keys[0].shape[2],
             body.norm.variance_epsilon, attention.scaling,
         )  # fmt: skip
+        self.many: NativeForward | None = None
+        """Computes more than `_FEW` rows instead, where that is faster."""
         self._vocabulary = model.lm_head.out_features
         self._space = torch.empty(0)
+        self._table = (torch.empty(0), torch.empty(0))
 
     def use(self, functions: ctypes.CDLL) -> None:
         """Compute with these, which were compiled for such a model and such weights."""
@@ -127,20 +137,34 @@ class NativeForward:
         """Shapes: tokens and positions (1, rows), keep (kept,), all int64. Returns (kept, vocabulary) in float32."""
         assert plan.tiles is not None
         rows, kept = tokens.shape[1], len(keep)
-        cosines, sines = self._rotary(self._space, position_ids=positions)
-        cosines, sines = cosines[0].float().contiguous(), sines[0].float().contiguous()
+        if self.many is not None and rows > _FEW[self.weights]:
+            return self.many(tokens, positions, keep, plan)
+        cosines, sines, turns = self._turns(positions)
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
         if len(self._space) < (needed := self._space_for(byref(self._model), rows)):
             self._space = torch.empty(needed, dtype=torch.float32)
         seconds = (c_double * 3)()
         batch = _Batch(
-            tokens.data_ptr(), plan.write.data_ptr(), keep.data_ptr(), cosines.data_ptr(), sines.data_ptr(),
-            logits.data_ptr(), self._space.data_ptr(), ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept,
-            torch.get_num_threads(),
+            *(tensor.data_ptr() for tensor in (tokens, turns, plan.write, keep, cosines, sines, logits, self._space)),
+            ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
         )  # fmt: skip
         self._forward(byref(self._model), byref(batch))
         counted({"linear": seconds[0], "attention": seconds[1]})
         return logits
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(turns, head_dim) cosines and sines, and which of them each row takes: kept by position, where they depend on
+        nothing else."""
+        if any(kind in self._rotary.rope_type for kind in _BY_LENGTH):
+            return *self._angles(positions), torch.arange(positions.shape[1])
+        needed = int(positions.max()) + 1
+        if len(self._table[0]) < needed:
+            self._table = self._angles(torch.arange(max(_TABLE, 2 * needed))[None])
+        return *self._table, positions
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosines, sines = self._rotary(torch.empty(0), position_ids=positions)
+        return cosines[0].contiguous(), sines[0].contiguous()
 
     def _numbers(self, tensor: Tensor) -> int:
         held = tensor.detach().float().contiguous()
@@ -193,28 +217,27 @@ def _made(
     options = kernel_options(head_dim, groups, model.dtype, model.device)
     if options is None:
         return None
-    weights: Weights = "float32"
+    kinds: list[Weights]
     if quantize is not None:
         if any(layer.in_features % _GROUP for layer in linears) or "avx512_vnni" not in processor_flags():
             return None
-        weights = quantize
-    elif model.dtype == torch.bfloat16 and __import__("os").environ.get("NAT") != "0":
-        weights = "bfloat16"
-    elif model.dtype != torch.float32:
-        return None
+        kinds = [quantize] if model.dtype == torch.float32 else [quantize, "bfloat16"]
     elif all(bool((layer.weight == layer.weight.bfloat16()).all()) for layer in linears):
-        weights = "bfloat16"
-    size = sum(layer.weight.numel() for layer in linears) * BYTES[weights]
+        kinds = ["bfloat16"]
+    else:
+        kinds = ["float32"]
+    size = sum(layer.weight.numel() for layer in linears) * sum(BYTES[kind] for kind in kinds)
     if size * _SPARE > psutil.virtual_memory().available:
         return None
-    with ThreadPoolExecutor(1) as pool:  # it may have to be compiled, for seconds: meanwhile weights are packed
-        compiled = pool.submit(library, "attention forward", *options, *_COMPILED[weights])
-        made = NativeForward(model, keys, values, weights)
-    functions = compiled.result()
-    if functions is None:
-        return None
-    made.use(functions)
-    return made
+    with ThreadPoolExecutor(len(kinds)) as pool:  # they may have to be compiled: meanwhile weights are packed
+        compiled = [pool.submit(library, "attention forward", *options, *_COMPILED[kind]) for kind in kinds]
+        made = [NativeForward(model, keys, values, kind) for kind in kinds]
+    for forward, functions in zip(made, compiled, strict=True):
+        if (found := functions.result()) is None:
+            return None
+        forward.use(found)
+    made[0].many = made[1] if len(made) > 1 else None
+    return made[0]
 
 
 def _known(model: Any) -> bool:

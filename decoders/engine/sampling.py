@@ -102,24 +102,11 @@ def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
 
     Ties at temperature 0 go to the token with the lowest id.
     """
-    normaliser = _normalisers(logits)
-    tokens = torch.zeros(len(reads), dtype=torch.int64)
-    raw = {i for i, wanted in enumerate(reads) if isinstance(wanted, Raw)}
-    reads = [wanted.draw or wanted if isinstance(wanted, Raw) else wanted for wanted in reads]
-    given = [i for i, wanted in enumerate(reads) if isinstance(wanted, int)]
-    if given:
-        tokens[given] = torch.tensor([reads[i] for i in given])
-    drawn = [i for i, wanted in enumerate(reads) if isinstance(wanted, Draw)]
-    if drawn:
-        draws = [wanted for wanted in reads if isinstance(wanted, Draw)]
-        first = _first(logits if len(drawn) == len(reads) else logits[drawn], draws, 1)
-        tokens[drawn] = first[:, 0].clamp_min(0).cpu()  # in a row of NaN nothing wins; its log-probability says so
-    logprobs = logits.gather(1, tokens.to(logits.device)[:, None])[:, 0] - normaliser
-    logprobs = torch.where(torch.isfinite(normaliser), logprobs, torch.nan)
-    return [
-        Sampled(token, logprob, logits[i] if i in raw else None)
-        for i, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True))
-    ]
+    wanted = [one.draw or one if isinstance(one, Raw) else one for one in reads]
+    functions = _functions(logits)
+    tokens, logprobs = _read_by_torch(logits, wanted) if functions is None else _read(functions, logits, wanted)
+    rows = [logits[i] if isinstance(one, Raw) else None for i, one in enumerate(reads)]
+    return list(map(Sampled, tokens, logprobs, rows))
 
 
 def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
@@ -140,6 +127,41 @@ def distribution(logits: Tensor, draw: Draw) -> Tensor:
     return filtered(logits[None] / draw.temperature, [draw])[0].double().softmax(-1)
 
 
+def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
+    """Tokens and their log-probabilities by draw.c: as few calls as can be, as this is done in every step."""
+    logits = logits.contiguous()
+    rows = len(wanted)
+    tokens, logprobs = (ctypes.c_int64 * rows)(), (ctypes.c_float * rows)()
+    temperatures, keys = (ctypes.c_float * rows)(), (ctypes.c_int64 * rows)()
+    for i, one in enumerate(wanted):
+        if isinstance(one, int):
+            tokens[i] = one
+        elif isinstance(one, Draw):
+            if _filters(one):
+                tokens[i] = max(0, int(_first(logits[i : i + 1], [one], 1)))
+            else:
+                tokens[i], temperatures[i], keys[i] = -1, _hot(one), noise_key(one)
+    hashes = _vocabulary(logits.shape[1], logits.device)
+    functions.read_rows(
+        logits.data_ptr(), *logits.shape, hashes.data_ptr(), temperatures, keys, tokens, logprobs,
+        torch.get_num_threads(),
+    )  # fmt: skip
+    return list(tokens), list(logprobs)
+
+
+def _read_by_torch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
+    """What `read_rows` of draw.c does."""
+    tokens = torch.tensor([one if isinstance(one, int) else 0 for one in wanted], device=logits.device)
+    drawn = [i for i, one in enumerate(wanted) if isinstance(one, Draw)]
+    if drawn:
+        draws = [one for one in wanted if isinstance(one, Draw)]
+        first = _first(logits if len(drawn) == len(wanted) else logits[drawn], draws, 1)
+        tokens[drawn] = first[:, 0].clamp_min(0)  # in a row of NaN nothing wins; its log-probability says so
+    normaliser = torch.logsumexp(logits, dim=-1)
+    logprobs = logits.gather(1, tokens[:, None])[:, 0] - normaliser
+    return tokens.tolist(), torch.where(torch.isfinite(normaliser), logprobs, torch.nan).tolist()
+
+
 def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
     """(rows, vocab) -> (rows, count) tokens, the first ones by filtered logits / T + G; -1 where there are no more."""
     logits, temperatures = _prepared(logits, draws)
@@ -156,11 +178,19 @@ def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
     return tokens
 
 
+def _hot(draw: Draw) -> float:
+    """The temperature, 0 where the likeliest token is wanted."""
+    return draw.temperature if draw.temperature > _FREEZING else 0.0
+
+
+def _filters(draw: Draw) -> bool:
+    return _hot(draw) > 0 and bool(draw.top_k or draw.top_p < 1 or draw.min_p)
+
+
 def _prepared(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     """Logits and temperatures (rows,), 0 where the likeliest is wanted; rows with filters are divided already."""
-    hot = [draw.temperature if draw.temperature > _FREEZING else 0.0 for draw in draws]
-    temperatures = torch.tensor(hot, device=logits.device)
-    rows = [i for i, draw in enumerate(draws) if hot[i] and (draw.top_k or draw.top_p < 1 or draw.min_p)]
+    temperatures = torch.tensor([_hot(draw) for draw in draws], device=logits.device)
+    rows = [i for i, draw in enumerate(draws) if _filters(draw)]
     if rows:
         scaled = filtered(logits[rows] / temperatures[rows, None], [draws[i] for i in rows])
         logits = logits.index_copy(0, torch.tensor(rows, device=logits.device), scaled)
@@ -174,8 +204,13 @@ def _first_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: i
     most = min(count, logits.shape[1])
     greedy, drawn = (temperatures == 0).nonzero()[:, 0], temperatures.nonzero()[:, 0]
     if len(greedy):
-        order = logits[greedy].sort(dim=-1, descending=True, stable=True)
-        first[greedy, :most] = torch.where(order.values > -torch.inf, order.indices, -1)[:, :most]
+        cold = logits[greedy]
+        likeliest = (
+            cold.argmax(-1, keepdim=True)
+            if count == 1
+            else cold.argsort(stable=True, dim=-1, descending=True)[:, :most]
+        )
+        first[greedy, :most] = torch.where(cold.gather(1, likeliest) > -torch.inf, likeliest, -1)
     if not len(drawn):
         return first
     keys, scaled = keys[drawn], logits[drawn] / temperatures[drawn, None]
@@ -197,17 +232,6 @@ def _first_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: i
     return first
 
 
-def _normalisers(logits: Tensor) -> Tensor:
-    """(rows, vocab) -> (rows,)"""
-    functions = _functions(logits)
-    if functions is None:
-        return torch.logsumexp(logits, dim=-1)
-    logits = logits.contiguous()
-    found = torch.empty(len(logits))
-    functions.normalisers(logits.data_ptr(), *logits.shape, found.data_ptr(), torch.get_num_threads())
-    return found
-
-
 def _functions(logits: Tensor) -> ctypes.CDLL | None:
     """The functions of draw.c for such logits, or None."""
     return _compiled() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
@@ -219,8 +243,8 @@ def _compiled() -> ctypes.CDLL | None:
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         functions.draw.argtypes = [pointer, number, number, *[pointer] * 3, number, pointer, number]
-        functions.normalisers.argtypes = [pointer, number, number, pointer, number]
-        functions.draw.restype = functions.normalisers.restype = None
+        functions.read_rows.argtypes = [pointer, number, number, *[pointer] * 5, number]
+        functions.draw.restype = functions.read_rows.restype = None
     return functions
 
 

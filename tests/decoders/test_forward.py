@@ -81,6 +81,75 @@ def test_it_gives_the_logits_of_the_model(
     runner.close()
 
 
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"rope_type": "linear", "factor": 4.0},
+        {"rope_type": "dynamic", "factor": 2.0},
+        {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
+        {
+            "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 512,
+        },
+    ],
+)  # fmt: skip
+def test_positions_are_turned_as_the_model_turns_them_however_far(
+    known: Callable[..., Any], logits_alone: Callable[..., Tensor], rope: dict[str, Any]
+) -> None:
+    model = known(rope_parameters={"rope_theta": 10_000.0, **rope}, max_position_embeddings=4096)
+    reference, runner = copy.deepcopy(model), Runner(model, 4000)
+    assert runner.native is not None
+    for length in (30, 1100, 700, 2300):  # more than are computed at once, and less again
+        tokens = text(length, seed=length)
+        torch.testing.assert_close(
+            computed(runner, [tokens])[0][0], logits_alone(reference, tokens)[-1], atol=2e-3, rtol=1e-4
+        )
+    runner.close()
+
+
+@pytest.fixture
+def halved(known: Callable[..., Any]) -> Callable[..., Any]:
+    """The same in bfloat16."""
+    if kernel_options(32, 1, torch.bfloat16, torch.device("cpu")) is None:
+        pytest.skip("needs a processor with bfloat16 products")
+
+    def make(family: str = "llama") -> Any:
+        return known(family, head_dim=32).bfloat16()
+
+    return make
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
+    halved: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
+) -> None:
+    model = halved(family)
+    truth, plain = copy.deepcopy(model).float(), copy.deepcopy(model)
+    runner = Runner(model, 6000)
+    assert runner.native is not None
+    assert runner.native.weights == "bfloat16"
+    ours, theirs = [], []
+    for count in (1, 2, 5, 12, 13, 26):
+        texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
+        for tokens, logits in zip(texts, computed(runner, texts), strict=True):
+            expected = logits_alone(truth, tokens)[-1]
+            ours.append(logits[0] - expected)
+            theirs.append(logits_alone(plain, tokens)[-1] - expected)
+            assert torch.corrcoef(torch.stack([logits[0], expected]))[0, 1] > 0.99
+    assert torch.stack(ours).square().mean() < torch.stack(theirs).square().mean()
+    runner.close()
+
+
+@pytest.mark.parametrize(("quantize", "few"), [("int8", 8), ("int8-dynamic", 16)])
+def test_in_bfloat16_eight_bits_are_for_few_rows(halved: Callable[..., Any], quantize: Any, few: int) -> None:
+    texts = [[i] for i in range(few + 1)]
+    exact, runner = Runner(halved(), 1000), Runner(halved(), 1000, quantize)
+    assert torch.equal(torch.cat(computed(runner, texts)), torch.cat(computed(exact, texts)))
+    rounded, plain = torch.cat(computed(runner, texts[:few])), torch.cat(computed(exact, texts[:few]))
+    assert not torch.equal(rounded, plain)
+    assert (rounded - plain).std() < 0.1 * plain.std()
+
+
 def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(known: Callable[..., Any]) -> None:
     model = known()
     tokens = torch.tensor([text(12)])
@@ -282,6 +351,12 @@ def test_a_decoder_says_how_its_weights_are_kept_and_decodes(known: Callable[...
         assert decoder.engine.runner.native.weights == "int8"
         (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
         assert len(done.tokens) == 5
+
+
+def test_a_shared_engine_is_quantized_by_who_made_it(known: Callable[..., Any], tokenizer: Any) -> None:
+    decoder = load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100)
+    with decoder, pytest.raises(OptionError, match="quantize=int8 is for the engine that is shared"):
+        load_decoder("ar", engine=decoder.engine, quantize="int8")
 
 
 @pytest.mark.parametrize(

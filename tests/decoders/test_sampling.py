@@ -341,18 +341,27 @@ def test_draws_are_the_same_in_c_and_by_torch(
 
 @pytest.mark.parametrize("vocabulary", [1, 15, 16, 17, 255, 256, 257, 4099])
 @pytest.mark.parametrize("spread", [0.0, 1.0, 30.0, 1e4, 1e30])
-def test_normalisers_in_c_are_those_of_torch(vocabulary: int, spread: float) -> None:
+def test_log_probabilities_are_those_of_torch(vocabulary: int, spread: float) -> None:
     logits = random_logits(4, 1, spread, vocabulary)
     logits[1, : vocabulary // 2] = -math.inf
-    expected = torch.logsumexp(logits.double(), -1).float()
-    torch.testing.assert_close(sampling._normalisers(logits), expected, rtol=1e-6, atol=1e-6)
+    given = [vocabulary - 1, vocabulary // 2, 0, vocabulary // 3]
+    expected = logits.double().log_softmax(-1).gather(1, torch.tensor(given)[:, None])[:, 0]
+    found = [one.logprob for one in read(logits, given)]
+    np.testing.assert_allclose(found, expected.tolist(), rtol=1e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 @pytest.mark.parametrize("place", [0, 100, 255, 256, 499])
-def test_one_number_that_is_not_finite_shows_in_the_normaliser(value: float, place: int) -> None:
+def test_one_number_that_is_not_finite_shows_in_the_log_probability(value: float, place: int) -> None:
     logits = random_logits(2, 1, 1.0, 500)
     logits[0, place] = value
-    first, second = sampling._normalisers(logits).tolist()
-    assert not math.isfinite(first)
-    assert math.isfinite(second)
+    first, second = read(logits, [7, 7])
+    assert math.isnan(first.logprob)
+    assert math.isfinite(second.logprob)
+
+
+def test_rows_with_and_without_filters_are_drawn_side_by_side() -> None:
+    logits = random_logits(6, 9, 2.0, 300)
+    reads = [draw(seed=1), draw(seed=2, top_k=3), 17, draw(0.0), draw(seed=3, top_p=0.4), draw(0.5, seed=4, min_p=0.1)]
+    alone = [read(logits[i : i + 1], [one])[0] for i, one in enumerate(reads)]
+    assert read(logits, reads) == alone
