@@ -19,7 +19,7 @@ def asking(count: int, turn: int) -> Sequence[Wave]:
 @pytest.fixture
 def turns() -> Callable[..., Turns]:
     def make(*sides: Any, columns: Sequence[int] = (1, 4), patience: float = 60.0) -> Turns:
-        return Turns(sides, columns, patience, lambda text: None)
+        return Turns(sides, columns, patience, lambda text: None, settle=lambda: None)
 
     return make
 

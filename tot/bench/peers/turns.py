@@ -7,8 +7,11 @@ after another, in another order every time. What takes too long is done once, or
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+
+import psutil
 
 from tot.bench.peers.side import Side, Work
 from tot.bench.peers.waves import Wave, rows
@@ -20,6 +23,18 @@ times as long is not done."""
 WARM_UP = 0.25
 """A cell is warmed up where that is predicted to take no longer than this share of the patience: those that take
 longer gain nothing from it."""
+
+
+BUSY = 20.0
+"""Percent of all processors, above which somebody is at work."""
+
+
+def wait_until_quiet(most: float = 5.0) -> None:
+    """What a side still does after its answer (some servers poll for a second) is not to slow the next one: wait for
+    that, up to `most` seconds."""
+    end = time.monotonic() + most
+    while psutil.cpu_percent(interval=0.25) > BUSY and time.monotonic() < end:
+        pass
 
 
 @dataclass(slots=True)
@@ -60,16 +75,22 @@ Asking = Callable[[int, int], Sequence[Wave]]
 
 
 class Turns:
-    """Sides at work. `patience` is in seconds; `say` is told of every cell."""
+    """Sides at work. `patience` is in seconds; `say` is told of every cell, `settle` is called before it."""
 
     def __init__(
-        self, sides: Sequence[Side], columns: Sequence[int], patience: float, say: Callable[[str], None]
+        self,
+        sides: Sequence[Side],
+        columns: Sequence[int],
+        patience: float,
+        say: Callable[[str], None],
+        settle: Callable[[], None] = wait_until_quiet,
     ) -> None:
         self.sides = list(sides)
         """Those that can still go on."""
         self.results = Results(columns)
         self._patience = patience
         self._say = say
+        self._settle = settle
         self._last: dict[str, dict[int, tuple[float, int]]] = {}
         """Seconds and rows of each cell when it was last done."""
 
@@ -112,6 +133,7 @@ class Turns:
 
     def _run(self, side: Side, column: int, waves: Sequence[Wave]) -> Work | None:
         """The work done, or None where the side failed; it is not asked again."""
+        self._settle()
         try:
             work = side.run(waves)
         except Exception as error:  # a peer may fail in any way, and the others go on  # noqa: BLE001
