@@ -133,14 +133,16 @@ def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | 
     rows = len(wanted)
     tokens, logprobs = (ctypes.c_int64 * rows)(), (ctypes.c_float * rows)()
     temperatures, keys = (ctypes.c_float * rows)(), (ctypes.c_int64 * rows)()
+    narrowed = [(i, one) for i, one in enumerate(wanted) if isinstance(one, Draw) and _filters(one)]
     for i, one in enumerate(wanted):
         if isinstance(one, int):
             tokens[i] = one
         elif isinstance(one, Draw):
-            if _filters(one):
-                tokens[i] = max(0, int(_first(logits[i : i + 1], [one], 1)))
-            else:
-                tokens[i], temperatures[i], keys[i] = -1, _hot(one), noise_key(one)
+            tokens[i], temperatures[i], keys[i] = -1, _hot(one), noise_key(one)
+    if narrowed:
+        first = _first(logits[[i for i, _ in narrowed]], [one for _, one in narrowed], 1)[:, 0]
+        for (i, _), token in zip(narrowed, first.clamp_min(0).tolist(), strict=True):
+            tokens[i] = token
     hashes = _vocabulary(logits.shape[1], logits.device)
     functions.read_rows(
         logits.data_ptr(), *logits.shape, hashes.data_ptr(), temperatures, keys, tokens, logprobs,
