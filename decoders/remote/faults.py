@@ -37,6 +37,8 @@ class PassingError(Exception):
         """Seconds that the server asks for."""
         self.refused = refused
         """No connection came about."""
+        self.sent_at = 0.0
+        """When the attempt was sent, by `time.monotonic`."""
 
 
 def said(content: bytes, kind: str, secret: str | None) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import logging
 import random
 import re
+import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -70,6 +71,8 @@ class Server:
         self._key = key()
         self._client: AsyncOpenAI | None = None
         self._in_trouble = False
+        self._well_at = 0.0
+        """When the last good reply came, by `time.monotonic`."""
 
     def __repr__(self) -> str:
         return f"Server({self.options.base_url!r}, {self.model!r})"
@@ -115,7 +118,7 @@ class Server:
             if optional and error.status_code < 500:
                 raise RefusedError(f"the server has no {path}", self._said(error)) from None
             raise await self._fault(error, path) from None
-        self._in_trouble = False
+        self._in_trouble, self._well_at = False, time.monotonic()
         return reply
 
     async def close(self) -> None:
@@ -127,6 +130,14 @@ class Server:
     # -- one attempt ------------------------------------------------------------------------------------------------
 
     async def _once(self, path: str, body: dict[str, Any], wanted: type[_Wanted], optional: bool) -> _Wanted:
+        sent_at = time.monotonic()
+        try:
+            return await self._read(path, body, wanted, optional)
+        except PassingError as error:
+            error.sent_at = sent_at
+            raise
+
+    async def _read(self, path: str, body: dict[str, Any], wanted: type[_Wanted], optional: bool) -> _Wanted:
         response = await self._send("POST", path, body, self.options.timeout)
         try:
             return wanted.model_validate_json(response.content)
@@ -197,7 +208,9 @@ class Server:
                 "--resume after that, or raise longest_wait"
             )
         self.spent.retries += 1
-        if not self._in_trouble:  # once an outage, not once a request
+        # Once an outage, not once a request: what was sent before the last good reply failed in an outage that is past.
+        sent_at = error.sent_at if isinstance(error, PassingError) else 0.0
+        if not self._in_trouble and sent_at > self._well_at:
             self._in_trouble = True
             log.warning("%s: %s; trying again, up to %d times", self.options.base_url, error, self.options.retries)
 

@@ -331,6 +331,19 @@ def test_an_outage_is_told_once_not_once_a_request(server: Any, remote: Any, fau
     assert told == [f"{server.url}: 503: restarting; trying again, up to 6 times"]
 
 
+def test_an_outage_is_told_once_though_a_failure_comes_after_a_good_reply(
+    server: Any, remote: Any, fault: Any, caplog: Any
+) -> None:
+    server.wait_for = 2
+    server.faults += [fault(503, raw=b"{}"), fault(503, raw=b"{}", delay=0.5)]
+    decoder = remote()
+    decoder.generate([ask("q0"), ask("q1")])
+    assert (decoder.spent.retries, caplog.text.count("trying again")) == (2, 1)
+    server.faults += [fault(503, raw=b"{}")]  # the next outage
+    decoder.generate([ask("q2")])
+    assert (decoder.spent.retries, caplog.text.count("trying again")) == (3, 2)
+
+
 def test_one_refused_request_ends_the_call_and_drops_the_others(server: Any, remote: Any, fault: Any) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
         return (400, {"error": "too long"}) if body["messages"][0]["content"] == "q3" else server.hashed(path, body)
