@@ -2,7 +2,7 @@
 // AVX-512: follows attention.c in one unit. All threads go through all layers together and meet between steps, so that a
 // step costs no call, no allocation and no waking of threads.
 //
-// Weights are packed in panels of 16 outputs, each in the order in which it is read. What they are is compiled in:
+// Weights are packed in strips of 32 outputs, each in the order in which it is read. What they are is compiled in:
 // WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
 // numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers from 0 to 255 in groups of GROUP inputs,
 // times a step, plus a least; inputs are rounded to INPUTS (8 or 16) bits by a step for each group of each row. The order
@@ -21,32 +21,30 @@ typedef int8_t Input;
 #else
 typedef int16_t Input;
 #endif
-#define JOINED (32 / INPUTS)  // weights of one output in one line
-#define LINE (16 * JOINED)   // bytes of a line
+#define JOINED (32 / INPUTS)  // inputs of one output in one line
+#define LINE (16 * JOINED)   // bytes of a line: 16 outputs
+#define SCALES 256           // bytes of a group's steps and least weights
+#define MOST_ROWS 8
 #else
 typedef Element Input;
 #define JOINED (32 / WEIGHTS)
 #define LINE 64
-#endif
-#define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
-#define WIDE 2
-#if WEIGHTS == 8
-#define MOST_ROWS 8
-#else
 #define MOST_ROWS 12
 #endif
-// MOST_ROWS rows are multiplied by WIDE panels at a time, so that sums stay in registers. More panels, even for a single
-// row, are more places of memory that are read at once, which is slower.
+#define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
+#define WIDE 2        // lines beside each other: MOST_ROWS rows by so many are sums that stay in registers
+#define AHEAD 16384   // bytes from what is multiplied to what is fetched
 
 typedef struct {
-    const uint8_t *panels;  // (outputs / 16, inputs / JOINED, 16, JOINED); outputs are padded to a multiple of 32
-    const float *steps;     // (outputs / 16, inputs / GROUP, 2, 16), of int8: a group's step and its least weight
-    const float *bias;      // (outputs,) or none
+    // (outputs / 32, inputs / JOINED, WIDE, 16, JOINED), outputs padded; of int8 (outputs / 32, inputs / GROUP) groups of
+    // lines as above, then (WIDE, 2, 16) float32: their steps and least weights.
+    const uint8_t *strips;
+    const float *bias;  // (outputs,) or none
     int64_t inputs, outputs;
 } Matrix;
 
 typedef struct {
-    Matrix qkv, out, gate_up, down;  // gate_up: a panel of gates, a panel of ups, and so on
+    Matrix qkv, out, gate_up, down;  // gate_up: 16 gates, 16 ups, and so on
     const float *norm_in, *norm_mlp, *norm_query, *norm_key;  // the last two (HEAD_DIM,) or none
     Element *keys, *values;
 } Layer;
@@ -94,7 +92,7 @@ static void meet_all(Meeting *meeting) {
     }
 }
 
-// A line of a panel: what one word of inputs is multiplied by.
+// A line: what one word of inputs is multiplied by.
 static inline __m512i line_of(const uint8_t *line) {
 #if WEIGHTS == 8 && INPUTS == 16
     return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)line));
@@ -103,7 +101,7 @@ static inline __m512i line_of(const uint8_t *line) {
 #endif
 }
 
-// What becomes of a product: stored, added to what stands there, or silu(gate) * up for pairs of panels.
+// What becomes of a product: stored, added to what stands there, or silu(gate) * up, whose lines are beside each other.
 typedef enum { STORE, ADD, GATE } Then;
 
 static inline __m512 silu(__m512 x) {
@@ -114,13 +112,11 @@ static inline __m512 silu(__m512 x) {
     return _mm512_mul_ps(x, _mm512_mask_sub_ps(share, negative, one, share));
 }
 
-// `rows` rows against WIDE panels from `panel` on. input (rows, inputs); out by its stride in numbers.
-static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, int64_t panel,
+// `rows` rows against one strip. input (rows, inputs); out by its stride in numbers.
+static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, int64_t strip,
                                                         const Input *input, const float *input_steps, Then then,
                                                         float *out, int64_t out_stride) {
     const int64_t words = matrix->inputs / JOINED;
-    const uint8_t *line = matrix->panels + panel * words * LINE;
-    const int64_t ahead = WIDE * words * LINE;  // where the next panels are
     __m512 sums[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -128,6 +124,7 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
         for (int p = 0; p < WIDE; p++) sums[r][p] = _mm512_setzero_ps();
 #if WEIGHTS == 8
     const int64_t groups = matrix->inputs / GROUP;
+    const uint8_t *line = matrix->strips + strip * (words * WIDE * LINE + groups * SCALES);
     for (int64_t g = 0; g < groups; g++) {
         __m512i whole[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
@@ -137,10 +134,9 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 #pragma GCC unroll 2
         for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++)
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++) {
-                const uint8_t *here = line + (p * words + word) * LINE;
-                const __m512i weights = line_of(here);
-                _mm_prefetch(here + ahead, _MM_HINT_T1);
+            for (int p = 0; p < WIDE; p++, line += LINE) {
+                const __m512i weights = line_of(line);
+                if (LINE == 64 || p == 0) _mm_prefetch(line + AHEAD, _MM_HINT_T1);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
                     const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[word]);
@@ -152,11 +148,10 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
                 }
             }
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) {
-            const float *steps = matrix->steps + ((panel + p) * groups + g) * 32;
-            const __m512 step = _mm512_loadu_ps(steps), least = _mm512_loadu_ps(steps + 16);
-            _mm_prefetch(steps + WIDE * groups * 32, _MM_HINT_T1);
-            _mm_prefetch(steps + WIDE * groups * 32 + 16, _MM_HINT_T1);
+        for (int p = 0; p < WIDE; p++, line += SCALES / WIDE) {
+            const __m512 step = _mm512_loadu_ps(line), least = _mm512_loadu_ps(line + 64);
+            _mm_prefetch(line + AHEAD, _MM_HINT_T1);
+            _mm_prefetch(line + AHEAD + 64, _MM_HINT_T1);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const float *of_row = input_steps + 2 * (r * groups + g);
@@ -167,13 +162,13 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
         }
     }
 #else
-    for (int64_t word = 0; word < words; word++) {
+    const uint8_t *line = matrix->strips + strip * words * WIDE * LINE;
+    for (int64_t word = 0; word < words; word++, line += WIDE * LINE) {
         __m512i weights[WIDE];
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) {
-            const uint8_t *here = line + (p * words + word) * LINE;
-            weights[p] = line_of(here);
-            _mm_prefetch(here + ahead, _MM_HINT_T1);
+            weights[p] = line_of(line + p * LINE);
+            _mm_prefetch(line + p * LINE + AHEAD, _MM_HINT_T1);
         }
 #if WIDENED
         // The first of two bfloat16 is the lower half of a lane: its bits are a float32's upper ones.
@@ -198,7 +193,7 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 #endif
 #pragma GCC unroll 2
     for (int p = 0; p < WIDE; p++) {
-        const int64_t column = 16 * (panel + p), left = matrix->outputs - column;
+        const int64_t column = 16 * (WIDE * strip + p), left = matrix->outputs - column;
         if (left <= 0) break;
         const __mmask16 there = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1u);
         const __m512 bias = matrix->bias ? _mm512_maskz_loadu_ps(there, matrix->bias + column) : _mm512_setzero_ps();
@@ -212,7 +207,7 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
             else if (then == STORE)
                 _mm512_mask_storeu_ps(place + column, there, sum);
             else if (p % 2)
-                _mm512_storeu_ps(place + 8 * (panel + p - 1), _mm512_mul_ps(silu(sums[r][p - 1]), sum));
+                _mm512_storeu_ps(place + 16 * strip, _mm512_mul_ps(silu(sums[r][p - 1]), sum));
             else
                 sums[r][p] = sum;
         }
@@ -222,9 +217,9 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 // One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
                      float *out, int64_t out_stride, int thread, int threads) {
-    const int64_t pairs = (matrix->outputs + 31) / 32, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t strips = (matrix->outputs + 31) / 32, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0;
-    for (int64_t pair = pairs * thread / threads; pair < pairs * (thread + 1) / threads; pair++)
+    for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++)
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
             const Input *from = input + row * matrix->inputs;
@@ -233,7 +228,7 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
             // The number is a constant in each, so that loops are unrolled.
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
-        block(n, matrix, WIDE * pair, from, steps, then, to, out_stride);                                              \
+        block(n, matrix, strip, from, steps, then, to, out_stride);                                                    \
         break;
             switch (count) {
                 CASE(1)

@@ -25,7 +25,8 @@ Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
 
 Quantization = Literal["int8", "int8-dynamic"]
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
-_PANEL = 16
+_LINE = 16
+"""Outputs beside each other in a line; a strip is of two lines."""
 _GROUP = 32
 """Inputs that share a step in int8: GROUP in forward.c."""
 _TABLE = 1024
@@ -48,7 +49,7 @@ _COMPILED: dict[Weights, tuple[str, ...]] = {
 
 class _Matrix(Structure):
     _fields_ = [
-        *((name, c_void_p) for name in ("panels", "steps", "bias")),
+        *((name, c_void_p) for name in ("strips", "bias")),
         ("inputs", c_int64),
         ("outputs", c_int64),
     ]
@@ -177,14 +178,12 @@ class NativeForward:
         if layers[0].bias is not None:
             matrix.bias = self._numbers(_joined([layer.bias.detach() for layer in layers], interleaved))
         if self.weights in ("int8", "int8-dynamic"):
-            whole, steps = quantized(weight)
-            panels = _panels(whole, 2 if self.weights == "int8" else 4)
-            self._held.append(steps)
-            matrix.steps = steps.data_ptr()
+            whole, scales = quantized(weight)
+            strips = _strips(whole, 2 if self.weights == "int8" else 4, scales)
         else:
-            panels = _panels(weight.to(getattr(torch, self.weights)), 2 if self.weights == "bfloat16" else 1)
-        self._held.append(panels)
-        matrix.panels = panels.data_ptr()
+            strips = _strips(weight.to(getattr(torch, self.weights)), 2 if self.weights == "bfloat16" else 1)
+        self._held.append(strips)
+        matrix.strips = strips.data_ptr()
         return matrix
 
 
@@ -247,26 +246,31 @@ def _known(model: Any) -> bool:
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)
-    return plain and config.hidden_size % _PANEL == 0 and config.intermediate_size % _PANEL == 0
+    return plain and config.hidden_size % _LINE == 0 and config.intermediate_size % _LINE == 0
 
 
 def _joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
-    """One below the other; or interleaved, a panel of each in turn."""
+    """One below the other; or interleaved, a line of each in turn."""
     if not interleaved:
         return torch.cat(list(tensors))
-    return torch.stack([tensor.reshape(-1, _PANEL, *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
+    return torch.stack([tensor.reshape(-1, _LINE, *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
 
 
-def _panels(weight: Tensor, joined: int) -> Tensor:
-    """(outputs, inputs) -> (panels, inputs / joined, 16, joined), outputs padded with zeros to pairs of panels."""
-    missing = -weight.shape[0] % (2 * _PANEL)
+def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor:
+    """(outputs, inputs) -> (strips, inputs / joined, 2, 16, joined), outputs padded with zeros. With scales (outputs,
+    groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, 16) float32."""
+    missing = -weight.shape[0] % (2 * _LINE)
     weight = nn.functional.pad(weight, (0, 0, 0, missing))
-    cut = weight.reshape(-1, _PANEL, weight.shape[1] // joined, joined)
-    return cut.permute(0, 2, 1, 3).contiguous()
+    cut = weight.reshape(-1, 2, _LINE, weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4)
+    if scales is None:
+        return cut.contiguous()
+    scales = nn.functional.pad(scales, (0, 0, 0, 0, 0, missing)).reshape(len(cut), 2, _LINE, -1, 2)
+    beside = scales.permute(0, 3, 1, 4, 2).contiguous().flatten(2).view(torch.uint8)
+    return torch.cat([cut.reshape(len(cut), beside.shape[1], -1), beside], dim=2)
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight (outputs, inputs) as whole numbers from 0 to 255, and (panels, groups, 2, 16) steps and least weights.
+    """A weight (outputs, inputs) as whole numbers from 0 to 255, and (outputs, groups, 2) steps and least weights.
 
     A weight is least + number * step of its output and group of inputs, whose least weight is 0 and whose largest 255.
     What was in four bits with a least and a step for each such group before (Q4_1) is met exactly.
@@ -275,5 +279,4 @@ def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
     least, most = groups.amin(-1), groups.amax(-1)
     step = (most - least) / 255
     whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
-    both = nn.functional.pad(torch.stack([step, least], -1), (0, 0, 0, 0, 0, -len(weight) % (2 * _PANEL)))
-    return whole.flatten(1), both.reshape(-1, _PANEL, *both.shape[1:]).permute(0, 2, 3, 1).contiguous()
+    return whole.flatten(1), torch.stack([step, least], -1)

@@ -290,20 +290,20 @@ def test_where_memory_is_short_the_weights_stay_as_they_are(
 # -- eight bits ---------------------------------------------------------------------------------------------------
 
 
-def unpacked(whole: Tensor, steps: Tensor, outputs: int) -> Tensor:
+def unpacked(whole: Tensor, scales: Tensor) -> Tensor:
     """What `quantized` stands for: (outputs, inputs)."""
-    step, least = steps.permute(2, 0, 3, 1).flatten(1, 2)[:, :outputs]  # (2, outputs, groups)
+    step, least = scales.unbind(-1)
     groups = whole.float().unflatten(1, (-1, 32))
     return (least[..., None] + groups * step[..., None]).flatten(1)
 
 
 def test_weights_are_rounded_to_the_nearest_of_256_steps() -> None:
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
-    whole, steps = quantized(weight)
-    assert steps.shape == (4, 3, 2, 16)  # 40 outputs are padded to four panels
+    whole, scales = quantized(weight)
+    assert scales.shape == (40, 3, 2)
     groups = weight.unflatten(1, (-1, 32))
     step = (groups.amax(-1) - groups.amin(-1)) / 255
-    error = (unpacked(whole, steps, 40) - weight).abs().unflatten(1, (-1, 32))
+    error = (unpacked(whole, scales) - weight).abs().unflatten(1, (-1, 32))
     assert bool((error <= 0.501 * step[..., None]).all())
     assert int(whole.max()) == 255
     assert int(whole.min()) == 0
@@ -316,12 +316,12 @@ def test_weights_of_four_bits_are_met_exactly() -> None:
     levels[..., 0], levels[..., 1] = 0, 15
     least, step = -torch.rand(32, 2, 1, generator=random), torch.rand(32, 2, 1, generator=random)
     weight = (least + step * levels).flatten(1)
-    torch.testing.assert_close(unpacked(*quantized(weight), 32), weight, atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(unpacked(*quantized(weight)), weight, atol=1e-6, rtol=1e-6)
 
 
 def test_a_group_of_equal_weights_is_met() -> None:
     weight = torch.full((32, 64), -0.25)
-    assert torch.equal(unpacked(*quantized(weight), 32), weight)
+    assert torch.equal(unpacked(*quantized(weight)), weight)
 
 
 @pytest.mark.parametrize(("quantize", "off"), [("int8", 2e-3), ("int8-dynamic", 0.3)])
@@ -335,7 +335,7 @@ def test_eight_bits_give_what_the_rounded_weights_give(
     assert isinstance(runner.native, NativeForward)
     for layer in reference.modules():
         if isinstance(layer, nn.Linear):
-            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data), layer.out_features))
+            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)))
     for count in (1, 3, 8, 13):
         texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
         for tokens, logits in zip(texts, computed(runner, texts), strict=True):
