@@ -2,12 +2,14 @@
 //
 // Compiled for one HEAD_DIM, a multiple of 32, and with -DFLOAT32 for float32 (a multiple of 16), else for bfloat16 and
 // its products. Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some consecutive rows of it
-// see. Softmax is taken as it goes (Milakov and Gimelshein, 2018), so pieces need no merging. Scores, weights' sums and
+// see. Softmax is taken as it goes (Milakov and Gimelshein, 2018); long lists are cut for several threads, and joined. Scores, weights' sums and
 // outputs are float32; products of bfloat16 are exact in it.
 
 #include <immintrin.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 #ifndef HEAD_DIM
@@ -235,23 +237,50 @@ static inline void fetch(const Element *key, const Element *value) {
     }
 }
 
-// One key-value head of one tile.
-static void tile(const Element *query, int64_t head_stride, int64_t row_stride, int rows, int groups,
-                 const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
-                 const Piece *pieces, int count, float scale, Element *out, int64_t out_row_stride) {
+typedef struct {
+    const int32_t *slots;   // of all pieces
+    const Piece *pieces;
+    const int32_t *starts;  // (count + 1,) the first piece of each tile
+    int64_t count, rows;    // tiles, and rows in each but the last
+} Tiles;
+
+// Where a layer's queries, keys, values and outputs are. query (heads, rows, HEAD_DIM) by its strides; keys and values
+// (kv_heads, slots, HEAD_DIM); out (rows, heads, HEAD_DIM).
+typedef struct {
+    const Element *query, *keys, *values;
+    Element *out;
+    int64_t head_stride, row_stride, kv_head_stride, slot_stride, rows, kv_heads, groups;
+    float scale;
+} Attention;
+
+// What a chunk of a piece takes, in rows: unpacking it is as much as two of them.
+static inline int64_t weight_of(const Piece *piece) { return piece->last - piece->first + 2; }
+
+static inline int chunks_of(const Piece *piece) { return (keys_of(piece) + CHUNK - 1) / CHUNK; }
+
+// One key-value head of one tile: the queries (rows, groups) against its chunks, or part number `part` of `parts` of them.
+static void tile(const Attention *a, int64_t head, int64_t first_row, int rows, const int32_t *slots,
+                 const Piece *pieces, int count, int64_t part, int64_t parts, Seen *seen) {
     int32_t queries[TILE * MAX_GROUPS][WORDS];
-    Seen seen[TILE * MAX_GROUPS];
     __m512i by_word[WORDS][CHUNK / 16], by_key[CHUNK / STEP][VECTORS];
+    const int groups = (int)a->groups;
+    const Element *query = a->query + head * groups * a->head_stride + first_row * a->row_stride;
+    const Element *keys = a->keys + head * a->kv_head_stride, *values = a->values + head * a->kv_head_stride;
     for (int q = 0; q < rows * groups; q++) {
-        memcpy(queries[q], query + (q % groups) * head_stride + (q / groups) * row_stride, sizeof queries[q]);
+        memcpy(queries[q], query + (q % groups) * a->head_stride + (q / groups) * a->row_stride, sizeof queries[q]);
         seen[q] = (Seen){.maximum = -INFINITY};
     }
     const Piece *end = pieces + count;
+    int64_t total = 0, before = 0;
+    for (const Piece *piece = pieces; piece < end; piece++) total += chunks_of(piece) * weight_of(piece);
+    const int64_t begins = total * part / parts, ends = total * (part + 1) / parts;
     for (const Piece *piece = pieces; piece < end; piece++) {
         const int all = keys_of(piece);
-        for (int from = 0; from < all; from += CHUNK) {
+        for (int from = 0; from < all; from += CHUNK, before += weight_of(piece)) {
+            if (before < begins) continue;
+            if (before >= ends) return;
             const int here = smaller(all - from, CHUNK), last = piece->last * groups;
-            gather(keys, values, slot_stride, slots + piece->slots + from, here, by_word, by_key);
+            gather(keys, values, a->slot_stride, slots + piece->slots + from, here, by_word, by_key);
             int row = piece->first;
             while (piece->seen + piece->step * (row - piece->first) <= from) row++;  // sees nothing of this chunk
             // What comes next is fetched meanwhile, a share of it with each batch of queries.
@@ -267,14 +296,14 @@ static void tile(const Element *query, int64_t head_stride, int64_t row_stride, 
                 for (int i = 0; i < beside; i++)
                     visible[i] = piece->seen + piece->step * ((q + i) / groups - piece->first) - from;
                 for (; fetched < coming * (q + beside - row * groups) / (last - row * groups); fetched++)
-                    fetch(keys + next[fetched] * slot_stride, values + next[fetched] * slot_stride);
+                    fetch(keys + next[fetched] * a->slot_stride, values + next[fetched] * a->slot_stride);
                 // The numbers are constants in each, so that loops are unrolled.
 #define MEET(n)                                                                                                        \
     case n:                                                                                                            \
         if (2 * here > CHUNK)                                                                                          \
-            meet(n, CHUNK / 16, queries[q], visible, here, scale, by_word, by_key, seen + q);                          \
+            meet(n, CHUNK / 16, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
         else                                                                                                           \
-            meet(n, CHUNK / 32, queries[q], visible, here, scale, by_word, by_key, seen + q);                          \
+            meet(n, CHUNK / 32, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
         break;
                 switch (beside) {
                     MEET(1)
@@ -286,40 +315,76 @@ static void tile(const Element *query, int64_t head_stride, int64_t row_stride, 
             }
         }
     }
-    for (int q = 0; q < rows * groups; q++) {
+}
+
+// One query's parts as one, in the first of them; they are `stride` apart.
+static inline void join(Seen *seen, int64_t parts, int64_t stride) {
+    float maximum = -INFINITY;
+    for (int64_t i = 0; i < parts; i++) maximum = fmaxf(maximum, seen[i * stride].maximum);
+    Seen all = {.maximum = maximum};
+    for (int64_t i = 0; i < parts; i++) {
+        const Seen *some = seen + i * stride;
+        const __m512 share = exponential(_mm512_set1_ps(some->maximum - maximum));  // 0 of what has seen nothing
+        all.sum += some->sum * _mm512_cvtss_f32(share);
+        for (int v = 0; v < VECTORS; v++) all.output[v] = _mm512_fmadd_ps(some->output[v], share, all.output[v]);
+    }
+    *seen = all;
+}
+
+// Attention of a layer is cut into units: tile by tile, head by head, and each into so many parts that all threads have
+// some; whoever ends a head's last part joins them.
+typedef struct {
+    int64_t parts;
+    Seen *seen;          // (tiles, kv_heads, parts, TILE * groups), where there are several parts
+    atomic_int *done;    // (tiles, kv_heads), zeros
+} Units;
+
+static int64_t parts_for(int64_t tiles, int64_t kv_heads, int64_t threads) {
+    return threads > 1 ? (3 * threads + tiles * kv_heads - 1) / (tiles * kv_heads) : 1;
+}
+
+// Bytes of what is kept of parts, and of the counts before that.
+static int64_t counts_size(int64_t heads) { return (heads * (int64_t)sizeof(atomic_int) + 63) / 64 * 64; }
+
+static int64_t units_size(int64_t tiles, int64_t kv_heads, int64_t groups, int64_t threads) {
+    const int64_t heads = tiles * kv_heads, parts = parts_for(tiles, kv_heads, threads);
+    return parts > 1 ? counts_size(heads) + heads * parts * TILE * groups * (int64_t)sizeof(Seen) : 0;
+}
+
+// `place` is aligned to 64 bytes, and none where there is one part.
+static Units units_in(void *place, int64_t tiles, int64_t kv_heads, int64_t threads) {
+    if (place == NULL) return (Units){.parts = 1};
+    const int64_t counts = counts_size(tiles * kv_heads);
+    memset(place, 0, counts);
+    return (Units){parts_for(tiles, kv_heads, threads), (Seen *)((char *)place + counts), place};
+}
+
+static inline void unit(int64_t number, const Attention *a, const Tiles *tiles, const Units *units) {
+    const int64_t parts = units->parts, whole = number / parts, t = whole / a->kv_heads, head = whole % a->kv_heads;
+    const int64_t row = t * tiles->rows, left = a->rows - row, most = TILE * a->groups;
+    const int rows = (int)(left < tiles->rows ? left : tiles->rows);
+    Seen own[TILE * MAX_GROUPS], *seen = parts > 1 ? units->seen + whole * parts * most : own;
+    tile(a, head, row, rows, tiles->slots, tiles->pieces + tiles->starts[t], tiles->starts[t + 1] - tiles->starts[t],
+         number % parts, parts, seen + number % parts * most);
+    if (parts > 1) {
+        if (atomic_fetch_add(units->done + whole, 1) < parts - 1) return;
+        atomic_store(units->done + whole, 0);  // for the next layer
+    }
+    for (int q = 0; q < rows * a->groups; q++) {
+        if (parts > 1) join(seen + q, parts, most);
         const __m512 share = _mm512_set1_ps(1.0f / seen[q].sum);
-        Element *place = out + (q / groups) * out_row_stride + (q % groups) * HEAD_DIM;
-        for (int part = 0; part < VECTORS; part++)
-            put(place + 16 * part, _mm512_mul_ps(seen[q].output[part], share));
+        const int64_t query = head * a->groups + q % a->groups;
+        Element *place = a->out + ((row + q / a->groups) * a->kv_heads * a->groups + query) * HEAD_DIM;
+        for (int v = 0; v < VECTORS; v++) put(place + 16 * v, _mm512_mul_ps(seen[q].output[v], share));
     }
 }
 
-typedef struct {
-    const int32_t *slots;   // of all pieces
-    const Piece *pieces;
-    const int32_t *starts;  // (count + 1,) the first piece of each tile
-    int64_t count, rows;    // tiles, and rows in each but the last
-} Tiles;
-
-// Tile by tile and head by head. query (heads, rows, HEAD_DIM) by its strides; keys and values (kv_heads, slots,
-// HEAD_DIM); out (rows, heads, HEAD_DIM).
-static inline void unit(int64_t number, const Element *query, int64_t head_stride, int64_t row_stride,
-                        const Element *keys, const Element *values, int64_t kv_head_stride, int64_t slot_stride,
-                        Element *out, const Tiles *tiles, int64_t rows, int64_t kv_heads, int64_t groups, float scale) {
-    const int64_t t = number / kv_heads, head = number % kv_heads, row = t * tiles->rows;
-    const int64_t left = rows - row;
-    tile(query + head * groups * head_stride + row * row_stride, head_stride, row_stride,
-         (int)(left < tiles->rows ? left : tiles->rows), (int)groups, keys + head * kv_head_stride,
-         values + head * kv_head_stride, slot_stride, tiles->slots, tiles->pieces + tiles->starts[t],
-         tiles->starts[t + 1] - tiles->starts[t], scale, out + (row * kv_heads + head) * groups * HEAD_DIM,
-         kv_heads * groups * HEAD_DIM);
-}
-
-void attend(const Element *query, int64_t head_stride, int64_t row_stride, const Element *keys, const Element *values,
-            int64_t kv_head_stride, int64_t slot_stride, Element *out, const Tiles *tiles, int64_t rows,
-            int64_t kv_heads, int64_t groups, float scale, int64_t threads) {
+void attend(const Attention *a, const Tiles *tiles, int64_t threads) {
+    const int64_t size = units_size(tiles->count, a->kv_heads, a->groups, threads);
+    void *place = size ? aligned_alloc(64, size) : NULL;
+    const Units units = units_in(place, tiles->count, a->kv_heads, threads);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (int64_t number = 0; number < tiles->count * kv_heads; number++)
-        unit(number, query, head_stride, row_stride, keys, values, kv_head_stride, slot_stride, out, tiles, rows,
-             kv_heads, groups, scale);
+    for (int64_t number = 0; number < tiles->count * a->kv_heads * units.parts; number++)
+        unit(number, a, tiles, &units);
+    free(place);
 }

@@ -10,8 +10,6 @@
 
 #include <omp.h>
 #include <sched.h>
-#include <stdatomic.h>
-#include <string.h>
 #include <time.h>
 
 #define GROUP 32
@@ -74,6 +72,7 @@ typedef struct {
     atomic_int waiting, round;
     atomic_long next;  // of the attention's units
     int threads;
+    Units units;
 } Meeting;
 
 static void meet_all(Meeting *meeting) {
@@ -309,11 +308,16 @@ static void turn(float *head, const float *norm, float epsilon, const float *cos
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Numbers of float32 that a batch of so many rows needs as space.
-int64_t space_for(const Model *m, int64_t rows) {
+static int64_t batch_units_size(const Model *m, const Batch *b) {
+    return units_size(b->tiles.count, m->kv_heads, m->heads / m->kv_heads, b->threads);
+}
+
+// Numbers of float32 that a batch needs as space, aligned to 64 bytes.
+int64_t space_for(const Model *m, const Batch *b) {
     const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM;
     const int64_t widest = larger(larger(m->hidden, queries), m->intermediate);
-    return rows * (m->hidden + all + 2 * queries + 3 * widest + 2 * (widest / GROUP + 1));
+    const int64_t rows = b->rows * (m->hidden + all + 2 * queries + 3 * widest + 2 * (widest / GROUP + 1));
+    return rows + batch_units_size(m, b) / (int64_t)sizeof(float);
 }
 
 static double now(void) {
@@ -337,7 +341,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
     const int64_t all = queries + 2 * keys, widest = larger(larger(hidden, queries), m->intermediate);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
-    float *state = b->space, *qkv = state + rows * hidden, *normed = qkv + rows * all, *gated = normed + rows * widest;
+    float *state = b->space + batch_units_size(m, b) / sizeof(float), *qkv = state + rows * hidden, *normed = qkv + rows * all, *gated = normed + rows * widest;
     float *steps = gated + rows * widest, *rest = steps + rows * 2 * (widest / GROUP + 1);
     Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
     Input *input = (Input *)(rest + 2 * rows * queries);
@@ -374,11 +378,14 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             }
         }
         meet_after(b, meeting, thread, OTHER, &since);
+        const Attention attention = {
+            query, layer->keys, layer->values, seen, HEAD_DIM, queries, m->kv_head_stride, m->slot_stride,
+            rows, m->kv_heads, m->heads / m->kv_heads, m->scale,
+        };
         for (;;) {
             const int64_t number = atomic_fetch_add(&meeting->next, 1);
-            if (number >= b->tiles.count * m->kv_heads) break;
-            unit(number, query, HEAD_DIM, queries, layer->keys, layer->values, m->kv_head_stride, m->slot_stride, seen,
-                 &b->tiles, rows, m->kv_heads, m->heads / m->kv_heads, m->scale);
+            if (number >= b->tiles.count * m->kv_heads * meeting->units.parts) break;
+            unit(number, &attention, &b->tiles, &meeting->units);
         }
         meet_after(b, meeting, thread, ATTENTION, &since);
 #if WEIGHTS == 8
@@ -421,6 +428,8 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
 
 void forward(const Model *model, const Batch *batch) {
     Meeting meeting = {0};
+    void *place = batch_units_size(model, batch) ? batch->space : NULL;
+    meeting.units = units_in(place, batch->tiles.count, model->kv_heads, batch->threads);
 #pragma omp parallel num_threads(batch->threads)
     {
 #pragma omp single

@@ -132,7 +132,7 @@ class NativeForward:
         """Compute with these, which were compiled for such a model and such weights."""
         self._forward, self._space_for = functions.forward, functions.space_for
         self._forward.argtypes, self._forward.restype = [POINTER(_Model), POINTER(_Batch)], None
-        self._space_for.argtypes, self._space_for.restype = [POINTER(_Model), c_int64], c_int64
+        self._space_for.argtypes, self._space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
 
     def __call__(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
         """Shapes: tokens and positions (1, rows), keep (kept,), all int64. Returns (kept, vocabulary) in float32."""
@@ -142,13 +142,14 @@ class NativeForward:
             return self.many(tokens, positions, keep, plan)
         cosines, sines, turns = self._turns(positions)
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
-        if len(self._space) < (needed := self._space_for(byref(self._model), rows)):
-            self._space = torch.empty(needed, dtype=torch.float32)
         seconds = (c_double * 3)()
         batch = _Batch(
-            *(tensor.data_ptr() for tensor in (tokens, turns, plan.write, keep, cosines, sines, logits, self._space)),
-            ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
+            *(tensor.data_ptr() for tensor in (tokens, turns, plan.write, keep, cosines, sines, logits)),
+            None, ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
         )  # fmt: skip
+        if len(self._space) < (needed := self._space_for(byref(self._model), byref(batch))):
+            self._space = torch.empty(needed, dtype=torch.float32)
+        batch.space = self._space.data_ptr()
         self._forward(byref(self._model), byref(batch))
         counted({"linear": seconds[0], "attention": seconds[1]})
         return logits

@@ -33,16 +33,21 @@ class CTiles(Structure):
         return cls(*places, len(tiles.starts) - 1, tiles.rows)
 
 
+class _Attention(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "keys", "values", "out")),
+        *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
+        *((name, c_int64) for name in ("rows", "kv_heads", "groups")),
+        ("scale", c_float),
+    ]
+
+
 class Kernel:
     """Attention over tiles, for one head dimension and number format."""
 
     def __init__(self, functions: ctypes.CDLL) -> None:
         self._attend = functions.attend
-        pointer, number = c_void_p, c_int64
-        self._attend.argtypes = [
-            *(pointer, number, number, pointer, pointer, number, number, pointer, POINTER(CTiles)),
-            *(number, number, number, c_float, number),
-        ]
+        self._attend.argtypes = [POINTER(_Attention), POINTER(CTiles), c_int64]
         self._attend.restype = None
 
     def __call__(self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float) -> Tensor:
@@ -55,11 +60,12 @@ class Kernel:
             query = query.contiguous()
         out = torch.empty((rows, heads, head_dim), dtype=query.dtype)
         kv_heads = keys.shape[0]
-        self._attend(
-            query.data_ptr(), query.stride(0), query.stride(1),
-            keys.data_ptr(), values.data_ptr(), keys.stride(0), keys.stride(1), out.data_ptr(),
-            byref(CTiles.of(tiles)), rows, kv_heads, heads // kv_heads, scale, torch.get_num_threads(),
-        )  # fmt: skip
+        attention = _Attention(
+            *(tensor.data_ptr() for tensor in (query, keys, values, out)),
+            *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
+            *(rows, kv_heads, heads // kv_heads, scale),
+        )
+        self._attend(byref(attention), byref(CTiles.of(tiles)), torch.get_num_threads())
         return out
 
 

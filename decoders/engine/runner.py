@@ -168,7 +168,7 @@ class Runner:
         """The model's part: (rows read, vocab) logits, and which of their rows a (run, offset) has."""
         runs, writes = list(runs), list(writes)
         real = len(runs)
-        if all(run.rows == 1 for run in runs):  # decoding: round the rows up, so that shapes repeat
+        if self.native is None and all(run.rows == 1 for run in runs):  # decoding: round up, so that shapes repeat
             last = runs[-1]
             spare = Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)
             runs += [spare] * (bucket(real) - real)

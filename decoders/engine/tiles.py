@@ -15,8 +15,6 @@ from tot.decoders.engine.cascade import Run, cascade
 
 _ROWS = 16
 """Of a tile, at most: TILE in attention.c."""
-_FEW = 24
-"""Up to so many rows tiles are half as high: there are enough of them for all threads."""
 _WORTH_SHARING = 32
 """Keys times rows saved from which a stretch is a piece for several rows."""
 
@@ -43,7 +41,8 @@ def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
     first_row = [0]
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)
-    height = _ROWS if first_row[-1] > _FEW else _ROWS // 2
+    rows = first_row[-1]
+    height = -(-rows // -(-rows // _ROWS))  # as high as each other, or nearly
     pieces: list[tuple[int, int, int, int, int, int]] = []
     slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     offset = 0
@@ -65,6 +64,6 @@ def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
         slots.append(run.path[tail.depth :])
         offset += len(run.path) - tail.depth
     table = np.array(sorted(pieces), dtype=np.int32)
-    starts = np.searchsorted(table[:, 0], np.arange(-(-first_row[-1] // height) + 1)).astype(np.int32)
+    starts = np.searchsorted(table[:, 0], np.arange(-(-rows // height) + 1)).astype(np.int32)
     order = [tail.run for tail in tails]
     return order, Tiles(np.concatenate(slots), np.ascontiguousarray(table[:, 1:]), starts, height)
