@@ -1,9 +1,9 @@
 // Attention of packed rows over the slots they see, for CPUs with AVX-512.
 //
 // Compiled for one HEAD_DIM, a multiple of 32, and with -DFLOAT32 for float32 (a multiple of 16), else for bfloat16 and
-// its products. Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some consecutive rows of it
-// see. Softmax is taken as it goes (Milakov and Gimelshein, 2018); long lists are cut for several threads, and joined. Scores, weights' sums and
-// outputs are float32; products of bfloat16 are exact in it.
+// its products. Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some consecutive rows of
+// it see. Softmax is taken as it goes (Milakov and Gimelshein, 2018); long lists are cut for several threads, and joined.
+// Scores, weights' sums and outputs are float32; products of bfloat16 are exact in it.
 
 #include <immintrin.h>
 #include <math.h>
@@ -27,6 +27,8 @@ typedef uint16_t Element;
 #define CHUNK (32 * STEP)          // keys at a time
 #define WORDS (HEAD_DIM / STEP)    // of 32 bits, in one key
 #define VECTORS (HEAD_DIM / 16)    // of float32, in one row of the output
+#define UNITS 6                    // of a layer's, at least, where texts are long enough: more cost more than they save
+#define PART 8                     // chunks of one of them, at least
 #define BESIDE 6                   // queries at a time, whose sums stay in registers, for so many vectors of the output:
 #define ABREAST (VECTORS % 4 == 0 ? 4 : VECTORS % 3 == 0 ? 3 : VECTORS % 2 == 0 ? 2 : 1)
 
@@ -331,32 +333,40 @@ static inline void join(Seen *seen, int64_t parts, int64_t stride) {
     *seen = all;
 }
 
-// Attention of a layer is cut into units: tile by tile, head by head, and each into so many parts that all threads have
-// some; whoever ends a head's last part joins them.
+// Attention of a layer is cut into units: tile by tile, head by head, and where these are few, each into parts. Whoever
+// ends a head's last part joins them. How it is cut does not depend on how many threads there are, so no result does.
 typedef struct {
     int64_t parts;
-    Seen *seen;          // (tiles, kv_heads, parts, TILE * groups), where there are several parts
-    atomic_int *done;    // (tiles, kv_heads), zeros
+    Seen *seen;        // (tiles, kv_heads, parts, TILE * groups), where there are several parts
+    atomic_int *done;  // (tiles, kv_heads), zeros
 } Units;
 
-static int64_t parts_for(int64_t tiles, int64_t kv_heads, int64_t threads) {
-    return threads > 1 ? (3 * threads + tiles * kv_heads - 1) / (tiles * kv_heads) : 1;
+static int64_t parts_of(const Tiles *tiles, int64_t kv_heads) {
+    const int64_t heads = tiles->count * kv_heads, most = (UNITS + heads - 1) / heads;
+    int64_t longest = 0;
+    for (int64_t t = 0; most > 1 && t < tiles->count; t++) {
+        int64_t chunks = 0;
+        for (int32_t p = tiles->starts[t]; p < tiles->starts[t + 1]; p++) chunks += chunks_of(tiles->pieces + p);
+        longest = chunks > longest ? chunks : longest;
+    }
+    const int64_t parts = longest / PART;
+    return parts < 1 ? 1 : parts < most ? parts : most;
 }
 
-// Bytes of what is kept of parts, and of the counts before that.
+// Bytes of the counts, which stand before what is kept of parts.
 static int64_t counts_size(int64_t heads) { return (heads * (int64_t)sizeof(atomic_int) + 63) / 64 * 64; }
 
-static int64_t units_size(int64_t tiles, int64_t kv_heads, int64_t groups, int64_t threads) {
-    const int64_t heads = tiles * kv_heads, parts = parts_for(tiles, kv_heads, threads);
+static int64_t units_size(const Tiles *tiles, int64_t kv_heads, int64_t groups) {
+    const int64_t heads = tiles->count * kv_heads, parts = parts_of(tiles, kv_heads);
     return parts > 1 ? counts_size(heads) + heads * parts * TILE * groups * (int64_t)sizeof(Seen) : 0;
 }
 
-// `place` is aligned to 64 bytes, and none where there is one part.
-static Units units_in(void *place, int64_t tiles, int64_t kv_heads, int64_t threads) {
+// `place` is aligned to 64 bytes; without one there is one part.
+static Units units_in(void *place, const Tiles *tiles, int64_t kv_heads) {
     if (place == NULL) return (Units){.parts = 1};
-    const int64_t counts = counts_size(tiles * kv_heads);
+    const int64_t counts = counts_size(tiles->count * kv_heads);
     memset(place, 0, counts);
-    return (Units){parts_for(tiles, kv_heads, threads), (Seen *)((char *)place + counts), place};
+    return (Units){parts_of(tiles, kv_heads), (Seen *)((char *)place + counts), place};
 }
 
 static inline void unit(int64_t number, const Attention *a, const Tiles *tiles, const Units *units) {
@@ -380,9 +390,9 @@ static inline void unit(int64_t number, const Attention *a, const Tiles *tiles, 
 }
 
 void attend(const Attention *a, const Tiles *tiles, int64_t threads) {
-    const int64_t size = units_size(tiles->count, a->kv_heads, a->groups, threads);
+    const int64_t size = units_size(tiles, a->kv_heads, a->groups);
     void *place = size ? aligned_alloc(64, size) : NULL;
-    const Units units = units_in(place, tiles->count, a->kv_heads, threads);
+    const Units units = units_in(place, tiles, a->kv_heads);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
     for (int64_t number = 0; number < tiles->count * a->kv_heads * units.parts; number++)
         unit(number, a, tiles, &units);

@@ -27,11 +27,12 @@ typedef int16_t Input;
 typedef Element Input;
 #define JOINED (32 / WEIGHTS)
 #define LINE 64
+#define SCALES 0
 #define MOST_ROWS 12
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
 #define WIDE 2        // lines beside each other: MOST_ROWS rows by so many are sums that stay in registers
-#define AHEAD 16384   // bytes from what is multiplied to what is fetched
+#define AHEAD 16384   // bytes from what is multiplied to what is fetched, where rows are one block
 
 typedef struct {
     // (outputs / 32, inputs / JOINED, WIDE, 16, JOINED), outputs padded; of int8 (outputs / 32, inputs / GROUP) groups of
@@ -111,10 +112,16 @@ static inline __m512 silu(__m512 x) {
     return _mm512_mul_ps(x, _mm512_mask_sub_ps(share, negative, one, share));
 }
 
-// `rows` rows against one strip. input (rows, inputs); out by its stride in numbers.
-static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, int64_t strip,
+static inline int64_t strip_bytes(const Matrix *matrix) {
+    return matrix->inputs / JOINED * WIDE * LINE + matrix->inputs / GROUP * SCALES;
+}
+
+// `rows` rows against one strip, while what stands `ahead` bytes from it is fetched. input (rows, inputs); out by its
+// stride in numbers.
+static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, int64_t strip, int64_t ahead,
                                                         const Input *input, const float *input_steps, Then then,
                                                         float *out, int64_t out_stride) {
+    const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
     const int64_t words = matrix->inputs / JOINED;
     __m512 sums[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
@@ -123,7 +130,6 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
         for (int p = 0; p < WIDE; p++) sums[r][p] = _mm512_setzero_ps();
 #if WEIGHTS == 8
     const int64_t groups = matrix->inputs / GROUP;
-    const uint8_t *line = matrix->strips + strip * (words * WIDE * LINE + groups * SCALES);
     for (int64_t g = 0; g < groups; g++) {
         __m512i whole[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
@@ -135,7 +141,7 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 #pragma GCC unroll 2
             for (int p = 0; p < WIDE; p++, line += LINE) {
                 const __m512i weights = line_of(line);
-                if (LINE == 64 || p == 0) _mm_prefetch(line + AHEAD, _MM_HINT_T1);
+                if (LINE == 64 || p == 0) _mm_prefetch(line + ahead, _MM_HINT_T1);
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; r++) {
                     const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[word]);
@@ -149,8 +155,8 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++, line += SCALES / WIDE) {
             const __m512 step = _mm512_loadu_ps(line), least = _mm512_loadu_ps(line + 64);
-            _mm_prefetch(line + AHEAD, _MM_HINT_T1);
-            _mm_prefetch(line + AHEAD + 64, _MM_HINT_T1);
+            _mm_prefetch(line + ahead, _MM_HINT_T1);
+            _mm_prefetch(line + ahead + 64, _MM_HINT_T1);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const float *of_row = input_steps + 2 * (r * groups + g);
@@ -161,13 +167,12 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
         }
     }
 #else
-    const uint8_t *line = matrix->strips + strip * words * WIDE * LINE;
     for (int64_t word = 0; word < words; word++, line += WIDE * LINE) {
         __m512i weights[WIDE];
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) {
             weights[p] = line_of(line + p * LINE);
-            _mm_prefetch(line + p * LINE + AHEAD, _MM_HINT_T1);
+            _mm_prefetch(line + p * LINE + ahead, _MM_HINT_T1);
         }
 #if WIDENED
         // The first of two bfloat16 is the lower half of a lane: its bits are a float32's upper ones.
@@ -217,7 +222,7 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
                      float *out, int64_t out_stride, int thread, int threads) {
     const int64_t strips = (matrix->outputs + 31) / 32, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0;
+    const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0, ahead = blocks > 1 ? strip_bytes(matrix) : AHEAD;
     for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++)
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
@@ -227,7 +232,7 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
             // The number is a constant in each, so that loops are unrolled.
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
-        block(n, matrix, strip, from, steps, then, to, out_stride);                                                    \
+        block(n, matrix, strip, ahead, from, steps, then, to, out_stride);                                             \
         break;
             switch (count) {
                 CASE(1)
@@ -297,10 +302,14 @@ static void turn(float *head, const float *norm, float epsilon, const float *cos
     }
     const int64_t half = turned / 2;
     float done[HEAD_DIM];
-    for (int64_t i = 0; i < half; i++) {
-        const float a = head[i], b = head[i + half];
-        done[i] = a * cosines[i] - b * sines[i];
-        done[i + half] = b * cosines[i + half] + a * sines[i + half];
+    for (int64_t i = 0; i < half; i += 16) {
+        const __mmask16 there = half - i >= 16 ? 0xffff : (__mmask16)((1u << (half - i)) - 1u);
+        const __m512 a = _mm512_maskz_loadu_ps(there, head + i), b = _mm512_maskz_loadu_ps(there, head + half + i);
+#define ANGLE(of) _mm512_maskz_loadu_ps(there, of)
+        _mm512_mask_storeu_ps(done + i, there,
+                              _mm512_fmsub_ps(a, ANGLE(cosines + i), _mm512_mul_ps(b, ANGLE(sines + i))));
+        _mm512_mask_storeu_ps(done + half + i, there,
+                              _mm512_fmadd_ps(b, ANGLE(cosines + half + i), _mm512_mul_ps(a, ANGLE(sines + half + i))));
     }
     for (int64_t i = turned; i < HEAD_DIM; i++) done[i] = head[i];
     for (int i = 0; i < HEAD_DIM; i += 16) put(out + i, _mm512_loadu_ps(done + i));
@@ -309,7 +318,7 @@ static void turn(float *head, const float *norm, float epsilon, const float *cos
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int64_t batch_units_size(const Model *m, const Batch *b) {
-    return units_size(b->tiles.count, m->kv_heads, m->heads / m->kv_heads, b->threads);
+    return units_size(&b->tiles, m->kv_heads, m->heads / m->kv_heads);
 }
 
 // Numbers of float32 that a batch needs as space, aligned to 64 bytes.
@@ -341,7 +350,8 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
     const int64_t all = queries + 2 * keys, widest = larger(larger(hidden, queries), m->intermediate);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
-    float *state = b->space + batch_units_size(m, b) / sizeof(float), *qkv = state + rows * hidden, *normed = qkv + rows * all, *gated = normed + rows * widest;
+    float *state = b->space + batch_units_size(m, b) / sizeof(float), *qkv = state + rows * hidden;
+    float *normed = qkv + rows * all, *gated = normed + rows * widest;
     float *steps = gated + rows * widest, *rest = steps + rows * 2 * (widest / GROUP + 1);
     Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
     Input *input = (Input *)(rest + 2 * rows * queries);
@@ -429,7 +439,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
 void forward(const Model *model, const Batch *batch) {
     Meeting meeting = {0};
     void *place = batch_units_size(model, batch) ? batch->space : NULL;
-    meeting.units = units_in(place, batch->tiles.count, model->kv_heads, batch->threads);
+    meeting.units = units_in(place, &batch->tiles, model->kv_heads);
 #pragma omp parallel num_threads(batch->threads)
     {
 #pragma omp single

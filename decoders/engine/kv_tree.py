@@ -84,13 +84,9 @@ class KVTree:
             start += 1
         return start
 
-    def new_slots(self, tokens: Iterable[int]) -> int:
+    def new_slots(self, tokens: Sequence[int]) -> int:
         """How many more slots would be live if a branch of these tokens were opened."""
-        parent, reused, length = _ROOT, 0, 0
-        for length, token in enumerate(tokens, 1):  # noqa: B007 - the length is wanted after the loop
-            parent = self._child_of.get((parent, token), _ROOT - 1)
-            reused += parent >= 0 and self._users[parent] > 0
-        return length - reused
+        return len(tokens) - sum(self._users[slot] > 0 for slot in self._known(_ROOT, tokens))
 
     # -- branches -----------------------------------------------------------------------------------------------
 
@@ -111,17 +107,32 @@ class KVTree:
             self._acquire(twin.tip)
         return twin
 
-    def extend(self, branch: Branch, tokens: Iterable[int], private: bool = False) -> None:
+    def extend(self, branch: Branch, tokens: Sequence[int], private: bool = False) -> None:
         """Append tokens, `private` as nodes of their own. Raises KVTreeFullError (the branch keeps what fitted)."""
+        known = [] if private else self._known(branch.tip, tokens)
+        if known:
+            self._move(branch, known)
+        for token in tokens[len(known) :]:
+            self._move(branch, [self._allocate(branch.tip, token, private)])
+
+    def _known(self, node: int, tokens: Iterable[int]) -> list[int]:
+        """The nodes that the tree has for a beginning of `tokens`, after `node`."""
+        found: list[int] = []
         for token in tokens:
-            tip = branch.tip
-            child = None if private else self._child_of.get((tip, token))
+            child = self._child_of.get((node, token))
             if child is None:
-                child = self._allocate(tip, token, private)
-            self._acquire(child)
-            branch.slots.append(child)
-            if tip != _ROOT:
-                self._release(tip, keep=True)
+                break
+            found.append(child)
+            node = child
+        return found
+
+    def _move(self, branch: Branch, slots: Sequence[int]) -> None:
+        """On along a path from its tip."""
+        tip = branch.tip
+        self._acquire(slots[-1])
+        branch.slots.extend(slots)
+        if tip != _ROOT:
+            self._release(tip, keep=True)
 
     def rollback(self, branch: Branch, length: int) -> None:
         """Shorten to `length` positions. What no other branch runs through is freed at once, not cached."""

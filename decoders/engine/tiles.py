@@ -15,6 +15,8 @@ from tot.decoders.engine.cascade import Run, cascade
 
 _ROWS = 16
 """Of a tile, at most: TILE in attention.c."""
+_FEW = 24
+"""Up to so many rows tiles are half as high: there are enough of them for more threads."""
 _WORTH_SHARING = 32
 """Keys times rows saved from which a stretch is a piece for several rows."""
 
@@ -42,7 +44,8 @@ def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)
     rows = first_row[-1]
-    height = -(-rows // -(-rows // _ROWS))  # as high as each other, or nearly
+    most = _ROWS if rows > _FEW else _ROWS // 2
+    height = -(-rows // -(-rows // most))  # all as high as each other, or nearly
     pieces: list[tuple[int, int, int, int, int, int]] = []
     slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     offset = 0

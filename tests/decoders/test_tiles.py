@@ -108,15 +108,43 @@ def test_the_kernel_is_softmax_attention(
     assert (out.double() - exact).abs().mean() < 2e-3 * coarse
 
 
+def branches(rows: int, shared: int, own: int) -> list[Run]:
+    """One row of each of so many texts of one beginning."""
+    paths = [[*range(1, shared + 1), *(shared + 1 + own * i + j for j in range(own))] for i in range(rows)]
+    return [Run(np.array(path, dtype=np.int32), len(path) - 1) for path in paths]
+
+
 @formats
-def test_threads_change_no_bit(kernel: Callable[..., Kernel], dtype: torch.dtype) -> None:
-    runs = [
-        Run(np.arange(1, 400, dtype=np.int32), 300),
-        *(Run(np.array([*range(1, 90), 500 + i]), 89) for i in range(9)),
-    ]
-    runs = [Run(run.path.astype(np.int32), run.start) for run in runs]
+@pytest.mark.parametrize("rows", [1, 2, 7, 20])
+@pytest.mark.parametrize(("shared", "own"), [(2500, 3), (1100, 400), (30, 1200)])
+def test_long_texts_are_cut_for_several_threads_and_joined(
+    kernel: Callable[..., Kernel], dtype: torch.dtype, rows: int, shared: int, own: int
+) -> None:
+    runs = branches(rows, shared, own)
+    order, tiles = make_tiles(runs)
+    random = torch.Generator().manual_seed(rows)
+    keys, values = (torch.randn(1, shared + rows * own + 1, 64, generator=random).to(dtype) for _ in range(2))
+    query = 2 * torch.randn(2, rows, 64, generator=random).to(dtype)
+    out = kernel(64, dtype)(query, keys, values, tiles, 0.3)
+    exact = attention(query, keys, values, [runs[r].path.tolist() for r in order])
+    coarse = 1.0 if dtype == torch.bfloat16 else 1e-3
+    assert torch.allclose(out.double(), exact, atol=2e-2 * coarse, rtol=2e-2 * coarse)
+
+
+@formats
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [Run(np.arange(1, 400, dtype=np.int32), 300), *branches(9, 89, 1)],
+        branches(1, 2500, 1),
+        branches(5, 1500, 7),
+    ],
+    ids=["short", "one long row", "long rows"],
+)
+def test_threads_change_no_bit(kernel: Callable[..., Kernel], dtype: torch.dtype, runs: list[Run]) -> None:
     _, tiles = make_tiles(runs)
-    query, keys, values = torch.randn(6, 108, 64).to(dtype), *torch.randn(2, 2, 600, 64).to(dtype)
+    rows = sum(run.rows for run in runs)
+    query, keys, values = torch.randn(6, rows, 64).to(dtype), *torch.randn(2, 2, 2600, 64).to(dtype)
     before = torch.get_num_threads()
     results = []
     try:
