@@ -13,31 +13,36 @@ from tot.named import load_task
 
 
 class Writes:
-    """A side that answers each question with a text of its own, and keeps what it was asked."""
+    """A side that answers each question with a text of its own, and keeps what it was asked. In other company it
+    answers `instead`."""
 
-    def __init__(self, name: str, *texts: str) -> None:
+    def __init__(self, name: str, texts: dict[str, str], instead: dict[str, str] | None = None) -> None:
         self.name = name
         self.asked: list[Request] = []
-        self.decoder = SimpleNamespace(generate=lambda asked: self._write(asked, texts))
+        self.texts, self.instead = texts, texts | (instead or {})
+        self.decoder = SimpleNamespace(generate=self._write)
 
-    def _write(self, asked: list[Request], texts: tuple[str, ...]) -> list[Any]:
+    def _write(self, asked: list[Request]) -> list[Any]:
         self.asked += asked
-        return [SimpleNamespace(text=text) for text in texts]
+        questions = [str(request.prompt).rpartition("Question: ")[2].partition("\n")[0] for request in asked]
+        texts = self.texts if questions == sorted(questions) else self.instead
+        return [SimpleNamespace(text=texts[question]) for question in questions]
 
 
 def test_numbers_count_however_they_are_written() -> None:
-    ours = Writes("tot", " 1,200.", " 7", "no idea", " 5")
-    other = Writes("tot, int8", " 1200", " 8", "none", " 5.0")
+    ours = Writes("tot", {"a": " 1,200.", "b": " 7", "c": "no idea", "d": " 5"}, {"a": " 1", "d": " 4"})
+    other = Writes("tot, int8", {"a": " 1200", "b": " 8", "c": "none", "d": " 5.0"})
     goals = same(ours, [other], load_task("gsm8k"), ["a", "b", "c", "d"], lambda text: None)  # type: ignore[arg-type, list-item]
-    assert [goal.measured for goal in goals] == ["3 of 4", "3 of 4"]
-    assert goals[0].ratio == pytest.approx(0.75)
-    assert goals[0].verdict == "MISSED"
-    assert goals[0].what == "the same greedy answers, at once: tot, int8 / tot"
+    assert [goal.measured for goal in goals] == ["2 of 4", "3 of 4"] * 2
+    assert [goal.verdict for goal in goals] == ["", "MISSED"] * 2
+    assert goals[0].what == "the same greedy answers, at once: tot, packed otherwise / tot"
+    assert goals[1].what == "the same greedy answers, at once: tot, int8 / tot"
+    assert goals[1].ratio == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("way", "ends"), [("at once", "Question: why?\nThe answer is"), ("worked out", "why?\n")])
 def test_it_asks_greedily_after_worked_examples(way: str, ends: str) -> None:
-    side = Writes("tot", " 4")
+    side = Writes("tot", {"why?": " 4"})
     assert answers(side, load_task("gsm8k"), ["why?"], way) == ["4"]  # type: ignore[arg-type]
     (request,) = side.asked
     assert isinstance(request.prompt, str)

@@ -16,12 +16,12 @@ BATCHED, VLLM, LLAMA = "generate, batched", "vLLM", "llama.cpp"
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """A ratio and the least that it should be; `ratios` are by round, none where a side is missing."""
+    """A ratio and the least that it should be, if anything; `ratios` are by round, none where a side is missing."""
 
     what: str
     measured: str
     ratios: Sequence[float]
-    least: float
+    least: float | None
     share: bool = False
     """Shown in percent."""
 
@@ -38,6 +38,8 @@ class Goal:
     def verdict(self) -> str:
         if self.ratio is None:
             return "not measured"
+        if self.least is None:
+            return ""
         return "reached" if self.ratio >= self.least else "MISSED"
 
 

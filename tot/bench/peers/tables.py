@@ -48,8 +48,8 @@ def of_goals(goals: Sequence[Goal]) -> Table:
     """What was to be reached, and whether it was."""
     table = Table("what", "measured", "ratio", "goal", "", title="goals; ratios are medians of those in each round")
     for goal in goals:
-        ratio = "" if goal.ratio is None else goal.shown(goal.ratio)
-        table.add_row(goal.what, goal.measured, ratio, goal.shown(goal.least), goal.verdict)
+        ratio, least = ("" if one is None else goal.shown(one) for one in (goal.ratio, goal.least))
+        table.add_row(goal.what, goal.measured, ratio, least, goal.verdict)
     return table
 
 
