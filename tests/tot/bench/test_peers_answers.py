@@ -32,12 +32,14 @@ class Writes:
 def test_numbers_count_however_they_are_written() -> None:
     ours = Writes("tot", {"a": " 1,200.", "b": " 7", "c": "no idea", "d": " 5"}, {"a": " 1", "d": " 4"})
     other = Writes("tot, int8", {"a": " 1200", "b": " 8", "c": "none", "d": " 5.0"})
-    goals = same(ours, [other], load_task("gsm8k"), ["a", "b", "c", "d"], lambda text: None)  # type: ignore[arg-type, list-item]
-    assert [goal.measured for goal in goals] == ["2 of 4", "3 of 4"] * 2
-    assert [goal.verdict for goal in goals] == ["", "MISSED"] * 2
+    exact = Writes("tot, float32", {"a": " 1200", "b": " 7", "c": "", "d": " 5"})
+    task, questions = load_task("gsm8k"), ["a", "b", "c", "d"]
+    goals = same(ours, [other], task, questions, lambda text: None, [exact])  # type: ignore[arg-type, list-item]
+    assert [goal.measured for goal in goals] == ["2 of 4", "4 of 4", "3 of 4"] * 2
+    assert [goal.verdict for goal in goals] == ["", "", "MISSED"] * 2
     assert goals[0].what == "the same greedy answers, at once: tot, packed otherwise / tot"
-    assert goals[1].what == "the same greedy answers, at once: tot, int8 / tot"
-    assert goals[1].ratio == pytest.approx(0.75)
+    assert goals[2].what == "the same greedy answers, at once: tot, int8 / tot"
+    assert goals[2].ratio == pytest.approx(0.75)
 
 
 @pytest.mark.parametrize(("way", "ends"), [("at once", "Question: why?\nThe answer is"), ("worked out", "why?\n")])

@@ -2,7 +2,7 @@
 
 Both ways of answering are asked for: at once, and after working the question out, where one other word may lead
 elsewhere. Worked examples come before each question. Few are asked at once: more may be computed without eight bits.
-In bfloat16 what is packed beside a text changes some words, too: how many answers that changes is told first.
+What is packed beside a text changes some words, too, and so does float32 instead of bfloat16: that is told first.
 """
 
 from __future__ import annotations
@@ -24,20 +24,26 @@ _ENDS = {"at once": "\nThe answer is", "worked out": "\n"}
 
 
 def same(
-    ours: Tot, others: Sequence[Tot], task: Task, questions: Sequence[str], say: Callable[[str], None]
+    ours: Tot,
+    others: Sequence[Tot],
+    task: Task,
+    questions: Sequence[str],
+    say: Callable[[str], None],
+    controls: Sequence[Tot] = (),
 ) -> list[Goal]:
-    """By side and way of answering, the share of the questions that have the same answer."""
+    """By side and way of answering, the share of the questions that have the same answer. `controls` have no goal, nor
+    has our own side with other texts beside each."""
     goals = []
     for way in _ENDS:
         say(f"{len(questions)} answers {way} …")
         expected = answers(ours, task, questions, way)
         again = answers(ours, task, questions[::-1], way)[::-1]
-        found = {f"{ours.name}, packed otherwise": again}
-        found |= {other.name: answers(other, task, questions, way) for other in others}
-        for name, given in found.items():
-            least = None if given is again else _LEAST
-            kept = [a == b for a, b in zip(given, expected, strict=True)]
+        given = [(f"{ours.name}, packed otherwise", again)]
+        given += [(side.name, answers(side, task, questions, way)) for side in (*controls, *others)]
+        for i, (name, found) in enumerate(given):
+            kept = [a == b for a, b in zip(found, expected, strict=True)]
             what = f"the same greedy answers, {way}: {name} / {ours.name}"
+            least = _LEAST if i > len(controls) else None
             goals.append(Goal(what, f"{sum(kept)} of {len(kept)}", [sum(kept) / len(kept)], least, share=True))
     return goals
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
@@ -137,7 +138,12 @@ def measure(options: Options, found: Found, stack: ExitStack, say: Callable[[str
         found.evaluations = evaluations.speeds(options.plan.model, options.plan.dtype, task, asked, say)
     packed = [side for side in found.sides if isinstance(side, Tot) and side is not ours]
     if "answers" in options.parts and packed:
-        found.answers = answers.same(ours, packed, task, questions_of(task, options.data, answers.MOST), say)
+        asked = questions_of(task, options.data, answers.MOST)
+        controls = []
+        if loaded.dtype != torch.float32:
+            controls.append(Tot("tot, float32", options.plan.model, dtype="fp32"))
+            stack.callback(controls[0].close)
+        found.answers = answers.same(ours, packed, task, asked, say, controls)
 
 
 def report(options: Options, found: Found, console: Console) -> None:
