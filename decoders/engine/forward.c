@@ -74,6 +74,7 @@ typedef struct {
     atomic_long next;  // of the attention's units
     int threads;
     Units units;
+    float *space;  // of the rows, behind that of the units
 } Meeting;
 
 static void meet_all(Meeting *meeting) {
@@ -350,7 +351,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
     const int64_t all = queries + 2 * keys, widest = larger(larger(hidden, queries), m->intermediate);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
-    float *state = b->space + batch_units_size(m, b) / sizeof(float), *qkv = state + rows * hidden;
+    float *state = meeting->space, *qkv = state + rows * hidden;
     float *normed = qkv + rows * all, *gated = normed + rows * widest;
     float *steps = gated + rows * widest, *rest = steps + rows * 2 * (widest / GROUP + 1);
     Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
@@ -438,8 +439,9 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
 
 void forward(const Model *model, const Batch *batch) {
     Meeting meeting = {0};
-    void *place = batch_units_size(model, batch) ? batch->space : NULL;
-    meeting.units = units_in(place, &batch->tiles, model->kv_heads);
+    const int64_t size = batch_units_size(model, batch);
+    meeting.units = units_in(size ? batch->space : NULL, &batch->tiles, model->kv_heads);
+    meeting.space = batch->space + size / (int64_t)sizeof(float);
 #pragma omp parallel num_threads(batch->threads)
     {
 #pragma omp single

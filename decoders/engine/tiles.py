@@ -16,7 +16,7 @@ from tot.decoders.engine.cascade import Run, cascade
 _ROWS = 16
 """Of a tile, at most: TILE in attention.c."""
 _FEW = 24
-"""Up to so many rows tiles are half as high: there are enough of them for more threads."""
+"""Up to so many rows tiles are half as high, so that there are some for more threads."""
 _WORTH_SHARING = 32
 """Keys times rows saved from which a stretch is a piece for several rows."""
 

@@ -209,8 +209,7 @@ class Server:
             )
         self.spent.retries += 1
         # Once an outage, not once a request: what was sent before the last good reply failed in an outage that is past.
-        sent_at = error.sent_at if isinstance(error, PassingError) else 0.0
-        if not self._in_trouble and sent_at > self._well_at:
+        if not self._in_trouble and isinstance(error, PassingError) and error.sent_at > self._well_at:
             self._in_trouble = True
             log.warning("%s: %s; trying again, up to %d times", self.options.base_url, error, self.options.retries)
 

@@ -135,7 +135,10 @@ def test_long_texts_are_cut_for_several_threads_and_joined(
 @pytest.mark.parametrize(
     "runs",
     [
-        [Run(np.arange(1, 400, dtype=np.int32), 300), *branches(9, 89, 1)],
+        [
+            Run(np.arange(1, 400, dtype=np.int32), 300),
+            *(Run(np.array([*range(1, 90), 500 + i], dtype=np.int32), 89) for i in range(9)),
+        ],
         branches(1, 2500, 1),
         branches(5, 1500, 7),
     ],

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tot.bench.peers.answers import answers, same
+from tot.bench.peers.sides import Plan, open_exact
 from tot.decoders import Request
 from tot.named import load_task
 
@@ -51,3 +53,11 @@ def test_it_asks_greedily_after_worked_examples(way: str, ends: str) -> None:
     assert request.prompt.endswith(ends)
     assert request.prompt.count("The answer is") >= 4
     assert request.sampling.temperature == 0
+
+
+def test_a_control_that_cannot_be_had_is_left_out() -> None:
+    told: list[str] = []
+    with ExitStack() as stack:
+        assert open_exact(Plan(model="no/such-model-anywhere.gguf"), stack, told.append) == []
+    assert len(told) == 1
+    assert told[0].startswith("tot, float32 is left out: ")

@@ -38,12 +38,12 @@ def same(
         say(f"{len(questions)} answers {way} …")
         expected = answers(ours, task, questions, way)
         again = answers(ours, task, questions[::-1], way)[::-1]
-        given = [(f"{ours.name}, packed otherwise", again)]
-        given += [(side.name, answers(side, task, questions, way)) for side in (*controls, *others)]
-        for i, (name, found) in enumerate(given):
+        given: list[tuple[str, list[Hashable], float | None]] = [(f"{ours.name}, packed otherwise", again, None)]
+        given += [(side.name, answers(side, task, questions, way), None) for side in controls]
+        given += [(side.name, answers(side, task, questions, way), _LEAST) for side in others]
+        for name, found, least in given:
             kept = [a == b for a, b in zip(found, expected, strict=True)]
             what = f"the same greedy answers, {way}: {name} / {ours.name}"
-            least = _LEAST if i > len(controls) else None
             goals.append(Goal(what, f"{sum(kept)} of {len(kept)}", [sum(kept) / len(kept)], least, share=True))
     return goals
 

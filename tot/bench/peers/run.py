@@ -22,7 +22,7 @@ from tot.bench.peers import answers, evaluations, limit, tables
 from tot.bench.peers.goals import DYNAMIC, INT8, INT8_LEAST, Goal, decode_goals, tree_goals
 from tot.bench.peers.here import Tot
 from tot.bench.peers.side import Side
-from tot.bench.peers.sides import Plan, open_sides
+from tot.bench.peers.sides import Plan, open_exact, open_sides
 from tot.bench.peers.turns import NOT_AT_ALL, Results, Turns
 from tot.bench.peers.workloads import BREADTH, DEPTH, decode, questions_of, rotated, searchers, trees
 from tot.decoders.errors import OptionError, unknown
@@ -138,12 +138,9 @@ def measure(options: Options, found: Found, stack: ExitStack, say: Callable[[str
         found.evaluations = evaluations.speeds(options.plan.model, options.plan.dtype, task, asked, say)
     packed = [side for side in found.sides if isinstance(side, Tot) and side is not ours]
     if "answers" in options.parts and packed:
-        asked = questions_of(task, options.data, answers.MOST)
-        controls = []
-        if loaded.dtype != torch.float32:
-            controls.append(Tot("tot, float32", options.plan.model, dtype="fp32"))
-            stack.callback(controls[0].close)
-        found.answers = answers.same(ours, packed, task, asked, say, controls)
+        controls = [] if loaded.dtype == torch.float32 else open_exact(options.plan, stack, say)
+        some = questions_of(task, options.data, answers.MOST)
+        found.answers = answers.same(ours, packed, task, some, say, controls)
 
 
 def report(options: Options, found: Found, console: Console) -> None:

@@ -63,6 +63,18 @@ def open_sides(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> list
     return sides
 
 
+def open_exact(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> list[Tot]:
+    """Ours in float32, if it can be had; the stack closes it."""
+    name = f"{OURS}, float32"
+    try:
+        exact = Tot(name, plan.model, dtype="fp32")
+    except TotError as error:
+        say(f"{name} is left out: {error}")
+        return []
+    stack.callback(exact.close)
+    return [exact]
+
+
 def _openers(plan: Plan) -> Iterator[tuple[str, Callable[[], Side]]]:
     model, dtype, kinds = plan.model, plan.dtype, plan.kinds
     yield OURS, lambda: Tot(OURS, model, dtype=dtype)
