@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
     from tot.decoders.engine.loading import list_models, load_model
     from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
+    from tot.decoders.open_models import close_models
     from tot.decoders.remote.decoder import RemoteDecoder
     from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 
@@ -23,6 +24,7 @@ _HOME = {
     "engine.engine": ("Engine",),
     "engine.loading": ("list_models", "load_model"),
     "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
+    "open_models": ("close_models",),
     "remote.decoder": ("RemoteDecoder",),
     "request": ("Completion", "Message", "Request", "Sampling", "Usage"),
 }
@@ -46,6 +48,7 @@ __all__ = [
     "TaskError",
     "TotError",
     "Usage",
+    "close_models",
     "list_models",
     "load_decoder",
     "load_model",

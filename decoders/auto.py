@@ -135,7 +135,6 @@ class Choosing(Speculation):
     def close(self) -> None:
         if self._kept is not None and self._tallies:
             self._kept.write([[purpose, known.to_json()] for purpose, known in self.experience.items()])
-        super().close()
 
 
 class Auto(Jacobi):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -21,12 +23,14 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.forward import Quantization
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel, load_model
+from tot.decoders.engine.memory import give_back
 from tot.decoders.engine.model_names import draft_folder
 from tot.decoders.engine.rotary import inverse_frequencies
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import OptionError, RequestError, TotError, unknown
 from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
 from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
+from tot.decoders.open_models import close_models, model_key
 from tot.decoders.parallel_steps import ParallelSteps
 from tot.decoders.remote.decoder import RemoteDecoder, open_remote
 from tot.decoders.request import Completion, Purpose, Request
@@ -36,6 +40,9 @@ from tot.decoders.speculative import MCSDOptions, SDOptions, Speculation, Specul
 from tot.decoders.steps_format import PDOSOptions, StepsFormat
 
 log = logging.getLogger(__name__)
+
+_WORTH_GIVING_BACK = 2**24
+"""Bytes of weights from which it takes less time to give them back than it took to load them."""
 
 
 class Decoder(Protocol):
@@ -58,10 +65,9 @@ class NoOptions(BaseModel):
 
 
 class Ready(NamedTuple):
-    """A method set up on an engine: the policy each request gets, how to give back what they share, and what drafts."""
+    """A method set up on an engine: the policy each request gets, and what drafts."""
 
     policy: PolicyFactory
-    close: Callable[[], None]
     drafter: Drafter | None = None
     prepare: Callable[[Request], Request] | None = None
     """What it does to a request beforehand: adds instructions to the prompt, say."""
@@ -70,23 +76,25 @@ class Ready(NamedTuple):
 
 
 class Method(NamedTuple):
-    set_up: Callable[[Engine, Any], Ready]
+    set_up: Callable[[Engine, Any, ExitStack], Ready]
+    """On an engine, with options; the stack closes what its requests share."""
     options: type[BaseModel]
 
 
-def _auto(engine: Engine, options: AutoOptions) -> Ready:
-    trained = _trained_draft(engine)
+def _auto(engine: Engine, options: AutoOptions, stack: ExitStack) -> Ready:
+    trained = _trained_draft(engine, stack)
     costs = engine_costs(engine), None if trained is None else row_costs(trained.runner)
     choosing = Choosing(engine, options, costs, trained)
-    return Ready(partial(Auto, companion=choosing), choosing.close, choosing.drafter, choices=choosing.choices)
+    stack.callback(choosing.close)
+    return Ready(partial(Auto, companion=choosing), choosing.drafter, choices=choosing.choices)
 
 
-def _trained_draft(engine: Engine) -> ModelDrafter | None:
+def _trained_draft(engine: Engine, stack: ExitStack) -> ModelDrafter | None:
     """The draft that `tot train-draft` made for the engine's model, where there is one that can be used."""
     if not (draft_folder(engine.loaded.name) / "config.json").exists():
         return None
     try:
-        drafter = make_drafter("trained", engine)
+        drafter = make_drafter("trained", engine, stack)
     except TotError as error:
         log.warning("the draft that was trained for %s is not used: %s", engine.loaded.name, error)
         return None
@@ -94,56 +102,55 @@ def _trained_draft(engine: Engine) -> ModelDrafter | None:
     return drafter
 
 
-def _autoregressive(engine: Engine, options: NoOptions) -> Ready:
-    return Ready(Autoregressive, lambda: None)
+def _autoregressive(engine: Engine, options: NoOptions, stack: ExitStack) -> Ready:
+    return Ready(Autoregressive)
 
 
-def _speculative(engine: Engine, options: SDOptions | MCSDOptions) -> Ready:
-    drafter = make_drafter(options.draft, engine)
+def _speculative(engine: Engine, options: SDOptions | MCSDOptions, stack: ExitStack) -> Ready:
+    drafter = make_drafter(options.draft, engine, stack)
     shared = Speculation(drafter, options, engine)
-    return Ready(partial(Speculative, companion=shared), shared.close, drafter)
+    return Ready(partial(Speculative, companion=shared), drafter)
 
 
-def _seed(engine: Engine, options: SEEDOptions) -> Ready:
-    drafter = make_drafter(options.draft, engine)
+def _seed(engine: Engine, options: SEEDOptions, stack: ExitStack) -> Ready:
+    drafter = make_drafter(options.draft, engine, stack)
     costs = None
     if options.adapt:
         costs = engine_costs(engine), None if drafter.runner is None else row_costs(drafter.runner)
     if options.policy == "packed":
         packed = Speculation(drafter, options, engine, costs)
-        return Ready(partial(Speculative, companion=packed), packed.close, drafter)
+        return Ready(partial(Speculative, companion=packed), drafter)
     rounds = Rounds(drafter, options, engine, costs)
-    return Ready(partial(Scheduled, companion=rounds), rounds.close, drafter)
+    stack.callback(rounds.close)
+    return Ready(partial(Scheduled, companion=rounds), drafter)
 
 
-def _jacobi(engine: Engine, options: JacobiOptions) -> Ready:
+def _jacobi(engine: Engine, options: JacobiOptions, stack: ExitStack) -> Ready:
     windows = Windows(options.n, options.guess)
     costs = (engine_costs(engine), None) if options.adapt else None
     shared = Speculation(windows, options, engine, costs)
-    policy = partial(Jacobi, companion=shared, windows=windows, trajectory=options.trajectory)
-    return Ready(policy, shared.close, windows)
+    return Ready(partial(Jacobi, companion=shared, windows=windows, trajectory=options.trajectory), windows)
 
 
-def _lookahead(engine: Engine, options: LookaheadOptions) -> Ready:
+def _lookahead(engine: Engine, options: LookaheadOptions, stack: ExitStack) -> Ready:
     pool = Pool(options.guesses)
     looking = Looking(pool, options, engine, (engine_costs(engine), None) if options.adapt else None)
-    return Ready(partial(Lookahead, companion=looking), looking.close, pool)
+    return Ready(partial(Lookahead, companion=looking), pool)
 
 
-def _fastcot(engine: Engine, options: FastCoTOptions) -> Ready:
+def _fastcot(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> Ready:
     buffers = Buffers(options.window, engine_costs(engine) if options.window is None else None)
     shared = Speculation(buffers, options, engine)
-    return Ready(partial(FastCoT, companion=shared, buffers=buffers, options=options), shared.close, buffers)
+    return Ready(partial(FastCoT, companion=shared, buffers=buffers, options=options), buffers)
 
 
-def _pdos(engine: Engine, options: PDOSOptions) -> Ready:
+def _pdos(engine: Engine, options: PDOSOptions, stack: ExitStack) -> Ready:
     form = StepsFormat(options, engine.codec)
     move = None
     if options.reuse_keys:
         inverse_frequencies(engine.loaded.model)
         move = engine.runner.move
-    policy = partial(ParallelSteps, form=form, chunk=engine.chunk, move=move)
-    return Ready(policy, lambda: None, prepare=form.prepare)
+    return Ready(partial(ParallelSteps, form=form, chunk=engine.chunk, move=move), prepare=form.prepare)
 
 
 METHODS: dict[str, Method] = {
@@ -163,26 +170,29 @@ REMOTE = ("openai",)
 """The decoders that ask a server, and have no model here."""
 
 
-def make_drafter(draft: Any, engine: Engine) -> Drafter:
-    """A drafter for an engine's model, from what the option `draft` may be.
+def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
+    """A drafter for an engine's model, from what the option `draft` may be; what is opened for it the stack closes.
 
     None and "lookup" look up; "early-exit" or "early-exit:6" drafts with the target's first layers; other names, paths
     and model objects with that model, "trained" with the one that `tot train-draft` made for this target; several, in a
-    list or with commas, each for texts that those before had nothing for. A drafter is itself. Warns of a draft that is
-    slower than its target. Raises ModelError where the draft's tokens are not the target's.
+    list or with commas, each for texts that those before had nothing for. A drafter is itself, and whose it is closes
+    it. Decoders of one engine share the draft models that they name. Warns of a draft that is slower than its target.
+    Raises ModelError where the draft's tokens are not the target's.
     """
     if isinstance(draft, LookupDrafter | ModelDrafter | DrafterChain):
         return draft
     if isinstance(draft, str) and "," in draft:
         draft = [part.strip() for part in draft.split(",")]
     if isinstance(draft, list | tuple):
-        return DrafterChain([make_drafter(part, engine) for part in draft])
+        return DrafterChain([make_drafter(part, engine, stack) for part in draft])
     if draft is None or draft == "lookup":
         return LookupDrafter()
     target = engine.loaded
     if isinstance(draft, str) and re.fullmatch(r"early-exit(:\d{1,4})?", draft):
         layers = draft.partition(":")[2]
-        return _model_drafter(first_layers(target, int(layers) if layers else None), engine)
+        shallow = _model_drafter(first_layers(target, int(layers) if layers else None), engine)
+        stack.callback(shallow.close)
+        return shallow
     if draft == "trained":
         draft = draft_folder(target.name)
         if not (draft / "config.json").exists():
@@ -192,6 +202,17 @@ def make_drafter(draft: Any, engine: Engine) -> Drafter:
         raise OptionError(
             f"draft={draft!r} is no model: give a name, a path, a model object, lookup, trained or early-exit:N"
         )
+    load = partial(_load_drafter, draft, named, engine)
+    if named:
+        shared: ModelDrafter = stack.enter_context(engine.drafters.use(model_key(draft), load))
+        return shared
+    own = load()
+    stack.callback(own.close)
+    return own
+
+
+def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
+    target = engine.loaded
     loaded = load_model(
         draft,
         tokenizer=None if named else target.tokenizer,
@@ -215,16 +236,26 @@ def _model_drafter(loaded: LoadedModel, engine: Engine) -> ModelDrafter:
 class LocalDecoder:
     """One decoding method on one engine. Closing it closes the engine, unless the engine was given."""
 
-    def __init__(self, name: str, engine: Engine, method: Ready, owns_engine: bool) -> None:
+    def __init__(self, name: str, engine: Engine, method: Ready, shared: ExitStack, owns_engine: bool) -> None:
         self.name = name
-        self.engine = engine
-        self._policy = method.policy
-        self._close_method = method.close
-        self._prepare = method.prepare
-        self.drafter = method.drafter
-        """What drafts for it, if anything does."""
+        self._open: tuple[Engine, Ready] | None = (engine, method)
+        self._shared = shared
         self._owns_engine = owns_engine
-        self._choices = method.choices
+        self._handles: WeakSet[Handle] = WeakSet()
+
+    @property
+    def engine(self) -> Engine:
+        return self._held()[0]
+
+    @property
+    def method(self) -> Ready:
+        """How each request is decoded."""
+        return self._held()[1]
+
+    @property
+    def drafter(self) -> Drafter | None:
+        """What drafts for it, if anything does."""
+        return self.method.drafter
 
     @property
     def model(self) -> Any:
@@ -237,13 +268,21 @@ class LocalDecoder:
     @property
     def choices(self) -> dict[Purpose, str]:
         """By purpose, what `auto` chose so far, in words; nothing for methods that choose nothing."""
-        return self._choices()
+        return self.method.choices()
+
+    def _held(self) -> tuple[Engine, Ready]:
+        if self._open is None:
+            raise RequestError("this decoder is closed: make a new one")
+        return self._open
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""
-        if self._prepare is not None:
-            requests = [self._prepare(request) for request in requests]
-        return self.engine.submit_all(requests, [self._policy] * len(requests), meter, stream)
+        engine, method = self._held()
+        if method.prepare is not None:
+            requests = [method.prepare(request) for request in requests]
+        handles = engine.submit_all(requests, [method.policy] * len(requests), meter, stream)
+        self._handles.update(handles)
+        return handles
 
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
         """The n completions of each request, counted on `meter` as they grow. Cancelled, or where one fails, it gives
@@ -261,9 +300,26 @@ class LocalDecoder:
         return [completion for handle in self.submit(requests) for completion in handle.result()]
 
     def close(self) -> None:
+        """Its requests in flight end as cancelled. An engine of its own goes, and with it the model's memory."""
+        if self._open is None:
+            return
+        engine = self._open[0]
+        self._open = None
+        running = [handle for handle in self._handles if not handle.future.done()]
+        for handle in running:
+            handle.cancel()
+        wait([handle.future for handle in running])
         if self._owns_engine:
-            self.engine.close()
-        self._close_method()
+            weights = sum(weight.nbytes for weight in engine.loaded.model.parameters())
+            self._shared.close()
+            del engine
+            if weights > _WORTH_GIVING_BACK:
+                give_back()
+            return
+        try:
+            engine.call(self._shared.close)  # between two steps of what others have there
+        except TotError:  # it is closed or has failed, so nothing runs
+            self._shared.close()
 
     def __enter__(self) -> LocalDecoder:
         return self
@@ -318,23 +374,30 @@ def load_decoder(
             if value is not None:
                 raise OptionError(f"{option} is for models that run here: leave it out, the server has its own")
         return open_remote(model, options)
+    chosen = checked_options(name, options)
+    if engine is not None and quantize is not None:
+        raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
+    with ExitStack() as stack:
+        owned = engine is None
+        if engine is None:
+            close_models()
+            engine = Engine(
+                load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize
+            )
+            stack.callback(engine.close)
+        ready = METHODS[name].set_up(engine, chosen, stack)
+        return LocalDecoder(name, engine, ready, stack.pop_all(), owned)
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
+    """The options of a method that runs here. Raises OptionError for an unknown method or option."""
     method = METHODS.get(name)
     if method is None:
         raise OptionError(unknown("decoder", name, [*METHODS, *REMOTE]))
     try:
-        chosen = method.options(**options)
+        return method.options(**options)
     except ValidationError as error:
         first = error.errors()[0]
         known = ", ".join(method.options.model_fields) or "none"
         place = f", option {first['loc'][0]}" if first["loc"] else ""
         raise OptionError(f"decoder {name}{place}: {first['msg']} (its options: {known})") from None
-    if engine is not None:
-        if quantize is not None:
-            raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
-        return LocalDecoder(name, engine, method.set_up(engine, chosen), owns_engine=False)
-    with ExitStack() as on_failure:
-        own = Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize)
-        on_failure.callback(own.close)
-        decoder = LocalDecoder(name, own, method.set_up(own, chosen), owns_engine=True)
-        on_failure.pop_all()
-    return decoder

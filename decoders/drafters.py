@@ -7,6 +7,7 @@ the reasoning tree. A drafter never decides what comes out, only how fast.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -94,9 +95,6 @@ class Drafter(Protocol):
     def end(self, key: int) -> None:
         """That text will not be continued."""
 
-    def close(self) -> None:
-        """Give everything back."""
-
 
 class LookupDrafter:
     """Drafts what followed the text's last tokens when they were last seen, in any text of this engine so far.
@@ -145,9 +143,6 @@ class LookupDrafter:
     def end(self, key: int) -> None:
         self._texts.pop(key, None)
 
-    def close(self) -> None:
-        pass
-
 
 class _Tip(NamedTuple):
     """A node that a draft may go on from."""
@@ -173,12 +168,18 @@ class ModelDrafter:
         """Tokens that the target has logits for; a draft may be padded to more."""
         self.runner = Runner(loaded.model, kv_budget)
         self.forwards = 0
+        self._lock = threading.Lock()
+        """Drafting may go on in a thread of its own (SEED's rounds), and decoders share a drafter."""
         self._rows = int(loaded.model.get_input_embeddings().num_embeddings)
         self._branches: dict[int, Branch] = {}
         self._starts: dict[int, int] = {}
         """By key: the first token of the text that its branch holds."""
 
     def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+        with self._lock:
+            return self._draft(contexts, outlook)
+
+    def _draft(self, contexts: Sequence[Context], outlook: Outlook | None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         asked = [i for i, context in enumerate(contexts) if context.widths]
         if not asked or not (outlook is None or outlook.deepen(_level(contexts[asked[0]], 0), [1.0] * len(asked))):
@@ -241,7 +242,7 @@ class ModelDrafter:
             try:
                 tree.extend(branch, tokens[same:])
             except KVTreeFullError:  # no room for this text: others may be shorter
-                self.end(context.key)
+                self._forget(context.key)
                 continue
             done = tree.computed_length(branch)
             while done < len(branch) - _CHUNK:
@@ -257,7 +258,7 @@ class ModelDrafter:
         start = self._starts.get(context.key, 0)
         if 0 < length - start <= window - len(context.widths):
             return start
-        self.end(context.key)
+        self._forget(context.key)
         start = max(0, length - window + max(len(context.widths), window // 4))  # room for the text to grow
         if start >= length:  # a window that holds no draft of that length
             return None
@@ -305,6 +306,10 @@ class ModelDrafter:
         return list(zip(grown, sure, strict=True))
 
     def end(self, key: int) -> None:
+        with self._lock:
+            self._forget(key)
+
+    def _forget(self, key: int) -> None:
         self._starts.pop(key, None)
         branch = self._branches.pop(key, None)
         if branch is not None:
@@ -335,10 +340,6 @@ class DrafterChain:
     def end(self, key: int) -> None:
         for drafter in self._drafters:
             drafter.end(key)
-
-    def close(self) -> None:
-        for drafter in self._drafters:
-            drafter.close()
 
 
 def check_vocabulary(draft: Any, target: Any) -> None:

@@ -126,9 +126,6 @@ class Buffers:
     def end(self, key: int) -> None:
         self._buffers.pop(key, None)
 
-    def close(self) -> None:
-        pass
-
 
 class FastCoT(Speculative):
     """Decodes rationales that have a trigger as described above, everything else one token a step."""

@@ -111,9 +111,6 @@ class Windows:
         if self._lookup is not None:
             self._lookup.end(key)
 
-    def close(self) -> None:
-        pass
-
 
 class Jacobi(Speculative):
     """Decodes as `Speculative` does; what the target draws after wrong tokens is its next guess."""

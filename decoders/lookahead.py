@@ -98,9 +98,6 @@ class Pool:
     def end(self, key: int) -> None:
         pass
 
-    def close(self) -> None:
-        pass
-
 
 class Looking(Speculation):
     """Also decides beside which texts a window is iterated in this step."""

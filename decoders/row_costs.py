@@ -1,14 +1,14 @@
 """What a forward costs by its rows and by what they see, measured on the machine and the model at hand.
 
-Measured when it is first asked for, and kept in the cache folder as long as machine, model and engine stay the same;
-delete its folder `costs` to have all measured again, after a noisy first time say.
+Measured when it is first asked for, and kept in the cache folder as long as machine, model and engine stay the same.
+What was measured while others wanted the processor, or memory was short, serves this process only.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-import statistics
+import sys
 import time
 import warnings
 from collections.abc import Collection, Mapping, Sequence
@@ -35,6 +35,8 @@ _LONG = 0.4
 """Seconds of a forward beyond which more rows are not measured."""
 _ENOUGH = 0.5
 """Seconds after which a point is not measured once more."""
+_SWITCHES = 50.0
+"""Times a second that the system took the processor from this process for another: more, and others are at work."""
 _DRAW = Draw(1.0, 0, 1.0, 0.0, 0, 0, 0)
 _UNKNOWN = (1, 1.0)
 """Rows and seconds where nothing fits: whatever is drafted for such a target pays, and such a draft never does."""
@@ -45,33 +47,34 @@ _known: WeakKeyDictionary[Any, dict[Point, float]] = WeakKeyDictionary()
 
 
 def row_costs(runner: Runner, rows: Sequence[int] = ROWS) -> Costs:
-    """Seconds of one forward and its sampling by rows, each row on a branch after a common text: the median of three,
-    or of fewer where they take long.
+    """Seconds of one forward and its sampling by rows, each row on a branch after a common text: the least of three,
+    or of fewer where they take long, as whatever disturbs a forward adds to it.
 
     Takes a few seconds for a small model, once; must be called where the runner is not at work.
     """
     known = _known.setdefault(runner.model, {})
     if _missing(runner, rows):
-        if named(runner.model):
-            _share(runner, rows, known)
-        else:
-            _measure(runner, rows, known)
+        _learn(runner, rows, known)
     near = [(count, seconds) for (count, context), seconds in known.items() if context == NEAR]
     far = [(count, seconds) for (count, context), seconds in known.items() if context == FAR]
     return Costs.fit(near or [_UNKNOWN], far)
 
 
-def _share(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> None:
-    """Add to what is known what another process has measured, or else measure it for others too."""
-    kept = Kept("costs", model_identity(runner.model) | machine_identity(runner))
-    known |= _read(kept)
-    if not _missing(runner, rows):
-        return
-    with kept.alone():
-        known |= _read(kept)  # another may have measured while this one waited
-        before = len(known)
+def _learn(runner: Runner, rows: Sequence[int], known: dict[Point, float], again: bool = False) -> None:
+    if named(runner.model):
+        _share(runner, rows, known, again)
+    else:
         _measure(runner, rows, known)
-        if len(known) > before and _room(runner, NEAR) == NEAR:  # else they are of a shorter context
+
+
+def _share(runner: Runner, rows: Sequence[int], known: dict[Point, float], again: bool = False) -> None:
+    """Add to what is known what another process has measured, or else (or `again`) measure it for others too."""
+    kept = Kept("costs", model_identity(runner.model) | machine_identity(runner))
+    with kept.alone():  # another may be measuring
+        known |= {point: seconds for point, seconds in _read(kept).items() if not (again and point[0] in rows)}
+        before = len(known)
+        quiet = _measure(runner, rows, known)
+        if len(known) > before and quiet and _room(runner, NEAR) == NEAR:  # else they are of a shorter context
             kept.write([[*point, seconds] for point, seconds in sorted(known.items())])
 
 
@@ -105,9 +108,10 @@ def _read(kept: Kept) -> dict[Point, float]:
     return {}
 
 
-def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> None:
-    """Add those points that are missing, as far as they fit just now."""
+def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> bool:
+    """Add those points that are missing, as far as they fit just now. False where others disturbed it."""
     tree = runner.tree
+    began, before = time.perf_counter(), _disturbances()
     for context in (NEAR, FAR):
         counts = sorted(count for count, seen in _missing(runner, rows) if seen == context)
         if not counts:
@@ -123,6 +127,22 @@ def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> 
             pass
         finally:
             tree.rollback(base, 0)
+    switches, faults = (now - then for now, then in zip(_disturbances(), before, strict=True))
+    seconds = time.perf_counter() - began
+    quiet = not faults and switches <= _SWITCHES * seconds
+    if not quiet:
+        log.info("not kept, measured beside others: %d switches, %d faults in %.1f s", switches, faults, seconds)
+    return quiet
+
+
+def _disturbances() -> tuple[int, int]:
+    """Since this process began: how often another took the processor, and how often memory had to be read from disk."""
+    if sys.platform == "win32":
+        return 0, 0
+    import resource
+
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_nivcsw, usage.ru_majflt
 
 
 def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
@@ -149,7 +169,7 @@ def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
         finally:
             for fork in forks:
                 tree.rollback(fork, 0)
-    return statistics.median(spent[1:] or spent)  # the first one warms up
+    return min(spent[1:] or spent)  # the first one warms up
 
 
 def engine_costs(engine: Engine, rows: Sequence[int] = ROWS) -> Costs:
@@ -160,11 +180,24 @@ def engine_costs(engine: Engine, rows: Sequence[int] = ROWS) -> Costs:
 
 
 def warn_if_slow(draft: LoadedModel, runner: Runner, engine: Engine) -> None:
-    """A draft that takes as long as its target can only lose."""
+    """A draft that takes as long as its target can only lose. That is measured again before it is said: the two may
+    have been measured beside different things."""
     drafting, verifying = row_costs(runner, (1,)).of(1), engine_costs(engine, (1,)).of(1)
+    if drafting < verifying:
+        return
+    drafting, verifying = _again(runner), engine.call(partial(_again, engine.runner))
     if drafting >= verifying:
         warnings.warn(
             f"the draft {draft.name} takes {drafting * 1000:.1f} ms a token and the target {engine.loaded.name} "
             f"{verifying * 1000:.1f} ms: drafting will not make it faster; choose a smaller draft",
             stacklevel=4,
         )
+
+
+def _again(runner: Runner) -> float:
+    """Seconds of one row, measured now."""
+    known = _known.setdefault(runner.model, {})
+    for point in [point for point in known if point[0] == 1]:
+        del known[point]
+    _learn(runner, (1,), known, again=True)
+    return row_costs(runner, (1,)).of(1)

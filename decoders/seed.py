@@ -22,7 +22,6 @@ from tot.decoders.autoregressive import Strand
 from tot.decoders.drafters import Context, Draft, Drafter
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.timeline import Span
-from tot.decoders.errors import RequestError
 from tot.decoders.outlook import Costs
 from tot.decoders.request import Purpose
 from tot.decoders.speculative import DraftingOptions, KConfig, Speculation, Speculative
@@ -78,18 +77,14 @@ class Rounds(Speculation):
         """By key: whose draft is being made or queued."""
         self._verifying: tuple[int, float] | None = None
         """Whose draft is being verified, and since when on the timeline."""
-        self._closed = False
         device = engine.runner.device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def prepare(self, policies: Sequence[Any]) -> None:
         """Let every branch draft that is not queued, and give the front of the queue its turn."""
-        if self._closed:
-            raise RequestError("this decoder is closed: make a new one")
         self._verified()
         for purpose in {policy.purpose for policy in policies}:
             self.experience[purpose].step += 1
-        others = False
         for policy in policies:
             policy.turns = set()
             for strand in policy.decoding():
@@ -98,8 +93,7 @@ class Rounds(Speculation):
                     self._drafting[key] = policy, strand
                     future = self._executor.submit(partial(self._draft, policy.purpose), key, policy.context(strand))
                     future.add_done_callback(partial(self._enqueue, key))
-            others = others or bool(policy.turn())
-        while self._drafting and not (others and self._queue.empty()):
+        while not self._queue.empty():  # else others run meanwhile, and the next draft that is done wakes the engine
             key, future = self._queue.get()
             self._note_length()
             if key not in self._drafting:  # it was cancelled meanwhile
@@ -125,6 +119,7 @@ class Rounds(Speculation):
     def _enqueue(self, key: int, future: Future[tuple[Draft, float]]) -> None:
         self._queue.put((key, future))
         self._note_length()
+        self.engine.wake()
 
     def _note_length(self) -> None:
         if (timeline := self.engine.timeline) is not None:
@@ -147,9 +142,7 @@ class Rounds(Speculation):
             self.drafter.end(key)
 
     def close(self) -> None:
-        self._closed = True
         self._executor.shutdown()
-        super().close()
 
 
 class Scheduled(Speculative):

@@ -191,9 +191,6 @@ class Speculation:
         """That text will not be continued."""
         self.drafter.end(key)
 
-    def close(self) -> None:
-        self.drafter.close()
-
 
 def _purpose(asked: tuple[Any, Strand]) -> Purpose:
     purpose: Purpose = asked[0].purpose

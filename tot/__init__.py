@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
+    from tot.decoders.open_models import close_models
     from tot.evaluation.run import evaluate
     from tot.named import load_task, rap
     from tot.reward_model import RewardModel
@@ -35,6 +36,7 @@ _HOME = {
     "decoders.budget": ("Budget",),
     "decoders.decoder": ("load_decoder",),
     "decoders.errors": ("TotError",),
+    "decoders.open_models": ("close_models",),
     "evaluation.run": ("evaluate",),
     "named": ("load_task", "rap"),
     "reward_model": ("RewardModel",),
@@ -87,6 +89,7 @@ __all__ = [
     "Value",
     "Vote",
     "asolve",
+    "close_models",
     "evaluate",
     "load_decoder",
     "load_task",

@@ -13,8 +13,9 @@ from typing import Any, TypeVar, get_args
 
 from tot.backends import Backend
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, REMOTE, Decoder, LocalDecoder, load_decoder
+from tot.decoders.decoder import METHODS, REMOTE, Decoder, LocalDecoder, checked_options, load_decoder
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.open_models import shared_engine
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
@@ -29,6 +30,8 @@ from tot.tree import ThoughtTree
 from tot.values import StateEvaluator
 
 _T = TypeVar("_T")
+_OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
+"""Options that are the engine's, whatever decodes on it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,8 @@ def solve(
     `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible` computes in
     float32: the same tree whatever else is packed with it, and when resumed. `profile` is filled with where the time
     went on the engine, other searches' there among it. `model_options` go to `load_decoder` (tokenizer, dtype, device,
-    kv_budget, and the decoder's own). Ctrl-C ends the search with the best answer so far. Raises TotError for whatever
+    kv_budget, and the decoder's own). A model that is named stays open for the next call; `close_models()` gives its
+    memory back. Ctrl-C ends the search with the best answer so far. Raises TotError for whatever
     the caller can put right.
     """
     return run_to_end(
@@ -264,7 +268,13 @@ def open_decoders(
     own = {name: _options_of(name) for name in (first, *others)}
     # The first gets what is nobody's own, too: it refuses what it doesn't know.
     ours = {option: value for option, value in options.items() if not any(option in own[name] for name in others)}
-    made: dict[str, Any] = {first: stack.enter_context(load_decoder(first, model, **ours | _of(own[first], options)))}
+    where: dict[str, Any] = {"model": model}
+    given = ours | _of(own[first], options)
+    if first not in REMOTE:
+        shared = {option: given.pop(option) for option in _OF_ENGINE if option in given}
+        checked_options(first, given)  # what is wrong is said before a model is loaded
+        where = {"engine": stack.enter_context(shared_engine(model, **shared))}
+    made: dict[str, Any] = {first: stack.enter_context(load_decoder(first, **where, **given))}
     for name in others:
         where = {"model": model} if name in REMOTE else {"engine": made[first].engine}
         made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))

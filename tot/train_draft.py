@@ -12,7 +12,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -177,7 +177,7 @@ def _windows(engine: Engine, given: Sequence[Path], window: int, most: int) -> l
 
 async def _ask(engine: Engine, recorder: Recorder, asked: Sequence[tuple[int, Task, str]]) -> None:
     """Search each (seed, task, question), all at once, and record what is said."""
-    decoder = LocalDecoder("ar", engine, Ready(recorder.policy, lambda: None), owns_engine=False)
+    decoder = LocalDecoder("ar", engine, Ready(recorder.policy), ExitStack(), owns_engine=False)
 
     async def ask(seed: int, task: Task, question: str) -> None:
         chance = random.Random(seed)

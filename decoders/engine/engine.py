@@ -33,6 +33,7 @@ from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import ModelError, RequestError, TotError
+from tot.decoders.last_open import LastOpen
 from tot.decoders.request import Purpose, Request
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ _T = TypeVar("_T")
 
 _IDLE_SECONDS = 1.0
 """How long the loop's thread outlives its last request."""
+_LOOK_SECONDS = 0.05
+"""How often budgets are looked at while all requests wait for drafts."""
+_open: weakref.WeakSet[Engine] = weakref.WeakSet()
+"""Engines to be closed at exit: a thread in the middle of a forward would bring the process down."""
 
 
 class Engine:
@@ -63,15 +68,19 @@ class Engine:
         """What requests cost so far, by purpose."""
         self.timeline: Timeline | None = None
         """Set it to have what is done when recorded."""
+        self.drafters: LastOpen[Any] = LastOpen(lambda drafter: drafter.close(), lambda drafter: not self._closed)
+        """The draft models beside this one, by name."""
         self._inbox: list[Job] = []
         self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._condition = threading.Condition()
+        self._woken = False
+        """Something happened that the loop may wait for."""
         self._closed = False
         self._broken: ModelError | None = None
         self._thread: threading.Thread | None = None
-        atexit.register(_close_at_exit, weakref.ref(self))
+        _open.add(self)
 
     # -- for callers --------------------------------------------------------------------------------------------
 
@@ -116,6 +125,7 @@ class Engine:
                 self._thread = threading.Thread(target=self._run, name="tot-engine", daemon=True)
                 self._thread.start()
             yield
+            self._woken = True
             self._condition.notify()
 
     def close(self) -> None:
@@ -123,12 +133,23 @@ class Engine:
         with self._condition:
             if self._closed:
                 return
-            self._closed = True
+            self._closed = self._woken = True
             self._condition.notify()
             thread = self._thread
         if thread is not None:
             thread.join()
+        self.drafters.close_idle()
         self.runner.close()
+
+    def reset(self) -> None:
+        """As after it was made: nothing cached, nothing counted. For when no request is under way."""
+
+        def forget() -> None:
+            self.tree.clear()
+            self.accounts.clear()
+            self.forwards, self.timeline = 0, None
+
+        self.call(forget)
 
     def __enter__(self) -> Engine:
         return self
@@ -149,7 +170,7 @@ class Engine:
             )
         limit = min(request.sampling.max_tokens, room)
         outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
-        job = Job(request, prompt, outputs, self.tree, self.codec, meter, Handle(self._wake, stream))
+        job = Job(request, prompt, outputs, self.tree, self.codec, meter, Handle(self.wake, stream))
         job.account = self.accounts[request.purpose]
         job.policy = policy(job)
         needed = len(prompt) - 1 + job.policy.growth()
@@ -161,8 +182,10 @@ class Engine:
             )
         return job
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
+        """Have the loop look again, where it waits: a request was cancelled, or a draft is done."""
         with self._condition:
+            self._woken = True
             self._condition.notify()
 
     # -- the loop -----------------------------------------------------------------------------------------------
@@ -187,6 +210,7 @@ class Engine:
                     if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._calls or self._closed):
                         self._thread = None  # the next request starts another; an engine nobody holds is collected
                         return
+                self._woken = False
                 self._waiting += self._inbox
                 self._inbox = []
                 calls, self._calls = self._calls, []
@@ -206,7 +230,10 @@ class Engine:
             self._admit()
             if self._running:
                 with recorded(self.timeline):
-                    self._step()
+                    ran = self._step()
+                with self._condition:
+                    if not (ran or self._woken):
+                        self._condition.wait(_LOOK_SECONDS)
 
     def _admit(self) -> None:
         """First come, first served: let requests in while the most they may all need fits."""
@@ -221,7 +248,8 @@ class Engine:
             promised += growth
             self._running.append(self._waiting.popleft())
 
-    def _step(self) -> None:
+    def _step(self) -> bool:
+        """False where no request had anything to run: all wait for what their companions do meanwhile."""
         began = time.perf_counter()
         feeds: list[Feed] = []
         owners: list[Job] = []
@@ -266,6 +294,7 @@ class Engine:
             self._forward(feeds, owners, proposals, failed, began, drafting)
         for job, reason in failed.items():
             self._fail(job, reason)
+        return bool(feeds or failed)
 
     def _prepare(self, ready: Sequence[Job], failed: dict[Job, BaseException]) -> None:
         """Let companions do what they do for all of their policies at once."""
@@ -394,7 +423,7 @@ def _check_finite(reads: list[list[Sampled]]) -> None:
         )
 
 
-def _close_at_exit(engine: weakref.ref[Engine]) -> None:
-    alive = engine()
-    if alive is not None:
-        alive.close()
+@atexit.register
+def _close_all() -> None:
+    for engine in list(_open):
+        engine.close()

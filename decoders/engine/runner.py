@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 from transformers import AttentionInterface
@@ -23,12 +23,16 @@ from tot.decoders.engine.forward import Quantization, native_forward
 from tot.decoders.engine.kernel import kernel_for
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.linear import PackedLinears
+from tot.decoders.engine.memory import free_memory
 from tot.decoders.engine.rotary import inverse_frequencies, turned
 from tot.decoders.engine.sampling import Read
 from tot.decoders.engine.tiles import make_tiles
 from tot.decoders.errors import ModelError, OptionError
 
-_DEFAULT_BUDGET = 2 * 2**30
+_SHARE = {"cpu": 0.25, "cuda": 0.5}
+"""Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""
+_MOST_TOKENS = 2**20
+"""Then no more than this: a search needs less, and each has its place in the tree's tables."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -75,30 +79,37 @@ class Runner:
         self.tree = KVTree(self._capacity(kv_budget))
         shape = (kv_heads, self.tree.capacity + 1, head_dim)  # one slot more: SCRATCH
         layers = range(config.num_hidden_layers)
-        self._keys = tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in layers)
-        self._values = tuple(torch.empty(shape, dtype=self.dtype, device=self.device) for _ in layers)
-        for store in (*self._keys, *self._values):
-            store[:, SCRATCH] = 0
+        store = partial(torch.empty, shape, dtype=self.dtype, device=self.device)
+        self._keys: tuple[Tensor, ...] = tuple(store() for _ in layers)
+        self._values: tuple[Tensor, ...] = tuple(store() for _ in layers)
+        for tensor in (*self._keys, *self._values):
+            tensor[:, SCRATCH] = 0
         self.native = native_forward(model, self._keys, self._values, quantize)
         """The whole forward in C, where there is one for such a model."""
         self.kernel = None if self.native else kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
         """Else attention in C, where this machine can have it."""
         self._linears = PackedLinears(model) if self.native is None else None
+        self._closed = False
         self._native_attention = config._attn_implementation
         AttentionInterface.register(ATTENTION, packed_attention)
         model.set_attn_implementation(ATTENTION)
 
     def close(self) -> None:
-        """Give the model its own attention and linear layers back."""
+        """Give the model its own attention and linear layers back, and let go of all keys and values."""
+        if self._closed:
+            return
+        self._closed = True
         if self._linears is not None:
             self._linears.close()
         self.model.set_attn_implementation(self._native_attention)
+        self._keys = self._values = ()
+        self.native = self.kernel = None
 
     def _capacity(self, budget: int | str | None) -> int:
-        """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default 2 GiB or what is there."""
-        free = torch.cuda.mem_get_info(self.device)[0] if self.device.type == "cuda" else _available_memory()
+        """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default by what is free."""
+        free = free_memory(self.device)
         if budget is None:
-            capacity = int(min(_DEFAULT_BUDGET, free / 4) // self.slot_bytes)
+            capacity = min(_MOST_TOKENS, int(_SHARE[self.device.type] * free // self.slot_bytes))
         elif isinstance(budget, str) and not budget.strip().isdigit():
             match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
             try:
@@ -207,7 +218,3 @@ class Runner:
         result = self.model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
         logits: Tensor = result.logits[0].float()
         return logits
-
-
-def _available_memory() -> int:
-    return int(psutil.virtual_memory().available)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -144,9 +145,9 @@ def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokeniz
         return made[-1]
 
     yield load
-    for decoder in made:
+    for decoder, tree in [(decoder, decoder.engine.tree) for decoder in made]:
         decoder.close()
-        assert decoder.engine.tree.live == 0
+        assert tree.live == 0
 
 
 @dataclass
@@ -160,6 +161,7 @@ class Bench:
     engines: list[Engine] = field(default_factory=list)
     drafters: list[Drafter] = field(default_factory=list)
     decoders: list[LocalDecoder] = field(default_factory=list)
+    stack: ExitStack = field(default_factory=ExitStack)
 
     def engine(self, kv_budget: int | None = None, chunk: int = 512) -> Engine:
         loaded = load_model(copy.deepcopy(self.target), tokenizer=self.tokenizer)
@@ -192,7 +194,7 @@ class Bench:
         model = self.model(draft) if isinstance(draft, str) else draft
         if model is not None and kv_budget is not None:
             return self._drafting(model, kv_budget)
-        self.drafters.append(make_drafter(model, engine))
+        self.drafters.append(make_drafter(model, engine, self.stack))
         return self.drafters[-1]
 
     def model_drafter(self, noise: float = 0.0) -> ModelDrafter:
@@ -225,6 +227,7 @@ class Bench:
             assert engine.tree.live == 0
         for decoder in self.decoders:
             decoder.close()
+        self.stack.close()
         for drafter in self.drafters:
             if isinstance(drafter, ModelDrafter):
                 assert drafter.runner.tree.live == 0

@@ -191,7 +191,7 @@ def test_seconds_are_split_by_rows(load: Load) -> None:
     decoder = load()
     many = requests(3, "generate", 100)
     few = requests(1, "evaluate", 100)
-    handles = decoder.engine.submit_all([*many, *few], [decoder._policy] * 4)
+    handles = decoder.engine.submit_all([*many, *few], [decoder.method.policy] * 4)
     for handle in handles:
         handle.result(30)
     accounts = decoder.engine.accounts
@@ -219,8 +219,8 @@ def test_spans_are_in_order_in_their_lanes(load: Load, name: str, options: dict[
     decoder = load(name, draft="same", **options)
     timeline = decoder.engine.timeline = Timeline()
     decoder.generate(requests(2))
+    forwards = decoder.engine.forwards
     decoder.engine.close()
-    decoder.close()
     lanes: dict[str, list[Span]] = {}
     for span in timeline.spans:
         lanes.setdefault(span.lane, []).append(span)
@@ -232,7 +232,7 @@ def test_spans_are_in_order_in_their_lanes(load: Load, name: str, options: dict[
         assert all(span.began <= span.ended for span in spans), lane
         assert all(after.began >= before.ended for before, after in itertools.pairwise(spans)), lane
         assert {span.lane for span in spans if span.branch is not None} == ({lane} if lane in texts else set())
-    assert [span.kind for span in lanes["target"]] == ["verify", "sampling"] * decoder.engine.forwards
+    assert [span.kind for span in lanes["target"]] == ["verify", "sampling"] * forwards
     for lane in texts:
         assert [span.kind for span in lanes[lane]] == ["draft", "verify"] * (len(lanes[lane]) // 2)
     if not rounds:

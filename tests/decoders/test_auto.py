@@ -198,7 +198,7 @@ def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[Co
 
 
 def _experience(auto: LocalDecoder) -> Any:
-    policy: Any = auto._policy
+    policy: Any = auto.method.policy
     return policy.keywords["companion"].experience
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -346,7 +347,7 @@ def test_closing_a_decoder_gives_the_draft_its_own_attention_back(
         engine.close()
         decoder = load_decoder("sd", target, tokenizer=tokenizer, kv_budget=500, draft=draft)
     with pytest.raises(ModelError, match="held by another Engine"):
-        make_drafter(draft, decoder.engine)
+        make_drafter(draft, decoder.engine, ExitStack())
     decoder.generate([Request(prompt="abc", sampling=Sampling(max_tokens=5))])
     decoder.close()
     assert draft.config._attn_implementation == "sdpa"
@@ -361,6 +362,6 @@ def test_a_store_that_leaves_no_room_for_the_drafts_is_refused(
     target, draft = make_model(), make_model(seed=1)
     with Engine(load_model(target, tokenizer=tokenizer), 1000) as engine:
         small = 999 * engine.runner.slot_bytes
-        monkeypatch.setattr("tot.decoders.engine.runner._available_memory", lambda: small)
+        monkeypatch.setattr("tot.decoders.engine.runner.free_memory", lambda device: small)
         with pytest.raises(OptionError, match=r"no room for the draft's keys and values beside the target's: .* 1000"):
             load_decoder("sd", engine=engine, draft=draft)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -26,6 +27,12 @@ REQUESTS = [
 def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Engine]:
     with Engine(load_model(make_model("llama", readable=True), tokenizer=tokenizer), 3000) as engine:
         yield engine
+
+
+@pytest.fixture
+def stack(engine: Engine) -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
 
 
 def shown(completions: list[Completion]) -> list[tuple[Any, ...]]:
@@ -61,24 +68,26 @@ def test_the_first_layers_are_the_targets_own_and_give_what_its_first_layers_giv
 
 
 @pytest.mark.parametrize("layers", [0, 2, 99])
-def test_a_number_that_leaves_no_layer_out_or_none_over_is_refused(engine: Engine, layers: int) -> None:
+def test_a_number_that_leaves_no_layer_out_or_none_over_is_refused(
+    engine: Engine, stack: ExitStack, layers: int
+) -> None:
     with pytest.raises(OptionError, match=rf"early-exit:{layers}: the target has 2 layers; give from 1 to 1"):
-        make_drafter(f"early-exit:{layers}", engine)
+        make_drafter(f"early-exit:{layers}", engine, stack)
 
 
-def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine) -> None:
-    assert isinstance(make_drafter(None, engine), LookupDrafter)
-    assert isinstance(make_drafter("lookup", engine), LookupDrafter)
-    exiting = make_drafter("early-exit", engine)
+def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine, stack: ExitStack) -> None:
+    assert isinstance(make_drafter(None, engine, stack), LookupDrafter)
+    assert isinstance(make_drafter("lookup", engine, stack), LookupDrafter)
+    exiting = make_drafter("early-exit", engine, stack)
     assert isinstance(exiting, ModelDrafter)
     assert exiting.loaded.model.config.num_hidden_layers == 1
-    chain = make_drafter("lookup, early-exit:1", engine)
+    chain = make_drafter("lookup, early-exit:1", engine, stack)
     assert isinstance(chain, DrafterChain)
-    assert make_drafter(chain, engine) is chain
+    assert make_drafter(chain, engine, stack) is chain
     with pytest.raises(
         OptionError, match="draft=3 is no model: give a name, a path, a model object, lookup, trained or early"
     ):
-        make_drafter(3, engine)
+        make_drafter(3, engine, stack)
 
 
 @pytest.mark.parametrize(

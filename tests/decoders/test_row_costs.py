@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -204,7 +205,7 @@ def test_a_draft_as_slow_as_its_target_is_warned_of(engine: Make, make_model: Ca
     target = engine(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
     slow = make_model(hidden_size=384, intermediate_size=1024, num_hidden_layers=8)
     with pytest.warns(UserWarning, match=r"the draft LlamaForCausalLM takes [\d.]+ ms a token and the target") as seen:
-        drafter = make_drafter(slow, target)
+        drafter = make_drafter(slow, target, ExitStack())
     assert isinstance(drafter, ModelDrafter)
     (message,) = [str(warning.message) for warning in seen]
     drafting, verifying = (
@@ -219,7 +220,7 @@ def test_a_draft_faster_than_its_target_is_not(
     engine: Make, make_model: Callable[..., Any], recwarn: pytest.WarningsRecorder
 ) -> None:
     target = engine(hidden_size=384, intermediate_size=1024, num_hidden_layers=8)
-    drafter = make_drafter(make_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1), target)
+    drafter = make_drafter(make_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1), target, ExitStack())
     assert isinstance(drafter, ModelDrafter)
     assert [str(warning.message) for warning in recwarn if "the draft" in str(warning.message)] == []
     with pytest.warns(UserWarning, match="drafting will not make it faster"):

@@ -14,7 +14,7 @@ from typing import Any
 
 from rich.console import Console
 
-from tot.bench.decoders_generate import against_generate
+from tot.bench.decoders_generate import against_generate, room_for_generate
 from tot.bench.decoders_seed import by_purpose, pictures
 from tot.bench.decoders_sides import CONFIGS, Bench, Group, Side
 from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
@@ -22,7 +22,6 @@ from tot.decoders.errors import OptionError, unknown
 from tot.named import load_task
 from tot.search import BFS
 from tot.solver import solve
-from tot.tree import write_json
 from tot.values import Value
 
 TASKS = ("gsm8k", "creative_writing", "blocksworld")
@@ -56,11 +55,14 @@ def run(
     for name in options.keys() - known:
         raise OptionError(unknown(f"option of {', '.join(methods)}", name, known))
     with load_decoder("ar", model) as plain:
-        bench = Bench(plain.engine, options, samples, NEW, rounds, console)
+        bench = Bench(plain.engine, options, samples, NEW, rounds, console, out)
         what = f"{', '.join(TASKS)}; {samples} samples of {NEW} tokens; {rounds} rounds"
         console.print(f"{model}; {bench.numbers['machine']}; drafts: {options.get('draft', 'lookup')}; {what}")
-        evaluations = _evaluations(bench, plain)
         with bench.stack:
+            # The sides share the draft model: what it needs is had now or not at all.
+            drafter = bench.side("the draft", "sd").decoder.drafter if {"sd", "mcsd", "seed"} & set(methods) else None
+            generating = bool({"sd", "mcsd"} & set(methods)) and room_for_generate(bench, drafter)
+            evaluations = _evaluations(bench, plain)
             thoughts = list(_thoughts())
             for temperature in temperatures:
                 bench.compare(f"thoughts, T = {temperature}", _sides(bench, methods), thoughts, temperature)
@@ -69,12 +71,11 @@ def run(
                     sides = _rules(bench, methods)
                     bench.compare(f"rules, T = {temperature}", sides, thoughts, temperature, against=(0,))
                 bench.compare("state evaluations, T = 0.2", _by_lookup(bench), evaluations, 0.2, "evaluate")
-                for temperature in temperatures:
+                for temperature in temperatures if generating else ():
                     against_generate(bench, model, methods, thoughts, temperature)
             if "seed" in methods:
                 by_purpose(bench, thoughts, evaluations)
-                pictures(bench, thoughts[1], out)
-        write_json(out, bench.numbers)
+                pictures(bench, thoughts[1])
     console.print(f"numbers: {out}")
 
 

@@ -12,7 +12,27 @@ import torch
 
 from tot.bench.decoders_sides import Bench, Group
 from tot.bench.machine import spread
+from tot.decoders.drafters import Drafter
 from tot.decoders.engine.loading import load_model
+from tot.decoders.engine.memory import free_memory
+
+_SPARE = 1.5
+"""What is needed beside the weights while they are loaded, and by what computes with them."""
+
+
+def room_for_generate(bench: Bench, drafter: Drafter | None) -> bool:
+    """Whether transformers' copies of the models fit beside ours; says so where they don't."""
+    models = [bench.engine.loaded.model, *([drafter.runner.model] if drafter is not None and drafter.runner else [])]
+    needed = (
+        sum(weight.numel() for model in models for weight in model.parameters()) * bench.engine.loaded.dtype.itemsize
+    )
+    free = free_memory(bench.engine.loaded.device)
+    if needed * _SPARE > free:
+        bench.console.print(
+            f"transformers' copies of the models take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
+            "the comparison with its generate is left out"
+        )
+    return needed * _SPARE <= free
 
 
 def against_generate(
@@ -61,7 +81,7 @@ def against_generate(
     bench.numbers[f"against generate, T = {temperature}"] = speeds
     for side in sides:
         ratio = statistics.median(speeds[side.name]) / statistics.median(speeds["transformers"])
-        bench.console.print(
+        bench.show(
             f"one prompt at a time, T = {temperature}, prefill counted: {side.name} {spread(speeds[side.name])} "
             f"tokens/s, transformers' generate({', '.join(theirs)}) {spread(speeds['transformers'])}: {ratio:.2f}x"
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -42,11 +41,10 @@ def by_purpose(bench: Bench, thoughts: Sequence[Sequence[Group]], evaluations: S
             f"{account.block_efficiency:.2f}",
             *(f"{100 * value / total:.0f}%" for value in seconds.values()),
         )
-    bench.console.print("where the time goes: seed, packed, k_config (2,2,1) always drafted whole, T = 1")
-    bench.console.print(table)
+    bench.show("where the time goes: seed, packed, k_config (2,2,1) always drafted whole, T = 1", table)
 
 
-def pictures(bench: Bench, groups: Sequence[Group], out: Path) -> None:
+def pictures(bench: Bench, groups: Sequence[Group]) -> None:
     """A Gantt chart of SEED's rounds, and how busy the target is under each schedule."""
     config = bench.configs["sd"]
     options: dict[str, Any] = {"k_config": config, "adapt": False}
@@ -65,13 +63,13 @@ def pictures(bench: Bench, groups: Sequence[Group], out: Path) -> None:
     rounds = runs["seed, rounds"]
     longest = max((length for _, length in rounds.queue), default=0)
     bench.numbers["longest queue"] = longest
-    bench.console.print(f"seed, rounds: up to {longest} drafts waited in the queue at once")
+    bench.show(f"seed, rounds: up to {longest} drafts waited in the queue at once")
     try:
         for name, figure in {
             "gantt": gantt(rounds, "SEED, rounds: drafts of three thoughts, verified first come, first served"),
             "utilisation": utilisation(runs),
         }.items():
-            path = out.with_name(f"{out.stem}-{name}.png")
+            path = bench.out.with_name(f"{bench.out.stem}-{name}.png")
             save(figure, path)
             bench.console.print(f"picture: {path}")
     except OptionError as error:  # matplotlib is an extra

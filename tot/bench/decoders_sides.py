@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -14,10 +15,12 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
+from tot.decoders.drafters import Drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.request import Message, Purpose, Request, Sampling
 from tot.decoders.speculative import MCSDOptions, SDOptions
 from tot.machine import describe
+from tot.tree import write_json
 
 CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
 """k_config of each method in SEED's tables; the options k and k_config take their places."""
@@ -66,7 +69,14 @@ class Bench:
     """What all sections measure on: one engine, the prompts of each round, and the numbers found."""
 
     def __init__(
-        self, engine: Engine, options: dict[str, Any], samples: int, max_tokens: int, rounds: int, console: Console
+        self,
+        engine: Engine,
+        options: dict[str, Any],
+        samples: int,
+        max_tokens: int,
+        rounds: int,
+        console: Console,
+        out: Path,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -74,6 +84,7 @@ class Bench:
         self.max_tokens = max_tokens
         self.rounds = rounds
         self.console = console
+        self.out = out
         self.numbers: dict[str, Any] = {"machine": describe(engine.loaded.device, engine.loaded.dtype)}
         self.stack = ExitStack()
         self.configs: dict[str, tuple[int, ...]] = dict(CONFIGS)
@@ -87,6 +98,11 @@ class Bench:
         given = {option: value for option, value in self.options.items() if option in known}
         decoder = self.stack.enter_context(load_decoder(method, engine=self.engine, **given | options))
         return Side(name, decoder, serial)
+
+    def forget(self, drafter: Drafter | None) -> None:
+        """No side finds what the draft model computed for another."""
+        if drafter is not None and drafter.runner is not None:
+            self.engine.call(drafter.runner.tree.clear)
 
     def sampling(self, temperature: float, seed: int, purpose: Purpose) -> Sampling:
         """n thoughts after a state; one evaluation of each of its n thoughts."""
@@ -110,6 +126,7 @@ class Bench:
                 sides[0].decoder.generate([Request(prompt=prompt, sampling=one) for prompt in group])
                 first = (number + turn * (len(sides) // len(groups) or 1)) % len(sides)
                 for side in (*sides[first:], *sides[:first]):
+                    self.forget(side.decoder.drafter)
                     speed = side.turn([group], self.sampling(temperature, number, purpose), purpose)
                     if number:
                         side.speeds.append(speed)
@@ -131,5 +148,10 @@ class Bench:
             }
             shown = (f"{ratio:.2f}x" for ratio in ratios)
             table.add_row(side.name, spread(side.speeds), *shown, f"{side.tokens / side.forwards:.2f}", side.share)
-        self.console.print(title)
-        self.console.print(table)
+        self.show(title, table)
+
+    def show(self, *shown: str | Table) -> None:
+        """Print what was found, and write down all numbers so far: whatever ends the run, they are there."""
+        for one in shown:
+            self.console.print(one)
+        write_json(self.out, self.numbers)

@@ -29,7 +29,6 @@ class Watched(LookupDrafter):
         self.fails = False
         self.go_on = threading.Event()
         self.go_on.set()
-        self.closed = False
 
     def draft(self, contexts: Sequence[Context], outlook: Any = None) -> list[Draft]:
         self.threads.add(threading.current_thread().name)
@@ -43,9 +42,6 @@ class Watched(LookupDrafter):
         self.threads.add(threading.current_thread().name)
         self.ended.append(key)
         super().end(key)
-
-    def close(self) -> None:
-        self.closed = True
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, ModelError, Request, load_decoder
+from tot.decoders import Budget, Completion, Meter, ModelError, Request, load_decoder
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
@@ -48,6 +48,26 @@ def test_cancelling_a_request_whose_draft_is_being_made(
     assert {completion.finish_reason for completion in results(cancelled)} == {"cancelled"}
     again = [completion.tokens for completion in decoder.generate(branches(3))]
     assert again == bench.expected(branches(3))
+
+
+def test_the_engine_goes_on_while_all_of_a_decoders_drafts_are_being_made(
+    bench: Any, watching: Any, branches: Callable[..., list[Request]], plain: Callable[..., Request]
+) -> None:
+    """A draft that takes for ever holds up nobody else, can be cancelled, and ends with its budget."""
+    watched = watching()
+    decoder = bench.seed(watched, **ROUNDS)
+    watched.go_on.clear()
+    (cancelled,) = decoder.submit([plain(LONG)])
+    (poor,) = decoder.submit([plain(LONG)], Meter(Budget(seconds=0.2)))
+    while not watched.asked:
+        time.sleep(0.001)
+    other = load_decoder(engine=decoder.engine)
+    handles = other.submit(branches(2))
+    assert [one.tokens for handle in handles for one in handle.result(30)] == bench.expected(branches(2))
+    assert [one.finish_reason for one in poor.result(30)] == ["budget"]
+    cancelled.cancel()
+    assert [one.finish_reason for one in cancelled.result(30)] == ["cancelled"]
+    watched.go_on.set()
 
 
 @pytest.mark.parametrize("options", [ROUNDS, {**ROUNDS, "overlap": False}, {"policy": "packed"}])

@@ -8,20 +8,19 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Completion, ModelError, Request, RequestError, load_decoder
+from tot.decoders import Completion, Request, RequestError, load_decoder
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
 
 
-def test_closing_ends_the_thread_and_the_drafter(
+def test_closing_ends_the_thread(
     bench: Any, watching: Any, branches: Callable[..., list[Request]], results: Callable[..., list[Completion]]
 ) -> None:
     watched = watching()
     decoder = bench.seed(watched, **ROUNDS)
     decoder.generate(branches(2))
     decoder.close()
-    assert watched.closed
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("tot-draft")]
     with pytest.raises(RequestError, match="this decoder is closed: make a new one"):
         results(decoder.submit(branches(1)))
@@ -39,11 +38,11 @@ def test_closing_while_requests_run_cancels_them(
     decoder = load_decoder("seed", make_model(), tokenizer=bench.tokenizer, kv_budget=4000, draft=watched, **ROUNDS)
     handles = decoder.submit([plain(LONG, max_tokens=900, seed=i) for i in range(3)], stream=True)
     next(iter(handles[0]))
+    tree = decoder.engine.tree
     decoder.close()
     assert {completion.finish_reason for completion in results(handles)} == {"cancelled"}
-    assert decoder.engine.tree.live == 0
+    assert tree.live == 0
     assert len({*watched.ended}) == 3
-    assert watched.closed
     with pytest.raises(RequestError, match="closed"):
         decoder.submit(branches(1))
 
@@ -57,7 +56,7 @@ def test_closing_a_decoder_leaves_a_shared_engine_to_the_others(
     plain: Callable[..., Request],
     results: Callable[..., list[Completion]],
 ) -> None:
-    """Its own requests that run can't go on; those of other decoders can."""
+    """Its own requests that run are cancelled; those of other decoders go on."""
     engine = bench.engine()
     decoder = bench.seed(watching(), engine, **ROUNDS, overlap=overlap)
     other = load_decoder(engine=engine)
@@ -65,7 +64,6 @@ def test_closing_a_decoder_leaves_a_shared_engine_to_the_others(
     lost = decoder.submit([plain(LONG, max_tokens=900)], stream=True)
     next(iter(lost[0]))
     decoder.close()
-    with pytest.raises((RequestError, ModelError), match=r"this decoder is closed|after shutdown"):
-        lost[0].result(30)
+    assert [completion.finish_reason for completion in lost[0].result(0)] == ["cancelled"]
     assert [completion.tokens for completion in results(kept)] == bench.expected(branches(2, tokens=150))
     assert [completion.tokens for completion in other.generate(branches(2))] == bench.expected(branches(2))

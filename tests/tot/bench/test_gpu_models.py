@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def test_a_draft_is_right_as_often_as_stated_and_what_comes_out_does_not_change(
     sampling = Sampling(max_tokens=200, temperature=1.0, ignore_eos=True)
     requests = [Request(prompt=(7, start), sampling=sampling) for start in (0, 128, 256, 384)]
     with on_a_walk(target), Engine(loaded(target, make_tokenizer(512), "tiny"), kv_budget=2000) as engine:
-        drafter = make_drafter(build_draft(TINY, CPU, share), engine)
+        drafter = make_drafter(build_draft(TINY, CPU, share), engine, ExitStack())
         with load_decoder("sd", engine=engine, draft=drafter, k=2) as decoder:
             done = decoder.generate(requests)
         account = engine.accounts["generate"]

@@ -31,7 +31,7 @@ def seed(bench: Bench) -> Stages:
         stack.enter_context(on_a_walk(bench.ours.model))
         engine = stack.enter_context(bench.engine())
         draft = build_draft(bench.shape, bench.ours.device, amounts.acceptance)
-        drafter = make_drafter(draft, engine)
+        drafter = make_drafter(draft, engine, stack)
         always: dict[str, Any] = {"adapt": False, "k_config": (1,) * DRAFTED}
         methods = [
             Method("seed, adapted", load_decoder("seed", engine=engine, draft=drafter, k_config=(1,) * DRAFTED)),

@@ -1,0 +1,74 @@
+"""The model that was used last stays open: the next call in this process that names it begins without loading it.
+
+The one place with state of the whole process. Loading another model closes it, as `close_models()` and exit do.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.forward import Quantization
+from tot.decoders.engine.loading import load_model
+from tot.decoders.engine.memory import give_back
+from tot.decoders.engine.model_names import find_model
+from tot.decoders.errors import TotError
+from tot.decoders.last_open import LastOpen
+
+
+@contextmanager
+def shared_engine(
+    model: str | Path | Any,
+    *,
+    tokenizer: Any = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    kv_budget: int | str | None = None,
+    quantize: Quantization | None = None,
+) -> Iterator[Engine]:
+    """An engine as `load_decoder` makes it, but shared by all who use the same model in the same way at a time, and
+    kept for whoever is next: without what was computed on it, so that it is as if it were new.
+
+    Model objects, and models with a tokenizer given, are the caller's: their engines end with their use.
+    """
+
+    def make() -> Engine:
+        give_back()  # what the model before this one had
+        return Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize)
+
+    if tokenizer is not None or not isinstance(model, str | Path):
+        with make() as engine:
+            yield engine
+        return
+    key = (model_key(model), dtype, device, kv_budget, quantize, os.getpid())  # a fork has its parent's in name only
+    with _engines.use(key, make) as engine:
+        yield engine
+
+
+def close_models() -> None:
+    """Close the model that was kept open after its last use, and give its memory back. Those in use stay."""
+    if _engines.close_idle():
+        give_back()
+
+
+def model_key(model: str | Path) -> Hashable:
+    """Equal where the name means the same files, unchanged."""
+    path = find_model(model)
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files]
+    return str(model), str(path.resolve()), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def _as_new(engine: Engine) -> bool:
+    try:
+        engine.reset()
+    except TotError:  # it has failed
+        return False
+    return True
+
+
+_engines = LastOpen(Engine.close, _as_new)

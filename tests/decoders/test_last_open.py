@@ -1,0 +1,98 @@
+"""LastOpen: shared while in use, and one value at most is kept after."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from tot.decoders.last_open import LastOpen
+
+
+class Thing:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.closed = False
+        self.fit = True
+
+    def close(self) -> None:
+        assert not self.closed
+        self.closed = True
+
+
+@pytest.fixture
+def last() -> LastOpen[Thing]:
+    return LastOpen(Thing.close, lambda thing: thing.fit)
+
+
+def test_who_comes_next_finds_it_open(last: LastOpen[Thing]) -> None:
+    with last.use("a", lambda: Thing("a")) as first:
+        pass
+    assert not first.closed
+    with last.use("a", lambda: Thing("other")) as second:
+        assert second is first
+
+
+def test_another_closes_the_idle_one_before_it_is_made(last: LastOpen[Thing]) -> None:
+    with last.use("a", lambda: Thing("a")) as first:
+        pass
+    seen = []
+
+    def make() -> Thing:
+        seen.append(first.closed)
+        return Thing("b")
+
+    with last.use("b", make):
+        assert seen == [True]
+
+
+def test_what_is_in_use_stays_open_and_is_shared(last: LastOpen[Thing]) -> None:
+    with last.use("a", lambda: Thing("a")) as outer, last.use("a", lambda: Thing("other")) as inner:
+        assert inner is outer
+        with last.use("b", lambda: Thing("b")) as beside:
+            assert not last.close_idle()
+        assert not outer.closed
+    assert beside.closed  # only the last one is kept
+    assert last.close_idle()
+    assert outer.closed
+    assert not last.close_idle()
+
+
+def test_what_is_no_longer_fit_is_closed_by_its_last_user(last: LastOpen[Thing]) -> None:
+    with last.use("a", lambda: Thing("a")) as broken:
+        broken.fit = False
+    assert broken.closed
+    with last.use("a", lambda: Thing("a")) as fresh:
+        assert fresh is not broken
+
+
+def test_what_could_not_be_made_leaves_nothing(last: LastOpen[Thing]) -> None:
+    def fail() -> Thing:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), last.use("a", fail):
+        pass
+    with last.use("a", lambda: Thing("a")) as thing:
+        assert thing.name == "a"
+
+
+def test_threads_that_want_the_same_share_one(last: LastOpen[Thing]) -> None:
+    made: list[Thing] = []
+    together = threading.Barrier(4)
+
+    def make() -> Thing:
+        made.append(Thing("a"))
+        return made[-1]
+
+    def work() -> None:
+        together.wait()
+        with last.use("a", make) as thing:
+            together.wait()
+            assert not thing.closed
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1

@@ -1,0 +1,109 @@
+"""Memory: what closing gives back, what stores of keys and values take, and what a container leaves."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tot.decoders import Engine, load_decoder, load_model
+from tot.decoders.engine import memory, runner
+
+CPU = torch.device("cpu")
+CYCLES = """
+import sys
+import psutil
+from tot.decoders import Request, Sampling, load_decoder
+
+options = dict(option.split("=") for option in sys.argv[3:])
+for _ in range(10):
+    decoder = load_decoder(sys.argv[1], sys.argv[2], kv_budget=3000, **options)
+    decoder.generate([Request(prompt="on and on", sampling=Sampling(max_tokens=4))])
+    decoder.close()
+    print(psutil.Process().memory_info().rss)
+"""
+
+
+@pytest.mark.parametrize("decoder", [("ar",), ("sd", "draft=early-exit:1"), ("sd", "draft={}"), ("jacobi",)])
+def test_memory_stays_flat_over_loading_and_closing(
+    decoder: tuple[str, ...], make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    """A model of 75 MB in weights of 4 MB, which an allocator keeps for itself when they are freed."""
+    make_model(hidden_size=512, intermediate_size=2048, num_hidden_layers=4).save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    name, *options = (part.format(tmp_path) for part in decoder)
+    done = subprocess.run(
+        [sys.executable, "-c", CYCLES, name, tmp_path, *options], capture_output=True, text=True, check=True
+    )
+    held = [int(line) for line in done.stdout.split()]
+    assert len(held) == 10
+    assert held[-1] < 1.1 * held[1]
+
+
+def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    engine = Engine(load_model(make_model(), tokenizer=tokenizer), 500)
+    engine.close()
+    assert not engine.runner._keys
+    assert not engine.runner._values
+    assert engine.runner.native is None
+
+
+def test_closing_twice_leaves_the_models_next_engine_alone(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    loaded = load_model(make_model(), tokenizer=tokenizer)
+    first = Engine(loaded, 500)
+    first.close()
+    with Engine(loaded, 500):
+        first.close()
+        first.runner.close()
+        assert loaded.model.config._attn_implementation == "tot_packed"
+
+
+@pytest.mark.parametrize("free", [2**22, 2**24])
+def test_the_store_is_sized_by_what_is_free(
+    free: int, make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "free_memory", lambda device: free)
+    loaded = load_model(make_model(), tokenizer=tokenizer)
+    with Engine(loaded) as engine:
+        slot = engine.runner.slot_bytes
+        assert free / 4 - slot < engine.tree.capacity * slot <= free / 4
+    monkeypatch.setattr(runner, "_MOST_TOKENS", 100)
+    with Engine(loaded) as engine:
+        assert engine.tree.capacity == 100
+
+
+def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nested control groups: the tightest counts, and cached files can be dropped."""
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "cgroup")
+    (tmp_path / "cgroup").write_text("0::/outer/inner\n")
+    inner = tmp_path / "outer" / "inner"
+    inner.mkdir(parents=True)
+    plenty = int(psutil.virtual_memory().available)
+    for folder, limit, used, files in ((inner, "max", 100, 0), (inner.parent, "1000000", 400000, 50000)):
+        (folder / "memory.max").write_text(limit)
+        (folder / "memory.current").write_text(str(used))
+        (folder / "memory.stat").write_text(f"anon 1\ninactive_file {files}\n")
+    assert memory.free_memory(CPU) == 1000000 - 400000 + 50000
+    (inner.parent / "memory.max").write_text("max")
+    assert memory.free_memory(CPU) > 0.5 * plenty
+
+
+def test_where_there_are_no_control_groups_the_system_says_what_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "_OWN_GROUP", tmp_path / "none")
+    assert memory.free_memory(CPU) > 0
+
+
+def test_closing_a_decoder_lets_go_of_its_model(make_model: Callable[..., Any], tokenizer: Any) -> None:
+    decoder = load_decoder("sd", make_model(), tokenizer=tokenizer, kv_budget=500, draft="early-exit:1")
+    decoder.close()
+    with pytest.raises(Exception, match="this decoder is closed: make a new one"):
+        _ = decoder.model
