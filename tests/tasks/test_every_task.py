@@ -1,13 +1,18 @@
-"""What holds for every installed task: each search, generator and evaluator that it has templates for runs on it."""
+"""What holds for every installed task: its class can be imported, and each search, generator and evaluator that it has
+templates for runs on it."""
 
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
+from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
 
+import tot.tasks
 from tot import Solution, load_decoder, load_task, rap, solve
 from tot.decoders import LocalDecoder
 
@@ -26,6 +31,20 @@ def run(name: str, decoder: Any, **options: Any) -> Solution:
     assert json.loads(json.dumps(solution.to_json()))["tree"]["nodes"][0]["id"] == 0
     assert solution.solved == (solution.answer is not None and task.verify(task.example(), solution.answer))
     return solution
+
+
+def test_every_installed_task_can_be_imported_from_the_package() -> None:
+    installed = {entry.value.rpartition(":")[2]: entry.load() for entry in entry_points(group="tot.tasks")}
+    assert sorted(tot.tasks.__all__) == sorted(dir(tot.tasks)) == sorted(installed)
+    assert all(getattr(tot.tasks, name) is cls for name, cls in installed.items())
+    with pytest.raises(ImportError, match="cannot import name 'GSM9K'"):
+        exec("from tot.tasks import GSM9K")
+
+
+def test_importing_the_tasks_imports_no_torch() -> None:
+    program = "import sys; from tot.tasks import *; print(GSM8K.__name__, 'torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "GSM8K False\n"
 
 
 @pytest.mark.real
