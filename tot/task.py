@@ -38,9 +38,9 @@ class Task:
 
     name: ClassVar[str] = ""
     """Where the templates are looked up: a folder beside the task's file, then in the package; by default the class's
-    name in snake_case."""
+    name in snake_case. What isn't there is looked for where the classes that it inherits from have theirs."""
     templates: ClassVar[Mapping[str, str]] = {}
-    """Inline templates by name; they go before files."""
+    """Inline templates by name; they go before files. Those that a subclass doesn't name are its parent's."""
     thought: ClassVar[tuple[str, ...]] = ("thought",)
     """Templates of one thought, asked in this order: each sees the outputs of those before it as variables."""
     propose: ClassVar[str] = "propose"

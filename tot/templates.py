@@ -25,19 +25,18 @@ _ROLES = ("system", "user", "assistant")
 
 
 class Templates:
-    """A task's templates: inline ones first, then files beside the task, then those of the package."""
+    """A task's templates: inline ones first, then files beside the task, then those of the package; those of the class
+    itself before those of the classes that it inherits from."""
 
     def __init__(self, task: Task) -> None:
         self._task = type(task).__name__
-        self._inline = dict(task.templates)
+        classes = [cls for cls in type(task).__mro__ if getattr(cls, "name", "")]
+        self._inline: dict[str, str] = {}
+        for cls in reversed(classes):
+            self._inline |= cls.templates
+        self._inline |= task.templates
         self._data: dict[str, Any] = {}
-        self._folders = [str(files("tot.prompts") / task.name)]
-        try:
-            beside = Path(inspect.getfile(type(task))).parent
-        except (OSError, TypeError):  # a class typed into a notebook or a prompt has no file
-            pass
-        else:
-            self._folders = [str(beside / task.name), str(beside), *self._folders]
+        self._folders = list(dict.fromkeys(folder for cls in classes for folder in _folders(cls)))
         self._environment = self._begin()
 
     def _begin(self) -> jinja2.Environment:
@@ -114,6 +113,16 @@ class Templates:
         if not blocks:
             return [("user", text.strip())]
         return [(role, "".join(block(context)).strip()) for role, block in blocks.items()]
+
+
+def _folders(cls: type[Task]) -> list[str]:
+    """Where the files of one class lie."""
+    packaged = str(files("tot.prompts") / cls.name)
+    try:
+        beside = Path(inspect.getfile(cls)).parent
+    except (OSError, TypeError):  # a class typed into a notebook or a prompt has no file
+        return [packaged]
+    return [str(beside / cls.name), str(beside), packaged]
 
 
 def _place(error: BaseException, name: str) -> str:

@@ -124,6 +124,28 @@ def test_the_packages_own_templates_are_found_by_the_tasks_name(module: Any, tmp
     assert ask(named(), "head") == [("user", "mine")]
 
 
+def test_a_subclass_by_another_name_has_its_parents_templates_and_data(module: Any, tmp_path: Path) -> None:
+    below = type("Below", (GSM8K,), {"__module__": module.__name__})()
+    state = below.start("How many?")
+    assert below.prompt("answer", state) == GSM8K().prompt("answer", state)
+    assert below.example() == GSM8K().example()
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "head.jinja").write_text("Mine: {{ question }}")
+    (tmp_path / "questions.json").write_text('[{"question": "What?"}]')
+    assert ask(type(below)(), "sub_question")[0] == ("user", "Mine: q")  # included by the parent's own template
+    assert type(below)().example() == "What?"
+
+
+def test_a_subclass_has_its_parents_inline_templates_besides_its_own(module: Any, tmp_path: Path) -> None:
+    (tmp_path / "hard_riddle").mkdir()
+    (tmp_path / "hard_riddle" / "vote.jinja").write_text("parent's file")
+    parent = type("HardRiddle", (module.HardRiddle,), {"templates": {"thought": "parent's", "value": "parent's value"}})
+    task = type("Easy", (parent,), {"templates": {"thought": "own"}, "__module__": "typed_into_a_notebook"})()
+    asked = [ask(task, name)[0][1] for name in ("thought", "value", "vote")]
+    assert asked == ["own", "parent's value", "parent's file"]
+    assert "chain" not in task._templates
+
+
 def test_a_class_without_a_file_has_its_inline_templates(module: Any) -> None:
     space: dict[str, Any] = {"__name__": "typed_into_a_notebook", "Task": Task}
     exec("class Typed(Task):\n    templates = {'thought': 'T {{ question }}'}", space)
