@@ -9,7 +9,7 @@ from concurrent.futures import wait
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, Protocol, overload, runtime_checkable
+from typing import Any, Literal, NamedTuple, overload
 from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -32,6 +32,7 @@ from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
 from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
 from tot.decoders.open_models import close_models, model_key
 from tot.decoders.parallel_steps import ParallelSteps
+from tot.decoders.protocol import REMOTE
 from tot.decoders.remote.decoder import RemoteDecoder, open_remote
 from tot.decoders.request import Completion, Purpose, Request
 from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
@@ -43,19 +44,6 @@ log = logging.getLogger(__name__)
 
 _WORTH_GIVING_BACK = 2**24
 """Bytes of weights from which it takes less time to give them back than it took to load them."""
-
-
-class Decoder(Protocol):
-    """Requests in, completions out: flat and request-major, n completions a request."""
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]: ...
-
-
-@runtime_checkable
-class AsyncDecoder(Decoder, Protocol):
-    """A decoder that many searches can await at once, and whose texts can be cancelled and metered in the middle."""
-
-    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
 
 
 class NoOptions(BaseModel):
@@ -165,9 +153,6 @@ METHODS: dict[str, Method] = {
     "seed": Method(_seed, SEEDOptions),
 }
 """The decoding methods by name: how each is set up, and its options."""
-
-REMOTE = ("openai",)
-"""The decoders that ask a server, and have no model here."""
 
 
 def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:

@@ -7,11 +7,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from itertools import islice
 
 from tot.decoders.budget import Meter
-from tot.decoders.decoder import AsyncDecoder, Decoder
-from tot.decoders.errors import RequestError
+from tot.decoders.errors import OptionError, RequestError
+from tot.decoders.protocol import AsyncDecoder, Decoder
 from tot.decoders.request import Completion, Purpose, Request
+
+DecoderSpec = str | Decoder | Mapping[Purpose, str | Decoder]
+"""A decoder, its name, or one or the other by purpose."""
+_TEXT_ALONE: dict[Purpose, str] = {
+    "generate": "generator='sample' in place of Enumerate(), or Enumerate(prior='uniform')",
+    "evaluate": "evaluator='value' or 'vote' in place of likelihoods",
+    "answer": "a task without `choices`, such as MultipleChoice(by='text')",
+}
+"""What asks for no choices to be scored, by purpose."""
 
 
 class Backend:
@@ -40,10 +50,33 @@ class Backend:
         if isinstance(decoder, AsyncDecoder):
             done = await decoder.complete(requests, meter)
         else:
-            flat = iter(await asyncio.to_thread(decoder.generate, list(requests)))
-            done = [[next(flat) for _ in range(request.sampling.n)] for request in requests]
-            meter.count(new_tokens=sum(one.usage.new_tokens for completions in done for one in completions))
-        for completions in done:
+            flat = await asyncio.to_thread(decoder.generate, list(requests))
+            wanted = sum(request.sampling.n for request in requests)
+            if len(flat) != wanted:
+                raise OptionError(
+                    f"decoder {self.name(requests[0].purpose)} gave {len(flat)} completions and {wanted} were asked "
+                    "for: its `generate` has to return request.sampling.n of them for each request, in one list"
+                )
+            left = iter(flat)
+            done = [list(islice(left, request.sampling.n)) for request in requests]
+            meter.count(new_tokens=sum(one.usage.new_tokens for one in flat))
+        for request, completions in zip(requests, done, strict=True):
             for completion in completions:
                 meter.usage += completion.usage
+                self._check_choices(request, completion)
         return done
+
+    def _check_choices(self, request: Request, completion: Completion) -> None:
+        """Raises OptionError where choices were not scored, which not every decoder can."""
+        wanted, got = len(request.choices), len(completion.choice_logprobs)
+        if wanted != got and not is_cut(completion):
+            raise OptionError(
+                f"decoder {self.name(request.purpose)} scored {got} of {wanted} choices, and all of them are needed: "
+                "have it give `choice_logprobs`, one for each of request.choices, or ask it for text alone "
+                f"({_TEXT_ALONE[request.purpose]})"
+            )
+
+
+def is_cut(completion: Completion) -> bool:
+    """True where a budget or a cancellation ended the text before its time."""
+    return completion.finish_reason in ("budget", "cancelled")

@@ -9,18 +9,16 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from tot.backends import Backend
+from tot.backends import Backend, DecoderSpec
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, REMOTE, Decoder, LocalDecoder, checked_options, load_decoder
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.open_models import shared_engine
+from tot.decoders.protocol import REMOTE, Decoder
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
 from tot.named import load_task, parts_of
-from tot.profile import NO_ENGINE, Profile
 from tot.search import Search
 from tot.search.problem import Problem, Watcher
 from tot.task import Task
@@ -28,6 +26,9 @@ from tot.thoughts import ThoughtGenerator
 from tot.trace import Trace
 from tot.tree import ThoughtTree
 from tot.values import StateEvaluator
+
+if TYPE_CHECKING:
+    from tot.profile import Profile
 
 _T = TypeVar("_T")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
@@ -82,7 +83,7 @@ def solve(
     question: str,
     *,
     model: str | Path | Any | None = "smollm2-135m",
-    decoder: str | Mapping[Purpose, str] | Decoder = "ar",
+    decoder: DecoderSpec = "ar",
     search: Search | str | None = None,
     generator: ThoughtGenerator | str | None = None,
     evaluator: StateEvaluator | str | None = None,
@@ -101,14 +102,15 @@ def solve(
 
     `search`, `generator` and `evaluator` are objects or names with options ("mcts:iterations=20"); None takes the
     task's own; search="rap" sets all three. `model` None is no model, for searches that ask none. `decoder` is a
-    method's name, names by purpose ({"generate": ..., "evaluate": ..., "answer": ...}, on one engine), or a decoder
-    object, which then has its own model. `max_tokens` caps every decoded text. `hooks` watch and steer the search (see
-    `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible` computes in
-    float32: the same tree whatever else is packed with it, and when resumed. `profile` is filled with where the time
-    went on the engine, other searches' there among it. `model_options` go to `load_decoder` (tokenizer, dtype, device,
-    kv_budget, and the decoder's own). A model that is named stays open for the next call; `close_models()` gives its
-    memory back. Ctrl-C ends the search with the best answer so far. Raises TotError for whatever
-    the caller can put right.
+    method's name, a decoder object, which then has its own model, or one or the other by purpose ({"generate": ...,
+    "evaluate": ..., "answer": ...}): names share one engine, and a purpose left out is decoded by "ar" there, or, where
+    only objects are given, by the one that generates. `max_tokens` caps every decoded text. `hooks` watch and steer the
+    search (see `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible`
+    computes in float32: the same tree whatever else is packed with it, and when resumed. `profile` is filled with where
+    the time went on the engine, other searches' there among it. `model_options` go to `load_decoder` (tokenizer, dtype,
+    device, kv_budget, and the decoder's own). A model that is named stays open for the next call; `close_models()`
+    gives its memory back. Ctrl-C ends the search with the best answer so far. Raises TotError for whatever the caller
+    can put right.
     """
     return run_to_end(
         asolve(
@@ -139,7 +141,7 @@ async def asolve(
     question: str,
     *,
     model: str | Path | Any | None = "smollm2-135m",
-    decoder: str | Mapping[Purpose, str] | Decoder = "ar",
+    decoder: DecoderSpec = "ar",
     search: Search | str | None = None,
     generator: ThoughtGenerator | str | None = None,
     evaluator: StateEvaluator | str | None = None,
@@ -163,10 +165,13 @@ async def asolve(
     parts = parts_of(task, search, generator, evaluator)
     if budget is not None and not isinstance(budget, Budget):
         raise OptionError(f"budget={budget!r}: give a Budget, such as Budget(tokens=500)")
-    task.start(question)  # a question that can't be asked is refused before a model is loaded
+    by_purpose(decoder)  # what can't be asked, and a question that can't be, are refused before a model is loaded
+    task.start(question)
     if reproducible:
         model_options = exact(decoder, model_options)
     if profile is not None and (model is None or runs_elsewhere(decoder)):
+        from tot.profile import NO_ENGINE
+
         raise OptionError(NO_ENGINE)
     with ExitStack() as stack:
         decoders = await asyncio.to_thread(open_decoders, decoder, model, model_options, stack)
@@ -220,17 +225,19 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
     )
 
 
-def exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
+def exact(decoder: DecoderSpec, options: dict[str, Any]) -> dict[str, Any]:
     """Model options with float32. Raises OptionError where something else was asked for, or a server computes."""
-    if isinstance(decoder, RemoteDecoder) or any(name in REMOTE for name in _names(decoder)):
+    chosen = by_purpose(decoder).values()
+    if any(map(_is_remote, chosen)):
         raise OptionError(
             "reproducible runs compute in float32 here, and what a server computes is its own affair: leave "
             "reproducible out, or take a decoder other than openai"
         )
-    if not isinstance(decoder, str | Mapping):
-        found = str(getattr(getattr(decoder, "model", None), "dtype", "torch.float32"))
+    for each in chosen:
+        found = str(getattr(getattr(each, "model", None), "dtype", "torch.float32"))
         if found != "torch.float32":
             raise OptionError(f"reproducible runs compute in float32, and this decoder's model is in {found}")
+    if not any(isinstance(each, str) for each in chosen):
         return options
     if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
         raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
@@ -239,31 +246,46 @@ def exact(decoder: object, options: dict[str, Any]) -> dict[str, Any]:
     return {**options, "dtype": "fp32"}
 
 
-def runs_elsewhere(decoder: object) -> bool:
+def runs_elsewhere(decoder: DecoderSpec) -> bool:
     """True where no model runs here: all is asked of a server."""
-    if isinstance(decoder, Mapping):
-        purposes = [decoder.get(purpose, "ar") for purpose in get_args(Purpose)]
-        return all(name in REMOTE for name in purposes)
-    return isinstance(decoder, RemoteDecoder) or decoder in REMOTE
+    return all(map(_is_remote, by_purpose(decoder).values()))
+
+
+def by_purpose(decoder: DecoderSpec) -> dict[Purpose, str | Decoder]:
+    """What each purpose is asked of. Raises OptionError for a purpose that isn't one, and for what is no decoder."""
+    purposes: tuple[Purpose, ...] = get_args(Purpose)
+    given: Mapping[Purpose, str | Decoder] = (
+        decoder if isinstance(decoder, Mapping) else dict.fromkeys(purposes, decoder)
+    )
+    for purpose, each in given.items():
+        if purpose not in purposes:
+            raise OptionError(unknown("purpose", str(purpose), purposes))
+        if isinstance(each, type):
+            raise OptionError(f"decoder={each.__name__} is a class: give an object of it, {each.__name__}(...)")
+        if not isinstance(each, str) and not callable(getattr(each, "generate", None)):
+            raise OptionError(
+                f"decoder={each!r} has no method 'generate': give a name, such as ar, or an object whose "
+                "generate(requests) returns a list of completions, request.sampling.n for each request"
+            )
+    if not given or any(isinstance(each, str) for each in given.values()):
+        return {**dict.fromkeys(purposes, "ar"), **given}
+    return {**dict.fromkeys(purposes, given.get("generate", next(iter(given.values())))), **given}
 
 
 def open_decoders(
-    decoder: str | Mapping[Purpose, str] | Decoder, model: Any, options: dict[str, Any], stack: ExitStack
+    decoder: DecoderSpec, model: Any, options: dict[str, Any], stack: ExitStack
 ) -> dict[Purpose, Decoder]:
     """A decoder for each purpose; those made here share one engine, which the stack closes, as it does connections."""
-    purposes: tuple[Purpose, ...] = get_args(Purpose)
-    if not isinstance(decoder, str | Mapping):
-        if options:
-            raise OptionError(f"{', '.join(options)}: a decoder object has its model already; leave these out")
-        return dict.fromkeys(purposes, decoder)
-    names = (
-        dict.fromkeys(purposes, decoder) if isinstance(decoder, str) else {**dict.fromkeys(purposes, "ar"), **decoder}
-    )
-    for purpose in names:
-        if purpose not in purposes:
-            raise OptionError(unknown("purpose", str(purpose), purposes))
-    if model is None:
-        return {}
+    chosen = by_purpose(decoder)
+    names = {purpose: each for purpose, each in chosen.items() if isinstance(each, str)}
+    objects = {purpose: each for purpose, each in chosen.items() if not isinstance(each, str)}
+    if options and not names:
+        raise OptionError(f"{', '.join(options)}: a decoder object has its model already; leave these out")
+    if model is None or not names:
+        return objects
+    from tot.decoders.decoder import checked_options, load_decoder
+    from tot.decoders.open_models import shared_engine
+
     first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)
     own = {name: _options_of(name) for name in (first, *others)}
     # The first gets what is nobody's own, too: it refuses what it doesn't know.
@@ -278,10 +300,12 @@ def open_decoders(
     for name in others:
         where = {"model": model} if name in REMOTE else {"engine": made[first].engine}
         made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
-    return {purpose: made[name] for purpose, name in names.items()}
+    return {**objects, **{purpose: made[name] for purpose, name in names.items()}}
 
 
 def _choices(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
+    from tot.decoders.decoder import LocalDecoder
+
     return {
         purpose: decoder.choices[purpose]
         for purpose, decoder in decoders.items()
@@ -289,11 +313,13 @@ def _choices(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
     }
 
 
-def _names(decoder: object) -> list[str]:
-    return [decoder] if isinstance(decoder, str) else list(decoder.values()) if isinstance(decoder, Mapping) else []
+def _is_remote(decoder: str | Decoder) -> bool:
+    return decoder in REMOTE if isinstance(decoder, str) else isinstance(decoder, RemoteDecoder)
 
 
 def _options_of(name: str) -> set[str]:
+    from tot.decoders.decoder import METHODS
+
     if name in REMOTE:
         return set(RemoteOptions.model_fields)
     return set(METHODS[name].options.model_fields) if name in METHODS else set()

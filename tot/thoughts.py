@@ -14,10 +14,11 @@ from typing import Annotated, Literal, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.backends import is_cut
 from tot.calls import Call, calls_of
 from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 from tot.parts import bodies, said, with_room
-from tot.search.problem import Problem, is_cut, spent
+from tot.search.problem import Problem, spent
 from tot.search.steps import Draft
 from tot.state import Thought
 from tot.task import Task

@@ -12,11 +12,12 @@ from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.backends import is_cut
 from tot.calls import Call, calls_of
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Request, Sampling
 from tot.parts import candidate, conclusion, said_of, with_room
-from tot.search.problem import Problem, is_cut, spent
+from tot.search.problem import Problem, spent
 from tot.search.steps import NOTHING, Evaluation
 from tot.state import State
 from tot.task import Task

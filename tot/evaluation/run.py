@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -16,10 +16,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from tot.backends import DecoderSpec
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError, TotError
-from tot.decoders.request import Purpose
 from tot.evaluation import fingerprint
 from tot.evaluation.executors import executor_of
 from tot.evaluation.folder import Folder
@@ -55,7 +54,7 @@ def evaluate(
     cpus_per_replica: int | None = None,
     track: str | Tracker | None = None,
     model: str | Path | Any | None = "smollm2-135m",
-    decoder: str | Mapping[Purpose, str] | Decoder = "ar",
+    decoder: DecoderSpec = "ar",
     search: Search | str | None = None,
     generator: ThoughtGenerator | str | None = None,
     evaluator: StateEvaluator | str | None = None,

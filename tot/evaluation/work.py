@@ -14,12 +14,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tot.backends import DecoderSpec
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import Decoder
-from tot.decoders.request import Purpose
+from tot.decoders.remote.decoder import RemoteDecoder
 from tot.evaluation.configuration import Configuration
 from tot.named import load_task, parts_of
-from tot.solver import runs_elsewhere
+from tot.solver import by_purpose, runs_elsewhere
 from tot.task import Task
 
 _LOADING = ("dtype", "device", "kv_budget", "quantize")
@@ -32,7 +32,7 @@ class Work:
     configuration: Configuration
     task: Task
     parts: dict[str, Any]
-    decoder: str | Mapping[Purpose, str] | Decoder
+    decoder: DecoderSpec
     model: Any
     model_options: dict[str, Any]
     budget: Budget
@@ -56,7 +56,7 @@ class Work:
         cls,
         task: Task | type[Task] | str,
         parts: Mapping[str, Any],
-        decoder: str | Mapping[Purpose, str] | Decoder,
+        decoder: DecoderSpec,
         model: Any,
         model_options: dict[str, Any],
         budget: Budget,
@@ -86,8 +86,13 @@ class Work:
         return None if runs_elsewhere(self.decoder) else _weights(self.decoder, self.model)
 
 
-def _weights(decoder: object, model: Any) -> Any:
-    return model if isinstance(decoder, str | Mapping) else getattr(decoder, "model", None)
+def _weights(decoder: DecoderSpec, model: Any) -> Any:
+    """The model of what is named; of objects alone, the first that has one here."""
+    chosen = by_purpose(decoder).values()
+    if any(isinstance(each, str) for each in chosen):
+        return model
+    models = (getattr(each, "model", None) for each in sorted(chosen, key=lambda one: isinstance(one, RemoteDecoder)))
+    return next((found for found in models if found is not None), None)
 
 
 def _task_name(task: Task) -> str:
@@ -101,7 +106,7 @@ def _text(part: Any) -> str | None:
     if part is None or isinstance(part, str):
         return part
     if isinstance(part, Mapping):
-        return ",".join(f"{name}={value}" for name, value in part.items())
+        return ",".join(f"{name}={_text(value)}" for name, value in part.items())
     if isinstance(part, list | tuple):
         return ",".join(map(str, part))
     if isinstance(part, Path | int | float):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel
 
-from tot.backends import Backend
+from tot.backends import Backend, is_cut
 from tot.calls import calls_of
 from tot.decoders.budget import Meter
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
@@ -266,11 +266,6 @@ class Problem:
                 self._evaluations.setdefault(key, replace(evaluation, usage=Usage(), parse_failures=0, calls=()))
         for i, part in enumerate(getattr(evaluator, "parts", ())):
             self._remember(part, nodes, [evaluation.parts[i] for evaluation in evaluations])
-
-
-def is_cut(completion: Completion) -> bool:
-    """True where a budget or a cancellation ended the text before its time."""
-    return completion.finish_reason in ("budget", "cancelled")
 
 
 def spent(completions: Sequence[Completion]) -> Usage:
