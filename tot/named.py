@@ -48,11 +48,11 @@ EVALUATORS: dict[str, type[BaseModel]] = {
 _T = TypeVar("_T")
 
 
-def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel]], **options: Any) -> Any:
+def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel] | BaseModel], **options: Any) -> Any:
     """The object that a text such as "mcts:iterations=20" names; an object is itself.
 
-    `options` are set besides those in the text, where they are not None. Raises OptionError for a name or an option
-    that is not known.
+    A known name stands for a class, or for an object, which options change. `options` are set besides those in the
+    text, where they are not None. Raises OptionError for a name or an option that is not known.
     """
     wanted = {option: value for option, value in options.items() if value is not None}
     if isinstance(spec, BaseModel) and wanted:
@@ -63,10 +63,10 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel]], **opt
     if not isinstance(spec, str):
         return _with_fast(_checked(kind, spec))
     name, _, text = spec.partition(":")
-    cls = known.get(name.strip())
-    if cls is None:
+    found = known.get(name.strip())
+    if found is None:
         raise OptionError(unknown(kind, name.strip(), known))
-    given: dict[str, Any] = {}
+    cls, given = (found, {}) if isinstance(found, type) else (type(found), dict(found))
     for pair in filter(None, text.split(",")):
         option, equals, value = (part.strip() for part in pair.partition("="))
         if not equals:
@@ -114,14 +114,15 @@ def parts_of(
 ) -> dict[str, Any]:
     """The search, generator and evaluator that texts, objects or None (the task's own) stand for.
 
-    search="rap" sets all three. The options are set besides those in the texts, where they are not None. Raises
+    The search "rap" sets all three. The options are set besides those in the texts, where they are not None. Raises
     OptionError for what is not known.
     """
-    recipe: dict[str, Any] = {"search": task.search, "generator": task.generator, "evaluator": task.evaluator}
-    if search == "rap":
-        recipe, search = rap(task), None
+    search = search or task.search
+    recipe: dict[str, Any] = {"search": MCTS, "generator": task.generator, "evaluator": task.evaluator}
+    if isinstance(search, str) and search.partition(":")[0].strip() == "rap":
+        recipe = rap(task)
     return {
-        "search": named("search", search or recipe["search"], SEARCHES, **search_options or {}),
+        "search": named("search", search, {**SEARCHES, "rap": recipe["search"]}, **search_options or {}),
         "generator": named("generator", generator or recipe["generator"], GENERATORS, **generator_options or {}),
         "evaluator": named("evaluator", evaluator or recipe["evaluator"], EVALUATORS),
     }

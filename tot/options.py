@@ -16,7 +16,8 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, Field
 from typer.models import OptionInfo
 
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.protocol import LOCAL, REMOTE
 
 
 class SearchOptions(BaseModel):
@@ -83,13 +84,13 @@ class SearchOptions(BaseModel):
 
     @property
     def decoders(self) -> str | dict[Any, str]:
-        """The decoder's name, or names by purpose. Raises OptionError for pairs that can't be read."""
+        """The decoder's name, or names by purpose. Raises OptionError for those that aren't known or can't be read."""
         if "=" not in self.decoder:
-            return self.decoder
+            return _decoder(self.decoder)
         pairs = [pair.partition("=") for pair in self.decoder.split(",")]
         if not all(equals and name for _, equals, name in pairs):
             raise OptionError(f"--decoder {self.decoder!r} can't be read: write generate=NAME,evaluate=NAME")
-        return {purpose.strip(): name.strip() for purpose, _, name in pairs}
+        return {purpose.strip(): _decoder(name.strip()) for purpose, _, name in pairs}
 
     @property
     def model_options(self) -> dict[str, Any]:
@@ -110,6 +111,12 @@ class SearchOptions(BaseModel):
         search_options = {name: getattr(self, name) for name in ("thoughts", "breadth", "depth")}
         generator_options = {"temperature": self.temperature}
         return {**named, "search_options": search_options, "generator_options": generator_options}
+
+
+def _decoder(name: str) -> str:
+    if name not in (*LOCAL, *REMOTE):
+        raise OptionError(unknown("decoder", name, (*LOCAL, *REMOTE)))
+    return name
 
 
 def pairs(options: list[str]) -> dict[str, str]:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tot.data import row as read_row
 from tot.decoders.budget import Budget
 from tot.decoders.errors import OptionError
 from tot.named import load_task, parts_of
 from tot.options import SearchOptions
-from tot.profile import Profile
 from tot.report.terminal import Progress, show
 from tot.search.problem import Problem
 from tot.solver import conclude, solve
 from tot.trace import Trace
 from tot.tree import write_json
+
+if TYPE_CHECKING:
+    from tot.profile import Profile
 
 
 class Settings(SearchOptions):

@@ -30,7 +30,7 @@ class Templates:
 
     def __init__(self, task: Task) -> None:
         self._task = type(task).__name__
-        classes = [cls for cls in type(task).__mro__ if getattr(cls, "name", "")]
+        classes: list[Any] = [cls for cls in type(task).__mro__ if getattr(cls, "name", "")]
         self._inline: dict[str, str] = {}
         for cls in reversed(classes):
             self._inline |= cls.templates

@@ -177,6 +177,17 @@ def test_rap_with_a_world_adds_up_log_likelihoods(letters: Any) -> None:
     assert parts["evaluator"] == Combine(parts=(Prior(), judged), weights=(0.5, 0.5), rule="log")
 
 
+def test_rap_takes_options_and_may_be_a_tasks_own_search(letters: Any) -> None:
+    whole = rap(letters())
+    shorter = whole["search"].model_copy(update={"iterations": 3, "depth": 5})
+    assert parts_of(letters(), search="rap:iterations=3", search_options={"depth": 5}) == whole | {"search": shorter}
+    assert parts_of(type("Own", (letters,), {"search": "rap"})()) == whole
+    with pytest.raises(OptionError, match=r"search rap, option breadth: .* \(its options: depth, .*iterations"):
+        parts_of(letters(), search="rap:breadth=2")
+    with pytest.raises(OptionError, match=r"unknown search 'rip'.*: choose one of .*, mcts, rap, self-consistency"):
+        parts_of(letters(), search="rip")
+
+
 def test_parts_of_rap_may_be_replaced(letters: Any) -> None:
     parts = parts_of(letters(), search="rap", generator="sample:votes=2", evaluator="random")
     assert (parts["generator"], parts["evaluator"]) == (Sample(votes=2), Random())

@@ -121,3 +121,33 @@ def test_a_refused_command_exits_with_2_and_no_traceback(refused: Any) -> None:
     script = Path(sys.executable).parent / "tot"
     done = subprocess.run([script, "solv"], capture_output=True, text=True, timeout=60, check=False)
     assert refused((done.returncode, done.stdout, done.stderr)).startswith("No such command 'solv'")
+
+
+UNKNOWN = """
+import sys
+from tot import TotError, evaluate, solve
+from tot.cli import main
+
+for command in (["solve", "gsm8k", "q"], ["eval", "gsm8k", "--data", "rows.jsonl"]):
+    for flag in ("--search", "--generator", "--evaluator", "--decoder"):
+        main([*command, flag, "nonsense"])
+    main([*command, "--decoder", "generate=ar,evaluate=nonsense"])
+main(["solve", "nonsense", "q"])
+for call in (lambda: solve("gsm8k", "q", search="nonsense"), lambda: evaluate("gsm8k", "x.jsonl", search="nonsense")):
+    try:
+        call()
+    except TotError as error:
+        print(error, file=sys.stderr)
+print("torch" in sys.modules)
+"""
+
+
+def test_unknown_names_are_refused_before_torch_is_imported(python: Any, rows: Path) -> None:
+    out, err = python("-c", UNKNOWN).communicate(timeout=60)
+    searches = "unknown search 'nonsense': choose one of best-first, best-of-n, bfs, cot, dfs, mcts, rap, self-consist"
+    decoders = "unknown decoder 'nonsense': choose one of ar, auto,"
+    said = [searches, "unknown generator ", "unknown evaluator ", decoders, decoders]
+    said = [*said, *said, "unknown task 'nonsense'", searches, searches]
+    lines = [line.removeprefix("tot: ") for line in err.splitlines()]
+    assert [line[: len(wanted)] for line, wanted in zip(lines, said, strict=True)] == said
+    assert out == "False\n"
