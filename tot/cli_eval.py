@@ -81,16 +81,18 @@ def eval_command(
 def _summary(results: Results) -> Table:
     rows = Table.grid(padding=(0, 2))
     each = 1 / results.samples
+    judging = results.by_purpose.get("judge", {}).get("new_tokens", 0)
     shown = {
-        "score": results.score.said(),
-        "best of repeats": results.any.said() if results.samples > results.problems else None,
+        "score": results.score_said,
+        "best of repeats": results.any.said() if results.any and results.samples > results.problems else None,
         "verified by the task": f"{results.solved} of {results.samples}" if results.solved else None,
         "judged": results.judged.said(".2f") if results.judged is not None else None,
-        "no readable answer": results.parse_failures.said(),
+        "no readable answer": results.parse_failures.said() if results.score else None,
         "failed": f"{results.errors} of {results.samples}" if results.errors else None,
         "bad rows": str(results.bad_rows) if results.bad_rows else None,
-        "a problem took": f"{each * results.tokens:.0f} new tokens, {each * results.thoughts:.1f} thoughts, "
-        f"{each * results.seconds:.1f} s",
+        "a problem took": f"{each * (results.tokens - judging):.0f} new tokens, {each * results.thoughts:.1f} "
+        f"thoughts, {each * results.seconds:.1f} s",
+        "judging it took": f"{each * judging:.0f} new tokens" if judging else None,
         "accepted drafts": f"{results.acceptance:.0%}" if results.acceptance is not None else None,
         "cost": f"{results.cost:.4g}" if results.cost else None,
         "folder": str(results.folder),

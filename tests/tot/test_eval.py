@@ -6,12 +6,13 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
 
 from tot import BFS, Budget, State, Task, ThoughtTree, TotError, Value, evaluate
-from tot.decoders import ModelError
+from tot.decoders import Completion, ModelError, Request, Sampling, Usage
 
 ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]
 """The script answers "b/c" to all of them."""
@@ -144,12 +145,33 @@ def test_an_answer_that_a_budget_left_no_room_for_is_no_parse_failure(
 def test_the_judge_is_asked_where_the_task_can_ask_one(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
     class Judged(letters):  # type: ignore[misc]
         def judge(self, decoder: Any, answers: Any, seed: int) -> list[float]:
-            assert decoder.tokens == 5
-            return [float(len(answer)) for answer in answers]
+            sampling = Sampling(n=3, seed=seed)
+            asked = [Request(prompt=answer, sampling=sampling, purpose="evaluate") for answer in answers]
+            return [float(len(asked[0].prompt) + len(decoder.generate(asked)))]
 
-    results = run(scripted(TABLE), task=Judged, judge=True, limit=2)
-    assert [sample["judged"] for sample in samples(tmp_path / "out")] == [3.0, 3.0]
-    assert results.judged.mean == 3.0
+    class Rated(scripted):  # type: ignore[misc]
+        def _reply(self, request: Any, sample: int) -> Any:
+            if request.prompt != "b/c":
+                return super()._reply(request, sample)
+            usage = Usage(prompt_tokens=2, new_tokens=7, forwards=4, drafted=3, seconds=99.0, cost=0.5)
+            return Completion("8", (), 0.0, "eos", usage)
+
+    results = run(Rated(TABLE), task=Judged, judge=True, limit=2, budget=Budget(tokens=50))
+    found = samples(tmp_path / "out", measured=True)
+    assert [sample["judged"] for sample in found] == [6.0, 6.0]
+    assert results.judged.mean == 6.0
+    plain = run(scripted(TABLE), limit=2, out=tmp_path / "plain")
+    judge = {"calls": 3, "prompt_tokens": 6, "new_tokens": 21}
+    for sample, other in zip(found, samples(tmp_path / "plain"), strict=True):
+        assert sample["usage"] == other["usage"] | {"judge": judge}
+        assert sample["stopped"] is None
+        measured = {name: sample["measured"][name] for name in ("forwards", "drafted", "cost")}
+        assert measured == {"forwards": 4, "drafted": 9, "cost": 1.5}
+        assert sample["measured"]["seconds"] < 99
+    assert results.by_purpose["judge"] == {"calls": 6, "prompt_tokens": 12, "new_tokens": 42}
+    assert (results.tokens, results.score_at_tokens) == (plain.tokens + 42, plain.score_at_tokens)
+    with pytest.raises(TotError, match="answers are judged by a model, and there is none: give model="):
+        run("ar", task=Judged, judge=True, model=None, out=tmp_path / "none")
     with pytest.raises(TotError, match="has no way of judging answers"):
         run(scripted(TABLE), judge=True, out=tmp_path / "other")
 
@@ -171,6 +193,14 @@ def test_a_tracker_is_told_options_each_sample_and_the_end(run: Any, scripted: A
     told = Told()
     run(scripted(TABLE), limit=2, concurrency=1, track=told)
     assert told.calls == [("out", 2), (1, 0.0), (2, 0.5), {"score": 0.5, "parse_failures": 0.0}]
+
+
+def test_a_tracker_is_told_no_score_where_every_search_failed(run: Any, letters: Any, scripted: Any) -> None:
+    told = Mock()
+    failing = type("Failing", (letters,), {"score": lambda self, answer, reference: 1 / 0})
+    assert run(scripted(TABLE), task=failing, limit=1, track=told).score is None
+    assert list(told.log.call_args.args[1]) == ["seconds"]
+    told.finish.assert_called_once_with({"parse_failures": 0.0})
 
 
 def test_a_tracker_that_fails_costs_no_sample(run: Any, scripted: Any, tmp_path: Path, capfd: Any) -> None:

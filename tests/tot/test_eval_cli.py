@@ -111,6 +111,9 @@ def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> N
                            "--out", "none")  # fmt: skip
     assert status == 1
     assert re.search(r"^failed +1 of 1 *$", out, re.MULTILINE)
+    assert re.search(r"^score +none: every search failed *$", out, re.MULTILINE)
+    assert "%" not in out
+    assert "finished: score none: every search failed\n" in Path("none/log.txt").read_text()
     assert "sample 0-0 failed: RequestError: this search asks a model, and there is none" in err
 
 

@@ -69,6 +69,23 @@ def test_sums_are_over_samples_and_the_score_is_over_problems() -> None:
     }
 
 
+def test_where_every_search_failed_there_is_no_score() -> None:
+    failed = [sample(i, 0.0, 40, error="ValueError: x") for i in range(2)]
+    results = summarise(failed)
+    assert (results.score, results.any, results.score_at_tokens, results.errors) == (None, None, {}, 2)
+    assert results.score_said == "none: every search failed"
+    assert results.to_json()["score"] is None
+    some = summarise([*failed, sample(2, 0.0, 40)])
+    assert (some.score_said, some.score_at_tokens) == ("0.0% (0.0% to 56.1%)", {64: 0.0})
+
+
+def test_what_the_judge_took_is_counted_and_is_no_part_of_the_search() -> None:
+    judge = {"calls": 5, "prompt_tokens": 70, "new_tokens": 200}
+    results = summarise([one | {"usage": one["usage"] | {"judge": judge}} for one in [sample(0, 1.0, 40)]])
+    assert (results.tokens, results.prompt_tokens, results.by_purpose["judge"]) == (240, 220, judge)
+    assert results.score_at_tokens == {64: 1.0}
+
+
 def test_the_score_at_a_budget_counts_only_searches_that_kept_to_it() -> None:
     lines = [sample(0, 1.0, 33), sample(1, 0.5, 64), sample(2, 0.5, 65), sample(3, 1.0, 300)]
     assert summarise(lines).score_at_tokens == {64: 0.375, 128: 0.5, 256: 0.5, 512: 0.75}
@@ -99,6 +116,15 @@ def test_equal_values_have_no_spread() -> None:
 def test_two_values_are_resampled_to_their_ends() -> None:
     """A quarter of the resamples of two values holds only the lower, a quarter only the upper."""
     assert bootstrap([1.0, 4.0]) == Estimate(2.5, 1.0, 4.0)
+
+
+def test_progress_tells_no_score_as_long_as_every_search_failed(monkeypatch: Any) -> None:
+    monkeypatch.setattr("tot.evaluation.progress.time.monotonic", lambda: 100.0)
+    progress = Progress(2)
+    progress.recall(sample(0, 0.0, 100, error="ValueError: x"))
+    assert (progress.score, progress.line) == (None, "0 tokens/s")
+    progress.recall(sample(1, 1.0, 100))
+    assert progress.line == "score 50.0% (9.5% to 90.5%), 0 tokens/s"
 
 
 def test_the_line_of_progress_tells_the_score_so_far_the_rate_and_the_acceptance(monkeypatch: Any) -> None:
@@ -168,6 +194,13 @@ def test_only_common_problems_count_and_repeats_are_averaged(folder: Any) -> Non
     assert (first.means["score"].mean, second.means["score"].mean) == (0.5, 0.75)
     assert second.differences["score"].mean == 0.25
     assert second.means["tokens"].mean == 30
+
+
+def test_an_evaluation_without_a_score_is_not_compared(folder: Any) -> None:
+    a = folder("a", [sample(i, 1.0, 20) for i in range(2)])
+    b = folder("b", [sample(i, 0.0, 20, error="ValueError: x") for i in range(2)])
+    with pytest.raises(OptionError, match=r"/b has no score, as every search failed: see its log\.txt"):
+        compare([a, b])
 
 
 def test_the_table_has_a_row_for_each_side(folder: Any) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from tot.backends import Backend
@@ -33,6 +33,7 @@ async def attempt(
     """
     configuration, task = work.configuration, work.task
     backend, meter = _Counting(decoders), Meter(work.budget)
+    judge = _Judge(decoders.get("evaluate")) if configuration.judge else None
     sample = _unanswered(question, repeat)
     problem: Problem | None = None
     seed = derive(configuration.seed, question.index, repeat)
@@ -58,19 +59,24 @@ async def attempt(
             "unreadable": solution.parse_failures,
             "stopped": solution.stopped,
         }
-        if configuration.judge:
-            sample["judged"] = await _judged(task, solution.answer, decoders, seed)
+        if judge is not None:
+            sample["judged"] = await _judged(task, solution.answer, judge, seed)
     except (ModelError, OptionError):
         raise
     except Exception as error:  # one question's fault: a task's own code may raise anything  # noqa: BLE001
         sample["error"] = f"{type(error).__name__}: {error}"
+    spent: dict[str, tuple[int, Usage]] = {**backend.spent}
+    total = meter.total
+    if judge is not None:
+        spent["judge"] = judge.calls, judge.usage
+        total += replace(judge.usage, seconds=0.0)  # the meter's went on
     sample |= {
         "thoughts": 0 if problem is None else len(problem.tree) - 1,
         "usage": {
             purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
-            for purpose, (calls, usage) in backend.spent.items()
+            for purpose, (calls, usage) in spent.items()
         },
-        "measured": _measured(meter.total),
+        "measured": _measured(total),
     }
     return sample, problem
 
@@ -102,11 +108,29 @@ def _measured(usage: Usage) -> dict[str, Any]:
     return {name: value for name, value in asdict(usage).items() if name not in ("prompt_tokens", "new_tokens")}
 
 
-async def _judged(task: Any, answer: Any, decoders: Mapping[Purpose, Decoder], seed: int) -> float | None:
+async def _judged(task: Any, answer: Any, judge: Decoder, seed: int) -> float | None:
     if answer is None:
         return None
-    (judgement,) = await asyncio.to_thread(task.judge, decoders["evaluate"], [answer], seed=seed)
+    (judgement,) = await asyncio.to_thread(task.judge, judge, [answer], seed=seed)
     return None if judgement is None else float(judgement)
+
+
+class _Judge:
+    """The decoder that states are evaluated with, lent to the task; keeps what it spent on the answer."""
+
+    def __init__(self, decoder: Decoder | None) -> None:
+        if decoder is None:
+            raise OptionError("answers are judged by a model, and there is none: give model=..., or leave judge out")
+        self._decoder = decoder
+        self.calls = 0
+        self.usage = Usage()
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        done = self._decoder.generate(requests)
+        self.calls += len(done)
+        forwards = max((completion.usage.forwards for completion in done), default=0)  # which they share
+        self.usage += replace(sum((completion.usage for completion in done), Usage()), forwards=forwards)
+        return done
 
 
 class _Counting(Backend):

@@ -63,13 +63,17 @@ def _differences(pairs: np.ndarray[Any, Any]) -> dict[str, Estimate]:
 def _problems(folder: Path) -> dict[str, tuple[float, ...]]:
     """By question: the means of score, tokens and seconds over its samples."""
     samples: defaultdict[str, list[tuple[float, float, float]]] = defaultdict(list)
+    failed = True
     try:
         for sample in read_samples(folder):
+            failed = failed and sample["error"] is not None
             samples[sample["question"]].append((sample["score"], tokens_of(sample), sample["measured"]["seconds"]))
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise OptionError(
             f"{folder / 'samples.jsonl'} can't be read ({error}): resume that run, or leave it out"
         ) from None
+    if samples and failed:
+        raise OptionError(f"{folder} has no score, as every search failed: see its log.txt, and leave it out")
     return {question: tuple(np.mean(found, axis=0)) for question, found in samples.items()}
 
 

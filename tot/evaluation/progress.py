@@ -28,6 +28,7 @@ class Progress:
         self.done = 0
         self._sum = 0.0
         self._scored = 0
+        self._failed = 0
         self._spent = {"tokens": 0, "drafted": 0, "accepted": 0}
         self._began = time.monotonic()
         self._complaints = 0
@@ -37,8 +38,9 @@ class Progress:
         self._task = self._bars.add_task("", total=total)
 
     @property
-    def score(self) -> float:
-        return self._sum / self._scored if self._scored else 0.0
+    def score(self) -> float | None:
+        """None as long as every search failed."""
+        return self._sum / self._scored if self._scored > self._failed else None
 
     @property
     def line(self) -> str:
@@ -49,7 +51,7 @@ class Progress:
             spent["drafted"] += problem.meter.usage.drafted
             spent["accepted"] += problem.meter.usage.accepted
         rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
-        shown = [f"score {wilson(self.score, self._scored).said()}"] if self._scored else []
+        shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).said()}"]
         shown.append(f"{rate:.0f} tokens/s")
         if spent["drafted"]:
             shown.append(f"{spent['accepted'] / spent['drafted']:.0%} accepted")
@@ -58,6 +60,7 @@ class Progress:
     def recall(self, sample: dict[str, Any]) -> None:
         """Count the score of a sample that an earlier run finished."""
         self._scored += 1
+        self._failed += sample["error"] is not None
         self._sum += sample["score"]
 
     def finish(self, sample: dict[str, Any], problem: Problem | None) -> None:

@@ -18,10 +18,10 @@ class Results:
     problems: int
     samples: int
     """Problems times repeats."""
-    score: Estimate
-    """The mean over problems of the mean over repeats; a search that failed scores 0."""
-    any: Estimate
-    """The mean over problems of the best repeat."""
+    score: Estimate | None
+    """The mean over problems of the mean over repeats; a search that failed scores 0. None where all failed."""
+    any: Estimate | None
+    """The mean over problems of the best repeat; None likewise."""
     solved: int
     """Samples whose answer the task itself verified."""
     judged: Estimate | None
@@ -36,7 +36,7 @@ class Results:
     """Rows that could not be asked; they are no samples."""
     thoughts: int
     tokens: int
-    """New tokens of all samples."""
+    """New tokens of all samples, those that judged the answers among them."""
     prompt_tokens: int
     forwards: int
     """Forward passes of each search, added up: searches share them."""
@@ -47,11 +47,16 @@ class Results:
     cost: float
     """What a remote server takes for all of it, by the prices given; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
-    """Calls, prompt tokens and new tokens of what was generated, evaluated and answered."""
+    """Calls, prompt tokens and new tokens of what was generated, evaluated and answered, and of the judge."""
     score_at_tokens: dict[int, float]
-    """By number of new tokens: the score if searches that took more had scored 0."""
+    """By number of new tokens: the score if searches that took more had scored 0. None where all failed."""
     folder: Path | None = None
     """Where all of it is kept."""
+
+    @property
+    def score_said(self) -> str:
+        """Such as "31.0% (22.8% to 40.6%)"."""
+        return "none: every search failed" if self.score is None else self.score.said()
 
     def to_json(self) -> dict[str, Any]:
         """What results.json holds."""
@@ -81,14 +86,15 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         cost += measured.get("cost", 0.0)
         total.update({name: measured[name] for name in ("forwards", "drafted", "accepted")})
         total.update({name: sample[name] for name in ("thoughts", "unreadable")})
-        total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None), "tokens": tokens})
+        total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None)})
         for purpose, usage in sample["usage"].items():
             purposes[purpose].update(usage)
+    failed = total["errors"] == len(spent)
     return Results(
         problems=len(scores),
         samples=len(spent),
-        score=estimate([sum(each) / len(each) for each in scores.values()]),
-        any=estimate([max(each) for each in scores.values()]),
+        score=None if failed else estimate([sum(each) / len(each) for each in scores.values()]),
+        any=None if failed else estimate([max(each) for each in scores.values()]),
         solved=total["solved"],
         judged=estimate(judged) if judged else None,
         parse_failures=estimate(failures),
@@ -96,20 +102,20 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         errors=total["errors"],
         bad_rows=bad_rows,
         thoughts=total["thoughts"],
-        tokens=total["tokens"],
+        tokens=sum(usage["new_tokens"] for usage in purposes.values()),
         prompt_tokens=sum(usage["prompt_tokens"] for usage in purposes.values()),
         forwards=total["forwards"],
         seconds=seconds,
         acceptance=total["accepted"] / total["drafted"] if total["drafted"] else None,
         cost=cost,
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
-        score_at_tokens=_at_budgets(spent),
+        score_at_tokens={} if failed else _at_budgets(spent),
     )
 
 
 def tokens_of(sample: Mapping[str, Any]) -> int:
-    """The new tokens of a sample."""
-    return sum(usage["new_tokens"] for usage in sample["usage"].values())
+    """The new tokens that a sample's search took; judging its answer is no part of that."""
+    return sum(usage["new_tokens"] for purpose, usage in sample["usage"].items() if purpose != "judge")
 
 
 def _at_budgets(spent: list[tuple[int, float]]) -> dict[int, float]:

@@ -169,8 +169,9 @@ class _Session:
                     run_to_end(chosen.run(self._pending(), self._finish))
                 results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
                 folder.finish(results.to_json())
-                folder.log(f"finished: score {results.score.said()}")
-                numbers = {"score": results.score.mean, "parse_failures": results.parse_failures.mean}
+                folder.log(f"finished: score {results.score_said}")
+                numbers = {"parse_failures": results.parse_failures.mean}
+                numbers |= {} if results.score is None else {"score": results.score.mean}
             except (KeyboardInterrupt, asyncio.CancelledError):
                 folder.log(f"interrupted with {len(folder.done)} of {wanted} samples")
                 raise KeyboardInterrupt from None
@@ -223,5 +224,6 @@ class _Session:
         self._progress.finish(sample, problem)
         if sample["error"] is not None:
             self._note(f"sample {sample['id']} failed: {sample['error']}")
-        now = {"score": self._progress.score, "seconds": sample["measured"]["seconds"]}
+        score = self._progress.score
+        now = {"seconds": sample["measured"]["seconds"], **({} if score is None else {"score": score})}
         self._tell(lambda told: told.log(len(self._folder.done), now))

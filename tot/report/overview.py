@@ -113,11 +113,11 @@ def _figures(results: Results) -> list[tuple[str, str, str]]:
     """Name, value and note of the numbers on top."""
     repeated = results.samples > results.problems
     shown = [
-        ("Score", f"{results.score.mean:.1%}", _interval(results.score, ".1%")),
+        _share("Score", results.score),
         ("Problems", f"{results.problems:,}", f"{results.samples:,} samples" if repeated else ""),
     ]
     if repeated:
-        shown.append(("Best repeat", f"{results.any.mean:.1%}", _interval(results.any, ".1%")))
+        shown.append(_share("Best repeat", results.any))
     if results.judged is not None:
         shown.append(("Judged", f"{results.judged.mean:.2f}", _interval(results.judged, ".2f")))
     bad = f"searches, and {results.bad_rows:,} rows not asked" if results.bad_rows else "searches"
@@ -133,17 +133,25 @@ def _figures(results: Results) -> list[tuple[str, str, str]]:
     return shown
 
 
+def _share(name: str, estimate: Estimate | None) -> tuple[str, str, str]:
+    if estimate is None:
+        return name, "none", "every search failed"
+    return name, f"{estimate.mean:.1%}", _interval(estimate, ".1%")
+
+
 def _interval(estimate: Estimate, form: str) -> str:
     return f"95%: {estimate.low:{form}} to {estimate.high:{form}}"
 
 
 def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
     charts = [
-        _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)),
         _histogram("New tokens of a sample", [tokens_of(sample) for sample in samples]),
         _histogram("Seconds of a sample", [sample["measured"]["seconds"] for sample in samples]),
     ]
     budgets = results.score_at_tokens
+    if not budgets:  # every search failed
+        return charts
+    charts.insert(0, _histogram("Scores", [sample["score"] for sample in samples], (0.0, 1.0)))
     charts.append(
         {
             "title": "Score within a budget of new tokens",

@@ -269,6 +269,17 @@ def test_an_overview_has_the_numbers_and_every_tree(evaluation: Callable[..., Pa
     assert data["tree-2"]["run"]["reference"] == HOSTILE[:20]
 
 
+def test_an_overview_of_searches_that_all_failed_shows_no_score(
+    evaluation: Callable[..., Path], tree: ThoughtTree
+) -> None:
+    folder = evaluation([0.0, 0.0], tree)
+    lines = (folder / "samples.jsonl").read_text().splitlines()
+    (folder / "samples.jsonl").write_text(f"{lines[1]}\n")
+    overview = blocks("".join(evaluation_page(folder)))["evaluation"]
+    assert overview["figures"][0] == ["Score", "none", "every search failed"]
+    assert [chart["title"] for chart in overview["charts"]] == ["New tokens of a sample", "Seconds of a sample"]
+
+
 def test_an_unfinished_evaluation_shows_what_there_is(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
     folder = evaluation([1.0, 0.0], tree)
     (folder / "results.json").unlink()
