@@ -141,8 +141,11 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale
 def attend_in_steps(
     query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """The same, spelled out for devices whose fused kernels keep the normaliser to themselves."""
-    scores = torch.matmul(query, key.transpose(-1, -2)).float() * scale
+    """The same, spelled out for devices whose fused kernels keep the normaliser to themselves.
+
+    Scores are float32 from the start: in bfloat16 large ones are off by whole numbers, in float16 they overflow.
+    """
+    scores = torch.matmul(query.float() * scale, key.float().transpose(-1, -2))
     if bias is not None:
         scores = scores + bias
     normaliser = torch.logsumexp(scores, dim=-1)

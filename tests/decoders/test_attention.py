@@ -161,6 +161,20 @@ def test_a_kernel_gives_softmax_attention_and_its_normaliser(kernel: Callable[..
     torch.testing.assert_close(normaliser.double(), scores.logsumexp(-1), atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("dtype", "close"), [(torch.bfloat16, 2e-2), (torch.float16, 3e-3)])
+@pytest.mark.parametrize("size", [1.0, 4.0, 30.0, 90.0])
+def test_large_scores_are_as_exact_as_small_ones(dtype: torch.dtype, close: float, size: float) -> None:
+    """Products of up to a million: rounded to bfloat16 they are off by thousands, and float16 has none so large."""
+    torch.manual_seed(0)
+    query, key, value = ((torch.randn(2, 3, n, 64) * times).to(dtype) for n, times in ((40, size), (40, size), (40, 1)))
+    products = query.double() @ key.double().mT
+    exact = torch.nn.functional.scaled_dot_product_attention(query.double(), key.double(), value.double(), scale=0.125)
+    out, normaliser = attend_in_steps(query, key, value, None, 0.125)
+    assert (products.abs().max() > torch.finfo(torch.float16).max) == (size == 90.0)
+    torch.testing.assert_close(out.double(), exact, atol=close, rtol=0)
+    torch.testing.assert_close(normaliser.double(), (products * 0.125).logsumexp(-1), atol=1e-5, rtol=1e-6)
+
+
 # -- torch.compile ----------------------------------------------------------------------------
 
 
