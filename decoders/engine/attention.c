@@ -65,9 +65,10 @@ static inline __m512 get(const Element *place) {
 #endif
 }
 
-// e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7.
+// e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7. NaN stays NaN: of two numbers one of which is
+// NaN, the larger is the second.
 static inline __m512 exponential(__m512 x) {
-    const __m512 scaled = _mm512_max_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _mm512_set1_ps(-200.0f));
+    const __m512 scaled = _mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
     const __m512 whole = _mm512_roundscale_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512 rest = _mm512_sub_ps(scaled, whole);
     __m512 sum = _mm512_set1_ps(1.3333558e-3f);

@@ -261,7 +261,9 @@ static void prepare(const float *numbers, int64_t count, Input *inputs, float *s
     const float top = INPUTS == 8 ? 127.0f : 32767.0f;
     for (int64_t g = 0; g < count / GROUP; g++) {
         const __m512 first = _mm512_loadu_ps(numbers + g * GROUP), second = _mm512_loadu_ps(numbers + g * GROUP + 16);
-        const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
+        const __mmask16 damaged = _mm512_cmp_ps_mask(first, second, _CMP_UNORD_Q);  // the largest passes NaN over
+        const float most =
+            damaged ? NAN : _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
         const __m512 factor = _mm512_set1_ps(most > 0 ? top / most : 0.0f);
         const __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
         const __m512i two = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));

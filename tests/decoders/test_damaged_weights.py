@@ -1,0 +1,96 @@
+"""Damaged weights: one NaN anywhere ends in the error that says so, whatever kernel meets it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tot.decoders import ModelError, Request, Sampling, load_decoder
+from tot.decoders.engine import sampling
+from tot.decoders.engine.attention import attend, attend_in_steps
+from tot.decoders.engine.cascade import Run
+from tot.decoders.engine.kernel import kernel_for, kernel_options
+from tot.decoders.engine.sampling import Draw
+from tot.decoders.engine.tiles import make_tiles
+
+CPU = torch.device("cpu")
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+WEIGHTS = [
+    *(f"model.layers.0.self_attn.{name}_proj.weight" for name in "qkvo"),
+    *(f"model.layers.1.mlp.{name}_proj.weight" for name in ("gate", "up", "down")),
+    *("model.layers.1.input_layernorm.weight", "model.norm.weight", "lm_head.weight"),
+]
+KERNELS = [
+    *[("llama", torch.float32, None), ("llama", torch.float32, "int8"), ("llama", torch.float32, "int8-dynamic")],
+    *[("llama", torch.bfloat16, None), ("llama", torch.bfloat16, "int8"), ("llama", torch.bfloat16, "int8-dynamic")],
+    *[("gemma", torch.float32, None), ("gemma", torch.bfloat16, None)],  # attention in C, or all of it by torch
+]
+
+
+@pytest.mark.parametrize(("family", "dtype", "quantize"), KERNELS)
+def test_one_weight_that_is_nan_fails_the_request(
+    make_model: Callable[..., Any], tokenizer: Any, family: str, dtype: torch.dtype, quantize: Any
+) -> None:
+    if quantize is not None and kernel_options(32, 2, dtype, CPU) is None:
+        pytest.skip("needs a C compiler, and a processor with AVX-512 (and bfloat16 products)")
+    sound = make_model(family, **WIDE).to(dtype)
+    request = Request(prompt="the rain on the", sampling=Sampling(max_tokens=3, ignore_eos=True))
+    for name in WEIGHTS:
+        model = make_model(family, **WIDE).to(dtype)
+        weight = model.get_parameter(name)
+        weight.view(-1)[weight.numel() // 2 + 3] = math.nan
+        with (
+            load_decoder("ar", model, tokenizer=tokenizer, kv_budget=100, quantize=quantize) as decoder,
+            pytest.raises(ModelError, match="the model's logits are not finite"),
+        ):
+            pytest.fail(f"{name}: {decoder.generate([request])}")
+    with load_decoder("ar", sound, tokenizer=tokenizer, kv_budget=100, quantize=quantize) as decoder:
+        assert len(decoder.generate([request])[0].tokens) == 3
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("length", [5, 40, 700])
+def test_whoever_sees_a_key_of_nan_gets_nan_and_nobody_else(dtype: torch.dtype, length: int) -> None:
+    """A score among others, wherever it stands: NaN is larger than nothing, so a maximum passes it over."""
+    kernel = kernel_for(32, 1, dtype, CPU)
+    if kernel is None:
+        pytest.skip("needs a C compiler, and a processor with AVX-512 (and bfloat16 products)")
+    runs = [Run(np.arange(start, start + length, dtype=np.int32), length - 3) for start in (0, length)]
+    order, tiles = make_tiles(runs)
+    random = torch.Generator().manual_seed(length)
+    query = torch.randn(1, 6, 32, generator=random).to(dtype)
+    for place in {0, 1, length // 3, length // 2, length - 4}:
+        keys, values = (torch.randn(1, 2 * length, 32, generator=random).to(dtype) for _ in range(2))
+        keys[0, place, 7] = math.nan
+        finite = kernel(query, keys, values, tiles, 0.3).isfinite().all(-1)[:, 0].view(2, 3)
+        assert finite[order.index(1)].all()
+        assert not finite[order.index(0)].any()
+
+
+@pytest.mark.parametrize("kernel", [attend, attend_in_steps])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_attention_by_torch_hides_no_key_of_nan(kernel: Callable[..., Any], dtype: torch.dtype) -> None:
+    query, keys, values = torch.randn(3, 2, 1, 40, 32, generator=torch.Generator().manual_seed(0)).to(dtype)
+    keys[0, 0, 17, 3] = math.nan
+    damaged, sound = kernel(query, keys, values, None, 0.3)[0].isfinite().all(-1)[:, 0]
+    assert not damaged.any()
+    assert sound.all()
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("heat", [0.0, 1.0])
+def test_a_logit_of_nan_shows_in_the_log_probability_of_what_is_drawn(
+    monkeypatch: pytest.MonkeyPatch, compiled: bool, heat: float
+) -> None:
+    if not compiled:
+        monkeypatch.setattr(sampling, "_compiled", lambda: None)
+    logits = torch.randn(4, 500, generator=torch.Generator().manual_seed(1))
+    logits[0, 0] = logits[1, 255] = logits[2, 499] = math.nan
+    draws = [Draw(heat, 0, 1.0, 0.0, seed, 0, 0) for seed in range(4)]
+    found = [one.logprob for one in sampling.read(logits, draws)]
+    assert [math.isfinite(logprob) for logprob in found] == [False, False, False, True]
