@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
 
 import torch
 from torch import Tensor
 
-from tot.decoders.engine.native import library, processor_flags
+from tot.decoders.engine.native import library, log_once, processor_flags
 from tot.decoders.engine.tiles import Tiles
 
 _ALWAYS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
@@ -82,7 +83,11 @@ def kernel_options(head_dim: int, groups: int, dtype: torch.dtype, device: torch
         return None
     # Its vectors are spelled out: with more than -O1 it takes longer to compile, and no less to run.
     options = ["-O1", "-fopenmp", f"-DHEAD_DIM={head_dim}"]
-    if dtype == torch.float32:
-        return [*options, "-DFLOAT32"] if head_dim % 16 == 0 and processor_flags() >= _ALWAYS else None
-    fits = dtype == torch.bfloat16 and head_dim % 32 == 0 and processor_flags() >= _ALWAYS | {"avx512_bf16"}
-    return options if fits else None
+    step, needed = (16, _ALWAYS) if dtype == torch.float32 else (32, _ALWAYS | {"avx512_bf16"})
+    if dtype not in (torch.float32, torch.bfloat16) or head_dim % step:
+        return None
+    if lacking := needed - processor_flags():
+        said = f"this processor lacks {', '.join(sorted(lacking))}, so attention in {dtype} is torch's, which is slower"
+        log_once(logging.INFO, said)
+        return None
+    return [*options, "-DFLOAT32"] if dtype == torch.float32 else options

@@ -1,16 +1,20 @@
 """The parts in C: compiled once for this processor with the compiler at hand, and kept in the cache folder.
 
-Where there is no compiler there are none, and torch's operations do the same, slower.
+A library is run as the user, so it is taken from a folder that nobody else can write to, or compiled anew. Where there
+is no compiler there are none, and torch's operations do the same, slower; why is logged once.
 """
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import functools
 import hashlib
 import logging
+import os
 import platform
 import shutil
+import stat
 import subprocess
 import tempfile
 from contextlib import suppress
@@ -28,13 +32,14 @@ def library(names: str, *options: str) -> ctypes.CDLL | None:
     ("-O1", "-DHEAD_DIM=64"); None where that can't be done."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
+        log_once(logging.WARNING, "no C compiler is found, so decoding is slower: install cc, gcc or clang")
         return None
     folder = files("tot.decoders.engine")
     source = b"\n".join(folder.joinpath(f"{name}.c").read_bytes() for name in names.split())
     about = "\0".join([compiler, *options, platform.machine(), *sorted(processor_flags())]).encode()
-    path = cache_folder() / "native" / f"{names.replace(' ', '-')}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
+    path = _folder() / f"{names.replace(' ', '-')}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
     try:
-        if path.exists():
+        if path.exists() and not _others_could_write(path):
             with suppress(OSError):  # damaged: made anew
                 return ctypes.CDLL(str(path))
         _compile(compiler, source, options, path)
@@ -45,14 +50,60 @@ def library(names: str, *options: str) -> ctypes.CDLL | None:
         return None
 
 
+@functools.cache
+def log_once(level: int, message: str) -> None:
+    """Log why something slower is done, once a process."""
+    log.log(level, message)
+
+
+def _folder() -> Path:
+    """Where libraries are kept: in the cache folder, if that is the user's alone; else one for this process."""
+    folder = cache_folder() / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = _others_could_write(folder)
+        if not problem:
+            folder.chmod(0o700)
+            problem = "" if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
+    except OSError as error:
+        problem = f"can't be made ({error.strerror})"
+    if not problem:
+        return folder
+    log_once(
+        logging.WARNING,
+        f"the folder of compiled kernels, {folder}, {problem}, so they are compiled anew for every process: make it "
+        "yours alone (chmod 700), or set TOT_CACHE to a folder that is",
+    )
+    return _folder_for_now()
+
+
+@functools.cache
+def _folder_for_now() -> Path:
+    folder = tempfile.mkdtemp(prefix="tot-native-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _others_could_write(path: Path) -> str:
+    """Who else than the user may have put there what is to be run, in words; "" for nobody."""
+    if not hasattr(os, "getuid"):  # Windows: the user's folders are the user's
+        return ""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if found.st_uid != os.getuid():
+        return f"belongs to another user (number {found.st_uid})"
+    return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
 def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path) -> None:
     """To a file of its own first, so that whoever finds the library finds all of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         code, made = Path(folder) / "source.c", Path(folder) / "library.so"
         code.write_bytes(source)
         command = [compiler, "-march=native", "-shared", "-fPIC", *options, str(code), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        made.chmod(0o700)
         made.replace(path)
 
 

@@ -1,0 +1,151 @@
+"""The folder of compiled kernels: what is run comes from the user alone, and whoever gets no kernels is told why."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from tot.decoders.engine import kernel, native
+
+OPTIONS = ("-O1",)
+
+
+def forget() -> None:
+    """As in a new process."""
+    for cached in (native.library, native.log_once, native._folder_for_now):
+        cached.cache_clear()
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """The folder in an empty cache."""
+    if os.name == "nt" or native.library("draw", *OPTIONS) is None:
+        pytest.skip("needs a C compiler, and folders with owners")
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    forget()
+    yield tmp_path / "cache" / "native"
+    forget()
+
+
+def made() -> ctypes.CDLL:
+    """draw.c, as a new process gets it."""
+    native.library.cache_clear()
+    functions = native.library("draw", *OPTIONS)
+    assert functions is not None
+    assert functions.draw
+    return functions
+
+
+def test_what_is_compiled_is_the_users_alone(cache: Path) -> None:
+    before = os.umask(0)  # whatever is made is everybody's, unless it is said otherwise
+    try:
+        assert Path(made()._name).parent == cache
+    finally:
+        os.umask(before)
+    (library,) = cache.iterdir()
+    assert (cache.stat().st_mode & 0o777, library.stat().st_mode & 0o777) == (0o700, 0o700)
+    when = library.stat().st_mtime_ns
+    assert made()._name == str(library)
+    assert library.stat().st_mtime_ns == when
+
+
+def test_a_folder_that_others_can_only_read_is_closed_to_them(cache: Path) -> None:
+    cache.mkdir(parents=True)
+    cache.chmod(0o755)
+    assert Path(made()._name).parent == cache
+    assert cache.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("whose", "said"),
+    [("group", "can be written to by others"), ("other", "belongs to another user"), ("link", "is a link")],
+)
+def test_a_library_that_somebody_else_could_have_planted_is_not_run(
+    cache: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    whose: str,
+    said: str,
+) -> None:
+    name = Path(made()._name).name
+    ran = tmp_path / "ran"
+    code = tmp_path / "planted.c"
+    code.write_text(
+        f'#include <stdio.h>\n__attribute__((constructor)) void run(void) {{ fclose(fopen("{ran}", "w")); }}\n'
+    )
+    planted = tmp_path / "planted.so"
+    subprocess.run(["cc", "-shared", "-fPIC", str(code), "-o", str(planted)], check=True)
+    (cache / name).unlink()
+    planted.replace(cache / name)
+    if whose == "group":
+        cache.chmod(0o770)
+    elif whose == "other":
+        somebody = os.getuid() + 1
+        monkeypatch.setattr(native.os, "getuid", lambda: somebody)
+    else:
+        cache.rename(tmp_path / "theirs")
+        cache.symlink_to(tmp_path / "theirs")
+    forget()
+    assert Path(made()._name).parent != cache
+    made()
+    assert not ran.exists()
+    assert caplog.text.count(f"compiled kernels, {cache}, {said}") == 1
+    assert "set TOT_CACHE" in caplog.text
+
+
+def test_a_library_that_others_can_write_to_is_compiled_anew(cache: Path) -> None:
+    library = Path(made()._name)
+    library.chmod(0o777)
+    when = library.stat().st_ino
+    assert made()._name == str(library)
+    assert library.stat().st_ino != when
+    assert library.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_can_not_be_made_is_done_without(
+    tmp_path: Path, cache: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cache.parent.write_text("a file")
+    elsewhere = Path(made()._name).parent
+    assert elsewhere.stat().st_mode & 0o777 == 0o700
+    assert cache.parent not in elsewhere.parents
+    assert f"compiled kernels, {cache}, can't be made (Not a directory)" in caplog.text
+
+
+def test_a_full_disk_is_told_of(cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(native.Path, "write_bytes", full)
+    assert native.library("draw", *OPTIONS) is None
+    assert "draw.c can't be compiled, so decoding is slower: [Errno 28] No space left on device" in caplog.text
+
+
+def test_a_missing_compiler_is_told_of_once(
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    assert native.library("draw", *OPTIONS) is None
+    assert native.library("attention", *OPTIONS) is None
+    assert caplog.messages == ["no C compiler is found, so decoding is slower: install cc, gcc or clang"]
+
+
+def test_what_a_processor_lacks_is_told_of_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    native.log_once.cache_clear()
+    monkeypatch.setattr(kernel, "processor_flags", lambda: frozenset({"avx2", "avx512f", "avx512bw", "avx512vl"}))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert kernel.kernel_options(64, 1, torch.float32, torch.device("cpu")) is None
+    assert caplog.messages == [
+        "this processor lacks avx512dq, so attention in torch.float32 is torch's, which is slower"
+    ]
