@@ -20,8 +20,10 @@ from torch import Tensor
 from tot.decoders.engine.native import library
 
 _BITS = 24
-_FREEZING = 1e-6
-"""Temperatures up to here are greedy: dividing by less would overflow float32."""
+_FREEZING, _MELTING = 1e-6, 1e38
+"""Temperatures up to the first are greedy: dividing by less would overflow float32. Those above the second are it."""
+_DRAW = struct.Struct("ffdqq")
+"""A Draw as draw.c has it."""
 
 
 class Draw(NamedTuple):
@@ -124,29 +126,21 @@ def distribution(logits: Tensor, draw: Draw) -> Tensor:
         point = torch.zeros_like(logits, dtype=torch.float64)
         point[logits.argmax()] = 1.0
         return point
-    return filtered(logits[None] / draw.temperature, [draw])[0].double().softmax(-1)
+    scaled, temperatures = _prepared(logits[None], [draw])
+    return (scaled / temperatures[:, None])[0].double().softmax(-1)
 
 
 def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
     """Tokens and their log-probabilities by draw.c: as few calls as can be, as this is done in every step."""
     logits = logits.contiguous()
-    rows = len(wanted)
-    tokens, logprobs = (ctypes.c_int64 * rows)(), (ctypes.c_float * rows)()
-    temperatures, keys = (ctypes.c_float * rows)(), (ctypes.c_int64 * rows)()
-    narrowed = [(i, one) for i, one in enumerate(wanted) if isinstance(one, Draw) and _filters(one)]
-    for i, one in enumerate(wanted):
-        if isinstance(one, int):
-            tokens[i] = one
-        elif isinstance(one, Draw):
-            tokens[i], temperatures[i], keys[i] = -1, _hot(one), noise_key(one)
-    if narrowed:
-        first = _first(logits[[i for i, _ in narrowed]], [one for _, one in narrowed], 1)[:, 0]
-        for (i, _), token in zip(narrowed, first.clamp_min(0).tolist(), strict=True):
-            tokens[i] = token
-    hashes = _vocabulary(logits.shape[1], logits.device)
+    tokens = (ctypes.c_int64 * len(wanted))(
+        *(one if isinstance(one, int) else -1 if isinstance(one, Draw) else 0 for one in wanted)
+    )
+    logprobs = (ctypes.c_float * len(wanted))()
+    hashes, scratch = _vocabulary(logits.shape[1], logits.device), _scratch(logits, wanted)
     functions.read_rows(
-        logits.data_ptr(), *logits.shape, hashes.data_ptr(), temperatures, keys, tokens, logprobs,
-        torch.get_num_threads(),
+        logits.data_ptr(), *logits.shape, hashes.data_ptr(), _packed(wanted, logits.shape[1]), tokens, logprobs,
+        scratch.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return list(tokens), list(logprobs)
 
@@ -166,23 +160,45 @@ def _read_by_torch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[
 
 def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
     """(rows, vocab) -> (rows, count) tokens, the first ones by filtered logits / T + G; -1 where there are no more."""
-    logits, temperatures = _prepared(logits, draws)
-    keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
     functions = _functions(logits)
     if functions is None:
+        logits, temperatures = _prepared(logits, draws)
+        keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
         return _first_by_torch(logits, temperatures, keys, count)
+    logits = logits.contiguous()
     tokens = torch.empty((len(logits), count), dtype=torch.int64)
-    hashes = _vocabulary(logits.shape[1], logits.device)
+    hashes, scratch = _vocabulary(logits.shape[1], logits.device), _scratch(logits, draws)
     functions.draw(
-        logits.data_ptr(), *logits.shape, hashes.data_ptr(), temperatures.data_ptr(), keys.data_ptr(), count,
-        tokens.data_ptr(), torch.get_num_threads(),
+        logits.data_ptr(), *logits.shape, hashes.data_ptr(), _packed(draws, logits.shape[1]), count, tokens.data_ptr(),
+        scratch.data_ptr(), torch.get_num_threads(),
     )  # fmt: skip
     return tokens
 
 
+def _packed(wanted: Sequence[Draw | int | Raw], vocabulary: int) -> bytes:
+    """draw.c's Draw of each row; zeros where nothing is drawn."""
+    nothing = bytes(_DRAW.size)
+    return b"".join(
+        _DRAW.pack(_hot(one), _log(one.min_p), one.top_p, min(one.top_k, vocabulary), noise_key(one))
+        if isinstance(one, Draw)
+        else nothing
+        for one in wanted
+    )
+
+
+def _scratch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> Tensor:
+    """What draw.c needs for rows with filters, for each thread."""
+    filters = any(isinstance(one, Draw) and _filters(one) for one in wanted)
+    return torch.empty(torch.get_num_threads() * 4 * logits.shape[1] if filters else 0)
+
+
+def _log(share: float) -> float:
+    return math.log(share) if share else -math.inf
+
+
 def _hot(draw: Draw) -> float:
     """The temperature, 0 where the likeliest token is wanted."""
-    return draw.temperature if draw.temperature > _FREEZING else 0.0
+    return min(draw.temperature, _MELTING) if draw.temperature > _FREEZING else 0.0
 
 
 def _filters(draw: Draw) -> bool:
@@ -241,17 +257,23 @@ def _functions(logits: Tensor) -> ctypes.CDLL | None:
 
 @lru_cache(maxsize=1)
 def _compiled() -> ctypes.CDLL | None:
-    functions = library("draw", "-O3", "-fopenmp")
+    functions = library("draw", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
-        functions.draw.argtypes = [pointer, number, number, *[pointer] * 3, number, pointer, number]
+        functions.draw.argtypes = [pointer, number, number, pointer, pointer, number, pointer, pointer, number]
         functions.read_rows.argtypes = [pointer, number, number, *[pointer] * 5, number]
         functions.draw.restype = functions.read_rows.restype = None
+        functions.size_of_draw.restype = number
+        assert functions.size_of_draw() == _DRAW.size
     return functions
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """`scaled` (rows, vocab) with the tokens that top-k, top-p and min-p leave out at -inf."""
+    """`scaled` (rows, vocab) with the tokens that top-k, top-p and min-p leave out at -inf.
+
+    Top-k keeps all that are as large as the k-th. Top-p, of what that leaves, keeps a token while those before it weigh
+    less than top_p of all: the larger come first, of equal ones the lower ids. `kept_of` in draw.c keeps the same.
+    """
     rows = [i for i, draw in enumerate(draws) if draw.top_k or draw.top_p < 1 or draw.min_p]
     if not rows:
         return scaled
@@ -263,8 +285,26 @@ def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
             row[row < row.topk(draw.top_k).values[-1]] = -torch.inf
         if draw.top_p < 1:
             values, order = row.sort(descending=True, stable=True)
-            before = values.softmax(-1).cumsum(-1) - values.softmax(-1)
-            row[order[before >= draw.top_p]] = -torch.inf  # the first token has nothing before it, so it stays
+            weights = _weights(values - values[0])
+            before = weights.cumsum(-1) - weights
+            row[order[before >= draw.top_p * weights.sum()]] = -torch.inf
         if draw.min_p:
             row[row < row.max() + math.log(draw.min_p)] = -torch.inf  # p < min_p * p_max, in logs
     return scaled
+
+
+_POWERS_OF_TWO = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
+"""2^x for |x| <= 1/2 as a polynomial, to 1e-7."""
+
+
+def _weights(below: Tensor) -> Tensor:
+    """e^x for x <= 0 by the same operations as `weight` in draw.c, as float64: whole steps of 2^-35, so that a sum is
+    exact, and the same in any order."""
+    scaled = (below * 1.44269504).clamp_min(-126.0)
+    shifted = scaled + 12582912.0
+    rest = scaled - (shifted - 12582912.0)
+    power = torch.full_like(rest, _POWERS_OF_TWO[0])
+    for factor in _POWERS_OF_TWO[1:]:
+        power = power * rest + factor
+    power = power * ((shifted.view(torch.int32) - 0x4B400000 + 127) << 23).view(torch.float32)
+    return ((power + 2.0**-12) - 2.0**-12).double()

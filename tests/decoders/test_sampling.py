@@ -313,6 +313,17 @@ def test_a_temperature_next_to_nothing_is_greedy() -> None:
         assert sampled.token == int(logits.argmax())
 
 
+def test_a_temperature_beyond_float32_makes_all_tokens_equally_likely() -> None:
+    logits = torch.tensor([[30.0, 0.0, -30.0]])
+    hows = [
+        Draw(temperature, 0, top_p, 0.0, 1, i, 0)
+        for i in range(60)
+        for temperature in (1e38, 1e300)
+        for top_p in (1.0, 0.9)
+    ]
+    assert set(tokens(read(logits.expand(len(hows), -1), hows))) == {0, 1, 2}
+
+
 # -- in C and by torch ----------------------------------------------------------------------------------------------
 
 
