@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
+from torch.nn.functional import pad
 
 from tot.decoders.engine.kv_tree import Branch, KVTreeFullError
 from tot.decoders.engine.loading import LoadedModel
@@ -59,7 +60,8 @@ class Draft:
     levels: dict[int, Hashable] = field(default_factory=dict)
     """By node whose children a model drafted: the kind of that forward, which brought something if one is accepted."""
     weights: dict[int, Tensor] = field(default_factory=dict)
-    """By node (-1 for the text's end): the probabilities (vocab,) that its children were drawn with."""
+    """By node (-1 for the text's end): the probabilities (vocab,) that its children were drawn with, vocab being the
+    target's."""
 
     def add(self, token: int, parent: int, kind: Hashable = None) -> int:
         self.tokens.append(token)
@@ -162,10 +164,10 @@ def _level(context: Context, depth: int) -> Hashable:
 class ModelDrafter:
     """Drafts with a second model over a KVTree of its own; all texts in one packed forward a position."""
 
-    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None = None, vocabulary: int | None = None) -> None:
+    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None, vocabulary: int) -> None:
         self.loaded = loaded
         self.vocabulary = vocabulary
-        """Tokens that the target has logits for; a draft may be padded to more."""
+        """Tokens that the target has logits for; a draft may have more or fewer of them."""
         self.runner = Runner(loaded.model, kv_budget)
         self.forwards = 0
         self._lock = threading.Lock()
@@ -287,7 +289,8 @@ class ModelDrafter:
         draws = [contexts[tip.context].draws[depth] for tip in frontier]
         for tip, row, draw in zip(frontier, logits, draws, strict=True):
             if contexts[tip.context].weigh and draw.temperature > 0:
-                drafts[tip.context].weights[tip.node] = distribution(row, draw)
+                missing = self.vocabulary - len(row)  # tokens that only the target may write
+                drafts[tip.context].weights[tip.node] = pad(distribution(row, draw), (0, missing))
         grown: list[list[int]] = [[] for _ in frontier]
         kinds = [(contexts[tip.context].widths[depth], contexts[tip.context].replacement) for tip in frontier]
         for width, replacement in sorted(set(kinds)):

@@ -202,7 +202,7 @@ class Bench:
         return self._drafting(self.noisy(noise), 4000)
 
     def _drafting(self, model: Any, kv_budget: int) -> ModelDrafter:
-        drafter = ModelDrafter(load_model(model, tokenizer=self.tokenizer), kv_budget)
+        drafter = ModelDrafter(load_model(model, tokenizer=self.tokenizer), kv_budget, self.target.config.vocab_size)
         self.drafters.append(drafter)
         return drafter
 

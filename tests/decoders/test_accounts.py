@@ -39,7 +39,7 @@ def load(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Load]:
         engine = engine or Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 6000)
         if name != "ar":
             loaded = load_model(copy.deepcopy(target), tokenizer=tokenizer)
-            options["draft"] = ModelDrafter(loaded, 4000) if draft == "same" else draft
+            options["draft"] = ModelDrafter(loaded, 4000, target.config.vocab_size) if draft == "same" else draft
         made.append(load_decoder(name, engine=engine, **options))
         return made[-1]
 

@@ -124,7 +124,7 @@ def draft_model(make_model: Callable[..., Any]) -> Any:
 
 @pytest.fixture
 def drafter(draft_model: Any, tokenizer: Any) -> Iterator[ModelDrafter]:
-    made = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), 2000)
+    made = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), 2000, 300)
     yield made
     assert sum(len(made.runner.tree.tokens(branch)) for branch in made._branches.values()) >= made.runner.tree.live
     made.close()
@@ -204,7 +204,7 @@ def test_a_text_with_nothing_to_draft_costs_nothing(drafter: ModelDrafter) -> No
 def test_a_full_store_makes_drafts_shorter_and_not_wrong(
     draft_model: Any, tokenizer: Any, alone: Alone, kv_budget: int
 ) -> None:
-    small = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), kv_budget)
+    small = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), kv_budget, 300)
     one = context(list(range(20)), widths=(1,) * 5)
     (draft,) = small.draft([one])
     fits = 0 if kv_budget < 20 else min(5, kv_budget - 20 + 1)
@@ -256,6 +256,48 @@ def test_embeddings_padded_to_another_size_change_nothing(
     assert decode(name, draft=make_model(seed=3, vocab_size=vocabulary)) == expected
 
 
+RULES = [
+    ("sd", {"rule": "coupled"}),
+    ("sd", {"rule": "leviathan"}),
+    ("mcsd", {"rule": "coupled"}),
+    ("mcsd", {"rule": "mcsd"}),
+    ("mcsd", {"rule": "mcsd", "replacement": True}),
+    ("seed", {"rule": "coupled", "adapt": False}),
+    ("seed", {"rule": "leviathan", "k_config": (1, 1, 1), "adapt": False}),
+    ("seed", {"rule": "mcsd", "policy": "rounds", "adapt": False}),
+]
+
+
+@pytest.mark.parametrize("vocabulary", [PADDED, 280])
+@pytest.mark.parametrize(("name", "options"), RULES)
+def test_under_every_rule_a_draft_of_another_width_draws_as_one_of_the_targets(
+    make_model: Callable[..., Any],
+    tokenizer: Any,
+    requests: list[Request],
+    name: str,
+    options: dict[str, Any],
+    vocabulary: int,
+) -> None:
+    """One draft in two widths: what only the wider one has logits for is never drafted."""
+
+    def decode(draft: Any) -> list[tuple[int, ...]]:
+        target = make_model(readable=True)
+        with load_decoder(name, target, tokenizer=tokenizer, kv_budget=3000, draft=draft, **options) as decoder:
+            completions = decoder.generate(requests)
+        drafted, accepted = (sum(getattr(c.usage, what) for c in completions) for what in ("drafted", "accepted"))
+        assert 0 < accepted < drafted
+        return [completion.tokens for completion in completions]
+
+    equal, other = make_model(readable=True), make_model(readable=True, vocab_size=vocabulary)
+    equal.model.norm.weight.data *= 1 + 0.2 * torch.randn(48, generator=torch.Generator().manual_seed(1))
+    rows = min(300, vocabulary)
+    other.load_state_dict({k: v for k, v in equal.state_dict().items() if v.shape[0] != 300}, strict=False)
+    for ours, theirs in ((other.lm_head, equal.lm_head), (other.model.embed_tokens, equal.model.embed_tokens)):
+        ours.weight.data[:rows] = theirs.weight[:rows]
+    other.lm_head.bias.data[300:] = 50.0  # its likeliest tokens by far, were they the target's
+    assert decode(other) == decode(equal)
+
+
 def test_a_padded_twin_of_the_target_is_believed(
     decode: Decode, make_model: Callable[..., Any], tokenizer: Any, requests: list[Request]
 ) -> None:
@@ -274,7 +316,7 @@ def test_a_padded_twin_of_the_target_is_believed(
 def test_a_draft_without_room_slows_down_and_changes_nothing(
     decode: Decode, make_model: Callable[..., Any], tokenizer: Any, kv_budget: int
 ) -> None:
-    drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), kv_budget)
+    drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), kv_budget, 300)
     assert decode("mcsd", draft=drafter) == decode("ar")
     assert drafter.runner.tree.live == 0
 

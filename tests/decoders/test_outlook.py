@@ -253,7 +253,7 @@ def texts(count: int, widths: tuple[int, ...]) -> list[Context]:
 
 @pytest.fixture
 def model_drafter(make_model: Callable[..., Any], tokenizer: Any) -> Any:
-    drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), 4000)
+    drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), 4000, 300)
     yield drafter
     drafter.close()
 
