@@ -29,6 +29,8 @@ from tot.decoders.speculative import Speculation, Speculative
 
 WIDEST = 32
 """Entries of a window that is chosen by measured cost, at most."""
+FIXED = 8
+"""Entries of a window that may not follow from costs and company, where none is given (figure 8 has 5 to 25)."""
 _CHEAP = 1.1
 """A window costs next to nothing where its forward takes at most so many times as long as one without it."""
 
@@ -40,14 +42,14 @@ class FastCoTOptions(BaseModel):
 
     cap: Annotated[int, Field(ge=0)] | None = None
     """Iterations after which a rationale is cut; 0 asks for the answer at once, None decodes rationales to their end.
-    `tot fastcot calibrate` finds one that costs little accuracy."""
+    `tot fastcot calibrate` finds one that costs little accuracy, and the window that it goes with."""
     stable: Annotated[int, Field(ge=1)] | None = None
     """Cut once the answer that would be given now has been the same in so many looks, one after another."""
     every: Annotated[int, Field(ge=1)] = 4
     """Iterations from one such look to the next."""
     window: Annotated[int, Field(ge=0, le=128)] | None = None
     """c, the context window; None takes the largest that costs at most 10% more than none, by the measured cost of
-    rows, for as many texts as are decoded just then."""
+    rows, for as many texts as are decoded just then: answers then depend on what a rationale is decoded beside."""
     glimpse: bool = True
     """Show the approximate tokens to the answer; False is the paper's baseline, a rationale that is only cut."""
 
@@ -85,7 +87,8 @@ class Buffers:
     runner = None
 
     def __init__(self, window: int | None, costs: Costs | None) -> None:
-        self._window = window
+        self.window = window
+        """c, or None where costs decide."""
         self._costs = costs
         self._buffers: dict[int, _Buffer] = {}
 
@@ -94,8 +97,8 @@ class Buffers:
 
     def width(self, texts: int, length: float = 0.0) -> int:
         """c, while so many texts are decoded at once, of that length on average."""
-        if self._window is not None or self._costs is None:
-            return self._window or 0
+        if self.window is not None or self._costs is None:
+            return self.window or 0
         costs = self._costs.at(length)
         most = _CHEAP * costs.of(texts)
         return next((c for c in range(WIDEST, 0, -1) if costs.of(texts * (1 + c)) <= most), 0)

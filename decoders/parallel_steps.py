@@ -4,6 +4,7 @@ Yu et al., 2025, section 3. Stage 1: the model writes a skeleton of titles; what
 Stage 2: the skeleton is rolled back, and each step is a branch from where it began, its title fed in one forward; all
 branches are one packed forward a step. Stage 3: the steps are put one after another, their keys and values computed
 anew, and decoding goes on; another skeleton begins another block. Steps that the request gives need no stage 1.
+The text is not that of `ar`: no step has seen the others when it is drawn.
 """
 
 from __future__ import annotations

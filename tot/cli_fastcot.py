@@ -45,7 +45,7 @@ def calibrate_command(
         "fastcot-calibration.json"
     ),
 ) -> None:
-    """Find the least cap that keeps accuracy and answers (section 4.4), and save the curve."""
+    """Find the least cap that keeps accuracy and answers with a window (section 4.4), and save the curve."""
     from dataclasses import asdict
 
     from tot.bench.fastcot import find_cap, questions
@@ -71,7 +71,7 @@ def calibrate_command(
     console = _console()
     console.print(f"{len(asked)} questions, window {width}: {note}")
     if found.cap is not None:
-        console.print(f"use it: --decoder fastcot --decoder-option cap={found.cap}")
+        console.print(f"use them: --decoder fastcot --decoder-option cap={found.cap} --decoder-option window={width}")
     console.print(f"curve: {out}, {out.with_suffix('.png')}")
 
 

@@ -106,11 +106,11 @@ def solve(
     "evaluate": ..., "answer": ...}): names share one engine, and a purpose left out is decoded by "ar" there, or, where
     only objects are given, by the one that generates. `max_tokens` caps every decoded text. `hooks` watch and steer the
     search (see `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible`
-    computes in float32: the same tree whatever else is packed with it, and when resumed. `profile` is filled with where
-    the time went on the engine, other searches' there among it. `model_options` go to `load_decoder` (tokenizer, dtype,
-    device, kv_budget, and the decoder's own). A model that is named stays open for the next call; `close_models()`
-    gives its memory back. Ctrl-C ends the search with the best answer so far. Raises TotError for whatever the caller
-    can put right.
+    computes in float32, and `fastcot` with a fixed window: the same tree whatever else is packed with it, and when
+    resumed. `profile` is filled with where the time went on the engine, other searches' there among it. `model_options`
+    go to `load_decoder` (tokenizer, dtype, device, kv_budget, and the decoder's own). A model that is named stays open
+    for the next call; `close_models()` gives its memory back. Ctrl-C ends the search with the best answer so far.
+    Raises TotError for whatever the caller can put right.
     """
     return run_to_end(
         asolve(
@@ -226,7 +226,12 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
 
 
 def exact(decoder: DecoderSpec, options: dict[str, Any]) -> dict[str, Any]:
-    """Model options with float32. Raises OptionError where something else was asked for, or a server computes."""
+    """Model options with float32, and a window for FastCoT that doesn't follow what is packed beside a request.
+
+    Raises OptionError where something else was asked for, or a server computes.
+    """
+    from tot.decoders.fastcot import FIXED, Buffers
+
     chosen = by_purpose(decoder).values()
     if any(map(_is_remote, chosen)):
         raise OptionError(
@@ -237,12 +242,20 @@ def exact(decoder: DecoderSpec, options: dict[str, Any]) -> dict[str, Any]:
         found = str(getattr(getattr(each, "model", None), "dtype", "torch.float32"))
         if found != "torch.float32":
             raise OptionError(f"reproducible runs compute in float32, and this decoder's model is in {found}")
+        drafter = getattr(each, "drafter", None)
+        if isinstance(drafter, Buffers) and drafter.window is None:
+            raise OptionError(
+                "this decoder's window, and so its answers, follow what is packed beside a request: for reproducible "
+                f"runs give it one, such as window={FIXED}"
+            )
     if not any(isinstance(each, str) for each in chosen):
         return options
     if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
         raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
     if options.get("quantize") is not None:
         raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
+    if "fastcot" in chosen and options.get("window") is None:
+        options = {**options, "window": FIXED}
     return {**options, "dtype": "fp32"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,11 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, ChainOfThought, Explain, Sample, Task, solve
+from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
+from tot.decoders.fastcot import Buffers
+from tot.decoders.outlook import Costs
 from tot.decoders.request import ChoiceLogprob
 from tot.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
 from tot.named import load_task
@@ -40,6 +43,13 @@ class Guess(Task):
 
     def parse_answer(self, text: str) -> str | None:
         return text.partition("So: ")[2] or None
+
+
+class Anything(Guess):
+    """Whatever follows the trigger is an answer."""
+
+    def parse_answer(self, text: str) -> str | None:
+        return text.partition(" So:")[2] or "nothing"
 
 
 @pytest.fixture
@@ -163,6 +173,55 @@ def test_explanations_need_a_trigger(letters: Any, scripted: Any) -> None:
         solve(task, "Q", decoder=scripted({"grow": "a"}), search=BFS(depth=2), evaluator=Explain())
 
 
+@pytest.fixture
+def _dear_company(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By cost, a text alone has a window of 32, two have one of 19, three one of 12."""
+    costs = Costs((1, 40, 64), (1.0, 1.05, 60.0))
+    monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: costs)
+    assert [Buffers(None, costs).width(texts) for texts in (1, 2, 3)] == [32, 19, 12]
+
+
+@pytest.mark.usefixtures("_dear_company")
+def test_reproducible_answers_are_the_same_alone_and_in_company(tiny: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    spent = {}
+    for reproducible, concurrency in itertools.product((False, True), (1, 4)):
+        with tiny() as decoder:
+            pass  # closed, it has its own attention back
+        out = tmp_path / f"{reproducible}-{concurrency}"
+        evaluate(
+            Anything,
+            tmp_path / "rows.jsonl",
+            out=out,
+            model=decoder.model,
+            tokenizer=decoder.tokenizer,
+            kv_budget=4000,
+            decoder="fastcot",
+            cap=6,
+            search=ChainOfThought(),
+            max_tokens=40,
+            concurrency=concurrency,
+            reproducible=reproducible,
+        )
+        lines = (out / "samples.jsonl").read_text().splitlines()
+        spent[reproducible, concurrency] = [line.partition(', "measured"')[0] for line in lines]
+    assert spent[True, 1] == spent[True, 4]
+    assert spent[False, 1] != spent[False, 4]
+
+
+@pytest.mark.usefixtures("_dear_company")
+def test_a_decoder_whose_window_follows_its_company_is_not_reproducible(tiny: Any) -> None:
+    with tiny() as plain:
+        for options in ({}, {"window": 3}):
+            with load_decoder("fastcot", engine=plain.engine, cap=2, **options) as decoder:
+                asked = {"decoder": decoder, "search": ChainOfThought(), "max_tokens": 9, "reproducible": True}
+                if options:
+                    assert solve(Guess(), "what?", **asked).usage.undecoded_tokens > 0
+                else:
+                    with pytest.raises(OptionError, match="for reproducible runs give it one, such as window=8"):
+                        solve(Guess(), "what?", **asked)
+
+
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["gsm8k", "multiple_choice"])
 def test_built_in_tasks_explain_and_have_triggers(name: str, smollm2: str) -> None:
@@ -209,7 +268,7 @@ def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[st
     assert saved["iterations"] == [0, 4, 8, 12, 16, 20, 24]
     assert saved["agreement"][-1] == 1.0
     assert saved["cap"] is not None
-    assert f"cap={saved['cap']}" in printed
+    assert f"--decoder-option cap={saved['cap']} --decoder-option window=5\n" in printed
     assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
 
 

@@ -142,8 +142,8 @@ def run(
         _by_window(engine, testing, iterations, numbers, out)
         _corruption(engine, testing, seeds, numbers, out)
         _forwards(engine, numbers, out)
-        _times(engine, testing[:timed], window, cap, numbers, console)
-        _state_evaluations(engine, window, max_tokens, numbers, console)
+        _times(engine, testing[:timed], width, cap, numbers, console)
+        _state_evaluations(engine, width, max_tokens, numbers, console)
     write_json(out, numbers)
     console.print(f"numbers and pictures: {out.with_suffix('')}*")
 
@@ -258,7 +258,7 @@ def _forward_seconds(runner: Runner, length: int, windows: Sequence[int]) -> lis
 
 
 def _times(
-    engine: Engine, asked: Sequence[Rationale], window: int | None, cap: int, numbers: dict[str, Any], console: Console
+    engine: Engine, asked: Sequence[Rationale], window: int, cap: int, numbers: dict[str, Any], console: Console
 ) -> None:
     """Tables 1 and 2: the same questions, one at a time and packed, all sides in turns."""
     given: Mapping[str, Any] = {"window": window, "cap": cap}
@@ -326,9 +326,7 @@ def _times(
     _composition(accounts, numbers, console)
 
 
-def _state_evaluations(
-    engine: Engine, window: int | None, max_tokens: int, numbers: dict[str, Any], console: Console
-) -> None:
+def _state_evaluations(engine: Engine, window: int, max_tokens: int, numbers: dict[str, Any], console: Console) -> None:
     """Values of GSM8K's first thoughts after whole explanations and after parts of them, siblings packed."""
     task, evaluator = load_task("gsm8k"), Explain()
     sampling = Sampling(max_tokens=max_tokens, stop=("\n\n",))
