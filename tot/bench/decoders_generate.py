@@ -32,7 +32,7 @@ def room_for_generate(bench: Bench, drafter: Drafter | None) -> bool:
             f"transformers' copies of the models take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
             "the comparison with its generate is left out"
         )
-    return needed * _SPARE <= free
+    return bool(needed * _SPARE <= free)
 
 
 def against_generate(
