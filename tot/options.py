@@ -59,6 +59,15 @@ class SearchOptions(BaseModel):
     temperature: Annotated[
         float | None, Field(ge=0), typer.Option(help="Temperature of the thoughts, 0.7 by default; the papers use 1.")
     ] = None
+    top_k: Annotated[
+        int | None, Field(ge=0), typer.Option(help="Draw from the k likeliest tokens; by default as the model says.")
+    ] = None
+    top_p: Annotated[
+        float | None, typer.Option(help="Draw from the fewest tokens that hold this share; by default likewise.")
+    ] = None
+    min_p: Annotated[
+        float | None, typer.Option(help="Leave out tokens below this share of the likeliest; by default likewise.")
+    ] = None
     seed: Annotated[int, Field(ge=0), typer.Option(help="Seed of the run.")] = 0
     budget_tokens: Annotated[int | None, Field(ge=0), typer.Option(help="Stop after so many new tokens.")] = None
     budget_forwards: Annotated[int | None, Field(ge=0), typer.Option(help="Stop after so many forward passes.")] = None
@@ -103,6 +112,11 @@ class SearchOptions(BaseModel):
     def budget(self) -> dict[str, float | None]:
         """The fields of a Budget."""
         return {name: getattr(self, f"budget_{name}") for name in ("tokens", "forwards", "seconds", "nodes")}
+
+    @property
+    def filters(self) -> dict[str, float | None]:
+        """Which tokens may be drawn, by name; None is the model's own."""
+        return {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
 
     @property
     def parts(self) -> dict[str, Any]:

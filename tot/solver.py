@@ -18,6 +18,7 @@ from tot.decoders.protocol import REMOTE, Decoder
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
+from tot.filters import filters_of
 from tot.named import load_task, parts_of
 from tot.search import Search
 from tot.search.problem import Problem, Watcher
@@ -56,6 +57,8 @@ class Solution:
     stopped: str | None
     """Why the search ended without what it was after, or early ("no goal among 40 thoughts", "interrupted", "budget:
     tokens (512 of 500)"), or None."""
+    filters: Mapping[str, float] = field(default_factory=dict)
+    """What narrowed the tokens that were drawn: top_k, top_p, min_p."""
     choices: Mapping[Purpose, str] = field(default_factory=dict)
     """What the decoder `auto` chose, in words, by purpose."""
 
@@ -69,6 +72,7 @@ class Solution:
             "parse_failures": self.parse_failures,
             "rejected": self.rejected,
             "stopped": self.stopped,
+            "filters": dict(self.filters),
             "tree": self.tree.to_json(),
         }
 
@@ -89,6 +93,9 @@ def solve(
     evaluator: StateEvaluator | str | None = None,
     budget: Budget | None = None,
     max_tokens: int | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     seed: int = 0,
     problem_id: str | None = None,
     hooks: object | None = None,
@@ -104,12 +111,14 @@ def solve(
     task's own; search="rap" sets all three. `model` None is no model, for searches that ask none. `decoder` is a
     method's name, a decoder object, which then has its own model, or one or the other by purpose ({"generate": ...,
     "evaluate": ..., "answer": ...}): names share one engine, and a purpose left out is decoded by "ar" there, or, where
-    only objects are given, by the one that generates. `max_tokens` caps every decoded text. `hooks` watch and steer the
-    search (see `tot.search.hooks`). `trace` writes every step down, and takes a killed run up again. `reproducible`
-    computes in float32, and `fastcot` with a fixed window: the same tree whatever else is packed with it, and when
-    resumed. `profile` is filled with where the time went on the engine, other searches' there among it. `model_options`
-    go to `load_decoder` (tokenizer, dtype, device, kv_budget, and the decoder's own). A model that is named stays open
-    for the next call; `close_models()` gives its memory back. Ctrl-C ends the search with the best answer so far.
+    only objects are given, by the one that generates. `max_tokens` caps every decoded text. `top_k`, `top_p` and
+    `min_p` narrow what is drawn, by default as the model's own generation_config does; a task's template may say
+    otherwise. `hooks` watch and steer the search (see `tot.search.hooks`). `trace` writes every step down, and takes a
+    killed run up again. `reproducible` computes in float32, and `fastcot` with a fixed window: the same tree whatever
+    else is packed with it, and when resumed. `profile` is filled with where the time went on the engine, other
+    searches' there among it. `model_options` go to `load_decoder` (tokenizer, dtype, device, kv_budget, and the
+    decoder's own). A model that is named stays open for the next call; `close_models()` gives its memory back. Ctrl-C
+    ends the search with the best answer so far.
     Raises TotError for whatever the caller can put right.
     """
     return run_to_end(
@@ -123,6 +132,9 @@ def solve(
             evaluator=evaluator,
             budget=budget,
             max_tokens=max_tokens,
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
             seed=seed,
             problem_id=problem_id,
             hooks=hooks,
@@ -147,6 +159,9 @@ async def asolve(
     evaluator: StateEvaluator | str | None = None,
     budget: Budget | None = None,
     max_tokens: int | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     seed: int = 0,
     problem_id: str | None = None,
     hooks: object | None = None,
@@ -167,6 +182,8 @@ async def asolve(
         raise OptionError(f"budget={budget!r}: give a Budget, such as Budget(tokens=500)")
     by_purpose(decoder)  # what can't be asked, and a question that can't be, are refused before a model is loaded
     task.start(question)
+    given = {"top_k": top_k, "top_p": top_p, "min_p": min_p}
+    filters = filters_of(None if runs_elsewhere(decoder) else model_of(decoder, model), given)
     if reproducible:
         model_options = exact(decoder, model_options)
     if profile is not None and (model is None or runs_elsewhere(decoder)):
@@ -186,6 +203,7 @@ async def asolve(
             seed=seed,
             problem_id=problem_id,
             max_tokens=max_tokens,
+            filters=filters,
             watch=watch,
             hooks=hooks,
             trace=trace,
@@ -222,6 +240,7 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
         parse_failures=sum(node.parse_failures for node in nodes),
         rejected=sum(node.rejected for node in nodes),
         stopped=problem.stopped or growth.stopped,
+        filters=problem.filters,
     )
 
 
@@ -262,6 +281,15 @@ def exact(decoder: DecoderSpec, options: dict[str, Any]) -> dict[str, Any]:
 def runs_elsewhere(decoder: DecoderSpec) -> bool:
     """True where no model runs here: all is asked of a server."""
     return all(map(_is_remote, by_purpose(decoder).values()))
+
+
+def model_of(decoder: DecoderSpec, model: Any) -> Any:
+    """The model of what is named; of objects alone, the first that has one here."""
+    chosen = by_purpose(decoder).values()
+    if any(isinstance(each, str) for each in chosen):
+        return model
+    models = (getattr(each, "model", None) for each in sorted(chosen, key=_is_remote))
+    return next((found for found in models if found is not None), None)
 
 
 def by_purpose(decoder: DecoderSpec) -> dict[Purpose, str | Decoder]:

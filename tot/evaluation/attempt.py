@@ -46,6 +46,7 @@ async def attempt(
             **work.parts,
             seed=seed,
             max_tokens=configuration.max_tokens,
+            filters={name: value for name, value in configuration.filters.items() if value is not None},
             watch=watch,
         )
         await problem.run()

@@ -27,6 +27,7 @@ from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
 from tot.evaluation.tracking import Tracker, tracker
 from tot.evaluation.work import Work
+from tot.filters import filters_of
 from tot.search import Search
 from tot.search.problem import Problem
 from tot.solver import exact, run_to_end
@@ -60,6 +61,9 @@ def evaluate(
     evaluator: StateEvaluator | str | None = None,
     budget: Budget | None = None,
     max_tokens: int | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+    min_p: float | None = None,
     seed: int = 0,
     reproducible: bool = False,
     **model_options: Any,
@@ -101,6 +105,9 @@ def evaluate(
             "gpus_per_replica": gpus_per_replica,
             "cpus_per_replica": cpus_per_replica,
             "max_tokens": max_tokens,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
             "seed": seed,
             "reproducible": reproducible,
         },
@@ -128,6 +135,7 @@ def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Resu
     local = Path(configuration.data).is_file()
     if local:
         configuration = configuration.model_copy(update={"data": str(Path(configuration.data).resolve())})
+    configuration = configuration.model_copy(update=filters_of(work.weights, configuration.filters))
     options = exact(work.decoder, work.model_options) if configuration.reproducible else work.model_options
     taken = (configuration.limit, configuration.offset, configuration.shuffle_seed)
     questions = Questions(task, configuration.data, *taken)

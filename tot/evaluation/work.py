@@ -16,10 +16,9 @@ from pydantic import BaseModel
 
 from tot.backends import DecoderSpec
 from tot.decoders.budget import Budget
-from tot.decoders.remote.decoder import RemoteDecoder
 from tot.evaluation.configuration import Configuration
 from tot.named import load_task, parts_of
-from tot.solver import by_purpose, runs_elsewhere
+from tot.solver import model_of, runs_elsewhere
 from tot.task import Task
 
 _LOADING = ("dtype", "device", "kv_budget", "quantize")
@@ -69,7 +68,7 @@ class Work:
         configuration = Configuration.made(
             {
                 "task": name or _task_name(task),
-                "model": _text(_weights(decoder, model)) or "none",
+                "model": _text(model_of(decoder, model)) or "none",
                 "decoder": _text(decoder),
                 "decoder_option": own,
                 **{kind: _text(part) for kind, part in parts.items()},
@@ -83,16 +82,7 @@ class Work:
     @property
     def weights(self) -> Any:
         """The model's name or the model itself; None for none here: a server has its own."""
-        return None if runs_elsewhere(self.decoder) else _weights(self.decoder, self.model)
-
-
-def _weights(decoder: DecoderSpec, model: Any) -> Any:
-    """The model of what is named; of objects alone, the first that has one here."""
-    chosen = by_purpose(decoder).values()
-    if any(isinstance(each, str) for each in chosen):
-        return model
-    models = (getattr(each, "model", None) for each in sorted(chosen, key=lambda one: isinstance(one, RemoteDecoder)))
-    return next((found for found in models if found is not None), None)
+        return None if runs_elsewhere(self.decoder) else model_of(self.decoder, self.model)
 
 
 def _task_name(task: Task) -> str:

@@ -6,7 +6,7 @@ It derives every call's seed, evaluates equal states once, writes the trace, and
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,7 @@ class Problem:
         seed: int = 0,
         problem_id: str | None = None,
         max_tokens: int | None = None,
+        filters: Mapping[str, float] | None = None,
         watch: Watcher | None = None,
         hooks: object | None = None,
         trace: Trace | None = None,
@@ -64,6 +65,8 @@ class Problem:
         self._seed = seed
         self._id = problem_id or self.tree.state(self.tree.root).question
         self._max_tokens = max_tokens
+        self.filters = dict(filters or {})
+        """Which tokens may be drawn: top_k, top_p and min_p, where a task's template says nothing else."""
         self._watch = watch
         self._trace = trace
         self._evaluations: dict[Hashable, Evaluation] = {}
@@ -72,6 +75,7 @@ class Problem:
             about = {name: _described(part) for name, part in parts.items()}
             root = self.tree.state(self.tree.root)
             about |= {"task": type(task).__name__, "seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
+            about["filters"] = self.filters or None
             trace.begin(root, about)
         self.changed()
 
@@ -236,8 +240,8 @@ class Problem:
         return derive(self._seed, self._id, about, *([call] if call else []))
 
     def sampling(self, template: str, temperature: float, seed: int, n: int = 1, **fallback: object) -> Sampling:
-        """The task's sampling options for a template, with the search's temperature and token limit."""
-        options = {**fallback, **self.task.sampling.get(template, {})}
+        """The task's sampling options for a template, with the search's temperature and the run's filters and limit."""
+        options = {**fallback, **self.filters, **self.task.sampling.get(template, {})}
         if self._max_tokens is not None:
             options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
         return Sampling(**{"temperature": temperature, **options, "seed": seed, "n": n})

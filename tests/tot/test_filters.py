@@ -1,0 +1,110 @@
+"""top_k, top_p and min_p of a run: given, else the model's own, and said wherever the run is kept."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import evaluate, solve
+from tot.decoders import Completion, OptionError, Request, Usage
+from tot.evaluation.folder import read_config
+from tot.filters import filters_of
+from tot.task import Task
+
+
+class Letters(Task):
+    """One letter a thought."""
+
+    name = "letters"
+    depth = 2
+    templates: Mapping[str, str] = {"thought": "Say a letter: {{ question }}", "answer": "Which? {{ question }}"}
+    sampling: Mapping[str, Mapping[str, Any]] = {"answer": {"top_p": 0.5}}
+
+    def score(self, answer: Any, reference: Any) -> float:
+        return float(answer == reference)
+
+
+class Asked:
+    """Answers "b", and keeps what it was asked."""
+
+    def __init__(self, model: Any = None) -> None:
+        self.requests: list[Request] = []
+        self.model = model
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.requests += requests
+        return [
+            Completion("b", (1,), 0.0, "eos", Usage(new_tokens=1))
+            for request in requests
+            for _ in range(request.sampling.n)
+        ]
+
+    def drawn(self) -> dict[str, tuple[int, float, float]]:
+        """(top_k, top_p, min_p) by purpose."""
+        samplings = {request.purpose: request.sampling for request in self.requests}
+        return {purpose: (one.top_k, one.top_p, one.min_p) for purpose, one in samplings.items()}
+
+
+class Model:
+    """Only what is asked of one here."""
+
+    class generation_config:  # noqa: N801
+        top_k = 20
+        top_p = 0.8
+        min_p = None
+
+    @staticmethod
+    def state_dict() -> dict[str, Any]:
+        return {}
+
+
+def run(decoder: Asked, **options: Any) -> Any:
+    return solve(Letters(), "q", decoder=decoder, search="bfs:thoughts=2", evaluator="random", **options)
+
+
+def test_what_is_given_reaches_every_text_but_where_a_template_says_otherwise() -> None:
+    decoder = Asked()
+    solution = run(decoder, top_k=7, top_p=0.9, min_p=0.05)
+    assert decoder.drawn() == {"generate": (7, 0.9, 0.05), "answer": (7, 0.5, 0.05)}
+    assert solution.filters == {"top_k": 7, "top_p": 0.9, "min_p": 0.05}
+    assert solution.to_json()["filters"] == solution.filters
+
+
+def test_the_models_own_are_the_default_and_can_be_replaced_one_by_one() -> None:
+    decoder = Asked(Model)
+    assert run(decoder).filters == {"top_k": 20, "top_p": 0.8}
+    assert decoder.drawn()["generate"] == (20, 0.8, 0.0)
+    assert run(decoder, top_p=1.0, top_k=0).filters == {"top_k": 0, "top_p": 1.0}
+    assert decoder.drawn()["generate"] == (0, 1.0, 0.0)
+    assert run(Asked()).filters == {}
+
+
+def test_of_a_model_that_is_named_its_files_say_so(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.8, "temperature": 0.7}))
+    assert filters_of(tmp_path, {}) == {"top_p": 0.8}
+    assert filters_of(str(tmp_path), {"min_p": 0.1, "top_p": None}) == {"top_p": 0.8, "min_p": 0.1}
+    assert filters_of(tmp_path / "none", {}) == {}
+    assert filters_of(None, {"top_k": 3}) == {"top_k": 3}
+    (tmp_path / "generation_config.json").write_text("[")
+    assert filters_of(tmp_path, {}) == {}
+
+
+@pytest.mark.parametrize(("given", "said"), [({"top_p": 1.5}, "top_p=1.5"), ({"top_k": -1}, "top_k=-1")])
+def test_what_can_not_be_taken_is_refused_by_name(given: dict[str, float], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        run(Asked(), **given)
+
+
+def test_an_evaluations_configuration_says_what_it_drew_from(tmp_path: Path, rows: Path) -> None:
+    decoder = Asked(Model)
+    options: dict[str, Any] = {"search": "bfs:thoughts=1", "evaluator": "random", "limit": 1}
+    evaluate(Letters(), rows, decoder=decoder, out=tmp_path / "run", top_k=5, **options)
+    assert decoder.drawn()["generate"] == (5, 0.8, 0.0)
+    config = read_config(tmp_path / "run")
+    assert (config["top_k"], config["top_p"]) == (5, 0.8)
+    with pytest.raises(OptionError, match="top_k 5 there, 20 here"):
+        evaluate(Letters(), rows, decoder=decoder, out=tmp_path / "run", resume=True, **options)
