@@ -19,10 +19,14 @@ class _Value(BaseModel):
 
 
 class Message(_Value):
-    """One chat message. An assistant message at the end is a prefix that the model goes on writing."""
+    """One chat message. An assistant message at the end is a prefix that the model goes on writing, from its very end
+    on: blanks and newlines there count."""
 
     role: Literal["system", "user", "assistant"]
     content: str
+    written: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    """Of such a prefix, what the model wrote itself: (where it begins in `content`, the tokens drawn). A model that
+    runs here is given those tokens as far as they spell `content`, whatever its tokenizer would make of the text."""
 
 
 class Sampling(_Value):

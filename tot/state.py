@@ -5,12 +5,27 @@ from __future__ import annotations
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 
+class Drawn(BaseModel):
+    """A text as a decoder drew it: before anything was read from it, and in tokens."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    tokens: tuple[int, ...]
+
+
 class Thought(BaseModel):
     """One step of reasoning. `parts` holds what each of the task's thought templates gave, by template name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parts: dict[str, str]
+    drawn: dict[str, Drawn] = {}
+    """Of parts that a model here wrote: what it drew, so that it can go on with just that."""
+
+    def __eq__(self, other: object) -> bool:
+        """Thoughts that say the same are equal, in whatever tokens."""
+        return isinstance(other, Thought) and self.parts == other.parts
 
     @property
     def text(self) -> str:

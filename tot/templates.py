@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 import traceback
 from importlib.resources import files
 from pathlib import Path
@@ -22,6 +23,15 @@ if TYPE_CHECKING:
     from tot.task import Task
 
 _ROLES = ("system", "user", "assistant")
+_LAST_BREAK = re.compile(r"\r?\n[ \t]*(?=\{%\s*endblock\b)")
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Jinja's, where the line break before `{% endblock %}` ends that line of the file only, not the block's text."""
+
+    def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
+        source = _LAST_BREAK.sub("{#\n#}", str(source))  # a comment, so that lines keep their numbers
+        return super().preprocess(source, name, filename)
 
 
 class Templates:
@@ -40,7 +50,7 @@ class Templates:
         self._environment = self._begin()
 
     def _begin(self) -> jinja2.Environment:
-        return ImmutableSandboxedEnvironment(
+        return _Sandbox(
             loader=jinja2.ChoiceLoader([jinja2.DictLoader(self._inline), jinja2.FileSystemLoader(self._folders)]),
             undefined=jinja2.StrictUndefined,
             trim_blocks=True,
@@ -112,7 +122,9 @@ class Templates:
         blocks = {role: context.blocks[role][0] for role in _ROLES if role in context.blocks}
         if not blocks:
             return [("user", text.strip())]
-        return [(role, "".join(block(context)).strip()) for role, block in blocks.items()]
+        said = {role: "".join(block(context)) for role, block in blocks.items()}
+        # The model goes on where the assistant's text ends, so blanks there are part of it.
+        return [(role, text.lstrip() if role == "assistant" else text.strip()) for role, text in said.items()]
 
 
 def _folders(cls: type[Task]) -> list[str]:

@@ -20,9 +20,10 @@ from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 from tot.parts import bodies, said, with_room
 from tot.search.problem import Problem, spent
 from tot.search.steps import Draft
-from tot.state import Thought
+from tot.state import Drawn, Thought
 from tot.task import Task
 from tot.tree import Node
+from tot.written import as_written
 
 Count = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0)]
@@ -197,7 +198,9 @@ async def write(
                     continue
                 seed = problem.generation_seed(node, template, call)
                 sampling = problem.sampling(template, temperature, seed, n=len(group) * repeats)
-                prompt = task.prompt(template, tree.state(node), **group[0].thought.parts)
+                state = tree.state(node)
+                prompt = task.prompt(template, state, **group[0].thought.parts)
+                prompt = as_written(prompt, [*state.thoughts, group[0].thought])
                 steps = tuple(task.steps(template, tree.state(node)))
                 requests.append(_request(task, template, prompt, sampling, steps))
                 asked.append(group)
@@ -250,19 +253,22 @@ def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[C
     task = problem.task
     draft.usage += spent(samples)
     whole = [sample for sample in samples if not is_cut(sample)]
-    texts = [text for sample in whole if (text := _parsed(task, template, said(sample))) is not None]
+    read = [(text, sample) for sample in whole if (text := _parsed(task, template, said(sample))) is not None]
+    texts = [text for text, _ in read]
     draft.parse_failures += len(whole) - len(texts)
     if not texts or draft.thought is None:
         draft.thought = None
         return
-    text = texts[0]
+    chosen = 0
     if len(samples) > 1:
         answers = [None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text in texts]
         # Texts without an answer agree on nothing: they count only where there is nothing else.
         (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)
-        text = texts[answers.index(common)]
+        chosen = answers.index(common)
         draft.confidence = times / len(samples)
-    draft.thought = Thought(parts={**draft.thought.parts, template: text})
+    text, sample = read[chosen]
+    drawn = {template: Drawn(text=sample.text, tokens=sample.tokens)} if sample.tokens else {}
+    draft.thought = Thought(parts={**draft.thought.parts, template: text}, drawn={**draft.thought.drawn, **drawn})
 
 
 def _parsed(task: Task, template: str, text: str) -> str | None:

@@ -103,7 +103,7 @@ class Node(BaseModel):
 
 def link_to_json(tail: Node, head: Node, thought: Thought) -> dict[str, Any]:
     """Another way into `head`."""
-    return {"parent": tail.id, "node": head.id, "thought": thought.model_dump(mode="json")}
+    return {"parent": tail.id, "node": head.id, "thought": thought.model_dump(mode="json", exclude_defaults=True)}
 
 
 class ThoughtTree:

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from tokenizers.decoders import DecodeStream
+
 from tot.decoders.errors import ModelError, RequestError
 from tot.decoders.request import Message, Request
 
@@ -39,6 +41,9 @@ class TextCodec:
         any_control = "|".join(map(re.escape, written)) or r"(?!)"
         self._spelled_out = re.compile(any_control)
         self._begins_control = re.compile(f"(?={any_control})")  # finds overlapping ones too
+        self._special = self.end_ids | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        # Other tokenizers drop the blank that a text begins with: what their tokens spell inside of one can't be told.
+        self._spells = self._spelled(self.encode(" x"), " x")[1] == 2
 
     def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
         """Token ids of a prompt. Raises RequestError for ids outside the vocabulary, or if the template refuses."""
@@ -105,8 +110,10 @@ class TextCodec:
 
     def _encode_chat(self, messages: Sequence[Message]) -> list[int]:
         """The chat template, filled in with stand-ins for every control token that a message spells out."""
+        last = messages[-1]
         if self.tokenizer.chat_template is None:  # a base model: the messages are one text
-            return self.encode_prompt("\n\n".join(message.content for message in messages))
+            text = "\n\n".join(message.content for message in messages)
+            return [*self._opening(), *self._ids_with(last, text)] if last.written else self.encode_prompt(text)
         mark = secrets.token_hex(8)
         spelled: list[str] = []
 
@@ -115,16 +122,52 @@ class TextCodec:
             return f"{mark}{len(spelled) - 1}x"
 
         filled = [{"role": m.role, "content": self._spelled_out.sub(stand_in, m.content)} for m in messages]
-        goes_on = messages[-1].role == "assistant"
-        if goes_on and not messages[-1].content.strip():
-            raise RequestError("the assistant's prefix is empty: leave the message out")
+        goes_on = last.role == "assistant"
+        end = ""
+        if goes_on:
+            if not last.content.strip():
+                raise RequestError("the assistant's prefix is empty: leave the message out")
+            end = last.content[len(last.content.rstrip()) :]  # some templates strip it
+            filled[-1]["content"] = filled[-1]["content"].rstrip()
         try:
             text = self.tokenizer.apply_chat_template(
                 filled, tokenize=False, add_generation_prompt=not goes_on, continue_final_message=goes_on
             )
         except Exception as error:  # templates raise whatever they like
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
+        text += end
+        if goes_on and last.written and not spelled:
+            return self._ids_with(last, text)
         ids: list[int] = []
         for i, piece in enumerate(re.split(f"{mark}(\\d+)x", text)):
             ids += self.encode(spelled[int(piece)]) if i % 2 else self._continuation(piece) if i else self._ids(piece)
         return ids
+
+    def _ids_with(self, last: Message, text: str) -> list[int]:
+        """Ids of a text that ends with the content of `last`, of which the tokens that the model drew are kept."""
+        ids: list[int] = []
+        done, offset = 0, len(text) - len(last.content)
+        if self._spells and text.endswith(last.content):
+            for start, tokens in last.written:
+                begin = offset + start
+                kept, length = self._spelled(tokens, text[begin:]) if begin >= max(done, 1) else (0, 0)
+                if kept:
+                    between = text[done:begin]
+                    ids += self._continuation(between) if done else self._ids(between)
+                    ids += tokens[:kept]
+                    done = begin + length
+        return [*ids, *(self._continuation(text[done:]) if done else self._ids(text))]
+
+    def _spelled(self, tokens: Sequence[int], text: str) -> tuple[int, int]:
+        """How many of the tokens spell a beginning of `text`, and how many characters of it."""
+        stream: Any = DecodeStream(skip_special_tokens=True)
+        said, kept, length = "", 0, 0
+        for i, token in enumerate(tokens):
+            if token in self._special or not 0 <= token < len(self.tokenizer):
+                break
+            said += (piece := stream.step(self.backend, token)) or ""
+            if not text.startswith(said):
+                break
+            if piece is not None:  # else it is the beginning of a character
+                kept, length = i + 1, len(said)
+        return kept, length

@@ -158,6 +158,59 @@ def test_an_assistant_message_at_the_end_is_a_prefix_to_go_on_from(codec: TextCo
     assert ids.count(END) == 1
 
 
+@pytest.mark.parametrize("end", [" ", "\n\n", "\t\n"])
+@pytest.mark.parametrize("strips", [False, True])
+def test_a_prefix_keeps_the_blanks_that_it_ends_with(tokenizer: Any, end: str, strips: bool) -> None:
+    other = copy.deepcopy(tokenizer)
+    if strips:
+        other.chat_template = other.chat_template.replace("message.content", "message.content | trim")
+    codec = TextCodec(other)
+    asked = codec.encode_prompt(chat(("user", "U"), ("assistant", "A:" + end)))
+    assert spoken(codec, asked).endswith("A:" + end)
+
+
+def test_what_the_model_wrote_is_given_back_in_the_tokens_that_it_drew(codec: TextCodec) -> None:
+    """A cut of the text that the tokenizer would not make: one token a character."""
+    drawn = tuple(codec.encode(letter)[0] for letter in "the range.")
+    assert drawn != tuple(codec.encode("the range."))
+    content = "So: the range. And"
+    written = Message(role="assistant", content=content, written=((4, drawn),))
+    asked = codec.encode_prompt((Message(role="user", content="U"), written))
+    plain = codec.encode_prompt(chat(("user", "U"), ("assistant", "So: ")))
+    assert asked == [*plain, *drawn, *codec.encode(" And")]
+
+
+@pytest.mark.parametrize(
+    ("content", "start", "kept"),
+    [
+        ("So: the rest", 4, 5),  # as far as they spell it
+        ("So: the range", 4, 9),
+        ("So: xyz", 4, 0),
+        ("So: the range.", 5, 0),  # it isn't there
+        ("So: the range.", 99, 0),
+        ("So: <|im_end|>the range.", 14, 0),  # beside a control token that is spelled out all is cut anew
+    ],
+)
+def test_drawn_tokens_never_change_what_a_prompt_says(codec: TextCodec, content: str, start: int, kept: int) -> None:
+    drawn = [codec.encode(letter)[0] for letter in "the range."]
+    written = Message(role="assistant", content=content, written=((start, (*drawn, END, 10**6)),))
+    asked = codec.encode_prompt((Message(role="user", content="U"), written))
+    plain = codec.encode_prompt(chat(("user", "U"), ("assistant", content)))
+    assert spoken(codec, asked) == spoken(codec, plain)
+    assert asked.count(END) == plain.count(END)
+    assert (asked == plain) == (kept == 0)
+    runs = [asked[at : at + kept] for at in range(len(asked))]
+    assert drawn[:kept] in runs
+    assert drawn[: kept + 1] not in [asked[at : at + kept + 1] for at in range(len(asked))] or not kept
+
+
+def test_a_tokenizer_that_hides_blanks_cuts_the_text_anew() -> None:
+    codec = TextCodec(sentencepiece_like("first"))
+    drawn = tuple(codec.encode("on"))
+    last = Message(role="assistant", content="go on", written=((3, drawn),))
+    assert codec.encode_prompt((last,)) == codec.encode_prompt((Message(role="assistant", content="go on"),))
+
+
 def test_an_empty_assistant_prefix_is_refused(codec: TextCodec) -> None:
     with pytest.raises(RequestError, match="prefix is empty: leave the message out"):
         codec.encode_prompt(chat(("user", "Why?"), ("assistant", " \n")))

@@ -41,7 +41,30 @@ def test_blocks_become_messages_in_the_order_of_a_chat_and_the_last_is_a_prefix(
         thought="{% block assistant %}A{{ question }} {% endblock %}ignored"
         "{% block user %}\nU{{ question }}\n{% endblock %}{% block system %}S{% endblock %}"
     )
-    assert ask(task) == [("system", "S"), ("user", "Uq"), ("assistant", "Aq")]
+    assert ask(task) == [("system", "S"), ("user", "Uq"), ("assistant", "Aq ")]
+
+
+@pytest.mark.parametrize(
+    ("block", "content"),
+    [
+        ("{% block assistant %}\nA:\n{% endblock %}", "A:"),
+        ("{% block assistant %}A: {% endblock %}", "A: "),
+        ("{% block assistant %}A\n\n\n{% endblock %}", "A\n\n"),
+        ("{% block assistant %}A\n\n  {%- endblock %}", "A"),
+        ("{% block assistant %}{{ question }}{% endblock assistant %}", "said\n\n"),
+        ("{% block assistant %}\r\n{{ question }}\r\n  {% endblock %}", "said\n\n"),
+    ],
+)
+def test_the_assistants_text_ends_as_it_is_written(block: str, content: str) -> None:
+    """The break before the end of the block is the file's."""
+    ((role, text),) = ask(task_with(thought=block), question="said\n\n")
+    assert (role, text) == ("assistant", content)
+
+
+def test_lines_keep_their_numbers_after_a_block() -> None:
+    task = task_with(thought="{% block user %}\nU\n{% endblock %}\n{{ missing }}")
+    with pytest.raises(TaskError, match="template thought, line 4"):
+        ask(task)
 
 
 def test_a_block_that_comes_out_empty_is_no_message() -> None:
@@ -50,7 +73,7 @@ def test_a_block_that_comes_out_empty_is_no_message() -> None:
         "{% block assistant %}{% for t in thoughts %}{{ t.thought }} {% endfor %}{% endblock %}"
     )
     assert ask(task) == [("user", "U")]
-    assert ask(task, "thought", "q", "x") == [("user", "U"), ("assistant", "x")]
+    assert ask(task, "thought", "q", "x") == [("user", "U"), ("assistant", "x ")]
 
 
 def test_templates_include_and_extend_each_other() -> None:

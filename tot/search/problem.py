@@ -22,6 +22,7 @@ from tot.seeds import derive
 from tot.task import Task
 from tot.trace import Recorded, Trace
 from tot.tree import Node, ThoughtTree
+from tot.written import as_written
 
 if TYPE_CHECKING:
     from tot.thoughts import ThoughtGenerator
@@ -182,7 +183,7 @@ class Problem:
 
     def _answer_request(self, node: Node) -> Request:
         state, task = self.tree.state(node), self.task
-        prompt = task.prompt(task.answer, state)
+        prompt = as_written(task.prompt(task.answer, state), state.thoughts)
         seed = derive(self._seed, self._id, self.tree.place(node), "answer")
         choices = tuple(task.choices(state))
         if choices:
@@ -236,7 +237,7 @@ class Problem:
 
     def evaluation_seed(self, prompt: Sequence[Message], call: int = 0) -> int:
         """hash(run seed, problem id, prompt): equal states get equal values whenever they are met."""
-        about = [message.model_dump() for message in prompt]
+        about = [message.model_dump(include={"role", "content"}) for message in prompt]
         return derive(self._seed, self._id, about, *([call] if call else []))
 
     def sampling(self, template: str, temperature: float, seed: int, n: int = 1, **fallback: object) -> Sampling:

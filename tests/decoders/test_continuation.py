@@ -1,0 +1,110 @@
+"""A search by the pieces of a model's own answer: each goes on with the very tokens that were drawn before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, Sample, Task, ThoughtTree, solve
+from tot.decoders import LocalDecoder, Message, Request, load_decoder
+from tot.state import Drawn, State, Thought
+from tot.written import as_written
+
+
+class Pieces(Task):
+    """Six tokens a thought, of one message of the assistant."""
+
+    name = "pieces"
+    depth = 4
+    templates: ClassVar = {
+        "thought": "{% block user %}{{ question }}{% endblock %}"
+        "{% block assistant %}So:{% for t in thoughts %}{{ t.thought }}{% endfor %}{% endblock %}",
+        "answer": "{% block user %}{{ question }}{% endblock %}"
+        "{% block assistant %}So:{% for t in thoughts %}{{ t.thought }}{% endfor %} #{% endblock %}",
+    }
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"thought": {"max_tokens": 6}}
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        return text or None
+
+
+class Watched:
+    """Passes requests on, and keeps the token ids of prompts and texts."""
+
+    def __init__(self, decoder: LocalDecoder) -> None:
+        self._decoder = decoder
+        self.generated: list[tuple[list[int], tuple[int, ...]]] = []
+        self.answered: list[list[int]] = []
+
+    def generate(self, requests: Sequence[Request]) -> Any:
+        completions = self._decoder.generate(requests)
+        samples = iter(completions)
+        for request in requests:
+            ids = self._decoder.engine.codec.encode_prompt(request.prompt)
+            if request.purpose == "answer":
+                self.answered.append(ids)
+            self.generated += [(ids, next(samples).tokens) for _ in range(request.sampling.n)]
+        return completions
+
+
+@pytest.fixture
+def watched(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Watched]:
+    with load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
+        yield Watched(decoder)
+
+
+def test_each_piece_goes_on_with_the_tokens_that_were_drawn(watched: Watched) -> None:
+    search = BFS(thoughts=3, breadth=3)
+    tree = solve(
+        Pieces(), "Why?", decoder=watched, search=search, generator=Sample(temperature=1.0), evaluator="random"
+    ).tree
+    codec = watched._decoder.engine.codec
+    known = {(*ids, *(token for token in tokens if token not in codec.end_ids)) for ids, tokens in watched.generated}
+    first = min(watched.generated, key=lambda one: len(one[0]))[0]
+    later = [ids for ids, _ in watched.generated if len(ids) > len(first)]
+    later = [ids for ids in later if "\ufffd" not in codec.decode(ids)]  # a torn character has lost its bytes
+    assert all(tuple(ids) in known for ids in later if ids not in watched.answered)
+    assert len(later) > 6
+    (answered,) = watched.answered
+    assert any(tuple(answered[: len(one)]) == one for one in known if len(one) > len(first) + 10)
+    anew = [codec.encode_prompt(codec.decode(ids)) for ids in later]
+    assert any(len(ids) != len(again) for ids, again in zip(later, anew, strict=True))  # they are not the tokenizer's
+    read = ThoughtTree.from_json(tree.to_json())
+    assert [node.thought and node.thought.drawn for node in read] == [
+        node.thought and node.thought.drawn for node in tree
+    ]
+
+
+@pytest.mark.parametrize(
+    ("content", "written"),
+    [
+        ("So: one\n\ntwo", ((4, (1, 2)), (9, (3,)))),
+        ("So: two", ((4, (3,)),)),
+        ("one, So: one", ((0, (1, 2)),)),
+        ("nothing of it", ()),
+    ],
+)
+def test_thoughts_are_found_where_the_prompt_says_them(content: str, written: Any) -> None:
+    thoughts = [
+        Thought(parts={"a": "one"}, drawn={"a": Drawn(text="one\n\n", tokens=(1, 2))}),
+        Thought(parts={"a": "two"}, drawn={"a": Drawn(text="two", tokens=(3,))}),
+        Thought(parts={"a": "unknown"}),
+    ]
+    (message,) = as_written((Message(role="assistant", content=content),), thoughts)
+    assert message.written == written
+
+
+def test_what_was_read_from_the_middle_of_a_text_is_found_with_what_is_before_it() -> None:
+    thought = Thought(parts={"a": "one"}, drawn={"a": Drawn(text=" one", tokens=(7,))})
+    for content, begin in (("So: one", 3), ("So:one", None)):
+        (message,) = as_written((Message(role="assistant", content=content),), [thought])
+        assert message.written == (() if begin is None else ((begin, (7,)),))
+
+
+def test_thoughts_that_say_the_same_are_equal() -> None:
+    drawn = Thought(parts={"a": "x"}, drawn={"a": Drawn(text="x", tokens=(1,))})
+    assert drawn == Thought(parts={"a": "x"})
+    assert drawn != Thought(parts={"a": "y"})
+    assert State(question="q", thoughts=(drawn,)).text == "x"
