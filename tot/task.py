@@ -36,7 +36,7 @@ class Task:
     left alone has the default described in its docstring.
     """
 
-    name: ClassVar[str] = ""
+    name: ClassVar[str] = "task"
     """Where the templates are looked up: a folder beside the task's file, then in the package; by default the class's
     name in snake_case. What isn't there is looked for where the classes that it inherits from have theirs."""
     templates: ClassVar[Mapping[str, str]] = {}
@@ -45,16 +45,18 @@ class Task:
     """Templates of one thought, asked in this order: each sees the outputs of those before it as variables."""
     propose: ClassVar[str] = "propose"
     """Template that asks for several next thoughts in one reply; it sees `count`. `Propose` asks it in place of the
-    first template of `thought`."""
+    first template of `thought`. By default that template's prompt, with the wish for so many."""
     value: ClassVar[str] = "value"
     """Template that state evaluators ask; it sees the parts of the last thought as variables of their own."""
     values: ClassVar[str] = "values"
     """Template that asks for the value of several states at once, of which it sees `candidates` as `vote` does: each
     under the title "Candidate 1", "Candidate 2", and in the end all numbers. Only `pdos` is asked it."""
     vote: ClassVar[str] = "vote"
-    """Template that compares states: it sees `candidates`, a list of texts to be numbered from 1."""
+    """Template that compares states: it sees `candidates`, a list of texts to be numbered from 1. By default the
+    question, the candidates, and which one is best."""
     chain: ClassVar[str] = "chain"
-    """Template that asks for a whole solution at once, which the baselines use."""
+    """Template that asks for a whole solution at once, which the baselines use. Where there is none, and no world, a
+    solution is a thought, and then the answer."""
     answer: ClassVar[str] = "answer"
     triggers: ClassVar[Mapping[str, str]] = {}
     """By template: text after which the answer follows, such as {"chain": "\\nThe answer is"}. What the template asks
@@ -126,7 +128,10 @@ class Task:
                 f"task {type(self).__name__} has a thought template named {hidden[0]!r}, which would hide "
                 "the variable of that name: rename it"
             )
-        return self._templates.render(template, **variables, **extra)
+        # What the templates in prompts/task, which any task has, are about.
+        about: dict[str, Any] = {"thought_template": next(iter(self.thought), "thought"), "value_template": self.value}
+        about["labels"] = list(self.labels) or ["Yes", "No"]
+        return self._templates.render(template, **{**about, **variables, **extra})
 
     def has_template(self, template: str) -> bool:
         return template in self._templates

@@ -36,7 +36,8 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 class Templates:
     """A task's templates: inline ones first, then files beside the task, then those of the package; those of the class
-    itself before those of the classes that it inherits from."""
+    itself before those of the classes that it inherits from, of which `Task` comes last, with what any task can be
+    asked."""
 
     def __init__(self, task: Task) -> None:
         self._task = type(task).__name__
@@ -47,6 +48,7 @@ class Templates:
         self._inline |= task.templates
         self._data: dict[str, Any] = {}
         self._folders = list(dict.fromkeys(folder for cls in classes for folder in _folders(cls)))
+        self._own = _folders(type(task))
         self._environment = self._begin()
 
     def _begin(self) -> jinja2.Environment:
@@ -80,10 +82,11 @@ class Templates:
         try:
             texts = self._texts(self._template(name), variables)
         except jinja2.TemplateNotFound as error:
-            missing_name = name if error.name == f"{name}.jinja" else error.name
+            asked = error.templates[0] if isinstance(error, jinja2.TemplatesNotFound) else error.name
+            missing_name = name if asked == f"{name}.jinja" else asked
             raise TaskError(
                 f"task {self._task} has no template {missing_name!r}: define it in `templates`, "
-                f"or as a file in one of {', '.join(self._folders)}"
+                f"or as a file in one of {', '.join(self._own)}"
             ) from None
         except jinja2.TemplateSyntaxError as error:
             raise TaskError(f"template {error.name}, line {error.lineno}: {error.message}") from None
@@ -102,7 +105,7 @@ class Templates:
                 text = self._environment.loader.get_source(self._environment, source)[0]  # type: ignore[union-attr]
                 self._data[name] = json.loads(text)
             except jinja2.TemplateNotFound:
-                raise TaskError(f"task {self._task} has no {source} in {', '.join(self._folders)}") from None
+                raise TaskError(f"task {self._task} has no {source} in {', '.join(self._own)}") from None
             except ValueError as error:
                 raise TaskError(f"{source} of task {self._task} is not JSON: {error}") from None
         return self._data[name]

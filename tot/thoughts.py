@@ -277,7 +277,14 @@ def _parsed(task: Task, template: str, text: str) -> str | None:
 
 
 async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperature: float) -> list[list[Draft]]:
-    """`count` whole solutions after each node; a single one is decoded greedily."""
+    """`count` whole solutions after each node; a single one is decoded greedily.
+
+    Of a task that has no template for them, and no world in which a single thought is no solution, a thought each: the
+    answer is then asked for after it, as after any other.
+    """
+    task = problem.task
+    by_thought = not task.has_template(task.chain) and type(task).step is Task.step
+    templates = task.thought if by_thought else (task.chain,)
     drafts = [[Draft(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
-    await write(problem, nodes, drafts, [problem.task.chain], temperature if count > 1 else 0.0)
+    await write(problem, nodes, drafts, templates, temperature if count > 1 else 0.0)
     return drafts

@@ -14,7 +14,6 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.backends import is_cut
 from tot.calls import Call, calls_of
-from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Request, Sampling
 from tot.parts import candidate, conclusion, said_of, with_room
 from tot.search.problem import Problem, spent
@@ -134,13 +133,16 @@ class Classify(Value):
     """
 
     labels: Labels | None = None
-    """What each label is worth; None takes the task's own `labels`."""
+    """What each label is worth; None takes the task's own `labels`, or the numbers of its scale, as `Value` reads them.
+    """
 
     def _asks_together(self, problem: Problem) -> bool:
         return False
 
     def read(self, task: Task, text: str) -> float | None:
-        labels = _labels(self.labels, task)
+        labels = self.labels or task.labels
+        if not labels:
+            return super().read(task, text)
         words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
         found = re.findall(rf"(?<!\w)(not\s+(?:a\s+)?)?({words})(?!\w)", text, re.IGNORECASE)
         named = [label.lower() for denied, label in found if not denied]
@@ -184,7 +186,8 @@ class Likelihood(_Asked):
 class Explain(_Asked):
     """Has the model explain its judgement first, then takes the expected value as `Likelihood` does (SEED, Appendix C).
 
-    The explanation is a rationale with an answer trigger, the task's for this template, so `fastcot` may cut it.
+    The explanation is a rationale with an answer trigger, the task's for this template, so `fastcot` may cut it. Where
+    the task has none, the trigger names what there is to choose from.
     """
 
     template: str | None = "explain"
@@ -192,20 +195,15 @@ class Explain(_Asked):
     temperature: Annotated[float, Field(ge=0)] = 0.0
 
     def request(self, task: Task, prompt: Prompt, sampling: Sampling) -> Request:
-        """Raises OptionError where the task has no trigger for the template."""
-        template = self.template or task.value
-        trigger = task.triggers.get(template)
-        if trigger is None:
-            raise OptionError(
-                f"task {type(task).__name__} has no answer trigger for its template {template!r}: set `triggers`, or "
-                "use Likelihood()"
-            )
+        """A rationale from the prompt on, then the labels scored."""
+        labels = _numbers(self.labels, task)
+        trigger = f"\nThe answer, one of {', '.join(labels)}, is:"
         return Request(
             prompt=prompt,
             sampling=sampling,
             purpose="evaluate",
-            answer_trigger=trigger,
-            choices=tuple(f" {label}" for label in _numbers(self.labels, task)),
+            answer_trigger=task.triggers.get(self.template or task.value, trigger),
+            choices=tuple(f" {label}" for label in labels),
             close_choices=True,
         )
 
@@ -294,12 +292,3 @@ def _numbers(labels: Labels | None, task: Task) -> Labels:
     """Labels and what they are worth: those given, the task's own, or the numbers of its scale."""
     low, high = task.scale
     return labels or task.labels or {str(number): number for number in range(low, high + 1)}
-
-
-def _labels(labels: Labels | None, task: Task) -> Labels:
-    chosen = labels or task.labels
-    if not chosen:
-        raise OptionError(
-            f"task {type(task).__name__} has no `labels` to classify by: give Classify(labels=...), or use Value()"
-        )
-    return chosen

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
-from tot.decoders import OptionError
 from tot.decoders.request import ChoiceLogprob
 from tot.search.problem import Problem
 from tot.search.steps import Evaluation
@@ -79,9 +78,9 @@ def test_the_value_is_the_mean_of_the_samples(judged: Any, scripted: Any) -> Non
     assert solution.parse_failures == 1
 
 
-def test_without_labels_it_says_what_to_give(letters: Any, scripted: Any) -> None:
-    with pytest.raises(OptionError, match=r"task Letters has no `labels` to classify by: give Classify\(labels=\.\.\."):
-        evaluate(letters, scripted({"grow": "a"}), Classify())
+def test_without_labels_the_numbers_of_the_scale_are_read(letters: Any, scripted: Any) -> None:
+    assert evaluate(letters, scripted({"grow": "a", "value a": "8/10, not 9"}), Classify()).tree[1].value == 8
+    assert evaluate(letters, scripted({"grow": "a", "value a": "good"}), Classify()).tree[1].parse_failures == 1
 
 
 def test_another_template_may_be_asked(judged: Any, scripted: Any) -> None:

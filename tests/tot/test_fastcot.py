@@ -167,10 +167,18 @@ def test_explanations_are_rationales_whose_numbers_are_expected_values(letters: 
     assert solution.tree[1].value == pytest.approx(1.75)
 
 
-def test_explanations_need_a_trigger(letters: Any, scripted: Any) -> None:
-    task = type("Mute", (letters,), {"templates": letters.templates | {"explain": "explain {{ thought }}"}})
-    with pytest.raises(OptionError, match="no answer trigger for its template 'explain'"):
-        solve(task, "Q", decoder=scripted({"grow": "a"}), search=BFS(depth=2), evaluator=Explain())
+def test_without_a_trigger_of_the_tasks_own_an_explanation_is_followed_by_the_choice(
+    letters: Any, scripted: Any
+) -> None:
+    asked = "value a\n\nExplain your judgement first, in a sentence or two."
+    scores = (ChoiceLogprob(-1.3862943611198906, 1), ChoiceLogprob(-0.2876820724517809, 1))  # 0.25 and 0.75
+    decoder = scripted({"grow": "a", asked: scripted.completion("It is.", choice_logprobs=scores)})
+    evaluator = Explain(labels={"good": 1, "bad": 0})
+    solution = solve(letters, "Q", decoder=decoder, search=BFS(thoughts=1, depth=2), evaluator=evaluator)
+    (request,) = [one for one in decoder.requests if one.purpose == "evaluate"]
+    assert request.answer_trigger == "\nThe answer, one of good, bad, is:"
+    assert request.choices == (" good", " bad")
+    assert solution.tree[1].value == pytest.approx(0.25)
 
 
 @pytest.fixture

@@ -144,9 +144,10 @@ def test_judgements_that_a_budget_cut_off_are_none(parallel: Any, scripted: Any)
 def test_candidates_are_judged_alone_where_there_is_nothing_to_judge_them_together(
     parallel: Any, scripted: Any
 ) -> None:
-    class Plain(Ideas):
+    class Plain(Task):
         templates: ClassVar = {name: text for name, text in Ideas.templates.items() if name != "values"}
         labels: ClassVar = {"good": 1, "bad": 0}
+        depth = 2
 
     two = {"propose 2": parallel.completion("a", "b"), "value a": "3", "value b": "good"}
     for decoder, task, evaluator in (

@@ -362,9 +362,10 @@ def test_a_task_without_actions_says_what_to_define(letters: Any, scripted: Any)
         grow(letters, scripted({}), Enumerate())
 
 
-def test_a_template_that_a_generator_needs_and_the_task_lacks_is_named(letters: Any, scripted: Any) -> None:
-    with pytest.raises(TaskError, match=r"task Letters has no template 'propose': define it"):
-        grow(letters, scripted({}), Propose())
+@pytest.mark.parametrize("generator", [Sample(), Propose()])
+def test_a_template_that_a_generator_needs_and_the_task_lacks_is_named(generator: Any, scripted: Any) -> None:
+    with pytest.raises(TaskError, match=r"task Bare has no template 'thought': define it"):
+        grow(type("Bare", (Task,), {}), scripted({}), generator)
 
 
 @pytest.mark.parametrize("generator", [Propose(), Enumerate(prior="uniform")])

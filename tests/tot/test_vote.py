@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot import BFS, Solution, Task, Vote, solve
-from tot.decoders import Completion, Request, TotError, Usage
+from tot.decoders import Completion, Request, Usage
 
 VOTE = "{% for candidate in candidates %}{{ loop.index }}={{ candidate }};{% endfor %}"
 
@@ -175,8 +175,3 @@ def test_the_states_of_a_level_are_compared_with_each_other_whoever_their_parent
     assert [len(ballot) for ballot in voter.ballots] == [2] * 4 + [4] * 4
     for level in (1, 2):
         assert sum(node.value or 0 for node in solution.tree if node.depth == level) == pytest.approx(1)
-
-
-def test_a_task_without_a_ballot_says_so(letters: Any) -> None:
-    with pytest.raises(TotError, match=r"task Letters has no template 'vote': define it"):
-        hold(letters, Voter("ab", lambda ballot: "1"))

@@ -1,7 +1,7 @@
 """Baselines under the same interface: whole solutions written in one go, for comparisons at equal compute.
 
 Chain of thought (Wei et al., 2022), self-consistency (Wang et al., 2023) and best of n. They ask the task's `chain`
-template, not its thoughts.
+template, not its thoughts; where there is none, a solution is one thought, and then the answer.
 """
 
 from __future__ import annotations

@@ -1,0 +1,143 @@
+"""The smallest task, three templates and no more, under every search with every generator and every evaluator."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import RewardModel, Task, solve
+from tot.decoders import LocalDecoder, TotError
+from tot.decoders.request import ChoiceLogprob
+from tot.named import EVALUATORS, GENERATORS, SEARCHES
+
+IN_SHORT = {
+    "bfs": "bfs:thoughts=2,breadth=1,depth=2",
+    "dfs": "dfs:thoughts=2,depth=2",
+    "best-first": "best-first:thoughts=2,depth=2",
+    "mcts": "mcts:thoughts=2,depth=2,iterations=1",
+    "rap": "rap:thoughts=2,depth=2,iterations=1",
+    "cot": "cot",
+    "self-consistency": "self-consistency:k=2",
+    "best-of-n": "best-of-n:n=2",
+}
+WHOLE = ("cot", "self-consistency", "best-of-n")
+"""What writes whole solutions takes none from a generator."""
+UNJUDGED = ("cot", "self-consistency")
+
+
+class Riddle(Task):
+    templates: ClassVar = {
+        "thought": "Riddle: {{ question }}\nGive one idea.",
+        "value": "Idea: {{ thoughts[-1].thought }}\nHow good is it, from 1 to 10?",
+        "answer": "Idea: {{ thoughts[-1].thought }}\nAnswer in one word.",
+    }
+
+
+@pytest.fixture(scope="module")
+def decoder(tiny: Any) -> Iterator[LocalDecoder]:
+    with tiny() as decoder:
+        yield decoder
+
+
+@pytest.fixture
+def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reward model that needs no weights."""
+    monkeypatch.setattr(RewardModel, "scores", lambda self, texts: [float(len(thoughts)) for _, thoughts in texts])
+
+
+def lacking(search: str, generator: str, evaluator: str) -> str | None:
+    """What is said where something has to be given besides."""
+    if generator == "enumerate" and search not in WHOLE:
+        return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
+    if evaluator == "heuristic" and search not in UNJUDGED:
+        return "task Riddle has no `heuristic`: define it, or choose another way of judging"
+    if evaluator == "confidence" and search not in UNJUDGED:
+        return r"the thought generator gives no confidence: use Sample\(votes=8\)"
+    return None
+
+
+def test_all_of_them_are_covered() -> None:
+    assert set(IN_SHORT) == {*SEARCHES, "rap"}
+
+
+@pytest.mark.parametrize(("search", "generator"), list(product(IN_SHORT, GENERATORS)))
+def test_every_search_works_with_every_generator_and_evaluator_or_says_what_is_lacking(
+    search: str, generator: str, decoder: LocalDecoder, rewards: None
+) -> None:
+    for evaluator in EVALUATORS:
+        parts = {"search": IN_SHORT[search], "generator": generator, "evaluator": evaluator}
+        parts["evaluator"] += ":model=none_here" if evaluator == "reward-model" else ""
+        said = lacking(search, generator, evaluator)
+        if said is not None:
+            with pytest.raises(TotError, match=said):
+                solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
+            continue
+        solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
+        grown = [node for node in solution.tree if node.parent is not None]
+        assert grown, parts
+        assert all(node.thought is not None and set(node.thought.parts) == {"thought"} for node in grown), parts
+        judged = [node for node in grown if node.value is not None]
+        assert bool(judged) == (search not in UNJUDGED), parts
+        assert solution.answer, parts
+
+
+def test_rap_by_itself_works_too(decoder: LocalDecoder) -> None:
+    solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, search=IN_SHORT["rap"])
+    assert solution.answer
+    assert all(node.value is not None for node in solution.tree if node.visits and node.parent is not None)
+
+
+# -- what they are asked ----------------------------------------------------------------------------------------
+
+KEYS = "Riddle: keys?\nGive one idea."
+
+
+def test_a_whole_solution_is_a_thought_and_then_the_answer(scripted: Any) -> None:
+    decoder = scripted({KEYS: "a piano", "Idea: a piano\nAnswer in one word.": "Piano."})
+    solution = solve(Riddle, "keys?", decoder=decoder, search="cot")
+    assert (solution.answer, solution.calls) == ("Piano.", 2)
+    assert decoder.requests[0].sampling.temperature == 0.0
+
+
+def test_solutions_vote_by_the_answers_after_their_thoughts(scripted: Any) -> None:
+    replies: dict[str, Any] = {KEYS: ["a map", "a grand", "an upright"]}
+    for idea, answer in (("a map", "Map"), ("a grand", "Piano"), ("an upright", "Piano")):
+        replies[f"Idea: {idea}\nAnswer in one word."] = answer
+    solution = solve(Riddle, "keys?", decoder=scripted(replies), search="self-consistency:k=3")
+    assert solution.answer == "Piano"
+
+
+def test_a_whole_solution_of_a_task_with_a_world_needs_a_template(letters: Any, scripted: Any) -> None:
+    world = type("World", (letters,), {"step": lambda self, state, thought: state.then(thought, "moved")})
+    with pytest.raises(TotError, match="task World has no template 'chain': define it in `templates`"):
+        solve(world, "q", decoder=scripted({}), search="cot")
+
+
+def test_lists_votes_and_raps_judgements_have_prompts_of_their_own(scripted: Any) -> None:
+    listed = f"{KEYS}\n\nGive 2 different ones, one a line."
+    decoder = scripted({listed: "- a map\n- a piano"})
+    search = "bfs:thoughts=2,breadth=1,depth=2"
+    solve(Riddle, "keys?", decoder=decoder, search=search, generator="propose", evaluator="vote:samples=1")
+    first, second, _ = [request.prompt[-1].content for request in decoder.requests]
+    assert first == listed
+    head, *candidates, best = second.splitlines()
+    assert (head, best) == ("keys?", "Which one is best? Reply with its number.")
+    assert sorted(line[3:] for line in candidates if line[:1].isdigit()) == ["a map", "a piano"]
+
+
+@pytest.mark.parametrize(("labels", "wish"), [({}, "Yes or No"), ({"good": 1.0, "bad": 0.0}, "good or bad")])
+def test_raps_judgement_asks_for_the_labels_that_it_scores(labels: Any, wish: str, scripted: Any) -> None:
+    class Rated(scripted):  # type: ignore[misc]
+        def _reply(self, request: Any, sample: int) -> Any:
+            scores = tuple(ChoiceLogprob(-1.0, 1) for _ in request.choices)
+            return self.completion("a piano", choice_logprobs=scores)
+
+    decoder = Rated({})
+    solve(type("Own", (Riddle,), {"labels": labels}), "keys?", decoder=decoder, search=IN_SHORT["rap"])
+    request = next(request for request in decoder.requests if request.choices)
+    asked = f"keys?\n\na piano\n\nIs the last step right, and does it help to answer the question? Reply with {wish}."
+    assert request.prompt[-1].content == asked
+    assert " or ".join(request.choices) == wish
