@@ -79,9 +79,9 @@ cllm: $(VENV)/ready
 	mkdir -p $(CLLM)
 	test -f $(CLLM)/questions.jsonl || $(BIN)/tot instances blocksworld --count 2000 --without $(DATA) --out $(CLLM)/questions.jsonl
 	$(BIN)/tot cllm collect $(ASKED) --solutions --limit 1400 --out $(CLLM)/solutions
-	test -f $(CLLM)/base/config.json || $(BIN)/tot cllm train --data $(CLLM)/solutions --out $(CLLM)/base --learning-rate 2e-4 --accumulate 8
+	test -f $(CLLM)/base/config.json || $(BIN)/tot cllm train --data $(CLLM)/solutions --out $(CLLM)/base --learning-rate 2e-4 --accumulate 8 --ar-weight 1
 	$(BIN)/tot cllm collect $(ASKED) --model $(CLLM)/base --limit 400 --offset 1400 --out $(CLLM)/trajectories
-	test -f $(CLLM)/tuned/config.json || $(BIN)/tot cllm train --model $(CLLM)/base --data $(CLLM)/trajectories --out $(CLLM)/tuned --learning-rate 1e-4 --accumulate 8 --epochs 2 --ar-weight 10
+	test -f $(CLLM)/tuned/config.json || $(BIN)/tot cllm train --model $(CLLM)/base --data $(CLLM)/trajectories --out $(CLLM)/tuned --learning-rate 1e-4 --accumulate 8 --epochs 2
 	$(BIN)/tot cllm eval --base $(CLLM)/base --model $(CLLM)/tuned --questions blocksworld_direct=$(DATA) --shuffle-seed 0 --limit 40 --max-tokens 160
 
 clean:

@@ -102,7 +102,7 @@ def train_command(
     learning_rate: Annotated[float, typer.Option(min=0)] = 2e-5,
     loss: Annotated[Loss, typer.Option(help="global: to the fixed point; local: to the next point.")] = Loss.GLOBAL,
     divergence: Annotated[Divergence, typer.Option()] = Divergence.FORWARD_KL,
-    ar_weight: Annotated[float, typer.Option(min=0, help="Weight of the AR loss (w).")] = 1.0,
+    ar_weight: Annotated[float, typer.Option(min=0, help="Weight of the AR loss (w).")] = 10.0,
     windows: Annotated[int, typer.Option(min=1, help="Windows of a text in one forward.")] = 4,
     accumulate: Annotated[int, typer.Option(min=1, help="Texts a step.")] = 4,
     together: Annotated[int, typer.Option(min=1, help="Texts a forward.")] = 4,

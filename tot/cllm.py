@@ -186,7 +186,7 @@ def _third_table(
     for name, decoder in decoders.items():
         texts = [decoder.generate([question.request])[0] for question in asked]
         found = [
-            stationary(points, text.tokens[start : start + n]) for text in texts for start, points in windows(text, n)
+            stationary(points, fixed) for text in texts for _, points, fixed in windows(text, n) if len(fixed) == n
         ]
         forwards = sum(text.usage.forwards for text in texts)
         numbers[name] = {

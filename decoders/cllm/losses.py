@@ -44,7 +44,8 @@ class Layout:
     clean: int
     """Tokens of prompt and response."""
     students: Tensor
-    """Rows whose predictions are to be those of `teachers`, all places after a window's first wrong token."""
+    """Rows whose predictions are to be those of `teachers`: from a window's first wrong token to its last but one, as
+    what comes after the last is no part of it."""
     teachers: Tensor
 
 
@@ -68,7 +69,7 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
             tokens += window.target
             positions += range(seen, seen + len(window.target))
         wrong = (i for i, pair in enumerate(zip(window.point, window.target, strict=True)) if pair[0] != pair[1])
-        places = range(next(wrong, len(window.point)), len(window.point))
+        places = range(next(wrong, len(window.point)), len(window.point) - 1)  # those of y_<i, i up to n
         students += [first + i for i in places]
         teachers += [reference + i for i in places]
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)

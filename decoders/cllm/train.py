@@ -44,8 +44,8 @@ class TrainOptions(BaseModel):
     """At its peak; it rises for a twentieth of the steps, then falls by a cosine to a tenth."""
     loss: Literal["global", "local"] = "global"
     divergence: Divergence = "forward_kl"
-    ar_weight: Annotated[float, Field(ge=0)] = 1.0
-    """w in equation 7."""
+    ar_weight: Annotated[float, Field(ge=0)] = 10.0
+    """w in equation 7, by default what the paper's authors train with; with less, answers change more."""
     windows: Annotated[int, Field(ge=1)] = 4
     """Windows of a text in one forward, drawn from its trajectory."""
     accumulate: Annotated[int, Field(ge=1)] = 4
@@ -204,7 +204,7 @@ class _Texts(Dataset[Layout]):
         windows = []
         for which in sorted(drawn):
             start, points = row["starts"][which], row["points"][which]
-            fixed = row["response"][start : start + len(points[0])]
+            fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
             at = chance.randrange(len(points))
             if options.loss == "local":
                 windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))

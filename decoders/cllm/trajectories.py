@@ -27,7 +27,8 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.request import Completion, Request
 
 _T = TypeVar("_T")
-FORMAT = 1
+FORMAT = 2
+"""1 had neither windows at a text's end nor texts without a whole window; it is read as it is."""
 _GIVEN = 1000
 """Texts of a shard that are not the model's own."""
 
@@ -110,14 +111,22 @@ def given(
 
 def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
     """The rows in a folder that `collect` wrote: `prompt` and `response` (token ids), `starts` (where in the response
-    each window begins), `points` (for each window, its n-token points) and `corrected` (the same, partly corrected).
+    each window begins), `points` (for each window, its points, of n tokens or what the text's end leaves of them) and
+    `corrected` (the same, partly corrected).
 
-    Raises OptionError where there are none, ModelError where they were collected with another model or tokenizer.
+    Raises OptionError where there are none and for those of a later format, ModelError where they were collected with
+    another model or tokenizer.
     """
     path = folder / "settings.json"
     if not path.is_file():
         raise OptionError(f"{folder} holds no trajectories: give a folder that `tot cllm collect` wrote")
-    _same_model(folder, json.loads(path.read_text()), identity(model))
+    settings = json.loads(path.read_text())
+    if settings["format"] > FORMAT:
+        raise OptionError(
+            f"{folder} holds trajectories in format {settings['format']}, and formats up to {FORMAT} are read here: "
+            "collect them again, or take a later version"
+        )
+    _same_model(folder, settings, identity(model))
     from datasets import load_dataset
 
     shards = sorted(map(str, folder.glob("shard-*.parquet")))
@@ -138,20 +147,18 @@ def identity(model: LoadedModel) -> dict[str, str]:
     }
 
 
-def windows(completion: Completion, n: int) -> list[tuple[int, list[list[int]]]]:
-    """(where it begins, its points but for the fixed one) of each n-token window of a text that was decoded whole by
-    Jacobi iteration, trajectory kept. Windows that reach beyond the text's end have no fixed point and are left out."""
-    tokens = completion.tokens
-    found: list[tuple[int, list[list[int]]]] = []
+def windows(completion: Completion, n: int) -> list[tuple[int, list[list[int]], list[int]]]:
+    """(where it begins, its points but for the fixed one, that one) of each window of a text that was decoded whole by
+    Jacobi iteration, trajectory kept. All have n tokens, but for the last where the text ends sooner."""
+    found: list[tuple[int, list[list[int]], list[int]]] = []
     for at, guesses in completion.trajectory:
-        if len(guesses) == n:  # a window is begun
-            found.append((at, []))
-        start, points = found[-1] if found else (len(tokens), [])
-        fixed = list(tokens[start : start + n])
-        point = [*fixed[: at - start], *guesses][:n]
-        if len(fixed) == n and point != fixed:
+        if not found or at >= found[-1][0] + n:  # all of the window before is fixed
+            found.append((at, [], list(completion.tokens[at : at + len(guesses)])))
+        start, points, fixed = found[-1]
+        point = [*fixed[: at - start], *guesses][: len(fixed)]
+        if point != fixed:
             points.append(point)
-    return [(start, points) for start, points in found if start + n <= len(tokens)]
+    return [window for window in found if window[2]]
 
 
 def stationary(points: Sequence[Sequence[int]], fixed: Sequence[int]) -> int:
@@ -188,9 +195,7 @@ def _row(
     response = list(completion.tokens)
     if repeats_itself(response, completion.text):
         return None
-    found = [(start, points) for start, points in windows(completion, options.n) if points]
-    if not found:
-        return None
+    found = [(start, points) for start, points, _ in windows(completion, options.n) if points]
 
     def correct(start: int, point: Sequence[int]) -> list[int]:
         return [

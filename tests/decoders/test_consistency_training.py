@@ -21,8 +21,9 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
+from tot.decoders.cllm.losses import Window, layout
 from tot.decoders.cllm.train import CHECKPOINT, CURVE, TrainOptions, train
-from tot.decoders.cllm.trajectories import CollectOptions, collect
+from tot.decoders.cllm.trajectories import CollectOptions, collect, trajectories
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 WORDS = ("alpha", "bravo", "delta", "gamma", "omega", "sigma", "theta", "kappa")
@@ -124,6 +125,21 @@ def test_the_saved_model_says_by_jacobi_what_it_says_by_ar(spelling: Folders, n:
     assert [(one.tokens, one.text) for one in got] == [(one.tokens, one.text) for one in expected]
 
 
+def test_the_end_of_a_text_is_learnt_past_wrong_guesses(spelling: Folders) -> None:
+    """Most texts end inside a window, whose rows from a wrong guess to the last token's predict the end, too."""
+    loaded = load_model(spelling.base, dtype="fp32")
+    rows = list(trajectories(spelling.data, loaded))
+    end = loaded.tokenizer.eos_token_id
+    assert all(row["response"][-1] == end for row in rows)
+    learnt = 0
+    for row in rows:
+        start, points = row["starts"][-1], row["points"][-1]
+        fixed = row["response"][start : start + len(points[0])]
+        predicted = [layout(row["prompt"], row["response"], [Window(start, point, fixed)]).teachers for point in points]
+        learnt += any(len(row["prompt"]) + len(row["response"]) - 2 in one for one in predicted)
+    assert learnt > 0.8 * len(rows)
+
+
 def test_what_is_left_is_a_model_its_tokenizer_and_the_losses(spelling: Folders) -> None:
     names = {path.name for path in spelling.trained.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", CURVE} <= names
@@ -131,7 +147,7 @@ def test_what_is_left_is_a_model_its_tokenizer_and_the_losses(spelling: Folders)
     lines = curve(spelling.trained)
     assert [line["step"] for line in lines] == list(range(1, 129))  # 128 texts, four a step, four times
     for line in lines:
-        assert line["loss"] == pytest.approx(line["consistency"] + line["ar"])
+        assert line["loss"] == pytest.approx(line["consistency"] + 10 * line["ar"])
     assert mean(lines[-8:], "consistency") < 0.5 * mean(lines[:8], "consistency")
     assert mean(lines[-8:], "ar") < 0.1
 

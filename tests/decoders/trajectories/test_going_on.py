@@ -150,3 +150,20 @@ def test_other_options_do_not_go_on_with_what_was_begun(
         collect(engine, requests(6), tmp_path, SMALL.model_copy(update=change))
     assert len(shards(tmp_path)) == 1
     collect(engine, requests(6), tmp_path, SMALL)
+
+
+def test_an_older_format_is_read_and_a_later_one_refused(
+    engine: Engine, tmp_path: Path, requests: Callable[..., list[Request]], rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    collect(engine, requests(2), tmp_path, SMALL)
+    settings = json.loads((tmp_path / "settings.json").read_text())
+    assert settings["format"] == 2
+    for version in (1, 2):
+        (tmp_path / "settings.json").write_text(json.dumps(settings | {"format": version}))
+        assert len(rows(tmp_path, engine)) == 2
+    (tmp_path / "settings.json").write_text(json.dumps(settings | {"format": 3}))
+    with pytest.raises(OptionError, match="trajectories in format 3, and formats up to 2 are read here: collect them"):
+        rows(tmp_path, engine)
+    (tmp_path / "settings.json").write_text(json.dumps(settings | {"format": 1}))
+    with pytest.raises(OptionError, match="was begun with format=1, not 2: go on as it was begun, or give another"):
+        collect(engine, requests(2), tmp_path, SMALL)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Engine, OptionError, Request, load_decoder, load_model
+from tot.decoders import Engine, OptionError, Request, Sampling, load_decoder, load_model
 from tot.decoders.cllm.train import TrainOptions, train
 from tot.decoders.cllm.trajectories import CollectOptions, collect, trajectories
 
@@ -32,7 +32,7 @@ def test_rows_are_the_texts_that_ar_writes_with_their_windows(
     assert [row["prompt"] for row in found] == [engine.codec.encode_prompt(request.prompt) for request in asked]
     for row in found:
         assert len(row["starts"]) == len(row["points"]) == len(row["corrected"]) >= 3
-        assert all(len(point) == 6 for points in row["points"] for point in points)
+        assert all(len(point) == 6 for points in row["points"][:-1] for point in points)
         for points, corrected in zip(row["points"], row["corrected"], strict=True):
             assert len(points) == len(corrected) > 0
     assert [texts for texts, _, _ in heard] == [4, 8, 10]
@@ -52,9 +52,9 @@ def test_corrected_points_differ_only_where_they_were_wrong(
     wrong = right = 0
     for row in rows(tmp_path, engine):
         for start, points, copies in zip(row["starts"], row["points"], row["corrected"], strict=True):
-            fixed = row["response"][start : start + 6]
+            fixed = row["response"][start : start + len(points[0])]
             for point, corrected in zip(points, copies, strict=True):
-                assert len(corrected) == 6
+                assert len(corrected) == len(fixed)
                 for token, copied, goal in zip(point, corrected, fixed, strict=True):
                     assert copied in (token, goal)
                     wrong += token != goal
@@ -73,6 +73,28 @@ def test_a_request_for_several_samples_gives_several_rows(
     assert [row["response"] for row in rows(tmp_path, engine)] == [list(one.tokens) for one in expected]
     assert len(expected) == 6
     assert heard == [2]
+
+
+def test_texts_shorter_than_a_window_are_kept_with_their_end(
+    engine: Engine, tmp_path: Path, rows: Callable[..., list[dict[str, Any]]]
+) -> None:
+    """A stop string ends some texts after a token or two; each has its row, and what was guessed of it is a window."""
+    stops = ("a", "e", "o", "1", " ")
+    sampling = [Sampling(max_tokens=30, temperature=1.0, seed=i, ignore_eos=True, stop=stops) for i in range(12)]
+    asked = [Request(prompt="The sum of 10 and 11", sampling=how) for how in sampling]
+    heard: list[tuple[int, int, int]] = []
+    collect(engine, asked, tmp_path, CollectOptions(n=16), lambda *told: heard.append(told))
+    expected = load_decoder(engine=engine).generate(asked)
+    lengths = [len(one.tokens) for one in expected]
+    assert min(lengths) == 1
+    assert sum(1 < length < 16 for length in lengths) > 3
+    assert [row["response"] for row in rows(tmp_path, engine)] == [list(one.tokens) for one in expected]
+    assert heard[-1][2] == 0
+    for row in rows(tmp_path, engine):
+        length = len(row["response"])
+        if length < 16:
+            assert row["starts"] == [0]
+            assert all(len(point) == length for point in row["points"][0])
 
 
 def constant(model: Any) -> Any:

@@ -28,12 +28,12 @@ def test_points_follow_from_each_other_by_equation_3(
         prompt = engine.codec.encode_prompt(request.prompt)
         found = windows(text, n)
         assert found
-        for start, points in found:
-            fixed = list(text.tokens[start : start + n])
+        for start, points, fixed in found:
+            assert fixed == list(text.tokens[start : start + n])[: len(fixed)]
             assert fixed not in points
             before = [*prompt, *text.tokens[:start]]
             for point, later in pairwise([*points, fixed]):  # the last point leads to the fixed one
-                assert len(point) == n
+                assert len(point) == len(fixed)
                 logits = logits_alone(target, [*before, *point[:-1]])[len(before) - 1 :]
                 assert logits.argmax(-1).tolist() == later
                 seen += 1
@@ -47,11 +47,11 @@ def test_windows_are_apart_and_begin_with_tokens_of_the_prompt(
     with load_decoder("jacobi", engine=engine, n=7, adapt=False, trajectory=True) as decoder:
         (text,) = decoder.generate([request])
     found = windows(text, 7)
-    starts = [start for start, _ in found]
+    starts = [start for start, _, _ in found]
     assert starts[0] == 0
     assert all(later - start in (7, 8) for start, later in pairwise(starts))
     prompt = set(engine.codec.encode_prompt(request.prompt))
-    assert all(set(points[0]) <= prompt for _, points in found)
+    assert all(set(points[0]) <= prompt for _, points, _ in found)
 
 
 def test_points_are_whole_though_a_step_computes_what_is_left_of_a_window() -> None:
@@ -59,29 +59,38 @@ def test_points_are_whole_though_a_step_computes_what_is_left_of_a_window() -> N
         [1, 2, 3, 4, 5, 6, 7],
         [(0, (9, 9, 9)), (1, (8, 3)), (2, (3,)), (4, (5, 9, 7)), (6, (7,))],
     )
-    assert windows(text, 3) == [(0, [[9, 9, 9], [1, 8, 3]]), (4, [[5, 9, 7]])]
+    assert windows(text, 3) == [(0, [[9, 9, 9], [1, 8, 3]], [1, 2, 3]), (4, [[5, 9, 7]], [5, 6, 7])]
 
 
 def test_a_window_guessed_right_at_once_has_no_points() -> None:
-    assert windows(completion([1, 2, 3, 4], [(0, (1, 2, 3))]), 3) == [(0, [])]
+    assert windows(completion([1, 2, 3, 4], [(0, (1, 2, 3))]), 3) == [(0, [], [1, 2, 3])]
 
 
-def test_windows_beyond_the_end_are_left_out() -> None:
+def test_a_window_at_the_end_holds_what_is_left_of_the_text() -> None:
     points = [(0, (9, 9, 9)), (1, (2, 3)), (4, (8, 8, 8)), (5, (7, 7))]
-    assert [start for start, _ in windows(completion([1, 2, 3, 4, 5, 6, 7], points), 3)] == [0, 4]
-    assert [start for start, _ in windows(completion([1, 2, 3, 4, 5, 6], points), 3)] == [0]
-    assert windows(completion([1, 2], points[:2]), 3) == []
-    assert windows(completion([1, 2], [(0, (5, 5)), (1, (5,))]), 3) == []  # there was no room for a whole one
+    first = (0, [[9, 9, 9]], [1, 2, 3])
+    expected = [first, (4, [[8, 8, 8], [5, 7, 7]], [5, 6, 7])]
+    assert windows(completion([1, 2, 3, 4, 5, 6, 7], points), 3) == expected
+    assert windows(completion([1, 2, 3, 4, 5, 6], points), 3) == [first, (4, [[8, 8], [5, 7]], [5, 6])]
+    assert windows(completion([1, 2, 3, 4, 5], points[:3]), 3) == [first, (4, [[8]], [5])]
+    assert windows(completion([1, 2], points[:2]), 3) == [(0, [[9, 9]], [1, 2])]  # a text shorter than a window
+    no_room = [(0, (5, 5)), (1, (5,)), (2, ())]  # the last token that there is room for is never guessed
+    assert windows(completion([1, 2, 3], no_room), 3) == [(0, [[5, 5], [1, 5]], [1, 2])]
     assert windows(completion([], []), 3) == []
 
 
-@pytest.mark.parametrize("tokens", [1, 5, 6, 7, 11, 12, 13, 14])
-def test_no_window_reaches_beyond_the_most_tokens_of_a_text(
+@pytest.mark.parametrize("tokens", [1, 2, 5, 6, 7, 11, 12, 13, 14])
+def test_windows_cover_a_text_but_for_tokens_that_were_drawn_without_a_guess(
     engine: Engine, tokens: int, requests: Callable[..., list[Request]]
 ) -> None:
     with load_decoder("jacobi", engine=engine, n=6, adapt=False, trajectory=True) as decoder:
         (text,) = decoder.generate(requests(1, tokens=tokens))
     assert len(text.tokens) == tokens
-    starts = [start for start, _ in windows(text, 6)]
-    assert tokens // 7 <= len(starts) <= tokens // 6  # where all of one is kept, one token more is
-    assert all(start + 6 <= tokens for start in starts)
+    guessed = {at + i for at, guesses in text.trajectory for i in range(len(guesses))}
+    found = windows(text, 6)
+    assert {start + i for start, _, fixed in found for i in range(len(fixed))} == guessed & set(range(tokens))
+    assert all(len(fixed) == 6 for _, _, fixed in found[:-1])
+    assert len(guessed) >= tokens - 1 - tokens // 7
+    for start, points, fixed in found:
+        assert fixed == list(text.tokens[start : start + len(fixed)])
+        assert all(len(point) == len(fixed) for point in points)
