@@ -256,6 +256,9 @@ typedef struct {
     float scale;
 } Attention;
 
+// Compared with those of Python's structures when the library is loaded.
+const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
+
 // What a chunk of a piece takes, in rows: unpacking it is as much as two of them.
 static inline int64_t weight_of(const Piece *piece) { return piece->last - piece->first + 2; }
 

@@ -61,7 +61,8 @@ class Engine:
         self.loaded = loaded
         self.runner = Runner(loaded.model, kv_budget, quantize)
         self.tree = self.runner.tree
-        self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None))
+        rows = int(loaded.model.get_input_embeddings().num_embeddings)
+        self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None), rows)
         self.chunk = chunk
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Account] = defaultdict(Account)

@@ -67,6 +67,8 @@ typedef struct {
     int64_t rows, kept, threads;
 } Batch;
 
+const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Batch)};
+
 enum { LINEAR, ATTENTION, OTHER };
 
 typedef struct {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
 from typing import Any, Literal, get_args
 
 import psutil
@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.engine.attention import Plan
-from tot.decoders.engine.kernel import CTiles, kernel_options
-from tot.decoders.engine.native import library, processor_flags
+from tot.decoders.engine.kernel import SIZES, CTiles, kernel_options
+from tot.decoders.engine.native import address, library, processor_flags, sizes_agree
 from tot.decoders.engine.parts import counted
 from tot.decoders.errors import OptionError, unknown
 
@@ -110,14 +110,14 @@ class NativeForward:
             if hasattr(attention, "q_norm"):
                 place.norm_query = self._numbers(attention.q_norm.weight)
                 place.norm_key = self._numbers(attention.k_norm.weight)
-            place.keys, place.values = key.data_ptr(), value.data_ptr()
+            place.keys, place.values = address(key, model.dtype), address(value, model.dtype)
         self._held.append(layers)
         attention = body.layers[0].self_attn
         embedding = body.embed_tokens.weight.detach()
         self._held.append(embedding)
         heads = config.num_attention_heads
         self._model = _Model(
-            ctypes.addressof(layers), embedding.data_ptr(), self._numbers(body.norm.weight),
+            ctypes.addressof(layers), address(embedding, model.dtype), self._numbers(body.norm.weight),
             self._matrix([model.lm_head]), len(layers), embedding.shape[1], config.intermediate_size,
             heads, heads // attention.num_key_value_groups, keys[0].stride(0), keys[0].stride(1), keys[0].shape[2],
             body.norm.variance_epsilon, attention.scaling,
@@ -144,7 +144,8 @@ class NativeForward:
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
         seconds = (c_double * 3)()
         batch = _Batch(
-            *(tensor.data_ptr() for tensor in (tokens, turns, plan.write, keep, cosines, sines, logits)),
+            *(address(tensor, torch.int64) for tensor in (tokens, turns, plan.write, keep)),
+            *(address(tensor, torch.float32) for tensor in (cosines, sines, logits)),
             None, ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
         )  # fmt: skip
         if len(self._space) < (needed := self._space_for(byref(self._model), byref(batch))):
@@ -233,7 +234,11 @@ def _made(
         compiled = [pool.submit(library, "attention forward", *options, *_COMPILED[kind]) for kind in kinds]
         made = [NativeForward(model, keys, values, kind) for kind in kinds]
     for forward, functions in zip(made, compiled, strict=True):
-        if (found := functions.result()) is None:
+        found = functions.result()
+        if found is None or not (
+            sizes_agree(found, "attention_sizes", SIZES)
+            and sizes_agree(found, "forward_sizes", [sizeof(kind) for kind in (_Matrix, _Layer, _Model, _Batch)])
+        ):
             return None
         forward.use(found)
     made[0].many = made[1] if len(made) > 1 else None
@@ -247,6 +252,8 @@ def _known(model: Any) -> bool:
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)
+    table, here = model.model.embed_tokens.weight, all(weight.device.type == "cpu" for weight in model.parameters())
+    plain = plain and here and table.dtype == model.dtype and table.is_contiguous()
     return plain and config.hidden_size % _LINE == 0 and config.intermediate_size % _LINE == 0
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from ctypes import POINTER, Structure, byref, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, byref, c_float, c_int32, c_int64, c_void_p, sizeof
 
 import torch
 from torch import Tensor
 
-from tot.decoders.engine.native import library, log_once, processor_flags
+from tot.decoders.engine.native import address, library, log_once, processor_flags, sizes_agree
 from tot.decoders.engine.tiles import Tiles
 
 _ALWAYS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
@@ -43,10 +43,15 @@ class _Attention(Structure):
     ]
 
 
+SIZES = (5 * sizeof(c_int32), sizeof(CTiles), sizeof(_Attention))
+"""In bytes, of a piece, of tiles and of what is told of a layer."""
+
+
 class Kernel:
     """Attention over tiles, for one head dimension and number format."""
 
-    def __init__(self, functions: ctypes.CDLL) -> None:
+    def __init__(self, functions: ctypes.CDLL, dtype: torch.dtype) -> None:
+        self._dtype = dtype
         self._attend = functions.attend
         self._attend.argtypes = [POINTER(_Attention), POINTER(CTiles), c_int64]
         self._attend.restype = None
@@ -59,10 +64,12 @@ class Kernel:
         heads, rows, head_dim = query.shape
         if query.stride(2) != 1:
             query = query.contiguous()
+        if keys.stride() != values.stride():
+            raise TypeError(f"keys have strides {keys.stride()}, and values {values.stride()}: C knows of one")
         out = torch.empty((rows, heads, head_dim), dtype=query.dtype)
         kv_heads = keys.shape[0]
         attention = _Attention(
-            *(tensor.data_ptr() for tensor in (query, keys, values, out)),
+            *(address(tensor, self._dtype, strided=True) for tensor in (query, keys, values, out)),
             *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
             *(rows, kv_heads, heads // kv_heads, scale),
         )
@@ -74,7 +81,9 @@ def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.dev
     """The kernel for a model whose `groups` query heads share a key-value head; None where torch has to do it."""
     options = kernel_options(head_dim, groups, dtype, device)
     functions = None if options is None else library("attention", *options)
-    return None if functions is None else Kernel(functions)
+    if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
+        return None
+    return Kernel(functions, dtype)
 
 
 def kernel_options(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> list[str] | None:

@@ -17,9 +17,13 @@ import shutil
 import stat
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib.resources import files
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 from tot.decoders.engine.gguf_cache import cache_folder
 
@@ -54,6 +58,26 @@ def library(names: str, *options: str) -> ctypes.CDLL | None:
 def log_once(level: int, message: str) -> None:
     """Log why something slower is done, once a process."""
     log.log(level, message)
+
+
+def sizes_agree(functions: ctypes.CDLL, name: str, sizes: Sequence[int]) -> bool:
+    """Whether structures take so many bytes in C, too: what a library says in the array `name`. If not, that is
+    logged, and its functions must not be called."""
+    theirs = tuple((ctypes.c_int64 * len(sizes)).in_dll(functions, name))
+    if theirs != tuple(sizes):
+        told = f"{name} are {theirs} in C and {tuple(sizes)} in Python, so decoding is slower: install tot anew"
+        log_once(logging.WARNING, told)
+    return theirs == tuple(sizes)
+
+
+def address(tensor: Tensor, dtype: torch.dtype, strided: bool = False) -> int:
+    """Where C finds a tensor's numbers; `strided` where it is told the strides of all but the last dimension. Raises
+    TypeError where they are not of that type, not in that order or not on the CPU."""
+    ordered = tensor.stride(-1) == 1 if strided else tensor.is_contiguous()
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not ordered:
+        found = f"{tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
+        raise TypeError(f"C was to read {dtype} in order on the CPU, and got {found}")
+    return tensor.data_ptr()
 
 
 def _folder() -> Path:

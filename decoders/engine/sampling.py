@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tot.decoders.engine.native import library
+from tot.decoders.engine.native import address, library
 
 _BITS = 24
 _FREEZING, _MELTING = 1e-6, 1e38
@@ -139,8 +139,8 @@ def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | 
     logprobs = (ctypes.c_float * len(wanted))()
     hashes, scratch = _vocabulary(logits.shape[1], logits.device), _scratch(logits, wanted)
     functions.read_rows(
-        logits.data_ptr(), *logits.shape, hashes.data_ptr(), _packed(wanted, logits.shape[1]), tokens, logprobs,
-        scratch.data_ptr(), torch.get_num_threads(),
+        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32), _packed(wanted, logits.shape[1]),
+        tokens, logprobs, address(scratch, torch.float32), torch.get_num_threads(),
     )  # fmt: skip
     return list(tokens), list(logprobs)
 
@@ -169,8 +169,8 @@ def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
     tokens = torch.empty((len(logits), count), dtype=torch.int64)
     hashes, scratch = _vocabulary(logits.shape[1], logits.device), _scratch(logits, draws)
     functions.draw(
-        logits.data_ptr(), *logits.shape, hashes.data_ptr(), _packed(draws, logits.shape[1]), count, tokens.data_ptr(),
-        scratch.data_ptr(), torch.get_num_threads(),
+        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32), _packed(draws, logits.shape[1]),
+        count, address(tokens, torch.int64), address(scratch, torch.float32), torch.get_num_threads(),
     )  # fmt: skip
     return tokens
 

@@ -19,9 +19,10 @@ from tot.decoders.request import Message, Request
 
 
 class TextCodec:
-    """Encodes prompts and decodes outputs for one tokenizer; safe to share between threads."""
+    """Encodes prompts and decodes outputs for one tokenizer, and a model of so many embedding `rows`; safe to share
+    between threads. No token without a row is ever encoded: RequestError says which."""
 
-    def __init__(self, tokenizer: Any, generation_config: Any = None) -> None:
+    def __init__(self, tokenizer: Any, generation_config: Any = None, rows: int | None = None) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             raise ModelError(
@@ -29,6 +30,7 @@ class TextCodec:
             )
         self.tokenizer = tokenizer
         self.backend = backend
+        self._size = len(tokenizer) if rows is None else min(len(tokenizer), rows)
         listed = getattr(generation_config, "eos_token_id", None)
         ends = [listed] if isinstance(listed, int) else list(listed or ())
         if tokenizer.eos_token_id is not None:
@@ -48,15 +50,11 @@ class TextCodec:
     def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
         """Token ids of a prompt. Raises RequestError for ids outside the vocabulary, or if the template refuses."""
         if isinstance(prompt, str):
-            return [*self._opening(), *self.encode(prompt, continues=False)]
+            return self._checked([*self._opening(), *self.encode(prompt, continues=False)])
         messages = [part for part in prompt if isinstance(part, Message)]
         if messages:
-            return self._encode_chat(messages)
-        ids = [part for part in prompt if isinstance(part, int)]
-        outside = [i for i in ids if not 0 <= i < len(self.tokenizer)]
-        if outside:
-            raise RequestError(f"token id {outside[0]} is outside the vocabulary of {len(self.tokenizer)}")
-        return ids
+            return self._checked(self._encode_chat(messages))
+        return self._checked([part for part in prompt if isinstance(part, int)])
 
     def encode(self, text: str, continues: bool = True) -> list[int]:
         """Token ids of plain text, by default as a continuation; no control tokens, whatever it says."""
@@ -65,14 +63,15 @@ class TextCodec:
         ids = self._continuation(pieces[0]) if continues else self._ids(pieces[0])
         for piece in pieces[1:]:
             ids += self._continuation(piece)
-        return ids
+        return self._checked(ids)
 
     def encode_choices(self, request: Request) -> list[list[int]]:
         """The continuations a request wants scored, closed by the end-of-turn token if it says so."""
         end = self.tokenizer.eos_token_id
         if request.close_choices and end is None:
             raise RequestError("close_choices needs an end-of-text token, and this tokenizer has none")
-        return [self.encode(choice) + ([end] if request.close_choices else []) for choice in request.choices]
+        closing = self._checked([end]) if request.close_choices else []
+        return [self.encode(choice) + closing for choice in request.choices]
 
     def after_rationale(self, request: Request) -> int:
         """The most tokens that come after the text decoded first: trigger, answer or choices."""
@@ -90,6 +89,19 @@ class TextCodec:
             ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         except TypeError:  # half a surrogate pair, from a file read with the wrong error handler
             raise RequestError("the text is not valid Unicode: it holds a lone surrogate; read it as UTF-8") from None
+        return ids
+
+    def _checked(self, ids: list[int]) -> list[int]:
+        """The same, if the model has an embedding for each."""
+        for i in (min(ids, default=0), max(ids, default=0)):
+            if not 0 <= i < self._size:
+                known = len(self.tokenizer)
+                if 0 <= i < known:
+                    raise RequestError(
+                        f"token id {i} ({self.tokenizer.convert_ids_to_tokens(i)}) has no row in the model's embedding "
+                        f"of {self._size}, and its tokenizer has {known} tokens: load the tokenizer that belongs to it"
+                    )
+                raise RequestError(f"token id {i} is outside the vocabulary of {known}: give ids below that")
         return ids
 
     def _continuation(self, text: str) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import ctypes
 import random
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
-from tot.decoders.engine import forward, native
+from tot.decoders.engine import forward, kernel, native
 from tot.decoders.engine.forward import NativeForward, native_forward, quantized
 from tot.decoders.engine.kernel import kernel_options
 from tot.decoders.engine.runner import Feed, Runner
@@ -371,3 +372,22 @@ def test_what_can_not_be_packed_is_refused(
 ) -> None:
     with pytest.raises(OptionError, match=said):
         load_decoder("ar", known(family), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
+
+
+@pytest.mark.parametrize("where", ["kernel", "forward"])
+def test_where_python_and_c_disagree_on_a_structure_torch_computes(
+    known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
+) -> None:
+    native.log_once.cache_clear()
+    structure = kernel._Attention if where == "kernel" else forward._Batch
+    longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
+    if where == "kernel":
+        monkeypatch.setattr(kernel, "SIZES", (*kernel.SIZES[:2], ctypes.sizeof(longer)))
+        monkeypatch.setattr(forward, "SIZES", kernel.SIZES)
+    else:
+        monkeypatch.setattr(forward, "_Batch", longer)
+    runner = Runner(known(), 100)
+    assert runner.native is None
+    assert (runner.kernel is None) == (where == "kernel")
+    assert f"{'attention' if where == 'kernel' else 'forward'}_sizes are" in caplog.text
+    runner.close()

@@ -149,3 +149,37 @@ def test_what_a_processor_lacks_is_told_of_once(
     assert caplog.messages == [
         "this processor lacks avx512dq, so attention in torch.float32 is torch's, which is slower"
     ]
+
+
+# -- what C is given ----------------------------------------------------------------------------------------------
+
+
+def test_c_is_given_numbers_of_the_right_kind_in_order_and_on_the_cpu() -> None:
+    numbers = torch.arange(12.0).view(3, 4)
+    assert native.address(numbers, torch.float32) == numbers.data_ptr()
+    assert native.address(numbers[:, 1:3], torch.float32, strided=True) == numbers.data_ptr() + 4
+    for wrong, strided in (
+        (numbers.double(), False),
+        (numbers.T, False),
+        (numbers[:, ::2], True),
+        (numbers[:, 1:], False),
+    ):
+        with pytest.raises(TypeError, match=r"C was to read torch.float32 in order on the CPU, and got torch.float"):
+            native.address(wrong, torch.float32, strided)
+    with pytest.raises(TypeError, match="on meta"):
+        native.address(numbers.to("meta"), torch.float32)
+
+
+def test_a_library_whose_structures_are_others_is_not_called(
+    cache: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    code, compiled = tmp_path / "sizes.c", tmp_path / "sizes.so"
+    code.write_text("const long long sizes[] = {16, 48};\n")
+    subprocess.run(["cc", "-shared", "-fPIC", str(code), "-o", str(compiled)], check=True)
+    functions = ctypes.CDLL(str(compiled))
+    assert native.sizes_agree(functions, "sizes", [16, 48])
+    assert not caplog.messages
+    assert not native.sizes_agree(functions, "sizes", [16, 56])
+    assert caplog.messages == [
+        "sizes are (16, 48) in C and (16, 56) in Python, so decoding is slower: install tot anew"
+    ]

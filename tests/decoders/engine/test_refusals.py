@@ -60,6 +60,28 @@ def test_a_token_id_outside_the_vocabulary_is_refused(decoder: LocalDecoder) -> 
         decoder.submit([Request(prompt=(5, 279))])
 
 
+@pytest.mark.parametrize(
+    "request_",
+    [
+        Request(prompt=(5, 270)),
+        Request(prompt="abc and"),
+        Request(prompt=(Message(role="user", content="abc"),)),
+        Request(prompt="the number", answer_trigger="\nabc"),
+        Request(prompt="the number", choices=(" 1", "abc")),
+    ],
+    ids=["ids", "text", "chat", "trigger", "choices"],
+)
+def test_a_token_without_a_row_in_the_embedding_is_refused(
+    make_model: Callable[..., Any], serve: Serve, request_: Request
+) -> None:
+    """The tokenizer has 279 tokens, "abc" being number 275: it is of another model."""
+    decoder = serve(make_model(vocab_size=270))
+    with pytest.raises(RequestError, match=r"token id 27\d \(.*\) has no row in the model's embedding of 270, .* 279"):
+        decoder.submit([request_])
+    (done,) = decoder.generate([Request(prompt="number", sampling=Sampling(max_tokens=2, ignore_eos=True))])
+    assert len(done.tokens) == 2
+
+
 def test_one_refused_request_queues_none(decoder: LocalDecoder) -> None:
     with pytest.raises(RequestError):
         decoder.submit([Request(prompt="abc"), Request(prompt=(5, 279))])
