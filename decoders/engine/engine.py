@@ -141,6 +141,7 @@ class Engine:
             thread.join()
         self.drafters.close_idle()
         self.runner.close()
+        _open.discard(self)
 
     def reset(self) -> None:
         """As after it was made: nothing cached, nothing counted. For when no request is under way."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import copy
 import gc
 import threading
 import weakref
@@ -22,9 +24,11 @@ from tot.decoders import (
     RequestError,
     Sampling,
     load_decoder,
+    load_model,
 )
 from tot.decoders.autoregressive import Autoregressive
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.engine import _open
+from tot.decoders.engine.runner import Feed, Runner
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]
@@ -133,3 +137,39 @@ def test_a_policy_with_nothing_to_run_fails_instead_of_being_asked_for_ever(deco
     handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
     with pytest.raises(ModelError, match="Stalled has nothing to run and has not ended"):
         handle.result(30)
+
+
+def test_engines_leave_nothing_behind_at_exit(model: Any, tokenizer: Any) -> None:
+    """One thing to do at exit, however many there were, and then for those that are still open."""
+    before = atexit._ncallbacks()
+    held = [Engine(load_model(copy.deepcopy(model), tokenizer=tokenizer), 100) for _ in range(3)]
+    assert atexit._ncallbacks() == before
+    held[0].close()
+    assert [engine in _open for engine in held] == [False, True, True]
+    for engine in held:
+        engine.close()
+
+
+def test_closing_a_decoder_while_its_requests_run_leaves_the_others_alone(
+    model: Any, tokenizer: Any, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its draft goes between two steps, in the engine's own thread."""
+    other = serve()
+    threads = []
+    close = Runner.close
+    monkeypatch.setattr(
+        Runner, "close", lambda runner: (threads.append(threading.current_thread().name), close(runner))[1]
+    )
+    asked = [Request(prompt=LONG, sampling=Sampling(max_tokens=60, temperature=1.0, ignore_eos=True))]
+    wanted = [one.tokens for one in other.generate(asked)]
+    draft = copy.deepcopy(model)
+    for _ in range(3):
+        drafting = load_decoder("sd", engine=other.engine, draft=draft)
+        lost = drafting.submit([Request(prompt=LONG, sampling=Sampling(max_tokens=900))], stream=True)
+        kept = other.submit(asked)
+        next(iter(lost[0]))
+        drafting.close()
+        assert [one.finish_reason for one in lost[0].result(0)] == ["cancelled"]
+        assert [one.tokens for one in kept[0].result(30)] == wanted
+        assert draft.config._attn_implementation == "sdpa"
+    assert threads == ["tot-engine"] * 3
