@@ -39,7 +39,12 @@ class Account:
 
     @property
     def acceptance_rate(self) -> float:
-        """Accepted of drafted tokens; 0 where nothing was drafted."""
+        """Accepted over reached positions (SEED, table 2: alpha); 0 where nothing was drafted."""
+        return self.accepted / self.reached.total() if self.reached else 0.0
+
+    @property
+    def accepted_of_drafted(self) -> float:
+        """The share of all drafted tokens; of a tree, most of which can't be accepted, it is small at best."""
         return self.accepted / self.drafted if self.drafted else 0.0
 
     @property

@@ -114,6 +114,13 @@ class Usage:
     """Tokens that rationales which were cut had still room for."""
     cost: float = 0.0
     """What a remote server takes for it, by the prices given."""
+    reached: int = 0
+    """Positions of drafts that were reached: they had candidates, and all before them had been accepted."""
+
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over reached, as papers on speculative decoding have it; None where nothing was drafted."""
+        return self.accepted / self.reached if self.reached else None
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))

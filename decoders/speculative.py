@@ -280,7 +280,7 @@ class Speculative(Autoregressive):
         node: int | None = -1
         while node is not None:
             sampled, chosen = self._speculation.rule.choose(drawn[node], output.draw(), draft, node)
-            self._learn(draft, node, len(accepted), chosen)
+            missed = self._learn(draft, node, chosen)
             node = chosen
             if output.add(sampled):
                 break
@@ -289,9 +289,12 @@ class Speculative(Autoregressive):
         self._speculation.gained(1 + len(accepted))
         output.drafted += len(draft.tokens)
         output.accepted += len(accepted)
+        output.reached += len(accepted) + missed
         self.account.verifications += 1
         self.account.drafted += len(draft.tokens)
         self.account.accepted += len(accepted)
+        self.account.reached.update(range(len(accepted) + missed))
+        self.account.taken.update(range(len(accepted)))
         leaves = [draft.path(leaf) for leaf in draft.leaves()]
         along = next((i for i, path in enumerate(leaves) if path[: len(accepted)] == accepted), None)
         for i, (branch, _) in enumerate(paths):
@@ -306,17 +309,15 @@ class Speculative(Autoregressive):
     def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
         """A draft was verified: what was drawn after each of its nodes, and how many of them were kept."""
 
-    def _learn(self, draft: Draft, node: int, position: int, chosen: int | None) -> None:
-        """What came of the candidates after a node that was reached."""
+    def _learn(self, draft: Draft, node: int, chosen: int | None) -> bool:
+        """What came of the candidates after a node that was reached. Whether there were some, and all were rejected."""
         learn = self._speculation.experience[self.purpose].learn
         if level := draft.levels.get(node):
             learn(level, chosen is not None)
         children = draft.children(node)
         for child in children:
             learn(draft.kinds[child], child == chosen)
-        if children:
-            self.account.reached[position] += 1
-            self.account.taken[position] += chosen is not None
+        return bool(children) and chosen is None
 
     def release(self) -> None:
         for paths in self._paths.values():

@@ -93,7 +93,8 @@ def _summary(results: Results) -> Table:
         "a problem took": f"{each * (results.tokens - judging):.0f} new tokens, {each * results.thoughts:.1f} "
         f"thoughts, {each * results.seconds:.1f} s",
         "judging it took": f"{each * judging:.0f} new tokens" if judging else None,
-        "accepted drafts": f"{results.acceptance:.0%}" if results.acceptance is not None else None,
+        "accepted of drafted": f"{results.acceptance:.0%}" if results.acceptance is not None else None,
+        "acceptance rate": f"{results.acceptance_rate:.0%}" if results.acceptance_rate is not None else None,
         "cost": f"{results.cost:.4g}" if results.cost else None,
         "folder": str(results.folder),
     }

@@ -69,6 +69,8 @@ class Node(BaseModel):
     new_tokens: int = 0
     drafted: int = 0
     accepted: int = 0
+    reached: int = 0
+    """Positions of drafts at which all before had been accepted."""
     approximate_tokens: int = 0
     """Of rationales that were cut: tokens guessed and never verified, and tokens never decoded that there was room for.
     `new_tokens` are exact."""
@@ -86,12 +88,18 @@ class Node(BaseModel):
         """Accepted over drafted tokens; None where nothing was drafted."""
         return self.accepted / self.drafted if self.drafted else None
 
+    @property
+    def acceptance_rate(self) -> float | None:
+        """Accepted over positions reached; None where nothing was drafted."""
+        return self.accepted / self.reached if self.reached else None
+
     def spend(self, usage: Usage) -> None:
         """Add what a call about this node took."""
         self.prompt_tokens += usage.prompt_tokens
         self.new_tokens += usage.new_tokens
         self.drafted += usage.drafted
         self.accepted += usage.accepted
+        self.reached += usage.reached
         self.approximate_tokens += usage.approximate_tokens
         self.undecoded_tokens += usage.undecoded_tokens
         self.seconds += usage.seconds

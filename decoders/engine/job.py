@@ -93,6 +93,7 @@ class Job:
                 seconds=seconds,
                 approximate_tokens=len(output.glimpse),
                 undecoded_tokens=output.undecoded,
+                reached=output.reached,
             )
             reason = output.finish_reason or "cancelled"
             parts = output.close()

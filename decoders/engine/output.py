@@ -26,7 +26,7 @@ class Output:
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.parts: list[Part] = []
-        self.forwards = self.drafted = self.accepted = 0
+        self.forwards = self.drafted = self.accepted = self.reached = 0
         self.glimpse: list[int] = []
         """Approximate tokens that stand between a rationale that was cut and its trigger."""
         self.undecoded = 0

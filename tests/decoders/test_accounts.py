@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
+from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
 from tot.decoders.account import Account
 from tot.decoders.drafters import ModelDrafter
 from tot.decoders.engine.timeline import Span, Timeline
@@ -133,7 +133,9 @@ def test_acceptance_by_position_is_of_the_drafts_that_got_there(load: Load) -> N
     assert all(later <= before for before, later in itertools.pairwise(account.taken[i] for i in range(4)))
     assert all(account.reached[i + 1] <= account.taken[i] for i in range(3))
     assert account.reached[0] <= account.verifications
-    assert 0 < account.acceptance_rate == account.accepted / account.drafted < 1
+    assert sum(reached) == sum(completion.usage.reached for completion in got)
+    assert 0 < account.acceptance_rate == account.accepted / sum(reached) < 1
+    assert 0 < account.accepted_of_drafted == account.accepted / account.drafted < account.acceptance_rate
     assert account.block_efficiency == 1 + account.accepted / account.verifications
 
 
@@ -143,7 +145,19 @@ def test_candidates_of_one_position_are_one_chance(load: Load) -> None:
     account = decoder.engine.accounts["generate"]
     assert account.by_position == [1.0, 1.0]
     assert account.reached[0] == account.verifications
-    assert account.acceptance_rate == pytest.approx(2 / (3 + 3 * 2))
+    assert account.acceptance_rate == 1.0
+    assert account.accepted_of_drafted == pytest.approx(2 / (3 + 3 * 2))
+
+
+def test_drafts_that_a_text_ends_inside_are_no_rejections(load: Load) -> None:
+    decoder = load("sd", draft="same", k=4)
+    sampling = [Sampling(max_tokens=60, temperature=1.0, seed=i, stop=("e", "1")) for i in range(8)]
+    got = decoder.generate([Request(prompt="the range in", sampling=one) for one in sampling])
+    assert any(one.usage.accepted < one.usage.drafted for one in got)
+    assert [one.usage.reached for one in got] == [one.usage.accepted for one in got]
+    assert sum((one.usage for one in got), Usage()).acceptance_rate == 1.0
+    assert decoder.engine.accounts["generate"].acceptance_rate == 1.0
+    assert Usage().acceptance_rate is None
 
 
 def test_where_nothing_is_drafted_a_verification_brings_one_token() -> None:

@@ -47,6 +47,11 @@ def test_decoders_are_compared_serial_and_packed_at_every_temperature(
     ]
     numbers = json.loads(out.read_text())
     assert numbers["thoughts, T = 1.0: ar, packed"]["ratios"][1] == 1
+    assert "acceptance" in printed
+    assert "of drafted" in printed
+    for side in rows[2:8]:
+        found = numbers[f"thoughts, T = 1.0: {side}"]
+        assert found["accepted"] <= found["reached"] <= found["drafted"]
     assert min(numbers["against generate, T = 1.0"]["seed"]) > 0
     assert numbers["account, evaluate"]["seconds"]["verify"] > 0
     assert all(speed > 0 for side in numbers.values() if isinstance(side, dict) for speed in side.get("speeds", []))

@@ -27,7 +27,7 @@ from tot.evaluation.tracking import tracker
 
 def sample(index: int, score: float, tokens: int, repeat: int = 0, **other: Any) -> dict[str, Any]:
     """A line of samples.jsonl; the tokens are generated and, 10 of them, answered."""
-    measured = {"seconds": tokens / 100, "forwards": 3, "drafted": 8, "accepted": 2}
+    measured = {"seconds": tokens / 100, "forwards": 3, "drafted": 8, "accepted": 2, "reached": 4}
     usage = {
         "generate": {"calls": 4, "prompt_tokens": 100, "new_tokens": tokens - 10},
         "answer": {"calls": 1, "prompt_tokens": 50, "new_tokens": 10},
@@ -62,7 +62,8 @@ def test_sums_are_over_samples_and_the_score_is_over_problems() -> None:
     assert results.parse_failures.mean == pytest.approx(1 / 6)
     assert (results.tokens, results.prompt_tokens, results.forwards, results.unreadable) == (780, 900, 18, 6)
     assert results.seconds == pytest.approx(7.8)
-    assert (results.acceptance, results.thoughts, results.judged) == (0.25, 36, None)
+    assert (results.acceptance, results.acceptance_rate) == (0.25, 0.5)
+    assert (results.thoughts, results.judged) == (36, None)
     assert results.by_purpose == {
         "generate": {"calls": 24, "prompt_tokens": 600, "new_tokens": 720},
         "answer": {"calls": 6, "prompt_tokens": 300, "new_tokens": 60},
@@ -135,14 +136,21 @@ def test_the_line_of_progress_tells_the_score_so_far_the_rate_and_the_acceptance
     assert progress.line == "score 100.0% (20.7% to 100.0%), 0 tokens/s"
     now = 110.0
     progress.finish(sample(1, 0.0, 400), None)
-    assert progress.line == "score 50.0% (9.5% to 90.5%), 40 tokens/s, 25% accepted"
-    meter = SimpleNamespace(new_tokens=100, usage=SimpleNamespace(drafted=8, accepted=8))
+    assert progress.line == "score 50.0% (9.5% to 90.5%), 40 tokens/s, acceptance rate 50% (25% of drafted)"
+    meter = SimpleNamespace(new_tokens=100, usage=SimpleNamespace(drafted=8, accepted=8, reached=8))
     search = type("Search", (), {"meter": meter})()
     progress.running.add(search)
-    assert progress.line == "score 50.0% (9.5% to 90.5%), 50 tokens/s, 62% accepted"
+    assert progress.line == "score 50.0% (9.5% to 90.5%), 50 tokens/s, acceptance rate 83% (62% of drafted)"
     progress.finish(sample(2, 0.0, 100), search)
     assert (progress.done, progress.running) == (2, set())
-    assert progress.line == "score 33.3% (6.1% to 79.2%), 50 tokens/s, 25% accepted"
+    assert progress.line == "score 33.3% (6.1% to 79.2%), 50 tokens/s, acceptance rate 50% (25% of drafted)"
+
+
+def test_samples_that_did_not_count_what_was_reached_have_no_part_in_the_acceptance_rate() -> None:
+    older, newer = sample(0, 1.0, 100), sample(1, 1.0, 100)
+    del older["measured"]["reached"]
+    assert summarise([older]).acceptance_rate is None
+    assert summarise([older, newer]).acceptance_rate == 0.5
 
 
 def test_complaints_are_shown_as_text_and_not_any_number_of_times(capfd: Any) -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from tot import BFS, Budget, Sample, Solution, Value, asolve, load_decoder, solve
-from tot.decoders import METHODS, ModelError, OptionError, RequestError, TaskError
+from tot.decoders import METHODS, ModelError, OptionError, RequestError, TaskError, Usage
+from tot.report.terminal import usage_line
 
 SMALL = BFS(thoughts=2, breadth=2, depth=3)
 QUESTIONS = ["one", "two", "what is two and three?", "a", "the same", "the same"]
@@ -44,8 +46,15 @@ def test_a_solution_as_json_holds_its_summary_and_its_tree(letters: Any, scripte
     assert (run["format"], run["version"], run["calls"], run["parse_failures"]) == ("tot.run", 2, 5, 0)
     assert run["tree"] == solution.tree.to_json()
     usage = ["prompt_tokens", "reused_prompt_tokens", "new_tokens", "forwards", "drafted", "accepted", "seconds"]
-    usage += ["approximate_tokens", "undecoded_tokens", "cost"]
+    usage += ["approximate_tokens", "undecoded_tokens", "cost", "reached"]
     assert list(run["usage"]) == usage
+
+
+def test_what_was_accepted_is_told_of_drafted_tokens_and_of_positions_reached(letters: Any, scripted: Any) -> None:
+    solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
+    drafting = replace(solution, usage=Usage(new_tokens=9, drafted=20, accepted=6, reached=8))
+    assert "6 of 20 drafted tokens accepted (acceptance rate 75%)" in usage_line(drafting)
+    assert "accepted" not in usage_line(solution)
 
 
 def test_solved_means_that_the_task_itself_verified_the_answer(letters: Any, scripted: Any) -> None:

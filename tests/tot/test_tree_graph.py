@@ -176,6 +176,7 @@ def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> N
         "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "pruned": True, "chosen": True,
         "decoder": "ar", "prompt_tokens": 1, "new_tokens": 2, "drafted": 3, "accepted": 4, "seconds": 0.5,
         "merged": 5, "rejected": 6, "parse_failures": 7, "numbered": 8, "approximate_tokens": 9, "undecoded_tokens": 10,
+        "reached": 11,
     }  # fmt: skip
     assert {*other, "id", "parent", "depth", "index", "thought"} == set(Node.model_fields)
     tree = ThoughtTree(State(question="q"))
@@ -250,10 +251,10 @@ def test_where_all_is_pruned_the_root_is_best(grow: Any) -> None:
     assert tree.best() is tree.root
 
 
-def test_acceptance_is_accepted_over_drafted_tokens() -> None:
+def test_acceptance_is_told_over_drafted_tokens_and_over_positions_that_were_reached() -> None:
     node = Node(id=0)
-    assert node.acceptance is None
-    node.spend(Usage(prompt_tokens=7, new_tokens=5, drafted=8, accepted=4, seconds=0.5))
-    node.spend(Usage(new_tokens=2, drafted=8, accepted=8, seconds=0.25))
-    assert node.acceptance == 0.75
+    assert (node.acceptance, node.acceptance_rate) == (None, None)
+    node.spend(Usage(prompt_tokens=7, new_tokens=5, drafted=8, accepted=4, reached=5, seconds=0.5))
+    node.spend(Usage(new_tokens=2, drafted=8, accepted=8, reached=10, seconds=0.25))
+    assert (node.acceptance, node.acceptance_rate) == (0.75, 0.8)
     assert (node.prompt_tokens, node.new_tokens, node.drafted, node.accepted, node.seconds) == (7, 7, 16, 12, 0.75)

@@ -22,7 +22,8 @@ def by_purpose(bench: Bench, thoughts: Sequence[Sequence[Group]], evaluations: S
         bench.compare(f"purpose {purpose}, T = 1", sides, prompts, 1.0, purpose, against=(0,))
     bench.engine.accounts.clear()
     side = bench.side("seed, packed", "seed", k_config=(2, 2, 1), adapt=False)
-    table = Table("purpose", "accepted", "by position", "tokens a verification", "draft", "verify", "sampling", "else")
+    found = ("acceptance rate", "by position", "accepted of drafted", "tokens a verification")
+    table = Table("purpose", *found, "draft", "verify", "sampling", "else")
     for purpose, prompts in asked.items():
         side.turn(prompts[1], bench.sampling(1.0, 1, purpose), purpose)
         account = bench.engine.accounts[purpose]
@@ -31,13 +32,15 @@ def by_purpose(bench: Bench, thoughts: Sequence[Sequence[Group]], evaluations: S
         bench.numbers[f"account, {purpose}"] = {
             "acceptance_rate": account.acceptance_rate,
             "by_position": account.by_position,
+            "accepted_of_drafted": account.accepted_of_drafted,
             "block_efficiency": account.block_efficiency,
             "seconds": seconds,
         }
         table.add_row(
             purpose,
-            f"{100 * account.acceptance_rate:.0f}% of {account.drafted}",
+            f"{100 * account.acceptance_rate:.0f}%",
             ", ".join(f"{100 * rate:.0f}%" for rate in account.by_position),
+            f"{100 * account.accepted_of_drafted:.0f}% of {account.drafted}",
             f"{account.block_efficiency:.2f}",
             *(f"{100 * value / total:.0f}%" for value in seconds.values()),
         )

@@ -17,13 +17,14 @@ from tot.bench.machine import spread
 from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
 from tot.decoders.drafters import Drafter
 from tot.decoders.engine.engine import Engine
-from tot.decoders.request import Message, Purpose, Request, Sampling
+from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
 from tot.decoders.speculative import MCSDOptions, SDOptions
 from tot.machine import describe
 from tot.tree import write_json
 
 CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
 """k_config of each method in SEED's tables; the options k and k_config take their places."""
+NOTHING = Usage()
 Group = list[tuple[Message, ...]]
 """Prompts that a search asks at once."""
 
@@ -37,14 +38,16 @@ class Side:
     serial: bool = False
     speeds: list[float] = field(default_factory=list)
     """New tokens a second, by prompt."""
-    drafted: int = 0
-    accepted: int = 0
-    tokens: int = 0
-    forwards: int = 0
+    usage: Usage = NOTHING
+    """Of all that was measured."""
 
     @property
-    def share(self) -> str:
-        return f"{100 * self.accepted / self.drafted:.0f}% of {self.drafted}" if self.drafted else ""
+    def acceptance(self) -> tuple[str, str]:
+        """The acceptance rate, of positions that were reached; and what was accepted of all drafted tokens."""
+        usage = self.usage
+        if usage.acceptance_rate is None:
+            return "", ""
+        return f"{100 * usage.acceptance_rate:.0f}%", f"{100 * usage.accepted / usage.drafted:.0f}% of {usage.drafted}"
 
     def turn(self, groups: Sequence[Group], sampling: Sampling, purpose: Purpose = "generate") -> float:
         """Decode the samples of every group of prompts, packed or one after another. Returns new tokens a second."""
@@ -57,11 +60,9 @@ class Side:
                 began = time.perf_counter()
                 completions = self.decoder.generate(requests)
                 seconds += time.perf_counter() - began
-                tokens += sum(completion.usage.new_tokens for completion in completions)
-                self.forwards += sum(completion.usage.forwards for completion in completions)
-                self.drafted += sum(completion.usage.drafted for completion in completions)
-                self.accepted += sum(completion.usage.accepted for completion in completions)
-        self.tokens += tokens
+                spent = sum((completion.usage for completion in completions), NOTHING)
+                tokens += spent.new_tokens
+                self.usage += spent
         return tokens / seconds
 
 
@@ -131,9 +132,11 @@ class Bench:
                     if number:
                         side.speeds.append(speed)
                     else:
-                        side.drafted = side.accepted = side.tokens = side.forwards = 0
+                        side.usage = NOTHING
         compared = [f"against {sides[i].name}" for i in against]
-        table = Table("decoder", "new tokens/s", *compared, "tokens a forward", "accepted")
+        table = Table(
+            "decoder", "new tokens/s", *compared, "tokens a forward", "acceptance rate", "accepted of drafted"
+        )
         for side in sides:
             ratios = [
                 statistics.median(ours / theirs for ours, theirs in zip(side.speeds, sides[i].speeds, strict=True))
@@ -142,12 +145,13 @@ class Bench:
             self.numbers[f"{title}: {side.name}"] = {
                 "speeds": side.speeds,
                 "ratios": ratios,
-                "drafted": side.drafted,
-                "accepted": side.accepted,
-                "tokens_per_forward": side.tokens / side.forwards,
+                "drafted": side.usage.drafted,
+                "accepted": side.usage.accepted,
+                "reached": side.usage.reached,
+                "tokens_per_forward": side.usage.new_tokens / side.usage.forwards,
             }
-            shown = (f"{ratio:.2f}x" for ratio in ratios)
-            table.add_row(side.name, spread(side.speeds), *shown, f"{side.tokens / side.forwards:.2f}", side.share)
+            shown = (*(f"{ratio:.2f}x" for ratio in ratios), f"{side.usage.new_tokens / side.usage.forwards:.2f}")
+            table.add_row(side.name, spread(side.speeds), *shown, *side.acceptance)
         self.show(title, table)
 
     def show(self, *shown: str | Table) -> None:

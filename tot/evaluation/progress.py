@@ -29,7 +29,7 @@ class Progress:
         self._sum = 0.0
         self._scored = 0
         self._failed = 0
-        self._spent = {"tokens": 0, "drafted": 0, "accepted": 0}
+        self._spent = {"tokens": 0, "drafted": 0, "accepted": 0, "reached": 0}
         self._began = time.monotonic()
         self._complaints = 0
         self._console = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -44,17 +44,19 @@ class Progress:
 
     @property
     def line(self) -> str:
-        """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, 52% accepted"."""
+        """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, acceptance rate 71% (52% of drafted)"."""
         spent = dict(self._spent)
         for problem in filter(None, list(self.running)):
             spent["tokens"] += problem.meter.new_tokens
             spent["drafted"] += problem.meter.usage.drafted
             spent["accepted"] += problem.meter.usage.accepted
+            spent["reached"] += problem.meter.usage.reached
         rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
         shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).said()}"]
         shown.append(f"{rate:.0f} tokens/s")
-        if spent["drafted"]:
-            shown.append(f"{spent['accepted'] / spent['drafted']:.0%} accepted")
+        if spent["reached"]:
+            of_reached, of_drafted = (spent["accepted"] / spent[name] for name in ("reached", "drafted"))
+            shown.append(f"acceptance rate {of_reached:.0%} ({of_drafted:.0%} of drafted)")
         return ", ".join(shown)
 
     def recall(self, sample: dict[str, Any]) -> None:
@@ -69,7 +71,7 @@ class Progress:
         self.recall(sample)
         self.done += 1
         self._spent["tokens"] += tokens_of(sample)
-        for name in ("drafted", "accepted"):
+        for name in ("drafted", "accepted", "reached"):
             self._spent[name] += sample["measured"][name]
         self._bars.update(self._task, completed=self.done)
 

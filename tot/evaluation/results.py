@@ -44,6 +44,8 @@ class Results:
     """Seconds of each search, added up: searches run side by side."""
     acceptance: float | None
     """Accepted of drafted tokens; None where nothing was drafted."""
+    acceptance_rate: float | None
+    """Accepted over positions of drafts that were reached; None where nothing was drafted, or that was not counted."""
     cost: float
     """What a remote server takes for all of it, by the prices given; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
@@ -85,6 +87,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         seconds += measured["seconds"]
         cost += measured.get("cost", 0.0)
         total.update({name: measured[name] for name in ("forwards", "drafted", "accepted")})
+        if "reached" in measured:
+            total.update({"reached": measured["reached"], "accepted of reached": measured["accepted"]})
         total.update({name: sample[name] for name in ("thoughts", "unreadable")})
         total.update({"solved": int(sample["solved"]), "errors": int(sample["error"] is not None)})
         for purpose, usage in sample["usage"].items():
@@ -107,6 +111,7 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         forwards=total["forwards"],
         seconds=seconds,
         acceptance=total["accepted"] / total["drafted"] if total["drafted"] else None,
+        acceptance_rate=total["accepted of reached"] / total["reached"] if total["reached"] else None,
         cost=cost,
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         score_at_tokens={} if failed else _at_budgets(spent),

@@ -129,7 +129,9 @@ def _figures(results: Results) -> list[tuple[str, str, str]]:
         ("Thoughts", f"{results.thoughts:,}", f"{results.thoughts / results.samples:,.1f} a sample"),
     ]
     if results.acceptance is not None:
-        shown.append(("Acceptance", f"{results.acceptance:.0%}", "of drafted tokens"))
+        shown.append(("Accepted", f"{results.acceptance:.0%}", "of drafted tokens"))
+    if results.acceptance_rate is not None:
+        shown.append(("Acceptance rate", f"{results.acceptance_rate:.0%}", "of positions reached"))
     return shown
 
 

@@ -89,6 +89,8 @@ def usage_line(solution: Solution) -> str:
     )
     if usage.drafted:
         line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
+    if usage.acceptance_rate is not None:
+        line += f" (acceptance rate {usage.acceptance_rate:.0%})"
     if usage.undecoded_tokens:
         line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
     if usage.cost:

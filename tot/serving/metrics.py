@@ -50,6 +50,9 @@ class Metrics:
         self._new = Counter("tot_completion_tokens", "New tokens of texts replied to.", registry=registry)
         self._drafted = Counter("tot_drafted_tokens", "Tokens drafted for them.", registry=registry)
         self._accepted = Counter("tot_accepted_tokens", "Drafted tokens accepted.", registry=registry)
+        self._reached = Counter(
+            "tot_reached_positions", "Positions of drafts at which all before had been accepted.", registry=registry
+        )
         self._whole = Histogram(
             "tot_request_seconds", "From a request's body to the end of its text.", buckets=_SECONDS, registry=registry
         )
@@ -74,6 +77,7 @@ class Metrics:
             self._new.inc(used.new_tokens)
             self._drafted.inc(used.drafted)
             self._accepted.inc(used.accepted)
+            self._reached.inc(used.reached)
 
     @contextmanager
     def timed(self) -> Iterator[Timed]:

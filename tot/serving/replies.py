@@ -1,7 +1,8 @@
 """Completions as OpenAI's JSON: whole replies, chunks of streams, usage, log-probabilities.
 
 What they have no field for stands beside: `tot` (decoder, seed), `parts` and `answer` of rationales, `choice_logprobs`,
-and in `usage` the forwards, and the tokens drafted, accepted, approximate and never decoded.
+and in `usage` the forwards, the tokens drafted, accepted, approximate and never decoded, and the drafts' positions that
+were reached.
 """
 
 from __future__ import annotations
@@ -162,6 +163,7 @@ def usage(completions: Sequence[Sequence[Completion]], forwards: int) -> dict[st
         "forwards": forwards,
         "drafted_tokens": spent.drafted,
         "accepted_tokens": spent.accepted,
+        "reached_positions": spent.reached,
         "approximate_tokens": spent.approximate_tokens,
         "undecoded_tokens": spent.undecoded_tokens,
     }

@@ -55,7 +55,7 @@ def test_all_sides_draft_with_one_model_and_none_finds_what_another_computed(ben
     bench.forget = counted  # type: ignore[method-assign]
     bench.compare("both", sides, prompts, 1.0, against=(0,))
     assert stored == [0] * 4
-    assert all(side.drafted > 0 for side in sides)
+    assert all(side.usage.drafted > 0 for side in sides)
 
 
 def test_numbers_are_written_as_they_are_found(bench: Bench) -> None:

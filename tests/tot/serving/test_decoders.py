@@ -34,6 +34,8 @@ def test_drafts_are_counted_in_the_usage(serve: Any, says: Any) -> None:
     assert plain.usage.drafted_tokens == 0
     assert server.metric("tot_drafted_tokens_total") == drafting.usage.drafted_tokens
     assert server.metric("tot_accepted_tokens_total") == drafting.usage.accepted_tokens
+    assert server.metric("tot_reached_positions_total") == drafting.usage.reached_positions
+    assert drafting.usage.accepted_tokens <= drafting.usage.reached_positions <= drafting.usage.drafted_tokens
 
 
 def test_pdos_decodes_the_steps_that_a_client_names(server: Any, client: openai.OpenAI, says: Any) -> None:
