@@ -45,7 +45,7 @@ class TextCodec:
         self._begins_control = re.compile(f"(?={any_control})")  # finds overlapping ones too
         self._special = self.end_ids | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         # Other tokenizers drop the blank that a text begins with: what their tokens spell inside of one can't be told.
-        self._spells = self._spelled(self.encode(" x"), " x")[1] == 2
+        self._spells = self._spelled(self._continuation(" x"), " x")[1] == 2
 
     def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
         """Token ids of a prompt. Raises RequestError for ids outside the vocabulary, or if the template refuses."""
@@ -175,7 +175,7 @@ class TextCodec:
         stream: Any = DecodeStream(skip_special_tokens=True)
         said, kept, length = "", 0, 0
         for i, token in enumerate(tokens):
-            if token in self._special or not 0 <= token < len(self.tokenizer):
+            if token in self._special or not 0 <= token < self._size:
                 break
             said += (piece := stream.step(self.backend, token)) or ""
             if not text.startswith(said):

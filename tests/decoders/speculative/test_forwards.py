@@ -27,7 +27,9 @@ def test_a_perfect_draft_is_accepted_whole(
     depth = options.get("k") or len(options["k_config"])
     decoder = bench.speculative(name, "same", **options)
     (got,) = decoder.generate([plain(LONG, max_tokens=23, temperature=heat)])
-    assert got.usage.forwards == decoder.engine.forwards == math.ceil(23 / (depth + 1))
+    assert got.usage.forwards == math.ceil(23 / (depth + 1))
+    alone = options.get("policy") == "rounds"  # there the prompt may be computed while the first draft is made
+    assert 0 <= decoder.engine.forwards - got.usage.forwards <= alone
     assert got.usage.accepted == 23 - got.usage.forwards
     if name == "sd":
         assert got.usage.drafted == got.usage.accepted
