@@ -27,7 +27,7 @@ from tot.decoders.cllm.losses import Divergence, Layout, Window, ar_loss, consis
 from tot.decoders.cllm.trajectories import trajectories
 from tot.decoders.distill.checkpoint import keep, restore
 from tot.decoders.distill.schedule import set_learning_rate
-from tot.decoders.engine.loading import LoadedModel, quiet_transformers
+from tot.decoders.engine.loading import LoadedModel, quiet_transformers, resolve_dtype
 from tot.decoders.errors import ModelError, OptionError
 
 CHECKPOINT = "checkpoint.safetensors"
@@ -84,7 +84,9 @@ def train(
         raise OptionError(f"{out} holds a model: give another folder for the new one")
     out.mkdir(parents=True, exist_ok=True)
     model = _trainable(loaded, options)
-    accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision="bf16", gradient_accumulation_steps=1)
+    # Products in bf16 only where the device has them: elsewhere they are emulated, many times slower than float32.
+    mixed = "bf16" if resolve_dtype("auto", loaded.device) == torch.bfloat16 else "no"
+    accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision=mixed, gradient_accumulation_steps=1)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
     texts = DataLoader(_Texts(rows, options), batch_size=options.accumulate, collate_fn=list)
     model, optimizer, texts = accelerator.prepare(model, optimizer, texts)

@@ -21,7 +21,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tot.decoders.distill.checkpoint import keep, restore
 from tot.decoders.distill.record import Record
 from tot.decoders.distill.schedule import set_learning_rate
-from tot.decoders.engine.loading import LoadedModel
+from tot.decoders.engine.loading import LoadedModel, resolve_dtype
 
 _CHECKPOINT_EVERY = 100
 _HEAD_DIM = 64
@@ -140,7 +140,7 @@ def _at_places(model: Any, records: Sequence[Record]) -> tuple[Tensor, Tensor, T
         length = len(record.tokens) - 1
         tokens[i, :length] = record.tokens[:-1]  # what is padded comes last, and attention is causal
         places[i, record.first - 1 : length] = True
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast("cpu", torch.bfloat16, enabled=resolve_dtype("auto", tokens.device) == torch.bfloat16):
         hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state
         logits = model.lm_head(hidden[places])
     top, said = (torch.cat([getattr(record, name) for record in records]) for name in ("top", "logprobs"))

@@ -221,7 +221,7 @@ def test_a_forward_counts_for_the_sample_whose_draft_it_verified(load: Load, ove
     decoder = load("seed", draft="same", policy="rounds", overlap=overlap, adapt=False, k_config=(1, 1, 1))
     got = decoder.generate(requests(3, tokens=24))
     assert [completion.usage.forwards for completion in got] == [24 // 4] * 6
-    assert decoder.engine.forwards == 6 * 24 // 4
+    assert decoder.engine.forwards - 6 * 24 // 4 in ((0, 1) if overlap else (0,))  # the prompts, while drafts are made
     assert decoder.engine.accounts["generate"].verifications == 6 * 24 // 4
 
 

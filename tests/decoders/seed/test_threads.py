@@ -62,4 +62,5 @@ def test_a_forward_counts_for_those_whose_turn_it_was(
     got = decoder.generate(branches(5))
     for usage in (completion.usage for completion in got):
         assert usage.forwards + usage.accepted == usage.new_tokens == 20
-    assert decoder.engine.forwards == sum(completion.usage.forwards for completion in got)
+    prompts = decoder.engine.forwards - sum(completion.usage.forwards for completion in got)
+    assert prompts in (0, 1)  # they are computed while the first drafts are made
