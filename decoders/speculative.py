@@ -209,8 +209,10 @@ class Speculative(Autoregressive):
         """By sample: what its text is known by to the drafter."""
         self.drafts: dict[int, Draft] = {}
         """By sample: what is to be verified next."""
-        self._paths: dict[int, list[tuple[Branch, list[int]]]] = {}
-        """By sample: a branch for each leaf of the draft, and the nodes that it reads."""
+        self._paths: dict[int, list[tuple[Branch, list[int], int]]] = {}
+        """By sample: a branch for each leaf of the draft, its nodes, and how many of them an earlier one reads."""
+        self._texts: dict[int, list[int]] = {}
+        """By sample: prompt and what was drawn or given, as far as drafters were told."""
 
     def growth(self) -> int:
         return super().growth() + self._speculation.nodes * len(self._job.running)
@@ -219,10 +221,12 @@ class Speculative(Autoregressive):
         """What a drafter needs to know. Drafts end one token early: the target always adds one of its own."""
         output, config = strand.output, self._speculation.k_config
         widths = config[: max(0, output.room - 1)]
+        if output.index not in self._texts:
+            self._texts[output.index] = [*self._job.tree.tokens(strand.branch), *strand.pending]
         return Context(
             key=self.keys[output.index],
             prompt=self._job.prompt,
-            tokens=[*self._job.tree.tokens(strand.branch), *strand.pending],
+            tokens=self._texts[output.index],
             draws=[self._draft_draw(output.draw(ahead)) for ahead in range(len(widths))],
             widths=widths,
             weigh=not self._speculation.rule.coupled,
@@ -252,9 +256,9 @@ class Speculative(Autoregressive):
         for leaf in draft.leaves():
             nodes = draft.path(leaf)
             branch = tree.fork(strand.branch)
-            paths.append((branch, [node for node in nodes if node not in read]))
+            shared = sum(node in read for node in nodes)
+            paths.append((branch, nodes, shared))
             tree.extend(branch, [draft.tokens[node] for node in nodes])
-            shared = len(nodes) - len(paths[-1][1])
             draws = [want(output.draw(ahead)) for ahead in range(shared + 1, len(nodes) + 1)]
             if not feeds:  # the first also reads what follows the text itself
                 feeds.append(Feed(branch, start, len(branch), [want(output.draw()), *draws]))
@@ -271,11 +275,11 @@ class Speculative(Autoregressive):
         drawn: dict[int, Sampled] = {}
         if not paths:
             (drawn[-1],) = next(rows)
-        for _, nodes in paths:
+        for _, nodes, shared in paths:
             first, *rest = reads = next(rows)
             if not drawn:
                 drawn[-1], reads = first, rest
-            drawn.update(zip(nodes, reads, strict=True))
+            drawn.update(zip(nodes[shared:], reads, strict=True))
         accepted: list[int] = []
         node: int | None = -1
         while node is not None:
@@ -286,6 +290,8 @@ class Speculative(Autoregressive):
                 break
             accepted += [] if node is None else [node]
         strand.pending = [sampled.token]
+        if (text := self._texts.get(output.index)) is not None:
+            text += [*(draft.tokens[node] for node in accepted), sampled.token]
         self._speculation.gained(1 + len(accepted))
         output.drafted += len(draft.tokens)
         output.accepted += len(accepted)
@@ -295,16 +301,19 @@ class Speculative(Autoregressive):
         self.account.accepted += len(accepted)
         self.account.reached.update(range(len(accepted) + missed))
         self.account.taken.update(range(len(accepted)))
-        leaves = [draft.path(leaf) for leaf in draft.leaves()]
-        along = next((i for i, path in enumerate(leaves) if path[: len(accepted)] == accepted), None)
-        for i, (branch, _) in enumerate(paths):
-            if i == along:
+        along = next((branch for branch, nodes, _ in paths if nodes[: len(accepted)] == accepted), None)
+        for branch, *_ in paths:
+            if branch is along:
                 tree.commit(strand.branch, branch, root + len(accepted))
             else:
                 tree.rollback(branch, 0)
         self.verified(strand, draft, drawn, len(accepted))
         if output.finish_reason is not None:
             self._speculation.end(self.keys[output.index])
+
+    def _go_on_to_answer(self, strand: Strand) -> None:
+        super()._go_on_to_answer(strand)
+        self._texts.pop(strand.output.index, None)
 
     def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
         """A draft was verified: what was drawn after each of its nodes, and how many of them were kept."""
@@ -321,7 +330,7 @@ class Speculative(Autoregressive):
 
     def release(self) -> None:
         for paths in self._paths.values():
-            for branch, _ in paths:
+            for branch, *_ in paths:
                 self._job.tree.rollback(branch, 0)
         for key in self.keys:
             self._speculation.end(key)

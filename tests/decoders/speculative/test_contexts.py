@@ -1,0 +1,48 @@
+"""What drafters are told of a text: all of it in every step, gathered once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tot.decoders import Request
+from tot.decoders.drafters import Context
+from tot.decoders.engine.kv_tree import KVTree
+from tot.decoders.speculative import Speculative
+
+
+@pytest.mark.parametrize(("method", "draft"), [("sd", "lookup"), ("mcsd", "near"), ("seed", "chain")])
+def test_a_drafter_is_told_all_of_each_text(
+    method: str, draft: str, make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[tuple[list[int], list[int]]] = []
+    context = Speculative.context
+
+    def spy(policy: Any, strand: Any) -> Context:
+        made = context(policy, strand)
+        held = [*policy._job.tree.tokens(strand.branch), *strand.pending]
+        told.append((list(made.tokens), held))
+        return made
+
+    monkeypatch.setattr(Speculative, "context", spy)
+    bench = make_bench()
+    bench.speculative(method, draft).generate(mixed)
+    assert len(told) > 50
+    assert all(text == held for text, held in told)
+
+
+def test_a_text_is_read_from_the_tree_once_and_once_more_for_its_answer(
+    make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[int] = []
+    tokens = KVTree.tokens
+
+    def spy(tree: KVTree, branch: Any) -> list[int]:
+        reads.append(len(branch))
+        return tokens(tree, branch)
+
+    monkeypatch.setattr(KVTree, "tokens", spy)
+    completions = make_bench().speculative("sd", "lookup").generate(mixed)
+    texts = sum(request.sampling.n * (2 if request.answer_trigger else 1) for request in mixed)
+    assert 0 < len(reads) <= texts < sum(len(completion.tokens) for completion in completions) / 4
