@@ -5,8 +5,8 @@ Runs are the new tokens of branches; nothing here knows tensors or kernels.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -43,28 +43,36 @@ def cascade(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[Tail]]:
     """
     shares: list[Share] = []
     tails: list[Tail] = []
+    heads = [run.path[: run.start] for run in runs]
+    order = sorted(range(len(runs)), key=[head.tobytes() for head in heads].__getitem__)
+    common = _common([heads[m] for m in order])  # equal beginnings stand together now
 
-    def descend(members: list[int], depth: int, seen: int) -> None:
-        first = len(tails)
-        if len(members) == 1:
-            tails.append(Tail(members[0], depth))
+    def descend(first: int, last: int, depth: int) -> None:
+        within = common[first : last - 1]
+        if last - first == 1 or (max(within) - depth) * (last - first - 1) < worth:  # nor is a part of it worth sharing
+            tails.extend(Tail(m, depth) for m in sorted(order[first:last]))
             return
-        limit = min(runs[m].start for m in members)
-        stretch = np.stack([runs[m].path[seen:limit] for m in members])
-        differs = np.flatnonzero((stretch != stretch[0]).any(axis=0))
-        common = seen + int(differs[0]) if len(differs) else limit
-        share = None
-        if (common - depth) * (len(members) - 1) >= worth:
-            share = runs[members[0]].path[depth:common]
-            depth = common
-        groups: dict[object, list[int]] = defaultdict(list)
-        for m in members:
-            groups[int(runs[m].path[common]) if runs[m].start > common else ("ends", m)].append(m)
-        for group in groups.values():
-            descend(group, depth, common)
+        begins, limit, share = len(tails), min(within), None
+        if (limit - depth) * (last - first - 1) >= worth:
+            share = heads[order[first]][depth:limit]
+            depth = limit
+        cuts = [first, *(i + 1 for i in range(first, last - 1) if common[i] == limit), last]
+        for group in sorted(pairwise(cuts), key=lambda group: min(order[slice(*group)])):
+            descend(*group, depth)
         if share is not None:
-            shares.append(Share(first, len(tails), share))
+            shares.append(Share(begins, len(tails), share))
 
     if runs:
-        descend(list(range(len(runs))), 0, 0)
+        descend(0, len(runs), 0)
     return shares, tails
+
+
+def _common(heads: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> list[int]:
+    """How many slots each has in common with the one after it."""
+    width = max(map(len, heads), default=0) + 1
+    table = np.empty((len(heads), width), dtype=np.int32)
+    for i, head in enumerate(heads):
+        table[i, : len(head)] = head
+        table[i, len(head) :] = -1 - i  # no slot, and not what another has there
+    common: list[int] = (table[1:] != table[:-1]).argmax(axis=1).tolist()
+    return common

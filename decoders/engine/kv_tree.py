@@ -112,8 +112,13 @@ class KVTree:
         known = [] if private else self._known(branch.tip, tokens)
         if known:
             self._move(branch, known)
-        for token in tokens[len(known) :]:
-            self._move(branch, [self._allocate(branch.tip, token, private)])
+        made: list[int] = []
+        try:
+            for token in tokens[len(known) :]:
+                made.append(self._allocate(made[-1] if made else branch.tip, token, private))
+        finally:
+            if made:
+                self._move(branch, made)
 
     def _known(self, node: int, tokens: Iterable[int]) -> list[int]:
         """The nodes that the tree has for a beginning of `tokens`, after `node`."""

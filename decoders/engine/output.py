@@ -35,6 +35,8 @@ class Output:
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
         self._codec = codec
         self._sampling = sampling
+        self._how = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, index
+        """How all of its tokens are."""
         self._open_part(limit)
 
     def _open_part(self, limit: int) -> None:
@@ -56,8 +58,7 @@ class Output:
 
     def draw(self, ahead: int = 0) -> Draw:
         """How to draw the next token, or the one `ahead` positions after it."""
-        s = self._sampling
-        return Draw(s.temperature, s.top_k, s.top_p, s.min_p, s.seed, self.index, len(self.tokens) + ahead)
+        return Draw(*self._how, len(self.tokens) + ahead)
 
     def add(self, sampled: Sampled) -> bool:
         """Append a token. Returns True where it ended the text; nothing may be added after that."""

@@ -165,8 +165,7 @@ class Runner:
             runs.append(Run(np.array(slots[: feed.stop], dtype=np.int32), own))
 
         logits, first_row = self._run(runs, writes, feeds, placed)
-        for write in writes:
-            self.tree.mark_computed(slot for slot in write if slot != SCRATCH)
+        self.tree.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
         rows = []
         for feed in feeds:
             read = feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]
@@ -197,19 +196,17 @@ class Runner:
             total += runs[run].rows
         token = self.tree.token
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
-        positions = np.concatenate([np.arange(runs[run].start, len(runs[run].path)) for run in order])
+        positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]
-        plan = Plan(self._keys, self._values, torch.tensor(write, device=self.device), **seen)
+        rows = torch.tensor([tokens, positions, write], device=self.device)  # at once: a copy to a device each
+        plan = Plan(self._keys, self._values, rows[2], **seen)
 
         wanted: dict[tuple[int, int], int] = {}
         for feed in feeds:
             for slot in feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]:
                 wanted.setdefault(placed[slot], len(wanted))
         keep = torch.tensor([start_of[run] + offset for run, offset in wanted], dtype=torch.int64, device=self.device)
-        logits = self.call(
-            torch.tensor([tokens], device=self.device), torch.from_numpy(positions)[None].to(self.device), keep, plan
-        )
-        return logits, wanted
+        return self.call(rows[:1], rows[1:2], keep, plan), wanted
 
     def call(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
         """The model itself: tensors in, float32 logits of the rows in `keep` out; compiles without graph break."""
