@@ -20,7 +20,7 @@ from tot.decoders.budget import Meter
 from tot.decoders.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
 from tot.decoders.early_exit import first_layers
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.forward import Quantization
+from tot.decoders.engine.forward import NativeForward, Quantization
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.memory import give_back
@@ -175,7 +175,8 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     target = engine.loaded
     if isinstance(draft, str) and re.fullmatch(r"early-exit(:\d{1,4})?", draft):
         layers = draft.partition(":")[2]
-        shallow = _model_drafter(first_layers(target, int(layers) if layers else None), engine)
+        first = first_layers(target, int(layers) if layers else None)
+        shallow = _model_drafter(first, engine, shared=engine.runner.native)
         stack.callback(shallow.close)
         return shallow
     if draft == "trained":
@@ -205,15 +206,17 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
         device=str(target.device),
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
-    made = _model_drafter(loaded, engine)
+    made = _model_drafter(loaded, engine, owned=named)
     warn_if_slow(loaded, made.runner, engine)
     return made
 
 
-def _model_drafter(loaded: LoadedModel, engine: Engine) -> ModelDrafter:
+def _model_drafter(
+    loaded: LoadedModel, engine: Engine, owned: bool = False, shared: NativeForward | None = None
+) -> ModelDrafter:
     """With a store for as many tokens as the target has: whatever is admitted there has room here."""
     try:
-        return ModelDrafter(loaded, engine.tree.capacity, engine.loaded.model.config.vocab_size)
+        return ModelDrafter(loaded, engine.tree.capacity, engine.loaded.model.config.vocab_size, owned, shared)
     except OptionError as error:
         raise OptionError(f"no room for the draft's keys and values beside the target's: {error}") from None
 
@@ -366,9 +369,8 @@ def load_decoder(
         owned = engine is None
         if engine is None:
             close_models()
-            engine = Engine(
-                load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize
-            )
+            loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
+            engine = Engine(loaded, kv_budget, quantize=quantize, owned=isinstance(model, str | Path))
             stack.callback(engine.close)
         ready = METHODS[name].set_up(engine, chosen, stack)
         return LocalDecoder(name, engine, ready, stack.pop_all(), owned)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.nn.functional import pad
 
+from tot.decoders.engine.forward import NativeForward
 from tot.decoders.engine.kv_tree import Branch, KVTreeFullError
 from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.engine.runner import Feed, Runner
@@ -164,11 +165,19 @@ def _level(context: Context, depth: int) -> Hashable:
 class ModelDrafter:
     """Drafts with a second model over a KVTree of its own; all texts in one packed forward a position."""
 
-    def __init__(self, loaded: LoadedModel, kv_budget: int | str | None, vocabulary: int) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        kv_budget: int | str | None,
+        vocabulary: int,
+        owned: bool = False,
+        shared: NativeForward | None = None,
+    ) -> None:
+        """`owned` and `shared` as for a Runner: a model that nobody else has, or one of the target's layers."""
         self.loaded = loaded
         self.vocabulary = vocabulary
         """Tokens that the target has logits for; a draft may have more or fewer of them."""
-        self.runner = Runner(loaded.model, kv_budget)
+        self.runner = Runner(loaded.model, kv_budget, None, owned, shared)
         self.forwards = 0
         self._lock = threading.Lock()
         """Drafting may go on in a thread of its own (SEED's rounds), and decoders share a drafter."""

@@ -25,13 +25,12 @@ from filelock import FileLock
 
 from tot.decoders.engine.gguf_cache import cache_folder
 from tot.decoders.engine.native import processor
+from tot.decoders.engine.packing import some_numbers
 from tot.decoders.engine.runner import Runner
 
 log = logging.getLogger(__name__)
 
 FORMAT = 1
-_WEIGHTS = 16
-"""Values of each tensor that tell a model from others of its shape."""
 _PATIENCE = 60.0
 """Seconds to wait for another process that measures the same."""
 
@@ -93,9 +92,7 @@ def model_identity(model: Any) -> dict[str, Any]:
     digest = hashlib.sha256(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in model.named_parameters():
         digest.update(f"{name} {tuple(weight.shape)}".encode())
-        flat = weight.detach().flatten()
-        some = flat[:: max(1, len(flat) // _WEIGHTS)].to("cpu", torch.float32)
-        digest.update(some.numpy().tobytes())
+        digest.update(some_numbers(weight).numpy().tobytes())
     return {"model": model.config.name_or_path, "dtype": str(model.dtype), "weights": digest.hexdigest()[:16]}
 
 

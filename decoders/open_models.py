@@ -36,11 +36,14 @@ def shared_engine(
     Model objects, and models with a tokenizer given, are the caller's: their engines end with their use.
     """
 
+    named = isinstance(model, str | Path)
+
     def make() -> Engine:
         give_back()  # what the model before this one had
-        return Engine(load_model(model, tokenizer=tokenizer, dtype=dtype, device=device), kv_budget, quantize=quantize)
+        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
+        return Engine(loaded, kv_budget, quantize=quantize, owned=named)
 
-    if tokenizer is not None or not isinstance(model, str | Path):
+    if tokenizer is not None or not named:
         with make() as engine:
             yield engine
         return

@@ -49,7 +49,8 @@ _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 class Engine:
     """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step;
-    `quantize` as for `load_decoder`."""
+    `quantize` as for `load_decoder`; with `owned` the model is the engine's alone, and ends with it: its weights may be
+    held only as they are packed."""
 
     def __init__(
         self,
@@ -57,9 +58,10 @@ class Engine:
         kv_budget: int | str | None = None,
         chunk: int = 512,
         quantize: Quantization | None = None,
+        owned: bool = False,
     ) -> None:
         self.loaded = loaded
-        self.runner = Runner(loaded.model, kv_budget, quantize)
+        self.runner = Runner(loaded.model, kv_budget, quantize, owned)
         self.tree = self.runner.tree
         rows = int(loaded.model.get_input_embeddings().num_embeddings)
         self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None), rows)

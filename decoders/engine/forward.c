@@ -5,8 +5,9 @@
 // Weights are packed in strips of 32 outputs, each in the order in which it is read. What they are is compiled in:
 // WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
 // numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers from 0 to 255 in groups of GROUP inputs,
-// times a step, plus a least; inputs are rounded to INPUTS (8 or 16) bits by a step for each group of each row. The order
-// of sums is the same however many rows there are: what a row gives does not depend on the others.
+// times a step, plus a least; inputs are rounded to INPUTS (8 or 16) bits by a step for each group of each row. WEIGHTS 16
+// with -DWIDEN=16 or 8: packed as for such INPUTS, and each strip made bfloat16 before all rows are multiplied by it. The
+// order of sums is the same however many rows there are: what a row gives does not depend on the others.
 
 #include <omp.h>
 #include <sched.h>
@@ -76,7 +77,7 @@ typedef struct {
     atomic_long next;  // of the attention's units
     int threads;
     Units units;
-    float *space;  // of the rows, behind that of the units
+    float *space;  // of the threads' strips and of the rows, behind that of the units
 } Meeting;
 
 static void meet_all(Meeting *meeting) {
@@ -119,12 +120,51 @@ static inline int64_t strip_bytes(const Matrix *matrix) {
     return matrix->inputs / JOINED * WIDE * LINE + matrix->inputs / GROUP * SCALES;
 }
 
-// `rows` rows against one strip, while what stands `ahead` bytes from it is fetched. input (rows, inputs); out by its
-// stride in numbers.
-static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, int64_t strip, int64_t ahead,
-                                                        const Input *input, const float *input_steps, Then then,
-                                                        float *out, int64_t out_stride) {
-    const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
+#ifdef WIDEN
+#define TOGETHER (32 / WIDEN)  // inputs of one output in one line of eight bits
+// A strip of eight bits as one of bfloat16.
+static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *place) {
+    const __m512i beside = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i byte = _mm512_set1_epi32(255);
+    const int64_t group_bytes = 32 * GROUP + 256;
+    for (int64_t g = 0; g < matrix->inputs / GROUP; g++) {
+        const uint8_t *group = matrix->strips + (strip * (matrix->inputs / GROUP) + g) * group_bytes;
+        for (int p = 0; p < WIDE; p++) {
+            const uint8_t *scales = group + 32 * GROUP + 128 * p;
+            const __m512 step = _mm512_loadu_ps(scales), least = _mm512_loadu_ps(scales + 64);
+            for (int word = 0; word < GROUP / TOGETHER; word++) {
+                const uint8_t *line = group + (WIDE * word + p) * 16 * TOGETHER;
+                _mm_prefetch(line + AHEAD, _MM_HINT_T1);
+#if TOGETHER == 2
+                __m512i left = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)line));
+#else
+                __m512i left = _mm512_loadu_si512(line);
+#endif
+#pragma GCC unroll 2
+                for (int pair = 0; pair < TOGETHER / 2; pair++) {
+                    const __m512i one = _mm512_and_si512(left, byte);
+                    const __m512i two = _mm512_and_si512(_mm512_srli_epi32(left, 8), byte);
+                    const __m512 first = _mm512_fmadd_ps(_mm512_cvtepi32_ps(one), step, least);
+                    const __m512 second = _mm512_fmadd_ps(_mm512_cvtepi32_ps(two), step, least);
+                    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+                    const int64_t to = (g * GROUP + word * TOGETHER) / 2 + pair;
+                    _mm512_storeu_si512(place + (WIDE * to + p) * LINE, _mm512_permutexvar_epi16(beside, halves));
+                    left = _mm512_srli_epi32(left, 16);
+                }
+            }
+        }
+    }
+    return place;
+}
+#endif
+
+// `rows` rows against one strip, which begins at `line`, while what stands `ahead` bytes from it is fetched. input (rows,
+// inputs); out by its stride in numbers.
+static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, const uint8_t *line,
+                                                        int64_t strip, int64_t ahead, const Input *input,
+                                                        const float *input_steps, Then then, float *out,
+                                                        int64_t out_stride) {
     const int64_t words = matrix->inputs / JOINED;
     __m512 sums[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
@@ -221,12 +261,23 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
     }
 }
 
-// One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
+// One thread's share of the outputs: (rows, inputs) by (inputs, outputs). `strip_space` is the thread's own.
 static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
-                     float *out, int64_t out_stride, int thread, int threads) {
+                     float *out, int64_t out_stride, uint8_t *strip_space, int thread, int threads) {
+    if (rows == 0) return;
     const int64_t strips = (matrix->outputs + 31) / 32, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    const int64_t most = blocks ? (rows + blocks - 1) / blocks : 0, ahead = blocks > 1 ? strip_bytes(matrix) : AHEAD;
-    for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++)
+    const int64_t most = (rows + blocks - 1) / blocks;
+#ifdef WIDEN
+    const int64_t ahead = 0;  // it was just made
+#else
+    const int64_t ahead = blocks > 1 ? strip_bytes(matrix) : AHEAD;
+#endif
+    for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++) {
+#ifdef WIDEN
+        const uint8_t *line = widened(matrix, strip, strip_space);
+#else
+        const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
+#endif
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
             const Input *from = input + row * matrix->inputs;
@@ -235,7 +286,7 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
             // The number is a constant in each, so that loops are unrolled.
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
-        block(n, matrix, strip, ahead, from, steps, then, to, out_stride);                                             \
+        block(n, matrix, line, strip, ahead, from, steps, then, to, out_stride);                                             \
         break;
             switch (count) {
                 CASE(1)
@@ -254,6 +305,7 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
 #endif
             }
         }
+    }
 }
 
 // Numbers of one row as inputs of a product; `steps` are of int8 only: a group's step, and the sum of its numbers. Where
@@ -326,12 +378,22 @@ static int64_t batch_units_size(const Model *m, const Batch *b) {
     return units_size(&b->tiles, m->kv_heads, m->heads / m->kv_heads);
 }
 
+static int64_t widest_of(const Model *m) { return larger(larger(m->hidden, m->heads * HEAD_DIM), m->intermediate); }
+
+// A thread's own, for one strip.
+static int64_t strip_space_bytes(const Model *m) {
+#ifdef WIDEN
+    return 64 * widest_of(m);
+#else
+    return 0;
+#endif
+}
+
 // Numbers of float32 that a batch needs as space, aligned to 64 bytes.
 int64_t space_for(const Model *m, const Batch *b) {
-    const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM;
-    const int64_t widest = larger(larger(m->hidden, queries), m->intermediate);
+    const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM, widest = widest_of(m);
     const int64_t rows = b->rows * (m->hidden + all + 2 * queries + 3 * widest + 2 * (widest / GROUP + 1));
-    return rows + batch_units_size(m, b) / (int64_t)sizeof(float);
+    return rows + (batch_units_size(m, b) + b->threads * strip_space_bytes(m)) / (int64_t)sizeof(float);
 }
 
 static double now(void) {
@@ -353,9 +415,11 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     const int threads = meeting->threads;
     double since = now();
     const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
-    const int64_t all = queries + 2 * keys, widest = larger(larger(hidden, queries), m->intermediate);
+    const int64_t all = queries + 2 * keys, widest = widest_of(m);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
-    float *state = meeting->space, *qkv = state + rows * hidden;
+    uint8_t *strip_space = (uint8_t *)meeting->space + thread * strip_space_bytes(m);
+    float *state = meeting->space + b->threads * strip_space_bytes(m) / (int64_t)sizeof(float);
+    float *qkv = state + rows * hidden;
     float *normed = qkv + rows * all, *gated = normed + rows * widest;
     float *steps = gated + rows * widest, *rest = steps + rows * 2 * (widest / GROUP + 1);
     Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
@@ -376,7 +440,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
-        multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, thread, threads);
+        multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, strip_space, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
             const float *cosines = b->cosines + b->turns[r] * m->turned, *sines = b->sines + b->turns[r] * m->turned;
@@ -410,9 +474,9 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             prepare(normed + r * queries, queries, input + r * queries, steps + r * 2 * (queries / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
-        multiply(&layer->out, input, steps, rows, ADD, state, hidden, thread, threads);
+        multiply(&layer->out, input, steps, rows, ADD, state, hidden, strip_space, thread, threads);
 #else
-        multiply(&layer->out, seen, steps, rows, ADD, state, hidden, thread, threads);
+        multiply(&layer->out, seen, steps, rows, ADD, state, hidden, strip_space, thread, threads);
 #endif
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
@@ -420,7 +484,8 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
-        multiply(&layer->gate_up, INPUT(normed), steps, rows, GATE, gated, m->intermediate, thread, threads);
+        multiply(&layer->gate_up, INPUT(normed), steps, rows, GATE, gated, m->intermediate, strip_space, thread,
+                 threads);
         meet_after(b, meeting, thread, LINEAR, &since);
         if (INPUT(gated) != (void *)gated) {
             for (int64_t r = first; r < last; r++)
@@ -428,7 +493,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
                         steps + r * 2 * (m->intermediate / GROUP));
             meet_after(b, meeting, thread, OTHER, &since);
         }
-        multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, thread, threads);
+        multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, strip_space, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
     }
     const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
@@ -437,7 +502,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
     }
     meet_after(b, meeting, thread, OTHER, &since);
-    multiply(&m->head, INPUT(normed), steps, b->kept, STORE, b->logits, m->head.outputs, thread, threads);
+    multiply(&m->head, INPUT(normed), steps, b->kept, STORE, b->logits, m->head.outputs, strip_space, thread, threads);
     meet_after(b, meeting, thread, LINEAR, &since);
 }
 

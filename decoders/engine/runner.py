@@ -19,7 +19,7 @@ from transformers import AttentionInterface
 
 from tot.decoders.engine.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.forward import Quantization, native_forward
+from tot.decoders.engine.forward import NativeForward, Quantization, native_forward
 from tot.decoders.engine.kernel import kernel_for
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.linear import PackedLinears
@@ -62,7 +62,16 @@ class Forward:
 class Runner:
     """Holds the model and the keys and values, allocated once: (kv_heads, slots, head_dim) a layer."""
 
-    def __init__(self, model: Any, kv_budget: int | str | None = None, quantize: Quantization | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        kv_budget: int | str | None = None,
+        quantize: Quantization | None = None,
+        owned: bool = False,
+        shared: NativeForward | None = None,
+    ) -> None:
+        """With `owned` nobody else reads the model's weights: they are held once, as kernels read them, and the model
+        computes nothing any more. `shared` is the forward of a model whose layers this one has."""
         config = model.config
         if config._attn_implementation == ATTENTION:
             raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
@@ -84,7 +93,7 @@ class Runner:
         self._values: tuple[Tensor, ...] = tuple(store() for _ in layers)
         for tensor in (*self._keys, *self._values):
             tensor[:, SCRATCH] = 0
-        self.native = native_forward(model, self._keys, self._values, quantize)
+        self.native = native_forward(model, self._keys, self._values, quantize, owned, shared)
         """The whole forward in C, where there is one for such a model."""
         self.kernel = None if self.native else kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
         """Else attention in C, where this machine can have it."""

@@ -6,6 +6,7 @@ import copy
 import ctypes
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine import forward, kernel, native
-from tot.decoders.engine.forward import NativeForward, native_forward, quantized
+from tot.decoders.engine.forward import NativeForward, native_forward
 from tot.decoders.engine.kernel import kernel_options
+from tot.decoders.engine.packing import quantized
 from tot.decoders.engine.runner import Feed, Runner
 
 VOCAB = 300
@@ -141,14 +143,25 @@ def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
     runner.close()
 
 
-@pytest.mark.parametrize(("quantize", "few"), [("int8", 8), ("int8-dynamic", 16)])
-def test_in_bfloat16_eight_bits_are_for_few_rows(halved: Callable[..., Any], quantize: Any, few: int) -> None:
-    texts = [[i] for i in range(few + 1)]
-    exact, runner = Runner(halved(), 1000), Runner(halved(), 1000, quantize)
-    assert torch.equal(torch.cat(computed(runner, texts)), torch.cat(computed(exact, texts)))
-    rounded, plain = torch.cat(computed(runner, texts[:few])), torch.cat(computed(exact, texts[:few]))
-    assert not torch.equal(rounded, plain)
-    assert (rounded - plain).std() < 0.1 * plain.std()
+@pytest.mark.parametrize("quantize", ["int8", "int8-dynamic"])
+def test_in_bfloat16_many_rows_meet_the_rounded_weights_as_bfloat16(halved: Callable[..., Any], quantize: Any) -> None:
+    """Up to 16 rows are rounded to be multiplied by whole numbers; more are multiplied as bfloat16."""
+    rounded = halved()
+    for layer in rounded.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)).bfloat16())
+    texts = [[i] for i in range(33)]
+    exact, runner, plain = Runner(rounded, 1000), Runner(halved(), 1000, quantize), Runner(halved(), 1000)
+    for many in (17, 33):
+        expected = torch.cat(computed(exact, texts[:many]))
+        # A product may be rounded to the other of two bfloat16 numbers where it is in the middle between them.
+        torch.testing.assert_close(torch.cat(computed(runner, texts[:many])), expected, atol=0.02, rtol=0)
+        assert (expected - torch.cat(computed(plain, texts[:many]))).abs().max() > 0.1
+    assert exact.native is not None
+    assert runner.native is not None
+    few, bits = torch.cat(computed(runner, texts[:16])), torch.cat(computed(exact, texts[:16]))
+    assert not torch.equal(few, bits)
+    assert (few - bits).std() < 0.1 * bits.std()
 
 
 def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(known: Callable[..., Any]) -> None:
@@ -277,14 +290,21 @@ def test_layers_that_do_more_than_multiply_are_the_models_own(known: Callable[..
     runner.close()
 
 
-def test_where_memory_is_short_the_weights_stay_as_they_are(
-    known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_once(
+    known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    native.log_once.cache_clear()
     model = known()
-    monkeypatch.setattr(forward.psutil, "virtual_memory", lambda: type("Memory", (), {"available": 1000}))
-    keys = [torch.zeros(2, 10, 16) for _ in range(2)]
-    assert native_forward(model, keys, keys) is None
-    with pytest.raises(OptionError, match="memory for a copy of the weights"):
+    numbers = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
+    for spare, packed in ((2 * 4 * numbers, True), (2 * 4 * numbers - 1, False), (1000, False), (1000, False)):
+        monkeypatch.setattr(forward.psutil, "virtual_memory", lambda free=spare: SimpleNamespace(available=free))
+        keys = [torch.zeros(2, 10, 16) for _ in range(2)]
+        assert (native_forward(model, keys, keys) is not None) == packed
+    assert caplog.messages == [
+        "decoding is slower, as to pack the weights for the forward in C takes 0.0 GiB free, and there are 0.0: free "
+        "some to decode faster"
+    ]
+    with pytest.raises(OptionError, match="memory for the packed weights"):
         native_forward(model, keys, keys, "int8")
 
 

@@ -10,7 +10,14 @@ import pytest
 import torch
 from torch import nn
 
+from tot.decoders.engine import native
 from tot.decoders.engine.linear import PackedLinears
+
+WEIGHTS = 2 * (48 * 96 + 96 * 40)
+"""Their bytes in bfloat16."""
+packs = pytest.mark.skipif(
+    not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a processor that oneDNN packs bfloat16 for"
+)
 
 
 def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
@@ -18,6 +25,7 @@ def layers(dtype: torch.dtype = torch.bfloat16) -> nn.Sequential:
     return nn.Sequential(nn.Linear(48, 96), nn.SiLU(), nn.Linear(96, 40, bias=False)).to(dtype)
 
 
+@packs
 @pytest.mark.parametrize("rows", [1, 2, 9, 64, 200])
 def test_packed_layers_give_what_they_gave(rows: int) -> None:
     model = layers()
@@ -32,6 +40,7 @@ def test_packed_layers_give_what_they_gave(rows: int) -> None:
     assert (after == before).float().mean() > 0.9  # sums in another order, here and there
 
 
+@packs
 def test_closing_gives_the_layers_back() -> None:
     model = layers()
     first, second = PackedLinears(model), PackedLinears(model)
@@ -50,10 +59,23 @@ def test_other_numbers_are_left_alone(dtype: torch.dtype) -> None:
     assert len(PackedLinears(layers(dtype))) == 0
 
 
-def test_where_memory_is_short_nothing_is_packed(monkeypatch: Any) -> None:
-    weights = 2 * (48 * 96 + 96 * 40)
-    for free, packed in ((3 * weights, 2), (3 * weights - 1, 0)):
+@packs
+def test_so_much_memory_is_wanted(monkeypatch: Any) -> None:
+    for free, packed in ((3 * WEIGHTS, 2), (3 * WEIGHTS - 1, 0)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=free: SimpleNamespace(available=free))
         made = PackedLinears(layers())
         assert len(made) == packed
         made.close()
+
+
+def test_where_memory_is_short_nothing_is_packed_and_that_is_told_once(
+    monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    native.log_once.cache_clear()
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: True)
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=3 * WEIGHTS - 1))
+    assert [len(PackedLinears(layers())) for _ in range(2)] == [0, 0]
+    assert caplog.messages == [
+        "decoding is slower, as to pack the weights of linear layers takes 0.0 GiB free, and there are 0.0: free some "
+        "to decode faster"
+    ]

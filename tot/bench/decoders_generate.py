@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import statistics
 import time
 from collections.abc import Sequence
@@ -13,8 +12,10 @@ import torch
 from tot.bench.decoders_sides import Bench, Group
 from tot.bench.machine import spread
 from tot.decoders.drafters import Drafter
-from tot.decoders.engine.loading import load_model
+from tot.decoders.early_exit import first_layers
+from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.memory import free_memory
+from tot.decoders.engine.model_names import draft_folder
 
 _SPARE = 1.5
 """What is needed beside the weights while they are loaded, and by what computes with them."""
@@ -35,6 +36,18 @@ def room_for_generate(bench: Bench, drafter: Drafter | None) -> bool:
     return bool(needed * _SPARE <= free)
 
 
+def _assistant(draft: Any, target: LoadedModel) -> Any | None:
+    """The model that drafts, as transformers can run it: an engine may hold its own as packed numbers only."""
+    named = [part.strip() for part in str(draft or "").split(",") if part.strip() not in ("", "lookup")]
+    if not named:
+        return None
+    if named[0].startswith("early-exit"):
+        layers = named[0].partition(":")[2]
+        return first_layers(target, int(layers) if layers else None).model
+    folder = draft_folder(target.name) if named[0] == "trained" else named[0]
+    return load_model(folder, dtype=str(target.dtype).removeprefix("torch.")).model
+
+
 def against_generate(
     bench: Bench, model: str, methods: Sequence[str], thoughts: Sequence[Sequence[Group]], temperature: float
 ) -> None:
@@ -43,11 +56,9 @@ def against_generate(
     sides = [bench.side("sd", "sd", serial=True, k=k)]
     if "seed" in methods:
         sides.append(bench.side("seed", "seed", serial=True))
-    drafter: Any = sides[0].decoder.drafter
     target = load_model(model, dtype=str(bench.engine.loaded.dtype).removeprefix("torch."))
     theirs: dict[str, Any] = {"prompt_lookup_num_tokens": k}
-    if drafter.runner is not None:
-        assistant = copy.deepcopy(drafter.runner.model)
+    if (assistant := _assistant(bench.options.get("draft"), target)) is not None:
         assistant.set_attn_implementation("sdpa")
         assistant.generation_config.num_assistant_tokens = k
         theirs = {"assistant_model": assistant}

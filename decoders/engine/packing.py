@@ -1,0 +1,102 @@
+"""Linear layers' weights as forward.c reads them: strips of 32 outputs, in the order in which they are multiplied.
+
+Weights that are packed and that nobody else reads are given up: the layer keeps their shape, and enough numbers of them
+to tell one model from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from tot.decoders.errors import ModelError
+
+Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
+LINE = 16
+"""Outputs beside each other in a line; a strip is of two lines."""
+GROUP = 32
+"""Inputs that share a step in int8: GROUP in forward.c."""
+_JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dynamic": 4}
+"""Inputs of one output beside each other in a line."""
+_AT_ONCE = 2048
+"""Outputs packed at a time: what that takes beside its result is float32, several times over."""
+_SOME = 16
+"""Values of each tensor that tell a model from others of its shape."""
+
+
+def packed(weight: Tensor, kind: Weights) -> Tensor:
+    """(outputs, inputs) -> strips, the first dimension."""
+    strips = None
+    for first in range(0, len(weight), _AT_ONCE):
+        part = weight[first : first + _AT_ONCE]
+        if kind in ("int8", "int8-dynamic"):
+            whole, scales = quantized(part)
+            made = _strips(whole, _JOINED[kind], scales)
+        else:
+            made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
+        if strips is None:
+            strips = made.new_empty((-(-len(weight) // (2 * LINE)), *made.shape[1:]))
+        begin = first // (2 * LINE)
+        strips[begin : begin + len(made)] = made
+    assert strips is not None
+    return strips
+
+
+def give_up(layer: nn.Linear) -> None:
+    """Let go of a layer's weight; only its packed copy computes from now on."""
+    gone: Any = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
+    gone.some = some_numbers(layer.weight)
+    layer.weight = gone
+    layer.forward = _refuse  # type: ignore[method-assign]
+
+
+def _refuse(input: Tensor) -> Tensor:
+    raise ModelError(
+        "this model's weights are held only as the engine that loaded it has packed them: load the model again by "
+        "load_model(...), or give that model to the engine"
+    )
+
+
+def some_numbers(weight: Any) -> Tensor:
+    """Some of a weight's numbers, also of one that was given up: float32 on the CPU."""
+    if weight.is_meta:
+        known: Tensor = weight.some
+        return known
+    flat: Tensor = weight.detach().flatten()
+    return flat[:: max(1, len(flat) // _SOME)].to("cpu", torch.float32)
+
+
+def joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
+    """One below the other; or interleaved, a line of each in turn."""
+    if not interleaved:
+        return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
+    return torch.stack([tensor.reshape(-1, LINE, *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
+
+
+def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor:
+    """(outputs, inputs) -> (strips, inputs / joined, 2, 16, joined), outputs padded with zeros. With scales (outputs,
+    groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, 16) float32."""
+    missing = -weight.shape[0] % (2 * LINE)
+    weight = nn.functional.pad(weight, (0, 0, 0, missing))
+    cut = weight.reshape(-1, 2, LINE, weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4)
+    if scales is None:
+        return cut.contiguous()
+    scales = nn.functional.pad(scales, (0, 0, 0, 0, 0, missing)).reshape(len(cut), 2, LINE, -1, 2)
+    beside = scales.permute(0, 3, 1, 4, 2).contiguous().flatten(2).view(torch.uint8)
+    return torch.cat([cut.reshape(len(cut), beside.shape[1], -1), beside], dim=2)
+
+
+def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A weight (outputs, inputs) as whole numbers from 0 to 255, and (outputs, groups, 2) steps and least weights.
+
+    A weight is least + number * step of its output and group of inputs, whose least weight is 0 and whose largest 255.
+    What was in four bits with a least and a step for each such group before (Q4_1) is met exactly.
+    """
+    groups = weight.float().reshape(len(weight), -1, GROUP)
+    least, most = groups.amin(-1), groups.amax(-1)
+    step = (most - least) / 255
+    whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
+    return whole.flatten(1), torch.stack([step, least], -1)
