@@ -13,12 +13,12 @@ from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
 from typing import Any, Literal, NamedTuple, get_args
 
-import psutil
 import torch
 from torch import Tensor, nn
 
 from tot.decoders.engine.attention import Plan
 from tot.decoders.engine.kernel import SIZES, CTiles, kernel_options
+from tot.decoders.engine.memory import free_memory
 from tot.decoders.engine.native import address, library, log_once, processor_flags, sizes_agree
 from tot.decoders.engine.packing import GROUP, LINE, Weights, give_up, joined, packed
 from tot.decoders.engine.parts import counted
@@ -262,7 +262,7 @@ def _made(
         ):
             return None
         takes = [layer.weight.numel() * BYTES[kind] for layer in linears]
-        needed, free = _SPARE * (max(takes) if owned else sum(takes)), psutil.virtual_memory().available
+        needed, free = _SPARE * (max(takes) if owned else sum(takes)), free_memory(model.device)
         if needed > free:
             said = f"{needed / 2**30:.1f} GiB free, and there are {free / 2**30:.1f}: free some to decode faster"
             log_once(logging.WARNING, f"decoding is slower, as to pack the weights for the forward in C takes {said}")

@@ -9,10 +9,10 @@ from __future__ import annotations
 import logging
 from functools import partial
 
-import psutil
 import torch
 from torch import Tensor, nn
 
+from tot.decoders.engine.memory import free_memory
 from tot.decoders.engine.native import log_once
 
 _ROWS = 32
@@ -48,7 +48,7 @@ def _can_be_packed(layers: list[nn.Linear]) -> bool:
         return False
     if any(layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu" for layer in layers):
         return False
-    needed, free = _SPARE * sum(layer.weight.nbytes for layer in layers), psutil.virtual_memory().available
+    needed, free = _SPARE * sum(layer.weight.nbytes for layer in layers), free_memory(layers[0].weight.device)
     if needed > free:
         said = f"{needed / 2**30:.1f} GiB free, and there are {free / 2**30:.1f}: free some to decode faster"
         log_once(logging.WARNING, f"decoding is slower, as to pack the weights of linear layers takes {said}")

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from torch import Tensor, nn
@@ -297,7 +298,7 @@ def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_onc
     model = known()
     numbers = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
     for spare, packed in ((2 * 4 * numbers, True), (2 * 4 * numbers - 1, False), (1000, False), (1000, False)):
-        monkeypatch.setattr(forward.psutil, "virtual_memory", lambda free=spare: SimpleNamespace(available=free))
+        monkeypatch.setattr(psutil, "virtual_memory", lambda free=spare: SimpleNamespace(available=free))
         keys = [torch.zeros(2, 10, 16) for _ in range(2)]
         assert (native_forward(model, keys, keys) is not None) == packed
     assert caplog.messages == [
