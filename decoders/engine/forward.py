@@ -20,7 +20,7 @@ from tot.decoders.engine.attention import Plan
 from tot.decoders.engine.kernel import SIZES, CTiles, kernel_options
 from tot.decoders.engine.memory import free_memory
 from tot.decoders.engine.native import address, library, log_once, processor_flags, sizes_agree
-from tot.decoders.engine.packing import GROUP, LINE, Weights, give_up, joined, packed
+from tot.decoders.engine.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed
 from tot.decoders.engine.parts import counted
 from tot.decoders.errors import OptionError, unknown
 
@@ -114,6 +114,8 @@ class NativeForward:
         owned: bool = False,
         shared: NativeForward | None = None,
     ) -> None:
+        if owned:
+            copy_the_rest(model)
         self.weights = weights
         """How they are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
         self._owned = owned

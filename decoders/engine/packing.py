@@ -53,6 +53,14 @@ def give_up(layer: nn.Linear) -> None:
     layer.forward = _refuse  # type: ignore[method-assign]
 
 
+def copy_the_rest(model: nn.Module) -> None:
+    """Copy what no linear layer gives up: a file's weights are pages of one mapping, held as long as any of them is."""
+    for module in model.modules():
+        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
+            if not (isinstance(module, nn.Linear) and name == "weight"):
+                tensor.data = tensor.data.clone()
+
+
 def _refuse(input: Tensor) -> Tensor:
     raise ModelError(
         "this model's weights are held only as the engine that loaded it has packed them: load the model again by "

@@ -100,6 +100,23 @@ def test_tied_weights_are_kept_for_the_embedding(make_model: Callable[..., Any])
     assert not table.is_meta
 
 
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
+@pytest.mark.parametrize("tied", [False, True])
+def test_the_file_that_weights_were_mapped_from_is_let_go(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, tied: bool
+) -> None:
+    """One tensor of it left holds what was read of all of it."""
+    make_model("llama", tie_word_embeddings=tied, **SHAPE).bfloat16().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    model: Any = load_model(tmp_path, dtype="bf16").model
+    expected = model.model.embed_tokens.weight.clone()
+    assert str(tmp_path) in Path("/proc/self/maps").read_text()
+    native = NativeForward(model, *stores(model), "bfloat16", owned=True)
+    assert native.weights == "bfloat16"
+    assert str(tmp_path) not in Path("/proc/self/maps").read_text()
+    assert torch.equal(model.model.embed_tokens.weight, expected)
+
+
 def test_a_model_without_its_weights_is_still_itself_and_says_why_it_computes_nothing(model: Any) -> None:
     other = copy.deepcopy(model)
     identity, numbers = model_identity(model), sum(weight.numel() for weight in model.parameters())
