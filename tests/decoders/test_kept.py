@@ -26,6 +26,7 @@ ABOUT = {"model": "some/tiny model", "threads": 1}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("tot.decoders.row_costs._disturbances", lambda: (0, 0))  # whatever else runs on this machine
     return tmp_path / "cache"
 
 
@@ -134,6 +135,22 @@ def test_costs_are_measured_once_for_all_processes(another: Callable[..., Runner
     forwards.clear()
     assert row_costs(another()) == costs
     assert forwards == []
+
+
+@pytest.mark.parametrize("disturbance", [(1000, 0), (0, 1)])
+def test_costs_that_others_disturbed_are_for_this_process_only(
+    disturbance: tuple[int, int], another: Callable[..., Runner], forwards: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The processor was taken away again and again, or memory had to be read from the disk."""
+    seen = iter([(0, 0), (10**6 * disturbance[0], disturbance[1])])
+    monkeypatch.setattr("tot.decoders.row_costs._disturbances", lambda: next(seen, (0, 0)))
+    runner = another()
+    costs = row_costs(runner)
+    forwards.clear()
+    assert row_costs(runner) == costs
+    assert forwards == []
+    row_costs(another())
+    assert len(forwards) > len(ROWS)
 
 
 def _other_weights(model: Any) -> None:

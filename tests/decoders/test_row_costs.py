@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
+from tot.decoders import row_costs as row_costs_module
 from tot.decoders.decoder import make_drafter
 from tot.decoders.drafters import ModelDrafter
 from tot.decoders.engine.runner import Runner
@@ -213,6 +214,20 @@ def test_a_draft_as_slow_as_its_target_is_warned_of(engine: Make, make_model: Ca
     )
     assert f"takes {drafting} a token" in message
     assert f"{verifying}: drafting will not make it faster; choose a smaller draft" in message
+    drafter.close()
+
+
+def test_a_cost_that_says_so_is_measured_again_first(
+    engine: Make, make_model: Callable[..., Any], recwarn: pytest.WarningsRecorder
+) -> None:
+    """One that was measured in a bad moment, say."""
+    target = engine(hidden_size=384, intermediate_size=1024, num_hidden_layers=8)
+    draft = make_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
+    row_costs_module._known[draft] = dict.fromkeys(((1, row_costs_module.NEAR), (1, row_costs_module.FAR)), 100.0)
+    drafter = make_drafter(draft, target, ExitStack())
+    assert isinstance(drafter, ModelDrafter)
+    assert [str(warning.message) for warning in recwarn if "the draft" in str(warning.message)] == []
+    assert row_costs(drafter.runner, (1,)).of(1) < 1.0
     drafter.close()
 
 
