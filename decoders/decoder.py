@@ -226,19 +226,18 @@ class LocalDecoder:
 
     def __init__(self, name: str, engine: Engine, method: Ready, shared: ExitStack, owns_engine: bool) -> None:
         self.name = name
-        self._open: tuple[Engine, Ready] | None = (engine, method)
+        self.engine = engine
+        self._method: Ready | None = method
         self._shared = shared
         self._owns_engine = owns_engine
         self._handles: WeakSet[Handle] = WeakSet()
 
     @property
-    def engine(self) -> Engine:
-        return self._held()[0]
-
-    @property
     def method(self) -> Ready:
         """How each request is decoded."""
-        return self._held()[1]
+        if self._method is None:
+            raise RequestError("this decoder is closed: make a new one")
+        return self._method
 
     @property
     def drafter(self) -> Drafter | None:
@@ -258,17 +257,12 @@ class LocalDecoder:
         """By purpose, what `auto` chose so far, in words; nothing for methods that choose nothing."""
         return self.method.choices()
 
-    def _held(self) -> tuple[Engine, Ready]:
-        if self._open is None:
-            raise RequestError("this decoder is closed: make a new one")
-        return self._open
-
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""
-        engine, method = self._held()
+        method = self.method
         if method.prepare is not None:
             requests = [method.prepare(request) for request in requests]
-        handles = engine.submit_all(requests, [method.policy] * len(requests), meter, stream)
+        handles = self.engine.submit_all(requests, [method.policy] * len(requests), meter, stream)
         self._handles.update(handles)
         return handles
 
@@ -289,23 +283,21 @@ class LocalDecoder:
 
     def close(self) -> None:
         """Its requests in flight end as cancelled. An engine of its own goes, and with it the model's memory."""
-        if self._open is None:
+        if self._method is None:
             return
-        engine = self._open[0]
-        self._open = None
+        self._method = None
         running = [handle for handle in self._handles if not handle.future.done()]
         for handle in running:
             handle.cancel()
         wait([handle.future for handle in running])
         if self._owns_engine:
-            weights = sum(weight.nbytes for weight in engine.loaded.model.parameters())
+            weights = sum(weight.nbytes for weight in self.model.parameters())
             self._shared.close()
-            del engine
             if weights > _WORTH_GIVING_BACK:
                 give_back()
             return
         try:
-            engine.call(self._shared.close)  # between two steps of what others have there
+            self.engine.call(self._shared.close)  # between two steps of what others have there
         except TotError:  # it is closed or has failed, so nothing runs
             self._shared.close()
 

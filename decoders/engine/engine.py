@@ -60,7 +60,8 @@ class Engine:
         quantize: Quantization | None = None,
         owned: bool = False,
     ) -> None:
-        self.loaded = loaded
+        self._loaded: LoadedModel | None = loaded
+        self._owned = owned
         self.runner = Runner(loaded.model, kv_budget, quantize, owned)
         self.tree = self.runner.tree
         rows = int(loaded.model.get_input_embeddings().num_embeddings)
@@ -143,6 +144,8 @@ class Engine:
             thread.join()
         self.drafters.close_idle()
         self.runner.close()
+        if self._owned:
+            self._loaded = self.runner.model = None
         _open.discard(self)
 
     def reset(self) -> None:
@@ -154,6 +157,13 @@ class Engine:
             self.forwards, self.timeline = 0, None
 
         self.call(forget)
+
+    @property
+    def loaded(self) -> LoadedModel:
+        """The model. Raises RequestError where it went with the engine."""
+        if self._loaded is None:
+            raise RequestError("this engine is closed, and its model went with it: make a new one")
+        return self._loaded
 
     def __enter__(self) -> Engine:
         return self

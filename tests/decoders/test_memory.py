@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from tot.decoders import Engine, load_decoder, load_model
+from tot.decoders import Engine, RequestError, load_decoder, load_model
 from tot.decoders.engine import memory, runner
 
 CPU = torch.device("cpu")
@@ -102,8 +104,18 @@ def test_where_there_are_no_control_groups_the_system_says_what_is_free(
     assert memory.free_memory(CPU) > 0
 
 
-def test_closing_a_decoder_lets_go_of_its_model(make_model: Callable[..., Any], tokenizer: Any) -> None:
-    decoder = load_decoder("sd", make_model(), tokenizer=tokenizer, kv_budget=500, draft="early-exit:1")
+def test_closing_a_decoder_lets_go_of_a_model_that_it_loaded(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    make_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    decoder = load_decoder("sd", tmp_path, kv_budget=500, draft="early-exit:1")
+    held = weakref.ref(decoder.model)
     decoder.close()
-    with pytest.raises(Exception, match="this decoder is closed: make a new one"):
+    gc.collect()
+    assert held() is None
+    with pytest.raises(RequestError, match="this engine is closed, and its model went with it: make a new one"):
         _ = decoder.model
+    with pytest.raises(RequestError, match="this decoder is closed: make a new one"):
+        decoder.generate([])
+    assert decoder.engine.tree.live == 0

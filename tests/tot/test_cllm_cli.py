@@ -48,8 +48,8 @@ def base(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In an empty folder but for the model, a task, its questions and prompts; with a small store for keys and values:
-    two gigabytes are millions of tokens of a tiny model, and making room for them takes a second."""
-    monkeypatch.setattr("tot.decoders.engine.runner._DEFAULT_BUDGET", 2**21)
+    by default there would be a million tokens, and making room for them takes a second."""
+    monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
     monkeypatch.chdir(tmp_path)
     Path("base").symlink_to(base)
     Path("riddle.py").write_text(TASK)
