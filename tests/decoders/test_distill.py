@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
 
 def recorded(engine: Engine, requests: Sequence[Request], window: int = 500) -> tuple[list[Record], list[Completion]]:
     recorder = Recorder(window)
-    decoder = LocalDecoder("ar", engine, Ready(recorder.policy, lambda: None), owns_engine=False)
+    decoder = LocalDecoder("ar", engine, Ready(recorder.policy), ExitStack(), owns_engine=False)
     return recorder.records, decoder.generate(requests)
 
 

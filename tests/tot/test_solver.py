@@ -232,7 +232,7 @@ def test_purposes_may_name_their_decoders_on_one_engine(
         jobs.append(job)
         return Autoregressive(job)
 
-    monkeypatch.setitem(METHODS, "twin", METHODS["ar"]._replace(set_up=lambda *_: Ready(policy, lambda: None)))
+    monkeypatch.setitem(METHODS, "twin", METHODS["ar"]._replace(set_up=lambda *_: Ready(policy)))
     with tiny() as decoder:
         whole = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
         model, tokenizer = decoder.model, decoder.tokenizer
