@@ -345,7 +345,7 @@ def test_a_store_too_small_for_one_request_is_refused_with_the_numbers(letters: 
 def test_a_closed_decoder_says_so(letters: Any, tiny: Any) -> None:
     decoder = tiny()
     decoder.close()
-    with pytest.raises(RequestError, match="this engine is closed: make a new one"):
+    with pytest.raises(RequestError, match="this decoder is closed: make a new one"):
         solve(letters, "q", decoder=decoder)
 
 
