@@ -48,8 +48,8 @@ def target(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two gigabytes are millions of tokens of a tiny model, and making room for them takes a second."""
-    monkeypatch.setattr("tot.decoders.engine.runner._DEFAULT_BUDGET", 2**21)
+    """By default there would be a million tokens, and making room for them takes a second."""
+    monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
 
 
 @pytest.fixture
@@ -311,9 +311,7 @@ def test_killed_it_is_gone_on_with(tot: Tot, tmp_path: Path, target: Path, riddl
     out = tmp_path / "draft"
     small = ("--model", str(target), "--layers", "1", "--width", "64", "--epochs", "1")
     asked = ("--questions", riddles, "--out", str(out), "--seed", "3")
-    start = (
-        "import sys, tot.cli, tot.decoders.engine.runner as r; r._DEFAULT_BUDGET = 2**21; tot.cli.main(sys.argv[1:])"
-    )
+    start = "import sys, tot.cli, tot.decoders.engine.runner as r; r._MOST_TOKENS = 3000; tot.cli.main(sys.argv[1:])"
     process = python("-c", start, "train-draft", *small, "--tokens", "4000", *asked)
     deadline = time.monotonic() + 60
     while not contents(out / ".training") and time.monotonic() < deadline:
