@@ -261,7 +261,7 @@ def _here(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     decoder.model.config.max_position_embeddings = 4096  # the bench has GSM8K's prompts too
     decoder.model.save_pretrained(tmp_path / "base")
     decoder.tokenizer.save_pretrained(tmp_path / "base")
-    monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 6000)
+    monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 2**14)
     monkeypatch.chdir(tmp_path)
     Path("riddle.py").write_text(TASK)
     Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS * 2))
