@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from tot.decoders.budget import Budget, Meter
     from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
     from tot.decoders.engine.engine import Engine
-    from tot.decoders.engine.loading import list_models, load_model
     from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
+    from tot.decoders.models.loading import list_models, load_model
     from tot.decoders.open_models import close_models
     from tot.decoders.protocol import Decoder
     from tot.decoders.remote.decoder import RemoteDecoder
@@ -23,7 +23,7 @@ _HOME = {
     "budget": ("Budget", "Meter"),
     "decoder": ("METHODS", "LocalDecoder", "load_decoder"),
     "engine.engine": ("Engine",),
-    "engine.loading": ("list_models", "load_model"),
+    "models.loading": ("list_models", "load_model"),
     "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
     "open_models": ("close_models",),
     "protocol": ("Decoder",),

@@ -14,31 +14,31 @@ from weakref import WeakSet
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from tot.decoders.auto import Auto, AutoOptions, Choosing
-from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.budget import Meter
-from tot.decoders.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
-from tot.decoders.early_exit import first_layers
+from tot.decoders.drafting.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
+from tot.decoders.drafting.early_exit import first_layers
+from tot.decoders.drafting.row_costs import engine_costs, row_costs, warn_if_slow
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.forward import NativeForward, Quantization
 from tot.decoders.engine.job import Handle, PolicyFactory
-from tot.decoders.engine.loading import LoadedModel, load_model
 from tot.decoders.engine.memory import give_back
-from tot.decoders.engine.model_names import draft_folder
-from tot.decoders.engine.rotary import inverse_frequencies
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown
-from tot.decoders.fastcot import Buffers, FastCoT, FastCoTOptions
-from tot.decoders.jacobi import Jacobi, JacobiOptions, Windows
-from tot.decoders.lookahead import Lookahead, LookaheadOptions, Looking, Pool
+from tot.decoders.kernels.forward import NativeForward, Quantization
+from tot.decoders.kernels.rotary import inverse_frequencies
+from tot.decoders.methods.auto import Auto, AutoOptions, Choosing
+from tot.decoders.methods.autoregressive import Autoregressive
+from tot.decoders.methods.fastcot import Buffers, FastCoT, FastCoTOptions
+from tot.decoders.methods.jacobi import Jacobi, JacobiOptions, Windows
+from tot.decoders.methods.lookahead import Lookahead, LookaheadOptions, Looking, Pool
+from tot.decoders.methods.pdos.parallel_steps import ParallelSteps
+from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat
+from tot.decoders.methods.seed import Rounds, Scheduled, SEEDOptions
+from tot.decoders.methods.speculative import MCSDOptions, SDOptions, Speculation, Speculative
+from tot.decoders.models.loading import LoadedModel, load_model
+from tot.decoders.models.model_names import draft_folder
 from tot.decoders.open_models import close_models, model_key
-from tot.decoders.parallel_steps import ParallelSteps
 from tot.decoders.protocol import REMOTE
 from tot.decoders.remote.decoder import RemoteDecoder, open_remote
 from tot.decoders.request import Completion, Purpose, Request
-from tot.decoders.row_costs import engine_costs, row_costs, warn_if_slow
-from tot.decoders.seed import Rounds, Scheduled, SEEDOptions
-from tot.decoders.speculative import MCSDOptions, SDOptions, Speculation, Speculative
-from tot.decoders.steps_format import PDOSOptions, StepsFormat
 
 log = logging.getLogger(__name__)
 

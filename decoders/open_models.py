@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.forward import Quantization
-from tot.decoders.engine.loading import load_model
 from tot.decoders.engine.memory import give_back
-from tot.decoders.engine.model_names import find_model
 from tot.decoders.errors import TotError
+from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.model_names import find_model
 
 
 @contextmanager

@@ -12,44 +12,44 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tot.combined import Combine, Confidence, Heuristic, Prior, Random
+    from tot.checkpoint import Trace
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
     from tot.decoders.open_models import close_models
     from tot.evaluation.run import evaluate
-    from tot.named import load_task, rap
-    from tot.reward_model import RewardModel
+    from tot.evaluators.combine import Combine, Confidence, Heuristic, Prior, Random
+    from tot.evaluators.model import Classify, Explain, Likelihood, Value, Vote
+    from tot.evaluators.reward_model import RewardModel
+    from tot.generators.base import Enumerate, Propose, Sample
+    from tot.registry import load_task, rap
     from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
-    from tot.search.growth import Growth
+    from tot.search.state import Growth
     from tot.search.steps import Evaluate, Expand
     from tot.solver import Solution, asolve, solve
     from tot.state import State, Thought
     from tot.task import Task
-    from tot.thoughts import Enumerate, Propose, Sample
-    from tot.trace import Trace
     from tot.tree import Node, ThoughtTree
-    from tot.values import Classify, Explain, Likelihood, Value, Vote
 
 _HOME = {
-    "combined": ("Combine", "Confidence", "Heuristic", "Prior", "Random"),
+    "evaluators.combine": ("Combine", "Confidence", "Heuristic", "Prior", "Random"),
     "decoders.budget": ("Budget",),
     "decoders.decoder": ("load_decoder",),
     "decoders.errors": ("TotError",),
     "decoders.open_models": ("close_models",),
     "evaluation.run": ("evaluate",),
-    "named": ("load_task", "rap"),
-    "reward_model": ("RewardModel",),
+    "registry": ("load_task", "rap"),
+    "evaluators.reward_model": ("RewardModel",),
     "search": ("BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"),
-    "search.growth": ("Growth",),
+    "search.state": ("Growth",),
     "search.steps": ("Evaluate", "Expand"),
     "solver": ("Solution", "asolve", "solve"),
     "state": ("State", "Thought"),
     "task": ("Task",),
-    "thoughts": ("Enumerate", "Propose", "Sample"),
-    "trace": ("Trace",),
+    "generators.base": ("Enumerate", "Propose", "Sample"),
+    "checkpoint": ("Trace",),
     "tree": ("Node", "ThoughtTree"),
-    "values": ("Classify", "Explain", "Likelihood", "Value", "Vote"),
+    "evaluators.model": ("Classify", "Explain", "Likelihood", "Value", "Vote"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

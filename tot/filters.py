@@ -12,8 +12,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from tot.decoders.engine.model_names import find_model
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.models.model_names import find_model
 from tot.decoders.request import Sampling
 
 FILTERS = ("top_k", "top_p", "min_p")

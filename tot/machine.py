@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import transformers
 
-from tot.decoders.engine.native import processor
+from tot.decoders.kernels.native import processor
 
 
 def describe(device: torch.device, dtype: torch.dtype) -> str:

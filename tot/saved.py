@@ -36,7 +36,7 @@ def read_run(path: str | Path) -> dict[str, Any]:
 
 
 def _is_trace(text: str) -> bool:
-    return '"tot.trace"' in text.partition("\n")[0]
+    return '"tot.checkpoint"' in text.partition("\n")[0]
 
 
 def _from_steps(lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -11,25 +11,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from tot.backends import Backend, DecoderSpec
+from tot.checkpoint import Trace
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.protocol import REMOTE, Decoder
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Usage
+from tot.evaluators.model import StateEvaluator
 from tot.filters import filters_of
-from tot.named import load_task, parts_of
+from tot.generators.base import ThoughtGenerator
+from tot.registry import load_task, parts_of
 from tot.search import Search
-from tot.search.problem import Problem, Watcher
+from tot.search.backends import Backend, DecoderSpec
+from tot.search.session import Problem, Watcher
 from tot.task import Task
-from tot.thoughts import ThoughtGenerator
-from tot.trace import Trace
 from tot.tree import ThoughtTree
-from tot.values import StateEvaluator
 
 if TYPE_CHECKING:
-    from tot.profile import Profile
+    from tot.report.profiling import Profile
 
 _T = TypeVar("_T")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
@@ -187,7 +187,7 @@ async def asolve(
     if reproducible:
         model_options = exact(decoder, model_options)
     if profile is not None and (model is None or runs_elsewhere(decoder)):
-        from tot.profile import NO_ENGINE
+        from tot.report.profiling import NO_ENGINE
 
         raise OptionError(NO_ENGINE)
     with ExitStack() as stack:
@@ -249,7 +249,7 @@ def exact(decoder: DecoderSpec, options: dict[str, Any]) -> dict[str, Any]:
 
     Raises OptionError where something else was asked for, or a server computes.
     """
-    from tot.decoders.fastcot import FIXED, Buffers
+    from tot.decoders.methods.fastcot import FIXED, Buffers
 
     chosen = by_purpose(decoder).values()
     if any(map(_is_remote, chosen)):

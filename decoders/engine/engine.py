@@ -22,9 +22,7 @@ import torch
 
 from tot.decoders.account import Account
 from tot.decoders.budget import Meter
-from tot.decoders.engine.forward import Quantization
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
-from tot.decoders.engine.loading import LoadedModel
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.parts import LANE, part, recorded
 from tot.decoders.engine.recording import load_of
@@ -33,7 +31,9 @@ from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import ModelError, RequestError, TotError
+from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
+from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Purpose, Request
 
 log = logging.getLogger(__name__)

@@ -24,12 +24,12 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from tot.decoders.engine.attention import ATTENTION, packed_attention
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.parts import LANE, timed
 from tot.decoders.engine.runner import Feed, Forward
 from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import TotError
+from tot.decoders.kernels.attention import ATTENTION, packed_attention
 
 if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine

@@ -17,17 +17,17 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from tot.decoders.engine.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.forward import NativeForward, Quantization, native_forward
-from tot.decoders.engine.kernel import kernel_for
 from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
-from tot.decoders.engine.linear import PackedLinears
 from tot.decoders.engine.memory import free_memory
-from tot.decoders.engine.rotary import inverse_frequencies, turned
 from tot.decoders.engine.sampling import Read
-from tot.decoders.engine.tiles import make_tiles
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.kernels.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
+from tot.decoders.kernels.forward import NativeForward, Quantization, native_forward
+from tot.decoders.kernels.kernel import kernel_for
+from tot.decoders.kernels.linear import PackedLinears
+from tot.decoders.kernels.rotary import inverse_frequencies, turned
+from tot.decoders.kernels.tiles import make_tiles
 
 _SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tot.decoders.engine.native import address, library
+from tot.decoders.kernels.native import address, library
 
 _BITS = 24
 _FREEZING, _MELTING = 1e-6, 1e38

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
 from tot.decoders.decoder import make_drafter
-from tot.decoders.drafters import Drafter, DrafterChain, ModelDrafter
+from tot.decoders.drafting.drafters import Drafter, DrafterChain, ModelDrafter
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 CHATML = (

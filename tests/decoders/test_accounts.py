@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
 from tot.decoders.account import Account
-from tot.decoders.drafters import ModelDrafter
+from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.engine.timeline import Span, Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "

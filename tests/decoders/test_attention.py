@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from tot.decoders.engine.attention import attend, attend_in_steps, bucket, make_blocks
 from tot.decoders.engine.cascade import Run, cascade
 from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 

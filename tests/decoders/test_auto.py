@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Engine, LocalDecoder, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.engine.model_names import draft_folder
-from tot.decoders.outlook import Costs
+from tot.decoders.drafting.outlook import Costs
+from tot.decoders.models.model_names import draft_folder
 
 Make = Callable[..., LocalDecoder]
 FREE = Costs((1, 64), (0.01, 0.011))
@@ -27,7 +27,7 @@ LINEAR = Costs((1, 11), (0.01, 0.02))
 @pytest.fixture
 def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Costs], None]:
     """Every target costs that, and the clock stands still: what tiny models take on some machine is another matter."""
-    monkeypatch.setattr("tot.decoders.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     def script(target: Costs) -> None:
         monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: target)

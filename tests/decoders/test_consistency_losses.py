@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tot.decoders.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.training.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
 
 PROMPT = [11, 12, 13]
 RESPONSE = [21, 22, 23, 24, 25, 26, 27]
@@ -87,7 +87,7 @@ def test_a_text_may_have_no_windows() -> None:
 def test_one_packed_forward_says_what_forwards_of_their_own_say(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str, local: bool
 ) -> None:
-    from tot.decoders.cllm.train import _logits
+    from tot.decoders.training.cllm.train import _logits
 
     model = make_model(family)
     laid_out = layout(PROMPT, RESPONSE, [FIRST, SECOND, WHOLE], local)
@@ -104,7 +104,7 @@ def test_one_packed_forward_says_what_forwards_of_their_own_say(
 
 @pytest.mark.parametrize("family", ["llama", "qwen2"])
 def test_texts_side_by_side_do_not_see_each_other(make_model: Callable[..., Any], family: str) -> None:
-    from tot.decoders.cllm.train import _logits
+    from tot.decoders.training.cllm.train import _logits
 
     model = make_model(family)
     texts = [

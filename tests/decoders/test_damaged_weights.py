@@ -12,11 +12,11 @@ import torch
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.engine import sampling
-from tot.decoders.engine.attention import attend, attend_in_steps
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.kernel import kernel_for, kernel_options
 from tot.decoders.engine.sampling import Draw
-from tot.decoders.engine.tiles import make_tiles
+from tot.decoders.kernels.attention import attend, attend_in_steps
+from tot.decoders.kernels.kernel import kernel_for, kernel_options
+from tot.decoders.kernels.tiles import make_tiles
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}

@@ -16,8 +16,8 @@ from torch import Tensor
 
 from tot.decoders import Completion, Engine, Request, Sampling, load_decoder, load_model
 from tot.decoders.decoder import LocalDecoder, Ready
-from tot.decoders.distill.record import TOP, Record, Recorder, load, save
-from tot.decoders.distill.train import DraftOptions, agreement, student, train
+from tot.decoders.training.distill.record import TOP, Record, Recorder, load, save
+from tot.decoders.training.distill.train import DraftOptions, agreement, student, train
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 
@@ -262,7 +262,7 @@ def test_training_lowers_the_loss_and_raises_the_agreement(
 def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     engine: Engine, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tot.decoders.distill.train._CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr("tot.decoders.training.distill.train._CHECKPOINT_EVERY", 5)
     whole = student(engine.loaded, SMALL)
     train(whole, records, SMALL, tmp_path / "whole", lambda *_: None)
 
@@ -285,7 +285,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
 def test_a_finished_run_is_not_trained_again(
     engine: Engine, records: list[Record], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tot.decoders.distill.train._CHECKPOINT_EVERY", 36)
+    monkeypatch.setattr("tot.decoders.training.distill.train._CHECKPOINT_EVERY", 36)
     first, again, heard = student(engine.loaded, SMALL), student(engine.loaded, SMALL), []
     train(first, records, SMALL, tmp_path / "checkpoint", lambda *_: None)
     train(again, records, SMALL, tmp_path / "checkpoint", lambda step, *_: heard.append(step))

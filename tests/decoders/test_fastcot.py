@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
+from tot.decoders.drafting.outlook import Costs
 from tot.decoders.engine.sampling import Draw, read
-from tot.decoders.fastcot import Buffers
-from tot.decoders.outlook import Costs
+from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import Part
 
 HEAD = "One of the others and so on, in the range.\n\n"
@@ -249,7 +249,7 @@ def test_the_widest_cheap_window_is_taken() -> None:
 
 def test_the_question_is_the_last_paragraph_of_the_user(make: Make) -> None:
     """By what the first window holds: a trajectory of one iteration, verified against nothing."""
-    from tot.decoders.fastcot import _question
+    from tot.decoders.methods.fastcot import _question
 
     decoder = make("fastcot", window=4, cap=2)
     codec = decoder.engine.codec

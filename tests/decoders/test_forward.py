@@ -15,11 +15,11 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
-from tot.decoders.engine import forward, kernel, native
-from tot.decoders.engine.forward import NativeForward, native_forward
-from tot.decoders.engine.kernel import kernel_options
-from tot.decoders.engine.packing import quantized
 from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.kernels import forward, kernel, native
+from tot.decoders.kernels.forward import NativeForward, native_forward
+from tot.decoders.kernels.kernel import kernel_options
+from tot.decoders.kernels.packing import quantized
 
 VOCAB = 300
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
-from tot.decoders.outlook import Costs
+from tot.decoders.drafting.outlook import Costs
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]

@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
+from tot.decoders.drafting.kept import FORMAT, Kept, machine_identity, model_identity
+from tot.decoders.drafting.row_costs import ROWS, row_costs
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kept import FORMAT, Kept, machine_identity, model_identity
-from tot.decoders.row_costs import ROWS, row_costs
 
 ABOUT = {"model": "some/tiny model", "threads": 1}
 
@@ -26,7 +26,8 @@ ABOUT = {"model": "some/tiny model", "threads": 1}
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr("tot.decoders.row_costs._disturbances", lambda: (0, 0))  # whatever else runs on this machine
+    # Whatever else runs on this machine.
+    monkeypatch.setattr("tot.decoders.drafting.row_costs._disturbances", lambda: (0, 0))
     return tmp_path / "cache"
 
 
@@ -143,7 +144,7 @@ def test_costs_that_others_disturbed_are_for_this_process_only(
 ) -> None:
     """The processor was taken away again and again, or memory had to be read from the disk."""
     seen = iter([(0, 0), (10**6 * disturbance[0], disturbance[1])])
-    monkeypatch.setattr("tot.decoders.row_costs._disturbances", lambda: next(seen, (0, 0)))
+    monkeypatch.setattr("tot.decoders.drafting.row_costs._disturbances", lambda: next(seen, (0, 0)))
     runner = another()
     costs = row_costs(runner)
     forwards.clear()
@@ -189,11 +190,11 @@ def test_another_model_is_measured_anew(
 @pytest.mark.parametrize(
     ("what", "value"),
     [
-        ("tot.decoders.kept.torch.get_num_threads", lambda: 7),
-        ("tot.decoders.kept.processor", lambda: "a faster one"),
-        ("tot.decoders.kept._engine_sources", lambda: "of another version"),
-        ("tot.decoders.kept.torch.__version__", "99.0"),
-        ("tot.decoders.kept.FORMAT", FORMAT + 1),
+        ("tot.decoders.drafting.kept.torch.get_num_threads", lambda: 7),
+        ("tot.decoders.drafting.kept.processor", lambda: "a faster one"),
+        ("tot.decoders.drafting.kept._engine_sources", lambda: "of another version"),
+        ("tot.decoders.drafting.kept.torch.__version__", "99.0"),
+        ("tot.decoders.drafting.kept.FORMAT", FORMAT + 1),
     ],
 )
 def test_another_machine_or_version_measures_anew(

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
-from tot.decoders.lookahead import Pool
+from tot.decoders.methods.lookahead import Pool
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tot.decoders.engine import kernel, native
+from tot.decoders.kernels import kernel, native
 
 OPTIONS = ("-O1",)
 

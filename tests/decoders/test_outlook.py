@@ -12,9 +12,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tot.decoders import load_model
-from tot.decoders.drafters import Context, Draft, LookupDrafter, ModelDrafter
+from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter, ModelDrafter
+from tot.decoders.drafting.outlook import FAR, NEAR, Costs, Experience, Outlook
 from tot.decoders.engine.sampling import Draw
-from tot.decoders.outlook import FAR, NEAR, Costs, Experience, Outlook
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
-from tot.decoders import row_costs as row_costs_module
 from tot.decoders.decoder import make_drafter
-from tot.decoders.drafters import ModelDrafter
+from tot.decoders.drafting import row_costs as row_costs_module
+from tot.decoders.drafting.drafters import ModelDrafter
+from tot.decoders.drafting.outlook import Costs
+from tot.decoders.drafting.row_costs import FAR_ROWS, ROWS, engine_costs, row_costs, warn_if_slow
 from tot.decoders.engine.runner import Runner
-from tot.decoders.outlook import Costs
-from tot.decoders.row_costs import FAR_ROWS, ROWS, engine_costs, row_costs, warn_if_slow
 
 Make = Callable[..., Engine]
 
@@ -108,7 +108,8 @@ def test_where_a_forward_takes_long_no_more_rows_are_measured(
     engine: Make, monkeypatch: pytest.MonkeyPatch, slow: int, rows: tuple[int, ...], far: bool
 ) -> None:
     monkeypatch.setattr(
-        "tot.decoders.row_costs._seconds", lambda runner, base, rows: 1.0 if rows >= slow else 0.001 * len(base)
+        "tot.decoders.drafting.row_costs._seconds",
+        lambda runner, base, rows: 1.0 if rows >= slow else 0.001 * len(base),
     )
     one = engine(5000, max_position_embeddings=2048)
     costs = row_costs(one.runner)

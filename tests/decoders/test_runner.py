@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from tot.decoders import OptionError
-from tot.decoders.engine import attention, tiles
 from tot.decoders.engine.kv_tree import Branch
 from tot.decoders.engine.runner import Feed, Forward, Runner
+from tot.decoders.kernels import attention, tiles
 
 VOCAB = 300
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"]

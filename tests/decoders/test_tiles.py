@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tot.decoders.engine import native
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.kernel import Kernel, kernel_for
 from tot.decoders.engine.runner import Feed, Runner
-from tot.decoders.engine.tiles import make_tiles
+from tot.decoders.kernels import native
+from tot.decoders.kernels.kernel import Kernel, kernel_for
+from tot.decoders.kernels.tiles import make_tiles
 
 CPU = torch.device("cpu")
 OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")

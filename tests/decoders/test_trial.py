@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tot.decoders.trial import Trial
+from tot.decoders.drafting.trial import Trial
 
 
 def run(trial: Trial, steps: int, drafting: float, plain: float, tokens: float = 2.0) -> int:

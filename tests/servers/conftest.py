@@ -23,8 +23,8 @@ import pytest
 import torch
 
 from tot.decoders import LocalDecoder, load_decoder
-from tot.decoders.engine.gguf_cache import cache_folder, cached_model
-from tot.decoders.engine.model_names import find_model
+from tot.decoders.models.gguf_cache import cache_folder, cached_model
+from tot.decoders.models.model_names import find_model
 
 _SHOWN = 40
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tot.cli import main
+from tot.cli.app import main
 
 pytestmark = pytest.mark.real
 
@@ -33,7 +33,7 @@ def tot_eval(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started: list[subprocess.Popen[str]] = []
 
     def start(server: Any, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tot.cli", "eval", *arguments]
+        command = [sys.executable, "-m", "tot.cli.app", "eval", *arguments]
         command += ["--model", server.model, "--decoder", "openai", "--decoder-option", f"base_url={server.url}"]
         pipe = subprocess.PIPE
         started.append(subprocess.Popen(command, cwd=tmp_path, text=True, stdout=pipe, stderr=pipe))

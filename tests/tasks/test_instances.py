@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders.errors import TaskError
-from tot.named import load_task
+from tot.registry import load_task
 from tot.tasks.blocks_planner import plain_plan
 from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld, read_text
 

@@ -20,7 +20,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot import Task
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, Request, Usage, load_decoder
 
 settings.register_profile("tot", deadline=None, derandomize=True, database=None)
@@ -143,7 +143,7 @@ def tiny() -> Callable[[], LocalDecoder]:
 
 @pytest.fixture
 def python(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Starts Python in an empty folder, with pipes: python("-m", "tot.cli", "models")."""
+    """Starts Python in an empty folder, with pipes: python("-m", "tot.cli.app", "models")."""
     started: list[subprocess.Popen[str]] = []
 
     def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tot.cli import main
+from tot.cli.app import main
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from tot.bench.pdos import Chosen, run
 from tot.bench.pdos_judge import marks
 from tot.bench.pdos_sides import OutlineFirst, Side, sides
 from tot.bench.pdos_tasks import planning, retrieval
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, OptionError, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
 

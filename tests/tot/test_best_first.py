@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 
 from tot import DFS, BestFirst, Enumerate, Expand, Growth, Heuristic, Node, State, Task, Thought, solve
 from tot.decoders import OptionError
-from tot.search.problem import Problem
+from tot.evaluators.model import Evaluator
+from tot.search.session import Problem
 from tot.search.steps import Draft, Evaluation
 from tot.tasks.arithmetic import evaluate
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, render
 from tot.tasks.game24 import Game24
-from tot.values import Evaluator
 
 Map = Mapping[str, Mapping[str, float]]
 HILLS: Map = {"s": {"a": 1, "b": 4}, "a": {"b": 2, "c": 5, "g": 12}, "b": {"c": 2}, "c": {"g": 3}}

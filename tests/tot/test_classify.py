@@ -10,7 +10,7 @@ import pytest
 
 from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
 from tot.decoders.request import ChoiceLogprob
-from tot.search.problem import Problem
+from tot.search.session import Problem
 from tot.search.steps import Evaluation
 
 JUDGED = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}

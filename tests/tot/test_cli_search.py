@@ -88,7 +88,7 @@ def test_out_leaves_the_run_alone_or_a_trace_that_ends_in_it(tot: Any, tmp_path:
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
     tot(*arguments, "--out", "run.jsonl")
     first, *_, last = [json.loads(line) for line in (tmp_path / "run.jsonl").read_text().splitlines()]
-    assert (first["format"], first["settings"]["task"], last["step"]) == ("tot.trace", "blocksworld", "end")
+    assert (first["format"], first["settings"]["task"], last["step"]) == ("tot.checkpoint", "blocksworld", "end")
     whole, traced = ThoughtTree.load("run.json").to_json(), ThoughtTree.load("run.jsonl").to_json()
     for tree in (whole, traced):
         for node in tree["nodes"]:

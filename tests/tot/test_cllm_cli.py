@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tot.cli import main
-from tot.cllm import questions_of
+from tot.cli.app import main
 from tot.decoders import OptionError, Request, load_decoder
-from tot.decoders.cllm import trajectories
 from tot.decoders.errors import TaskError
+from tot.decoders.training.cllm import trajectories
+from tot.training.cllm import questions_of
 
 TASK = """
 from tot import Task

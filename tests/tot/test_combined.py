@@ -25,9 +25,9 @@ from tot import (
     solve,
 )
 from tot.decoders import OptionError, TaskError
-from tot.search.problem import Problem
+from tot.evaluators.model import Evaluator
+from tot.search.session import Problem
 from tot.search.steps import Evaluation
-from tot.values import Evaluator
 
 ONE_LEVEL = BFS(thoughts=2, breadth=2, depth=2)
 

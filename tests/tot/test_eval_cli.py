@@ -214,7 +214,7 @@ def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tm
         for i in range(1, 5)
     ]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in questions))
-    command = ["-m", "tot.cli", "eval", "multiple_choice", "--data", "x.jsonl", "--search", "self-consistency:k=2"]
+    command = ["-m", "tot.cli.app", "eval", "multiple_choice", "--data", "x.jsonl", "--search", "self-consistency:k=2"]
     command += ["--model", smollm2, "--max-tokens", "8", "--reproducible", "--concurrency", "2", "--out"]
     whole = python(*command, "whole")
     assert whole.wait(timeout=120) == 0

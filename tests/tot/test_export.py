@@ -10,7 +10,7 @@ import pytest
 
 from tot import State, Thought, ThoughtTree
 from tot.decoders.errors import OptionError
-from tot.export import dot, export, graphml
+from tot.report.export import dot, export, graphml
 
 HOSTILE = 'say "<b>&amp;</b>" \\ \\n ]; x -> y [label="z"\nline two\x00\x1b é 🙂'
 

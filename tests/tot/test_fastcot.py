@@ -11,13 +11,13 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
-from tot.decoders.fastcot import Buffers
-from tot.decoders.outlook import Costs
+from tot.decoders.drafting.outlook import Costs
+from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import ChoiceLogprob
-from tot.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
-from tot.named import load_task
+from tot.registry import load_task
+from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
 
 TASK = """
 from tot import Task

@@ -36,7 +36,7 @@ from tot import (
     solve,
 )
 from tot.decoders import OptionError, TaskError
-from tot.named import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
 
 KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 

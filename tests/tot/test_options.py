@@ -9,8 +9,8 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
+from tot.cli.options import SearchOptions, is_given, takes
 from tot.decoders import OptionError
-from tot.options import SearchOptions, is_given, takes
 
 
 class Base(BaseModel):

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tot import ThoughtTree
-from tot.cli import main
+from tot.cli.app import main
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -11,7 +11,7 @@ import pytest
 from tot import RewardModel, Task, solve
 from tot.decoders import LocalDecoder, TotError
 from tot.decoders.request import ChoiceLogprob
-from tot.named import EVALUATORS, GENERATORS, SEARCHES
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 
 IN_SHORT = {
     "bfs": "bfs:thoughts=2,breadth=1,depth=2",

@@ -223,8 +223,8 @@ def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, 
 def test_purposes_may_name_their_decoders_on_one_engine(
     letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tot.decoders.autoregressive import Autoregressive
     from tot.decoders.decoder import Ready
+    from tot.decoders.methods.autoregressive import Autoregressive
 
     jobs: list[Any] = []
 

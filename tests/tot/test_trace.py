@@ -55,7 +55,7 @@ def resumed(task: Any, decoder: Any, path: Path, search: Any = SEARCH, question:
 def test_every_step_is_a_line(record: Any, path: Path) -> None:
     solution = record()
     header, start, *steps = lines(path)
-    assert (header["format"], header["version"]) == ("tot.trace", 1)
+    assert (header["format"], header["version"]) == ("tot.checkpoint", 1)
     assert (start["step"], start["task"], start["seed"]) == ("start", "Letters", 0)
     assert start["root"]["question"] == "q"
     assert start["search"]["name"] == "BFS"
@@ -80,7 +80,7 @@ def test_a_step_is_on_disk_before_the_next_one_is_asked(record: Any, path: Path)
 
 def test_the_header_keeps_what_it_was_given(path: Path) -> None:
     Trace.create(path, settings={"task": "gsm8k"}).close()
-    assert lines(path) == [{"format": "tot.trace", "version": 1, "settings": {"task": "gsm8k"}}]
+    assert lines(path) == [{"format": "tot.checkpoint", "version": 1, "settings": {"task": "gsm8k"}}]
     trace = Trace.resume(path)
     assert trace.header["settings"] == {"task": "gsm8k"}
     trace.close()
@@ -238,7 +238,7 @@ def test_a_line_that_lacks_what_it_should_hold_is_refused(
 
 @pytest.mark.parametrize("version", [0, 2, None])
 def test_another_version_is_refused_by_name(path: Path, version: Any) -> None:
-    path.write_text(json.dumps({"format": "tot.trace", "version": version}) + "\n")
+    path.write_text(json.dumps({"format": "tot.checkpoint", "version": version}) + "\n")
     for open_it in (Trace.create, Trace.resume):
         with pytest.raises(TaskError, match=rf"run\.jsonl has version {version}: this program reads 1"):
             open_it(path)

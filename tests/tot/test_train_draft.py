@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from filelock import FileLock
 
-from tot import train_draft
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import OptionError, Request, Sampling, list_models, load_decoder
-from tot.decoders.distill.record import load, save
-from tot.decoders.distill.train import train
-from tot.decoders.engine.model_names import draft_folder
+from tot.decoders.models.model_names import draft_folder
+from tot.decoders.training.distill.record import load, save
+from tot.decoders.training.distill.train import train
+from tot.training import train_draft
 
 TASK = """
 from tot import Task
@@ -232,7 +232,7 @@ def stop_saving_after(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
         if next(left, None) == files - 1:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("tot.train_draft.save", stopping)
+    monkeypatch.setattr("tot.training.train_draft.save", stopping)
 
 
 def contents(work: Path) -> dict[str, bytes]:
@@ -263,7 +263,7 @@ def test_stopped_while_it_records_it_keeps_what_it_has(
         asked.extend(seed for seed, _, _ in batch)
         await ask(engine, recorder, batch)
 
-    monkeypatch.setattr("tot.train_draft._ask", noted)
+    monkeypatch.setattr("tot.training.train_draft._ask", noted)
     with monkeypatch.context() as patch:
         stop_saving_after(patch, 2)
         assert tot(*given, "--out", str(tmp_path), tokens=3000)[0] == 130
@@ -275,7 +275,7 @@ def test_stopped_while_it_records_it_keeps_what_it_has(
         save(written, path)
         after.update(contents(path.parent))
 
-    monkeypatch.setattr("tot.train_draft.save", kept)
+    monkeypatch.setattr("tot.training.train_draft.save", kept)
     assert tot(*given, "--out", str(tmp_path), tokens=3000)[0] == 0
     assert after.items() > before.items()
     assert list(after) == [f"texts-{number:05d}.safetensors" for number in range(len(after))]
@@ -287,7 +287,7 @@ def test_stopped_while_it_records_it_keeps_what_it_has(
 def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
     tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tot.decoders.distill.train._CHECKPOINT_EVERY", 1)
+    monkeypatch.setattr("tot.decoders.training.distill.train._CHECKPOINT_EVERY", 1)
     whole, stopped = tmp_path / "whole", tmp_path / "stopped"
     assert tot("--text", text, "--out", str(whole))[0] == 0
     with monkeypatch.context() as patch:
@@ -299,7 +299,7 @@ def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
 
             train(draft, records, options, checkpoint, stop)
 
-        patch.setattr("tot.train_draft.train", stopping)
+        patch.setattr("tot.training.train_draft.train", stopping)
         assert tot("--text", text, "--out", str(stopped))[0] == 130
     assert (stopped / ".training" / "checkpoint.safetensors").exists()
     assert tot("--text", text, "--out", str(stopped))[0] == 0
@@ -311,7 +311,9 @@ def test_killed_it_is_gone_on_with(tot: Tot, tmp_path: Path, target: Path, riddl
     out = tmp_path / "draft"
     small = ("--model", str(target), "--layers", "1", "--width", "64", "--epochs", "1")
     asked = ("--questions", riddles, "--out", str(out), "--seed", "3")
-    start = "import sys, tot.cli, tot.decoders.engine.runner as r; r._MOST_TOKENS = 3000; tot.cli.main(sys.argv[1:])"
+    start = (
+        "import sys, tot.cli.app as cli, tot.decoders.engine.runner as r; r._MOST_TOKENS = 3000; cli.main(sys.argv[1:])"
+    )
     process = python("-c", start, "train-draft", *small, "--tokens", "4000", *asked)
     deadline = time.monotonic() + 60
     while not contents(out / ".training") and time.monotonic() < deadline:

@@ -19,10 +19,10 @@ from tot.bench.decoders_seed import by_purpose, pictures
 from tot.bench.decoders_sides import CONFIGS, Bench, Group, Side
 from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
 from tot.decoders.errors import OptionError, unknown
-from tot.named import load_task
+from tot.evaluators.model import Value
+from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
-from tot.values import Value
 
 TASKS = ("gsm8k", "creative_writing", "blocksworld")
 WARM_UP = ("game24", "multiple_choice")

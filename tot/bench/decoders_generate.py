@@ -11,11 +11,11 @@ import torch
 
 from tot.bench.decoders_sides import Bench, Group
 from tot.bench.machine import spread
-from tot.decoders.drafters import Drafter
-from tot.decoders.early_exit import first_layers
-from tot.decoders.engine.loading import LoadedModel, load_model
+from tot.decoders.drafting.drafters import Drafter
+from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.engine.memory import free_memory
-from tot.decoders.engine.model_names import draft_folder
+from tot.decoders.models.loading import LoadedModel, load_model
+from tot.decoders.models.model_names import draft_folder
 
 _SPARE = 1.5
 """What is needed beside the weights while they are loaded, and by what computes with them."""

@@ -15,10 +15,10 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
-from tot.decoders.drafters import Drafter
+from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
+from tot.decoders.methods.speculative import MCSDOptions, SDOptions
 from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
-from tot.decoders.speculative import MCSDOptions, SDOptions
 from tot.machine import describe
 from tot.tree import write_json
 

@@ -22,8 +22,8 @@ from rich.table import Table
 from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.evaluation.run import evaluate
-from tot.instances import made_up
 from tot.machine import describe
+from tot.training.instances import made_up
 from tot.tree import write_json
 
 SAMPLES, QUESTIONS = 10_000, 500
@@ -133,7 +133,7 @@ def _without_model(folder: Path, console: Console) -> dict[str, Any]:
     evaluate("blocksworld", data, model=None, repeats=repeats, track=memory, out=out, **_NO_MODEL)
     made = time.perf_counter() - began
     flags = [f"--{name}={value}" for name, value in _NO_MODEL.items()]
-    command = [sys.executable, "-m", "tot.cli", "eval", "blocksworld", f"--data={data}", "--model=none", *flags]
+    command = [sys.executable, "-m", "tot.cli.app", "eval", "blocksworld", f"--data={data}", "--model=none", *flags]
     times = []
     for options in ([f"--repeats={repeats}", "--resume", f"--out={out}"], ["--help"]):
         began = time.perf_counter()

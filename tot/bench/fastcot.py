@@ -24,22 +24,31 @@ from rich.table import Table
 from tot.bench.machine import interval, share, spread
 from tot.data import rows
 from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.drafting.row_costs import engine_costs
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.loading import load_model
 from tot.decoders.engine.runner import Feed, Runner
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.errors import OptionError
-from tot.decoders.fastcot import Buffers
+from tot.decoders.methods.fastcot import Buffers
+from tot.decoders.models.loading import load_model
 from tot.decoders.request import Completion, Request, Sampling
-from tot.decoders.row_costs import engine_costs
-from tot.fastcot import Answers, Calibration, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
+from tot.evaluators.model import Explain
 from tot.machine import describe
-from tot.named import load_task
+from tot.registry import load_task
 from tot.report.plots import curves, save
 from tot.search import BFS
 from tot.solver import solve
+from tot.training.fastcot import (
+    Answers,
+    Calibration,
+    Rationale,
+    by_iteration,
+    calibrate,
+    corrupted,
+    decode_whole,
+    rationales,
+)
 from tot.tree import write_json
-from tot.values import Explain
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
 SHARES = tuple(i / 10 for i in range(11))

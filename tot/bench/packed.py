@@ -24,12 +24,12 @@ from transformers import AttentionInterface
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
-from tot.decoders.engine.attention import ATTENTION, packed_attention
-from tot.decoders.engine.loading import load_model
 from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.kernels.attention import ATTENTION, packed_attention
+from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
 from tot.machine import describe
-from tot.named import load_task
+from tot.registry import load_task
 from tot.tree import write_json
 
 PROMPT, SAMPLES, NEW = 1000, 15, 64
@@ -253,7 +253,9 @@ def start(model: str) -> Iterator[Row]:
     taken = []
     for _ in range(3):
         began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "tot.cli", "solve", "gsm8k", *options], check=True, capture_output=True)
+        subprocess.run(
+            [sys.executable, "-m", "tot.cli.app", "solve", "gsm8k", *options], check=True, capture_output=True
+        )
         taken.append(time.perf_counter() - began)
     yield (
         "seconds from start of `tot solve` to the first thoughts and their values",

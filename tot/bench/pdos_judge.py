@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tot.decoders.protocol import Decoder
 from tot.decoders.request import Message, Request
-from tot.values import expected
+from tot.evaluators.model import expected
 
 MARKS = (1, 2, 3, 4, 5)
 _RUBRIC = """\

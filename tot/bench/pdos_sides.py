@@ -16,8 +16,8 @@ from statistics import fmean
 
 from tot.bench.pdos_tasks import Example, Question
 from tot.decoders.decoder import LocalDecoder
+from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat, listed
 from tot.decoders.request import Completion, Message, Request, Sampling
-from tot.decoders.steps_format import PDOSOptions, StepsFormat, listed
 
 _DRAFTS = "Think in steps, and write of each step only a draft, of five words at most."
 _OUTLINE = "Write only the outline of the answer: its points, numbered, of five words each at most."

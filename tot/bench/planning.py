@@ -18,18 +18,18 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from tot.combined import Combine, Prior, Random
 from tot.data import rows
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import OptionError
+from tot.evaluators.combine import Combine, Prior, Random
+from tot.evaluators.model import Likelihood
+from tot.generators.base import Enumerate, Sample
 from tot.machine import describe
-from tot.named import GENERATORS, load_task, named, rap
+from tot.registry import GENERATORS, load_task, named, rap
 from tot.search import BFS, BestFirst
 from tot.solver import Solution, asolve
 from tot.task import Task
-from tot.thoughts import Enumerate, Sample
-from tot.values import Likelihood
 
 _AT_ONCE = 16
 """Instances whose searches share forward passes."""

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.machine import spread
-from tot.decoders.engine.loading import resolve_device, resolve_dtype
+from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.evaluation.executors import require_ray
 from tot.evaluation.run import evaluate
 from tot.machine import describe

@@ -26,8 +26,8 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.errors import ModelError
-from tot.named import load_task
-from tot.serving.limits import KEY_VARIABLE
+from tot.decoders.serving.limits import KEY_VARIABLE
+from tot.registry import load_task
 from tot.tree import write_json
 
 GOAL = 5.0
@@ -113,7 +113,7 @@ def side(server: Address, clients: int, requests: int, tokens: int, questions: I
 @contextmanager
 def served(model: str, options: list[str]) -> Iterator[Address]:
     """A server of its own on a free port, until the end of the block. Raises ModelError where it does not start."""
-    command = [sys.executable, "-m", "tot.cli", "serve", "--model", model, "--port", "0", *options]
+    command = [sys.executable, "-m", "tot.cli.app", "serve", "--model", model, "--port", "0", *options]
     environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     with subprocess.Popen(
         command, env=environment, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL

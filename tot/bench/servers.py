@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import load_decoder
-from tot.decoders.engine.native import processor
+from tot.decoders.kernels.native import processor
 from tot.evaluation.run import evaluate
 from tot.tree import write_json
 

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import Any
 
-from tot.backends import Backend
 from tot.decoders.budget import Meter
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.protocol import Decoder
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.questions import Question
 from tot.evaluation.work import Work
-from tot.search.problem import Problem, Watcher
-from tot.seeds import derive
+from tot.search.backends import Backend
+from tot.search.seeds import derive
+from tot.search.session import Problem, Watcher
 from tot.solver import conclude
 
 

@@ -13,8 +13,8 @@ import typer
 import yaml
 from pydantic import Field, ValidationError
 
+from tot.cli.options import SearchOptions
 from tot.decoders.errors import OptionError, unknown
-from tot.options import SearchOptions
 
 FORMAT = "tot.evaluation"
 VERSION = 1

@@ -15,7 +15,7 @@ from tot.decoders.errors import OptionError
 from tot.evaluation.attempt import attempt
 from tot.evaluation.questions import Question
 from tot.evaluation.work import Work
-from tot.search.problem import Problem, Watcher
+from tot.search.session import Problem, Watcher
 from tot.solver import open_decoders
 
 Pending = Iterator[tuple[Question, int]]

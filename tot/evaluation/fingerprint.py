@@ -13,8 +13,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.engine.gguf_cache import cache_folder
 from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.models.gguf_cache import cache_folder
 from tot.tree import write_json
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")
@@ -30,7 +30,7 @@ def of_model(model: Any) -> str | None:
     """The SHA-256 of a model's weights, configuration and vocabulary, by its name or path; of an object, of its
     parameters; None for no model. Raises ModelError for a name that means none."""
     if isinstance(model, str | Path):
-        from tot.decoders.engine.model_names import find_model
+        from tot.decoders.models.model_names import find_model
 
         return of_path(find_model(model))
     return None if model is None else _of_parameters(model)

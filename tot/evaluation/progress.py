@@ -14,7 +14,7 @@ from rich.text import Text
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
 from tot.report.terminal import plain
-from tot.search.problem import Problem
+from tot.search.session import Problem
 
 _SHOWN = 10
 """Complaints that are printed; log.txt has all."""

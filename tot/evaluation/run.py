@@ -16,7 +16,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tot.backends import DecoderSpec
 from tot.decoders.budget import Budget
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
@@ -27,13 +26,14 @@ from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
 from tot.evaluation.tracking import Tracker, tracker
 from tot.evaluation.work import Work
+from tot.evaluators.model import StateEvaluator
 from tot.filters import filters_of
+from tot.generators.base import ThoughtGenerator
 from tot.search import Search
-from tot.search.problem import Problem
+from tot.search.backends import DecoderSpec
+from tot.search.session import Problem
 from tot.solver import exact, run_to_end
 from tot.task import Task
-from tot.thoughts import ThoughtGenerator
-from tot.values import StateEvaluator
 
 
 def evaluate(

@@ -14,10 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tot.backends import DecoderSpec
 from tot.decoders.budget import Budget
 from tot.evaluation.configuration import Configuration
-from tot.named import load_task, parts_of
+from tot.registry import load_task, parts_of
+from tot.search.backends import DecoderSpec
 from tot.solver import model_of, runs_elsewhere
 from tot.task import Task
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from rich.console import Console
 from rich.table import Table
 
-from tot.profile import Profile
+from tot.report.profiling import Profile
 
 _PARTS = {
     "loading": "loading the model",

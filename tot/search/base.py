@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.search.growth import Growth
+from tot.search.state import Growth
 from tot.search.steps import Steps
 from tot.state import State
 from tot.tree import Node

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Literal
 
 from tot.search.base import Count, Search, by_value
-from tot.search.growth import Growth
+from tot.search.state import Growth
 from tot.search.steps import Steps
 
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from tot.decoders.errors import OptionError
 from tot.search.base import Count, MergingSearch
-from tot.search.growth import Growth
+from tot.search.state import Growth
 from tot.search.steps import Steps
 from tot.task import Task
 from tot.tree import Node

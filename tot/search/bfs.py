@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tot.search.base import Count, MergingSearch, by_value
-from tot.search.growth import Growth
+from tot.search.state import Growth
 from tot.search.steps import Steps
 from tot.tree import Node
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tot.search.base import Count, MergingSearch, by_value
-from tot.search.growth import Growth
+from tot.search.state import Growth
 from tot.search.steps import Steps
 from tot.tree import Node
 

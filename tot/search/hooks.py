@@ -12,7 +12,7 @@ from tot.decoders.errors import OptionError, unknown
 from tot.tree import Node
 
 if TYPE_CHECKING:
-    from tot.search.growth import Growth
+    from tot.search.state import Growth
 
 EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
 Hook = Callable[["Growth", list[Node]], "Sequence[Node] | None"]

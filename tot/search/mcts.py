@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tot.search.base import Count, Search
-from tot.search.growth import Growth
+from tot.search.state import Growth
 from tot.search.steps import Steps
 from tot.tree import Node
 

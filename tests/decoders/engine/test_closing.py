@@ -26,9 +26,9 @@ from tot.decoders import (
     load_decoder,
     load_model,
 )
-from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.engine.engine import _open
 from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]

@@ -14,10 +14,10 @@ from scipy import stats
 from torch import Tensor
 
 from tot.decoders import LocalDecoder, Request, Sampling
-from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Feed
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.methods.autoregressive import Autoregressive
 
 END = 2
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4

@@ -12,10 +12,10 @@ from torch import nn
 from transformers import AttentionInterface
 
 from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
-from tot.decoders.engine.attention import ATTENTION, packed_attention
 from tot.decoders.engine.parts import LANE, counted, part, recorded, timed
 from tot.decoders.engine.recording import recording
 from tot.decoders.engine.timeline import Load, Span, Timeline
+from tot.decoders.kernels.attention import ATTENTION, packed_attention
 
 Serve = Callable[..., LocalDecoder]
 PARTS = {"forward", "sampling", "commit"}

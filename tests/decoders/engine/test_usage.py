@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
-from tot.decoders.autoregressive import Autoregressive
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Feed
+from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
 Serve = Callable[..., LocalDecoder]

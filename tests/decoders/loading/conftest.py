@@ -19,10 +19,10 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from tot.decoders.engine import gguf_cache, gguf_convert
-from tot.decoders.engine.gguf_convert import build_tokenizer, read_gguf
-from tot.decoders.engine.loading import load_model
-from tot.decoders.engine.model_names import KNOWN_MODELS
+from tot.decoders.models import gguf_cache, gguf_convert
+from tot.decoders.models.gguf_convert import build_tokenizer, read_gguf
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.model_names import KNOWN_MODELS
 
 CONTROL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|tool|>"]
 USER_DEFINED = ["<think>"]

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from tot.decoders.engine.gguf_cache import read_manifest
-from tot.decoders.engine.loading import load_model
+from tot.decoders.models.gguf_cache import read_manifest
+from tot.decoders.models.loading import load_model
 
 
 def test_a_gguf_is_converted_once(
@@ -45,7 +45,7 @@ def test_two_processes_convert_once_between_them(
     code = """
 import sys, time
 from pathlib import Path
-from tot.decoders.engine import gguf_cache
+from tot.decoders.models import gguf_cache
 def slow(file, place, real=gguf_cache.convert):
     print("converts", flush=True)
     real(file, place)
@@ -77,7 +77,7 @@ def test_a_killed_conversion_leaves_nothing_that_is_used(
 import sys, time
 from pathlib import Path
 import safetensors.torch
-from tot.decoders.engine import gguf_cache
+from tot.decoders.models import gguf_cache
 def stuck(weights, path, metadata):
     Path(path).write_bytes(b"half")
     print("half written", flush=True)

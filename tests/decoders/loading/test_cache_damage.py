@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from tot.decoders.engine import gguf_cache, gguf_convert
-from tot.decoders.engine.gguf_cache import cached_model, read_manifest
-from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import ModelError
+from tot.decoders.models import gguf_cache, gguf_convert
+from tot.decoders.models.gguf_cache import cached_model, read_manifest
+from tot.decoders.models.loading import load_model
 
 
 def cut_weights(made: Path) -> None:

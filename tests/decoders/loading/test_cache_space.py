@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors import SafetensorError
 
-from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import ModelError
+from tot.decoders.models.loading import load_model
 
 
 @pytest.mark.parametrize(

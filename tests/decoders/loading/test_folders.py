@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 from transformers.utils import logging as transformers_logging
 
-from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.models.loading import load_model
 
 
 def test_a_folder_loads_in_silence_and_leaves_the_settings(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -13,9 +13,9 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
-from tot.decoders.engine.gguf_convert import build_tokenizer, read_gguf
-from tot.decoders.engine.loading import load_model
 from tot.decoders.errors import ModelError
+from tot.decoders.models.gguf_convert import build_tokenizer, read_gguf
+from tot.decoders.models.loading import load_model
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
 TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]

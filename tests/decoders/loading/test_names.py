@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 
-from tot.decoders.engine.gguf_cache import cached_model
-from tot.decoders.engine.loading import list_models, load_model
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.models.gguf_cache import cached_model
+from tot.decoders.models.loading import list_models, load_model
 
 # -- dtype and device --------------------------------------------------------------------------------
 
@@ -30,7 +30,7 @@ def test_dtypes_have_short_and_long_names(folder: Path, name: str, dtype: torch.
 def test_auto_is_bf16_where_the_processor_computes_in_it(
     folder: Path, monkeypatch: pytest.MonkeyPatch, native: bool, dtype: torch.dtype
 ) -> None:
-    monkeypatch.setattr("tot.decoders.engine.loading._cpu_computes_in_bf16", lambda: native)
+    monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: native)
     assert load_model(folder, device="cpu").dtype == dtype
 
 
@@ -82,8 +82,8 @@ def test_without_network_hub_ids_come_from_the_cache_or_fail_in_one_quick_line(
     cache_on_hub(tmp_path, "org/tiny", folder)
     code = """
 import sys, time
-from tot.decoders.engine.loading import load_model
-from tot.decoders.engine.model_names import KNOWN_MODELS, KnownModel
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.model_names import KNOWN_MODELS, KnownModel
 from tot.decoders.errors import ModelError
 assert not {"torch", "transformers", "huggingface_hub"} & set(sys.modules), "importing is not cheap"
 print(type(load_model("org/tiny").model).__name__)
@@ -117,7 +117,7 @@ def test_the_models_at_hand_are_listed(
     code = """
 import sys
 from pathlib import Path
-from tot.decoders.engine.loading import list_models
+from tot.decoders.models.loading import list_models
 for entry in list_models(Path(sys.argv[1])):
     print(entry.name, entry.kind, entry.size > 0, entry.note, sep="|")
 assert "torch" not in sys.modules

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from transformers import AutoConfig, Qwen2Config
 
-from tot.decoders.engine.loading import TESTED_FAMILIES, check_supported, load_model
 from tot.decoders.errors import ModelError
+from tot.decoders.models.loading import TESTED_FAMILIES, check_supported, load_model
 
 
 @pytest.mark.parametrize(

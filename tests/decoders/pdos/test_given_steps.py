@@ -15,7 +15,7 @@ from tot.decoders import (
     Sampling,
 )
 from tot.decoders.engine.sampling import Draw, read
-from tot.decoders.parallel_steps import STEP_KEY
+from tot.decoders.methods.pdos.parallel_steps import STEP_KEY
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 CITIES = ("Oslo", "Rome", "the other one", "10")

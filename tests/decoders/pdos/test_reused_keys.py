@@ -10,7 +10,7 @@ import torch
 
 from tot.decoders import LocalDecoder, ModelError, Request, Sampling, load_decoder
 from tot.decoders.engine.kv_tree import KVTree
-from tot.decoders.engine.rotary import turned
+from tot.decoders.kernels.rotary import turned
 
 CITIES = ("Oslo", "Rome", "the other one", "10")
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, Task, Value, asolve, evaluate, solve
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import ModelError, OptionError
 
 PATH = "{{ thoughts | map(attribute='thought') | join('/') }}"

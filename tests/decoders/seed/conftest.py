@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request, Sampling
-from tot.decoders.drafters import Context, Draft, LookupDrafter
+from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request
-from tot.decoders.outlook import Costs
+from tot.decoders.drafting.outlook import Costs
 
 
 def drafted(completions: Sequence[Completion]) -> int:
@@ -27,7 +27,7 @@ CHEAP = (Costs((1, 64), (0.01, 0.03)), Costs((1, 64), (0.001, 0.002)))
 @pytest.fixture
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every target and draft costs what CHEAP says, and drafting takes no longer than its forwards."""
-    monkeypatch.setattr("tot.decoders.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
+    monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: CHEAP[0])
     monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner: CHEAP[1])
 

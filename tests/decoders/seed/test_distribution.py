@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Request, Sampling, load_decoder
-from tot.decoders.outlook import Costs
+from tot.decoders.drafting.outlook import Costs
 
 LENGTH = 2
 HEAT = 0.7

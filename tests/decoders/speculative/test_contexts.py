@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from tot.decoders import Request
-from tot.decoders.drafters import Context
+from tot.decoders.drafting.drafters import Context
 from tot.decoders.engine.kv_tree import KVTree
-from tot.decoders.speculative import Speculative
+from tot.decoders.methods.speculative import Speculative
 
 
 @pytest.mark.parametrize(("method", "draft"), [("sd", "lookup"), ("mcsd", "near"), ("seed", "chain")])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, Request, Sampling, load_model
-from tot.decoders.cllm.trajectories import trajectories
+from tot.decoders.training.cllm.trajectories import trajectories
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, OptionError, Request
-from tot.decoders.cllm.trajectories import CollectOptions, collect, given, repeats_itself, stationary
+from tot.decoders.training.cllm.trajectories import CollectOptions, collect, given, repeats_itself, stationary
 
 SMALL = CollectOptions(n=6, together=4)
 

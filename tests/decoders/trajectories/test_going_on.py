@@ -12,8 +12,8 @@ import datasets
 import pytest
 
 from tot.decoders import Engine, ModelError, OptionError, Request, load_model
-from tot.decoders.cllm.train import TrainOptions, train
-from tot.decoders.cllm.trajectories import CollectOptions, collect, trajectories
+from tot.decoders.training.cllm.train import TrainOptions, train
+from tot.decoders.training.cllm.trajectories import CollectOptions, collect, trajectories
 
 SMALL = CollectOptions(n=6, together=4)
 

@@ -10,7 +10,7 @@ import pytest
 from torch import Tensor
 
 from tot.decoders import Completion, Engine, Request, Usage, load_decoder
-from tot.decoders.cllm.trajectories import windows
+from tot.decoders.training.cllm.trajectories import windows
 
 
 def completion(tokens: Sequence[int], trajectory: Sequence[tuple[int, tuple[int, ...]]]) -> Completion:

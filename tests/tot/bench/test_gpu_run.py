@@ -17,7 +17,7 @@ from tot.bench.gpu.run import Clock, Options, Record, measure, run
 from tot.bench.gpu.sides import Amounts, Bench, Stages, compared
 from tot.bench.peers.side import Work
 from tot.bench.peers.turns import Results
-from tot.cli import main
+from tot.cli.app import main
 
 AMOUNTS = Amounts(branches=(1, 4), new_tokens=8, rounds=1, acceptance=0.5)
 

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.bench.peak import limit, matrix_rate, read_bandwidth
 from tot.bench.peers.limit import step
-from tot.profile import Demand
+from tot.report.profiling import Demand
 
 
 def test_the_longer_of_reading_and_multiplying_is_the_limit() -> None:

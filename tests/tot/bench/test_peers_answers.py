@@ -11,7 +11,7 @@ import pytest
 from tot.bench.peers.answers import answers, same
 from tot.bench.peers.sides import Plan, open_exact
 from tot.decoders import Request
-from tot.named import load_task
+from tot.registry import load_task
 
 
 class Writes:

@@ -13,7 +13,7 @@ from rich.console import Console
 from tot.bench.peers.here import Tot
 from tot.bench.peers.run import Options, run
 from tot.bench.peers.sides import Plan, open_sides
-from tot.cli import main
+from tot.cli.app import main
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, Sample, Solution, Value
-from tot.backends import Backend
 from tot.decoders.budget import Meter
-from tot.search.problem import Problem
+from tot.search.backends import Backend
+from tot.search.session import Problem
 
 
 def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any, two_levels: Any) -> None:

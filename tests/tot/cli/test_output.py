@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tot import ThoughtTree
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import ModelError
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"

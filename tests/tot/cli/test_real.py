@@ -20,7 +20,7 @@ TINY = ("--depth", "2", "--thoughts", "2", "--max-tokens", "16")
 
 @pytest.mark.real
 def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: Any, tmp_path: Path) -> None:
-    process = python("-m", "tot.cli", "solve", "gsm8k", "-", *TINY, "--out", "run.json")
+    process = python("-m", "tot.cli.app", "solve", "gsm8k", "-", *TINY, "--out", "run.json")
     out, err = process.communicate(QUESTION, timeout=120)
     assert (process.returncode, err) == (0, "")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
@@ -63,7 +63,7 @@ def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
 def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()  # a terminal, so that the progress line says how far the search is
     arguments = ("--depth", "30", "--thoughts", "2", "--breadth", "2", "--max-tokens", "16", "--out", "run.json")
-    process = python("-m", "tot.cli", "solve", "gsm8k", QUESTION, *arguments, stderr=theirs)
+    process = python("-m", "tot.cli.app", "solve", "gsm8k", QUESTION, *arguments, stderr=theirs)
     os.close(theirs)
     progress = ""
     while not re.search(r"level [2-9], \d+ thoughts, \d+ tokens", progress):
@@ -107,7 +107,7 @@ def test_what_does_not_fit_the_real_model_is_one_line_with_the_numbers(
 
 @pytest.mark.real
 def test_models_lists_the_embedded_model_and_its_file(smollm2: str, python: Any) -> None:
-    process = python("-m", "tot.cli", "models")
+    process = python("-m", "tot.cli.app", "models")
     out, err = process.communicate(timeout=60)
     assert (process.returncode, err) == (0, "")
     (line,) = (line for line in out.splitlines() if line.startswith(f"{smollm2}  embedded  "))

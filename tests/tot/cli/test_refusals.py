@@ -126,7 +126,7 @@ def test_a_refused_command_exits_with_2_and_no_traceback(refused: Any) -> None:
 UNKNOWN = """
 import sys
 from tot import TotError, evaluate, solve
-from tot.cli import main
+from tot.cli.app import main
 
 for command in (["solve", "gsm8k", "q"], ["eval", "gsm8k", "--data", "rows.jsonl"]):
     for flag in ("--search", "--generator", "--evaluator", "--decoder"):

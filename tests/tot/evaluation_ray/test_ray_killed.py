@@ -32,7 +32,7 @@ def test_a_killed_workers_problems_are_done_again_and_only_the_results_are_print
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"pddl": PROBLEM}) + "\n" for _ in range(24)))
     command = ("eval", task("SlowBlocks"), "--data", "x.jsonl", *SYMBOLIC, "--concurrency", "6", "--repeats", "2")
     status, shown, _ = tot(*command, "--out", "local", "--limit", "2")
-    process = python("-m", "tot.cli", *command, "--executor", "ray", "--ray-address", address, "--out", "ray")
+    process = python("-m", "tot.cli.app", *command, "--executor", "ray", "--ray-address", address, "--out", "ray")
     when(lambda: count(tmp_path / "ray") > 4)
     killed = workers()[0]
     killed.kill()

@@ -117,7 +117,7 @@ class Busy:
 
 @pytest.mark.slow
 def test_what_is_no_cluster_is_given_up(python: Any, task: Any, rows: Path) -> None:
-    code = "import sys; from tot.evaluation import ray_cluster; ray_cluster.ANSWER = 3; from tot.cli import main\n"
+    code = "import sys; from tot.evaluation import ray_cluster; ray_cluster.ANSWER = 3; from tot.cli.app import main\n"
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         listening.listen()

@@ -19,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import State, Thought, ThoughtTree
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import OptionError
 from tot.report.overview import evaluation_page
 from tot.report.page import embedded, tree_page
@@ -152,7 +152,7 @@ def test_pictures_are_written_by_their_ending(report: Any, saved: Path, tmp_path
             "the tree is damaged: ",
         ),
         ("new.json", '{"format": "tot.tree", "version": 9}', "trees of version 9 are unknown here"),
-        ("trace.jsonl", '{"format": "tot.trace"}\n{"step": "expand", "tree": [3]}\n', "trace.jsonl is damaged: "),
+        ("trace.jsonl", '{"format": "tot.checkpoint"}\n{"step": "expand", "tree": [3]}\n', "trace.jsonl is damaged: "),
     ],
 )
 def test_what_is_no_run_is_refused_in_one_line(

@@ -21,10 +21,10 @@ import pytest
 from transformers.utils import logging
 
 from tot.decoders import LocalDecoder
-from tot.serving.app import make_app
-from tot.serving.limits import Limits
-from tot.serving.server import Server, address_of, listen
-from tot.serving.service import Service
+from tot.decoders.serving.app import make_app
+from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.server import Server, address_of, listen
+from tot.decoders.serving.service import Service
 
 MODEL = "tiny"
 
@@ -173,6 +173,6 @@ class Program:
 def start(python: Any, folder: Path) -> Callable[..., Program]:
     def run(*options: str, **environment: Any) -> Program:
         arguments = ("--model", str(folder), "--dtype", "fp32", "--port", "0", "--kv-budget", "12000", *options)
-        return Program(python("-m", "tot.cli", "serve", *arguments, **environment))
+        return Program(python("-m", "tot.cli.app", "serve", *arguments, **environment))
 
     return run

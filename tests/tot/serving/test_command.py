@@ -13,7 +13,7 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 
-from tot.cli import main
+from tot.cli.app import main
 
 
 def environment(**more: str) -> dict[str, Any]:
@@ -85,6 +85,6 @@ def test_without_its_libraries_it_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "fastapi", None)
-    monkeypatch.delitem(sys.modules, "tot.serving.app", raising=False)
+    monkeypatch.delitem(sys.modules, "tot.decoders.serving.app", raising=False)
     assert main(["serve"]) == 2
     assert capfd.readouterr().err == "tot: tot serve needs fastapi: pip install 'tot[serve]'\n"

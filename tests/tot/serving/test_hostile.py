@@ -13,9 +13,9 @@ import httpx2 as httpx
 import psutil
 import pytest
 
-from tot.serving.app import make_app
-from tot.serving.limits import Limits
-from tot.serving.service import Service
+from tot.decoders.serving.app import make_app
+from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.service import Service
 
 HM = {"role": "user", "content": "Hm."}
 ODD: list[Any] = [

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from tot.bench.serve import served
-from tot.cli import main
+from tot.cli.app import main
 from tot.decoders import Message, Request, Sampling, load_decoder
 from tot.decoders.errors import ModelError
 

@@ -13,9 +13,9 @@ import openai
 import pytest
 
 from tot.decoders import Request, Sampling
-from tot.serving.app import make_app
-from tot.serving.limits import Limits
-from tot.serving.service import Service
+from tot.decoders.serving.app import make_app
+from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.service import Service
 
 CLIENTS = 64
 
@@ -139,7 +139,7 @@ def test_a_client_that_leaves_while_its_prompt_is_read_is_decoded_no_further(
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tot.serving.streaming._TO_SEND", 0.2)
+    monkeypatch.setattr("tot.decoders.serving.streaming._TO_SEND", 0.2)
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/completions"
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}

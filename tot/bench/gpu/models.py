@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from tot.decoders.engine.loading import LoadedModel
+from tot.decoders.models.loading import LoadedModel
 
 _EMBEDDING = 8.0
 """Deviation of embeddings on a walk: what layers add to them is small beside it."""

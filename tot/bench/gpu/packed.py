@@ -20,7 +20,7 @@ from tot.bench.peers.side import branches
 from tot.bench.peers.turns import Turns
 from tot.bench.peers.waves import Wave
 from tot.decoders.decoder import load_decoder
-from tot.decoders.engine.loading import quiet_transformers
+from tot.decoders.models.loading import quiet_transformers
 
 _HELD = 1.25
 """Keys and values that transformers holds at most, over those of all branches: it copies a layer's to add to them."""

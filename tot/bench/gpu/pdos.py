@@ -9,8 +9,8 @@ from functools import partial
 
 from tot.bench.gpu.sides import WARM_UP, Bench, Found, Stages, seconds
 from tot.decoders.decoder import load_decoder
+from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat
 from tot.decoders.request import Request, Sampling
-from tot.decoders.steps_format import PDOSOptions, StepsFormat
 
 STEPS = 10
 

@@ -26,8 +26,8 @@ from tot.bench.gpu.pdos import pdos
 from tot.bench.gpu.seed import seed
 from tot.bench.gpu.sides import Amounts, Bench, Found, Stages
 from tot.bench.gpu.tables import show
-from tot.decoders.engine.loading import resolve_device
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.models.loading import resolve_device
 from tot.machine import describe
 from tot.tree import write_json
 

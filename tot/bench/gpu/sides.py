@@ -18,9 +18,9 @@ from tot.bench.peers.turns import Results
 from tot.bench.peers.waves import Wave
 from tot.decoders.account import Account
 from tot.decoders.decoder import LocalDecoder
-from tot.decoders.drafters import ModelDrafter
+from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.loading import LoadedModel
+from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
 from tot.machine import describe
 

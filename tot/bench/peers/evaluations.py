@@ -14,10 +14,10 @@ from tot.bench.machine import spread
 from tot.bench.peers.goals import Goal
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.request import Request, Sampling
+from tot.evaluators.model import Explain
 from tot.search import BFS
 from tot.solver import solve
 from tot.task import Task
-from tot.values import Explain
 
 
 def speeds(

@@ -12,7 +12,7 @@ from tot.bench.peers.goals import Goal
 from tot.bench.peers.here import Tot
 from tot.decoders.engine.timeline import Load
 from tot.decoders.request import Request, Sampling
-from tot.profile import Demand
+from tot.report.profiling import Demand
 
 STEPS = 64
 

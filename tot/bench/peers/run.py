@@ -27,7 +27,7 @@ from tot.bench.peers.turns import NOT_AT_ALL, Results, Turns
 from tot.bench.peers.workloads import BREADTH, DEPTH, decode, questions_of, rotated, searchers, trees
 from tot.decoders.errors import OptionError, unknown
 from tot.machine import describe
-from tot.named import load_task
+from tot.registry import load_task
 from tot.tree import write_json
 
 PARTS = ("decode", "limit", "tree", "evaluations", "answers")

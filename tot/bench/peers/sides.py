@@ -15,10 +15,10 @@ from tot.bench.peers.goals import BATCHED, DYNAMIC, INT8, LLAMA, OURS, VLLM
 from tot.bench.peers.here import LOOKED_UP, Generate, GenerateBatch, Tot
 from tot.bench.peers.side import Side, SideError
 from tot.bench.peers.worker import Worker
-from tot.decoders.engine.gguf_cache import cache_folder, cached_model
-from tot.decoders.engine.loading import load_model, resolve_device, resolve_dtype
-from tot.decoders.engine.model_names import find_model
 from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.models.gguf_cache import cache_folder, cached_model
+from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
+from tot.decoders.models.model_names import find_model
 
 PRECISIONS = ("BF16", "F16", "Q8_0", "own")
 """Of llama.cpp's weights; the last is that of the model's own file."""

@@ -1,0 +1,222 @@
+"""Attention for packed forwards: many branches in one row of tokens, each seeing its own path only.
+
+Registered with transformers as an attention function; models stay unmodified. Where there is the kernel in C, it reads
+by tiles. Elsewhere a plan cuts the work into blocks (query rows x key slots): one block for every stretch of text that
+many rows share, blocks of tails for what is left, merged by log-sum-exp. Rows never meet keys of other branches, so
+the cost is that of the live keys.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tot.decoders.engine.cascade import Run, cascade
+
+if TYPE_CHECKING:
+    from tot.decoders.kernels.kernel import Kernel
+    from tot.decoders.kernels.tiles import Tiles
+
+_Array = np.ndarray[Any, Any]
+
+ATTENTION = "tot_packed"
+"""The name under which transformers finds `packed_attention`."""
+
+_WORTH_SHARING = 256
+"""Keys times rows saved from which a block of its own pays for its calls (about 0.1 ms a layer on a CPU)."""
+_OWN_BLOCK_ROWS = 16
+"""Runs of this many rows fill a kernel by themselves."""
+
+
+class Block(NamedTuple):
+    """Some query rows against some slots; `entries` independent pieces of one shape."""
+
+    entries: int
+    rows: Tensor | None
+    """(entries * rows,) row numbers; None for all rows in order."""
+    slots: Tensor
+    """(entries * keys,) slot numbers."""
+    first: bool
+    """No earlier block has these rows, so there is nothing to merge with."""
+    bias: Tensor
+    """(entries, 1, heads a KV head * rows, or 1, keys), added to the scores: none, or a very negative number."""
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What every layer of one forward does: where rows are written, and the blocks or tiles that read."""
+
+    keys: tuple[Tensor, ...]
+    """A layer each: (kv_heads, slots, head_dim)."""
+    values: tuple[Tensor, ...]
+    write: Tensor
+    """(rows,) the slot of each row."""
+    blocks: tuple[Block, ...] = ()
+    tiles: Tiles | None = None
+    """For `kernel`, where it does what blocks would."""
+    kernel: Kernel | None = None
+
+
+def bucket(n: int, smallest: int = 1) -> int:
+    """Round up to one of four sizes an octave, so that shapes repeat: 5, 6, 7, 8, 10, 12, 14, 16, 20, …"""
+    if n <= smallest:
+        return smallest
+    step = max(1, 1 << max(0, n.bit_length() - 3))
+    return -(-n // step) * step
+
+
+def make_blocks(
+    runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device
+) -> tuple[list[int], tuple[Block, ...]]:
+    """Cut the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers."""
+    shares, tails = cascade(runs, _WORTH_SHARING)
+    first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
+    total = int(first_row[-1])
+    minus = torch.finfo(dtype).min
+    covered = np.zeros(total, dtype=bool)
+
+    def block(entries: int, rows: _Array, slots: _Array, seen: _Array) -> Block:
+        # A bias also where all is seen: a block with none would be another graph to torch.compile.
+        bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), minus)
+        if seen.shape[1] > 1:
+            bias = bias.repeat(1, heads_per_kv, 1)
+        everything = len(rows) == total and bool((rows == np.arange(total)).all())
+        row_ids = None if everything else torch.from_numpy(rows.astype(np.int64)).to(device)
+        slot_ids = torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device)
+        first = not bool(covered[rows].any())
+        covered[rows] = True
+        return Block(entries, row_ids, slot_ids, first, bias[:, None].to(device))
+
+    blocks = []
+    for share in shares:
+        keys = bucket(len(share.slots), smallest=64)
+        slots = np.pad(share.slots, (0, keys - len(share.slots)), mode="edge")
+        seen = (np.arange(keys) < len(share.slots))[None, None]
+        blocks.append(block(1, np.arange(first_row[share.first], first_row[share.last]), slots, seen))
+
+    alike: dict[tuple[int, int, int], list[int]] = defaultdict(list)
+    for i, tail in enumerate(tails):
+        run = runs[tail.run]
+        alone = run.rows >= _OWN_BLOCK_ROWS
+        octave = (len(run.path) - tail.depth).bit_length()
+        alike[(run.rows, i, -1) if alone else (run.rows, octave, 0)].append(i)
+    for (rows, *_), members in alike.items():
+        keys = bucket(max(len(runs[tails[i].run].path) - tails[i].depth for i in members), smallest=16)
+        slots = np.stack(
+            [
+                np.pad(piece := runs[tails[i].run].path[tails[i].depth :], (0, keys - len(piece)), mode="edge")
+                for i in members
+            ]
+        )
+        depth = np.array([tails[i].depth for i in members])[:, None, None]
+        start = np.array([runs[tails[i].run].start for i in members])[:, None, None]
+        seen = (
+            depth + np.arange(keys)[None, None] <= start + np.arange(rows)[None, :, None]
+        )  # causal; hides padding too
+        row_ids = (first_row[members][:, None] + np.arange(rows)[None]).reshape(-1)
+        blocks.append(block(len(members), row_ids, slots, seen))
+    return [tail.run for tail in tails], tuple(blocks)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
+    """Attention and its normaliser, for merging.
+
+    Shapes: query (entries, kv_heads, queries, head_dim); key, value (entries, kv_heads, keys, head_dim); bias
+    broadcasts to (entries, kv_heads, queries, keys). Returns (…, queries, head_dim) and (…, queries) in float32.
+    """
+    if query.device.type == "cpu":
+        out, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
+            query, key, value, 0.0, False, attn_mask=bias, scale=scale
+        )
+        return out, normaliser
+    return attend_in_steps(query, key, value, bias, scale)
+
+
+def attend_in_steps(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+) -> tuple[Tensor, Tensor]:
+    """The same, spelled out for devices whose fused kernels keep the normaliser to themselves.
+
+    Scores are float32 from the start: in bfloat16 large ones are off by whole numbers, in float16 they overflow.
+    """
+    scores = torch.matmul(query.float() * scale, key.float().transpose(-1, -2))
+    if bias is not None:
+        scores = scores + bias
+    normaliser = torch.logsumexp(scores, dim=-1)
+    weights = torch.exp(scores - normaliser[..., None])
+    return torch.matmul(weights.to(value.dtype), value), normaliser
+
+
+def packed_attention(
+    module: torch.nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    plan: Plan | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """The attention function: writes the rows' keys and values into their slots, then reads by the plan.
+
+    Shapes: query (1, heads, rows, head_dim); key, value (1, kv_heads, rows, head_dim). Returns (1, rows, heads,
+    head_dim). `attention_mask` is always None here: the plan says who sees what.
+    """
+    if plan is None:
+        raise RuntimeError("this model is held by an Engine: call engine.close() before using it elsewhere")
+    layer = int(module.layer_idx)  # type: ignore[arg-type]
+    keys, values = plan.keys[layer], plan.values[layer]
+    keys.index_copy_(1, plan.write, key[0])
+    values.index_copy_(1, plan.write, value[0])
+    kv_heads, head_dim = keys.shape[0], keys.shape[2]
+    rows, groups = query.shape[2], query.shape[1] // kv_heads
+    scale = head_dim**-0.5 if scaling is None else scaling
+    if plan.kernel is not None and plan.tiles is not None:
+        return plan.kernel(query[0], keys, values, plan.tiles, scale)[None], None
+    by_row = query[0].view(kv_heads, groups, rows, head_dim)
+    out = normaliser = None
+    for block in plan.blocks:
+        chosen = by_row if block.rows is None else by_row.index_select(2, block.rows)
+        per_entry = chosen.shape[2] // block.entries
+        # (kv_heads, groups, entries, rows, dim) -> (entries, kv_heads, groups * rows, dim)
+        folded = chosen.reshape(kv_heads, groups, block.entries, per_entry, head_dim).permute(2, 0, 1, 3, 4)
+        folded = folded.reshape(block.entries, kv_heads, groups * per_entry, head_dim)
+        part, part_norm = attend(
+            folded,
+            keys.index_select(1, block.slots).view(kv_heads, block.entries, -1, head_dim).transpose(0, 1),
+            values.index_select(1, block.slots).view(kv_heads, block.entries, -1, head_dim).transpose(0, 1),
+            block.bias,
+            scale,
+        )
+        part = part.reshape(block.entries, kv_heads, groups, per_entry, head_dim).permute(1, 2, 0, 3, 4)
+        part = part.reshape(kv_heads, groups, -1, head_dim)
+        part_norm = part_norm.reshape(block.entries, kv_heads, groups, per_entry).permute(1, 2, 0, 3)
+        part_norm = part_norm.reshape(kv_heads, groups, -1)
+        if out is None and block.rows is None:
+            out, normaliser = part, part_norm
+            continue
+        if out is None or normaliser is None:
+            out = part_norm.new_zeros(kv_heads, groups, rows, head_dim)
+            normaliser = part_norm.new_full((kv_heads, groups, rows), -torch.inf)
+        if not block.first:
+            seen = (out, normaliser) if block.rows is None else (out[:, :, block.rows], normaliser[:, :, block.rows])
+            part, part_norm = _merge(*seen, part, part_norm)
+        if block.rows is None:
+            out, normaliser = part, part_norm
+        else:
+            out = out.float().index_copy_(2, block.rows, part.float())
+            normaliser = normaliser.index_copy_(2, block.rows, part_norm)
+    assert out is not None
+    return out.reshape(1, -1, rows, head_dim).transpose(1, 2).to(query.dtype), None
+
+
+def _merge(out: Tensor, norm: Tensor, part: Tensor, part_norm: Tensor) -> tuple[Tensor, Tensor]:
+    """Two attentions over disjoint keys become the one over both: weights exp(norm), renormalised, in float32."""
+    both = torch.logaddexp(norm, part_norm)
+    return out * torch.exp(norm - both)[..., None] + part * torch.exp(part_norm - both)[..., None], both

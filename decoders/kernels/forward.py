@@ -1,0 +1,308 @@
+"""The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
+
+For the families whose layers it knows, on CPUs with AVX-512. A model that is the engine's own gives up the weights that
+only this reads; else the model stays as it is, and can compute elsewhere.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
+from typing import Any, Literal, NamedTuple, get_args
+
+import torch
+from torch import Tensor, nn
+
+from tot.decoders.engine.memory import free_memory
+from tot.decoders.engine.parts import counted
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.kernels.attention import Plan
+from tot.decoders.kernels.kernel import SIZES, CTiles, kernel_options
+from tot.decoders.kernels.native import address, library, log_once, processor_flags, sizes_agree
+from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed
+
+Quantization = Literal["int8", "int8-dynamic"]
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+_TABLE = 1024
+"""Positions whose cosines and sines are computed at once, at least."""
+_BY_LENGTH = ("dynamic", "longrope")
+"""Rotary embeddings whose angles depend on how long the text is."""
+BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / GROUP, "int8-dynamic": 1 + 8 / GROUP}
+"""That a packed weight takes."""
+_SPARE = 2
+"""Packed where so many times what that takes is free."""
+_FEW = 16
+"""Rows up to which weights in eight bits are multiplied as such; for more they are made bfloat16, where there are
+bfloat16 products."""
+_COMPILED: dict[Weights, tuple[str, ...]] = {
+    "float32": ("-DWEIGHTS=32",),
+    "bfloat16": ("-DWEIGHTS=16",),
+    "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
+    "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
+}
+_WIDENED: dict[Weights, tuple[str, ...]] = {
+    "int8": ("-DWEIGHTS=16", "-DWIDEN=16"),
+    "int8-dynamic": ("-DWEIGHTS=16", "-DWIDEN=8"),
+}
+"""For more than `_FEW` rows."""
+
+
+class _Matrix(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("strips", "bias")),
+        ("inputs", c_int64),
+        ("outputs", c_int64),
+    ]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, _Matrix) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, c_void_p) for name in ("norm_in", "norm_mlp", "norm_query", "norm_key", "keys", "values")),
+    ]
+
+
+class _Model(Structure):
+    _fields_ = [
+        ("layers", c_void_p),
+        ("embedding", c_void_p),
+        ("norm", c_void_p),
+        ("head", _Matrix),
+        *(
+            (name, c_int64)
+            for name in (
+                *("layer_count", "hidden", "intermediate", "heads", "kv_heads"),
+                *("kv_head_stride", "slot_stride", "turned"),
+            )
+        ),
+        ("epsilon", c_float),
+        ("scale", c_float),
+    ]
+
+
+class _Batch(Structure):
+    _fields_ = [
+        *((name, c_void_p) for name in ("tokens", "turns", "write", "keep", "cosines", "sines")),
+        *((name, c_void_p) for name in ("logits", "space", "seconds")),
+        ("tiles", CTiles),
+        *((name, c_int64) for name in ("rows", "kept", "threads")),
+    ]
+
+
+class _Packed(NamedTuple):
+    """Layers in one product, as C knows them, and the tensors that it has the addresses of."""
+
+    matrix: _Matrix
+    held: list[Tensor]
+
+
+class NativeForward:
+    """A model's forward over the given stores of keys and values: tensors in, logits out.
+
+    What another forward has packed of the same layers is `shared`. With `owned`, layers give up their weights.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        keys: Sequence[Tensor],
+        values: Sequence[Tensor],
+        weights: Weights,
+        owned: bool = False,
+        shared: NativeForward | None = None,
+    ) -> None:
+        if owned:
+            copy_the_rest(model)
+        self.weights = weights
+        """How they are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
+        self._owned = owned
+        self._packed: dict[nn.Linear, _Packed] = {} if shared is None else shared._packed
+        """By the first of the layers in one product."""
+        config, body = model.config, model.model
+        self._rotary = body.rotary_emb
+        self._held: list[Any] = [keys, values]  # C has their addresses only
+        layers = (_Layer * len(body.layers))()
+        for layer, place, key, value in zip(body.layers, layers, keys, values, strict=True):
+            attention, mlp = layer.self_attn, layer.mlp
+            place.qkv = self._matrix([attention.q_proj, attention.k_proj, attention.v_proj])
+            place.out = self._matrix([attention.o_proj])
+            place.gate_up = self._matrix([mlp.gate_proj, mlp.up_proj], interleaved=True)
+            place.down = self._matrix([mlp.down_proj])
+            place.norm_in = self._numbers(layer.input_layernorm.weight)
+            place.norm_mlp = self._numbers(layer.post_attention_layernorm.weight)
+            if hasattr(attention, "q_norm"):
+                place.norm_query = self._numbers(attention.q_norm.weight)
+                place.norm_key = self._numbers(attention.k_norm.weight)
+            place.keys, place.values = address(key, model.dtype), address(value, model.dtype)
+        self._held.append(layers)
+        attention = body.layers[0].self_attn
+        embedding = body.embed_tokens.weight.detach()
+        self._held.append(embedding)
+        heads = config.num_attention_heads
+        self._model = _Model(
+            ctypes.addressof(layers), address(embedding, model.dtype), self._numbers(body.norm.weight),
+            self._matrix([model.lm_head]), len(layers), embedding.shape[1], config.intermediate_size,
+            heads, heads // attention.num_key_value_groups, keys[0].stride(0), keys[0].stride(1), keys[0].shape[2],
+            body.norm.variance_epsilon, attention.scaling,
+        )  # fmt: skip
+        self._vocabulary = model.lm_head.out_features
+        self._space = torch.empty(0)
+        self._table = (torch.empty(0), torch.empty(0))
+
+    def use(self, few: ctypes.CDLL, many: ctypes.CDLL) -> None:
+        """Compute with these, which were compiled for such a model and such weights: up to `_FEW` rows, and more."""
+        self._few, self._many = few, many
+        for functions in (few, many):
+            functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
+            functions.space_for.argtypes, functions.space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
+
+    def __call__(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
+        """Shapes: tokens and positions (1, rows), keep (kept,), all int64. Returns (kept, vocabulary) in float32."""
+        assert plan.tiles is not None
+        rows, kept = tokens.shape[1], len(keep)
+        functions = self._few if rows <= _FEW else self._many
+        cosines, sines, turns = self._turns(positions)
+        logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
+        seconds = (c_double * 3)()
+        batch = _Batch(
+            *(address(tensor, torch.int64) for tensor in (tokens, turns, plan.write, keep)),
+            *(address(tensor, torch.float32) for tensor in (cosines, sines, logits)),
+            None, ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
+        )  # fmt: skip
+        if len(self._space) < (needed := functions.space_for(byref(self._model), byref(batch))):
+            self._space = torch.empty(needed, dtype=torch.float32)
+        batch.space = self._space.data_ptr()
+        functions.forward(byref(self._model), byref(batch))
+        counted({"linear": seconds[0], "attention": seconds[1]})
+        return logits
+
+    def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(turns, head_dim) cosines and sines, and which of them each row takes: kept by position, where they depend on
+        nothing else."""
+        if any(kind in self._rotary.rope_type for kind in _BY_LENGTH):
+            return *self._angles(positions), torch.arange(positions.shape[1])
+        needed = int(positions.max()) + 1
+        if len(self._table[0]) < needed:
+            self._table = self._angles(torch.arange(max(_TABLE, 2 * needed))[None])
+        return *self._table, positions
+
+    def _angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cosines, sines = self._rotary(torch.empty(0), position_ids=positions)
+        return cosines[0].contiguous(), sines[0].contiguous()
+
+    def _numbers(self, tensor: Tensor) -> int:
+        held = tensor.detach().float().contiguous()
+        self._held.append(held)
+        return held.data_ptr()
+
+    def _matrix(self, layers: Sequence[nn.Linear], interleaved: bool = False) -> _Matrix:
+        if layers[0] not in self._packed:
+            strips = packed(joined([layer.weight.detach() for layer in layers], interleaved), self.weights)
+            matrix = _Matrix(
+                strips.data_ptr(), None, layers[0].in_features, sum(layer.out_features for layer in layers)
+            )
+            self._packed[layers[0]] = _Packed(matrix, [strips])
+            if layers[0].bias is not None:
+                bias = joined([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
+                matrix.bias = bias.data_ptr()
+                self._packed[layers[0]].held.append(bias)
+            if self._owned:
+                for layer in layers:
+                    give_up(layer)
+        return self._packed[layers[0]].matrix
+
+
+def native_forward(
+    model: Any,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    quantize: Quantization | None = None,
+    owned: bool = False,
+    shared: NativeForward | None = None,
+) -> NativeForward | None:
+    """The forward in C for a model and its stores of keys and values; None where the model has to do it itself.
+
+    With `owned` nobody else reads the model's weights. `shared` is that of a model whose layers these are. Raises
+    OptionError for a quantization that is not known, or can't be had here.
+    """
+    if quantize is not None and quantize not in get_args(Quantization):
+        raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
+    made = _made(model, keys, values, quantize, owned, shared)
+    if quantize is not None and made is None:
+        raise OptionError(
+            f"quantize={quantize} needs a model of the families {', '.join(_FAMILIES)} whose layers' inputs are "
+            f"multiples of {GROUP}, a CPU with AVX-512 VNNI, a C compiler, and memory for the packed weights: leave it "
+            "out"
+        )
+    return made
+
+
+def _made(
+    model: Any,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    quantize: Quantization | None,
+    owned: bool,
+    shared: NativeForward | None,
+) -> NativeForward | None:
+    if shared is None and not _known(model):
+        return None
+    head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
+    options = kernel_options(head_dim, groups, model.dtype, model.device)
+    if options is None:
+        return None
+    if shared is not None:
+        kind = shared.weights
+    else:
+        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+        kind = quantize or _kind(linears)
+        if quantize is not None and (
+            any(layer.in_features % GROUP for layer in linears) or "avx512_vnni" not in processor_flags()
+        ):
+            return None
+        takes = [layer.weight.numel() * BYTES[kind] for layer in linears]
+        needed, free = _SPARE * (max(takes) if owned else sum(takes)), free_memory(model.device)
+        if needed > free:
+            said = f"{needed / 2**30:.1f} GiB free, and there are {free / 2**30:.1f}: free some to decode faster"
+            log_once(logging.WARNING, f"decoding is slower, as to pack the weights for the forward in C takes {said}")
+            return None
+    kinds = [_COMPILED[kind]] + ([_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else [])
+    with ThreadPoolExecutor(len(kinds)) as pool:
+        compiled = list(pool.map(lambda kind: library("attention forward", *options, *kind), kinds))
+    sizes = [sizeof(structure) for structure in (_Matrix, _Layer, _Model, _Batch)]
+    sound = [
+        functions
+        for functions in compiled
+        if functions
+        and sizes_agree(functions, "attention_sizes", SIZES)
+        and sizes_agree(functions, "forward_sizes", sizes)
+    ]
+    if len(sound) < len(kinds):
+        return None
+    made = NativeForward(model, keys, values, kind, owned, shared)
+    made.use(sound[0], sound[-1])
+    return made
+
+
+def _kind(linears: Sequence[nn.Linear]) -> Weights:
+    """How weights are packed that are to be kept exactly."""
+    narrow = all(
+        layer.weight.dtype == torch.bfloat16 or bool((layer.weight == layer.weight.bfloat16()).all())
+        for layer in linears
+    )
+    return "bfloat16" if narrow else "float32"
+
+
+def _known(model: Any) -> bool:
+    """Whether forward.c does what this model does."""
+    config = model.config
+    if config.model_type not in _FAMILIES or config.hidden_act != "silu":
+        return False
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)
+    table, here = model.model.embed_tokens.weight, all(weight.device.type == "cpu" for weight in model.parameters())
+    plain = plain and here and table.dtype == model.dtype and table.is_contiguous()
+    return plain and config.hidden_size % LINE == 0 and config.intermediate_size % LINE == 0

@@ -1,0 +1,150 @@
+"""The parts in C: compiled once for this processor with the compiler at hand, and kept in the cache folder.
+
+A library is run as the user, so it is taken from a folder that nobody else can write to, or compiled anew. Where there
+is no compiler there are none, and torch's operations do the same, slower; why is logged once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import functools
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from importlib.resources import files
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tot.decoders.models.gguf_cache import cache_folder
+
+log = logging.getLogger(__name__)
+
+
+@functools.cache
+def library(names: str, *options: str) -> ctypes.CDLL | None:
+    """The functions of a C file, or of several in one unit ("attention forward"), compiled with the options
+    ("-O1", "-DHEAD_DIM=64"); None where that can't be done."""
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        log_once(logging.WARNING, "no C compiler is found, so decoding is slower: install cc, gcc or clang")
+        return None
+    folder = files("tot.decoders.kernels")
+    source = b"\n".join(folder.joinpath(f"{name}.c").read_bytes() for name in names.split())
+    about = "\0".join([compiler, *options, platform.machine(), *sorted(processor_flags())]).encode()
+    path = _folder() / f"{names.replace(' ', '-')}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
+    try:
+        if path.exists() and not _others_could_write(path):
+            with suppress(OSError):  # damaged: made anew
+                return ctypes.CDLL(str(path))
+        _compile(compiler, source, options, path)
+        return ctypes.CDLL(str(path))
+    except (OSError, subprocess.SubprocessError) as error:
+        reason = getattr(error, "stderr", None) or str(error)
+        log.warning("%s.c can't be compiled, so decoding is slower: %s", names, reason.strip()[:500])
+        return None
+
+
+@functools.cache
+def log_once(level: int, message: str) -> None:
+    """Log why something slower is done, once a process."""
+    log.log(level, message)
+
+
+def sizes_agree(functions: ctypes.CDLL, name: str, sizes: Sequence[int]) -> bool:
+    """Whether structures take so many bytes in C, too: what a library says in the array `name`. If not, that is
+    logged, and its functions must not be called."""
+    theirs = tuple((ctypes.c_int64 * len(sizes)).in_dll(functions, name))
+    if theirs != tuple(sizes):
+        told = f"{name} are {theirs} in C and {tuple(sizes)} in Python, so decoding is slower: install tot anew"
+        log_once(logging.WARNING, told)
+    return theirs == tuple(sizes)
+
+
+def address(tensor: Tensor, dtype: torch.dtype, strided: bool = False) -> int:
+    """Where C finds a tensor's numbers; `strided` where it is told the strides of all but the last dimension. Raises
+    TypeError where they are not of that type, not in that order or not on the CPU."""
+    ordered = tensor.stride(-1) == 1 if strided else tensor.is_contiguous()
+    if tensor.dtype != dtype or tensor.device.type != "cpu" or not ordered:
+        found = f"{tensor.dtype} on {tensor.device} with strides {tensor.stride()}"
+        raise TypeError(f"C was to read {dtype} in order on the CPU, and got {found}")
+    return tensor.data_ptr()
+
+
+def _folder() -> Path:
+    """Where libraries are kept: in the cache folder, if that is the user's alone; else one for this process."""
+    folder = cache_folder() / "native"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        problem = _others_could_write(folder)
+        if not problem:
+            folder.chmod(0o700)
+            problem = "" if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
+    except OSError as error:
+        problem = f"can't be made ({error.strerror})"
+    if not problem:
+        return folder
+    log_once(
+        logging.WARNING,
+        f"the folder of compiled kernels, {folder}, {problem}, so they are compiled anew for every process: make it "
+        "yours alone (chmod 700), or set TOT_CACHE to a folder that is",
+    )
+    return _folder_for_now()
+
+
+@functools.cache
+def _folder_for_now() -> Path:
+    folder = tempfile.mkdtemp(prefix="tot-native-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
+
+
+def _others_could_write(path: Path) -> str:
+    """Who else than the user may have put there what is to be run, in words; "" for nobody."""
+    if not hasattr(os, "getuid"):  # Windows: the user's folders are the user's
+        return ""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if found.st_uid != os.getuid():
+        return f"belongs to another user (number {found.st_uid})"
+    return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+
+
+def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path) -> None:
+    """To a file of its own first, so that whoever finds the library finds all of it."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        code, made = Path(folder) / "source.c", Path(folder) / "library.so"
+        code.write_bytes(source)
+        command = [compiler, "-march=native", "-shared", "-fPIC", *options, str(code), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
+        made.chmod(0o700)
+        made.replace(path)
+
+
+@functools.cache
+def processor_flags() -> frozenset[str]:
+    """What the processor can do, as Linux says it."""
+    return frozenset(_told("flags").split())
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's name, as the system tells it."""
+    return _told("model name") or platform.processor() or platform.machine()
+
+
+def _told(what: str) -> str:
+    """What Linux says of the first processor; "" elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")

@@ -1,0 +1,264 @@
+"""FastCoT: a rationale is not decoded to its end; the answer is asked for after a glimpse of the rest.
+
+Zhang et al., 2023 (arXiv:2311.08263), section 4. A step feeds the last exact token and the next c entries of a buffer
+of approximate tokens, and yields the next exact token and c approximations (equation 4); the entries that come out as
+they went in are exact too (equation 5). After so many iterations, or once the answer has settled, the answer is decoded
+after prompt, exact tokens, the last window's approximate tokens and the trigger. It is not lossless: `Completion.parts`
+says which text is exact, which approximate, and how much was never decoded.
+
+All requests share each forward, so nothing is padded and no keys are stripped (the paper's figure 7).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from tot.decoders.drafting.drafters import Context, Draft
+from tot.decoders.drafting.outlook import Costs, Outlook
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.sampling import Draw, Sampled
+from tot.decoders.methods.acceptance import Coupled, Rule
+from tot.decoders.methods.autoregressive import ChoiceScorer, Strand
+from tot.decoders.methods.speculative import Speculation, Speculative
+from tot.decoders.request import Message
+
+WIDEST = 32
+"""Entries of a window that is chosen by measured cost, at most."""
+FIXED = 8
+"""Entries of a window that may not follow from costs and company, where none is given (figure 8 has 5 to 25)."""
+_CHEAP = 1.1
+"""A window costs next to nothing where its forward takes at most so many times as long as one without it."""
+
+
+class FastCoTOptions(BaseModel):
+    """Options of `fastcot`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    cap: Annotated[int, Field(ge=0)] | None = None
+    """Iterations after which a rationale is cut; 0 asks for the answer at once, None decodes rationales to their end.
+    `tot fastcot calibrate` finds one that costs little accuracy, and the window that it goes with."""
+    stable: Annotated[int, Field(ge=1)] | None = None
+    """Cut once the answer that would be given now has been the same in so many looks, one after another."""
+    every: Annotated[int, Field(ge=1)] = 4
+    """Iterations from one such look to the next."""
+    window: Annotated[int, Field(ge=0, le=128)] | None = None
+    """c, the context window; None takes the largest that costs at most 10% more than none, by the measured cost of
+    rows, for as many texts as are decoded just then: answers then depend on what a rationale is decoded beside."""
+    glimpse: bool = True
+    """Show the approximate tokens to the answer; False is the paper's baseline, a rationale that is only cut."""
+
+    trajectory: bool = False
+    """Keep (exact tokens so far, approximate tokens after them) of every iteration: `Completion.trajectory`."""
+
+    @model_validator(mode="after")
+    def _used(self) -> FastCoTOptions:
+        if "every" in self.model_fields_set and self.stable is None:
+            raise ValueError("every is how often an answer that may be stable is looked at: give stable too")
+        return self
+
+    @property
+    def k_config(self) -> tuple[int, ...]:
+        return (1,) * (WIDEST if self.window is None else max(1, self.window))
+
+    def acceptance(self) -> Rule:
+        return Coupled()
+
+
+@dataclass(slots=True)
+class _Buffer:
+    question: Sequence[int]
+    """What it holds at first, over and over (section 4.2)."""
+    computed: dict[int, int] = field(default_factory=dict)
+    """By position after the prompt: what the model drew last."""
+
+    def at(self, position: int) -> int:
+        return self.computed.get(position, self.question[position % len(self.question)])
+
+
+class Buffers:
+    """The approximate tokens of all texts, as a drafter."""
+
+    runner = None
+
+    def __init__(self, window: int | None, costs: Costs | None) -> None:
+        self.window = window
+        """c, or None where costs decide."""
+        self._costs = costs
+        self._buffers: dict[int, _Buffer] = {}
+
+    def begin(self, key: int, question: Sequence[int]) -> None:
+        self._buffers[key] = _Buffer(question)
+
+    def width(self, texts: int, length: float = 0.0) -> int:
+        """c, while so many texts are decoded at once, of that length on average."""
+        if self.window is not None or self._costs is None:
+            return self.window or 0
+        costs = self._costs.at(length)
+        most = _CHEAP * costs.of(texts)
+        return next((c for c in range(WIDEST, 0, -1) if costs.of(texts * (1 + c)) <= most), 0)
+
+    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+        lengths = [len(context.tokens) for context in contexts if context.widths]
+        width = self.width(len(contexts), sum(lengths) / max(1, len(lengths)))
+        drafts = []
+        for context in contexts:
+            draft = Draft()
+            start = len(context.tokens) - len(context.prompt)
+            for place in range(min(width, len(context.widths))):
+                draft.add(self._buffers[context.key].at(start + place), place - 1, "approximate")
+            drafts.append(draft)
+        return drafts
+
+    def saw(self, key: int, start: int, drawn: Sequence[int]) -> None:
+        """What the model drew for the positions from `start` on."""
+        self._buffers[key].computed.update(enumerate(drawn, start))
+
+    def glimpse(self, key: int, start: int) -> list[int]:
+        """The approximate tokens from `start` on: what was drawn, never what the buffer was begun with."""
+        found: list[int] = []
+        while (token := self._buffers[key].computed.get(start + len(found))) is not None:
+            found.append(token)
+        return found
+
+    def end(self, key: int) -> None:
+        self._buffers.pop(key, None)
+
+
+class FastCoT(Speculative):
+    """Decodes rationales that have a trigger as described above, everything else one token a step."""
+
+    def __init__(self, job: Job, companion: Speculation, buffers: Buffers, options: FastCoTOptions) -> None:
+        super().__init__(job, companion)
+        self._buffers = buffers
+        self._options = options
+        whole = not self._trigger or job.request.whole_rationale
+        self._cap = None if whole else options.cap
+        self._looks_for = None if whole else options.stable
+        self._iterations = [0] * len(job.outputs)
+        self._looking: dict[int, ChoiceScorer | Feed] = {}
+        """By sample: how the answer is being looked at in this step."""
+        self._settled: list[tuple[int | None, int]] = [(None, 0)] * len(job.outputs)
+        """By sample: the answer last looked at (a token or a choice's number), and in how many looks in a row."""
+
+    def growth(self) -> int:
+        looks = len(self._trigger) + sum(map(len, self._choices)) + self._speculation.nodes
+        return super().growth() + (0 if self._looks_for is None else looks * len(self._job.running))
+
+    def decoding(self) -> list[Strand]:
+        first = self._strands is None
+        if first and self._trigger:  # not before: a request may be refused, or cancelled while it waits
+            question = _question(self._job)
+            for key in self.keys:
+                self._buffers.begin(key, question)
+        strands = super().decoding()
+        if first and self._cap == 0:
+            for strand in strands:
+                self._cut(strand)
+                self._go_on_to_answer(strand)
+            strands = super().decoding()
+        return strands
+
+    def context(self, strand: Strand) -> Context:
+        if self._trigger and strand.output.index not in self._in_answer:
+            return super().context(strand)
+        return Context(self.keys[strand.output.index], self._job.prompt, (), (), ())  # nothing is drafted
+
+    def run(self, strand: Strand) -> list[Feed]:
+        feeds = super().run(strand)
+        index = strand.output.index
+        waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
+        if self._looks_for is None or not waited or index in self._in_answer:
+            return feeds
+        tree = self._job.tree
+        then = [*self._glimpse(strand), *self._trigger]
+        if self._choices:
+            scorer = self._looking[index] = ChoiceScorer(tree, strand.branch, then, self._choices)
+            return [*feeds, *scorer.feeds()]
+        fork = tree.fork(strand.branch)
+        tree.extend(fork, then)
+        likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
+        look = self._looking[index] = Feed(fork, len(strand.branch), len(fork), [likeliest])
+        return [*feeds, look]
+
+    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
+        super().take(strand, rows)
+        index, output = strand.output.index, strand.output
+        looks = self._look(index, rows)
+        if index in self._in_answer or not self._trigger:
+            return
+        self._iterations[index] += 1
+        if self._options.trajectory and output.finish_reason is None:
+            output.trajectory.append((len(output.tokens), tuple(self._glimpse(strand))))
+        capped = self._cap is not None and self._iterations[index] >= self._cap
+        settled = self._looks_for is not None and looks >= self._looks_for
+        if (capped or settled) and output.finish_reason is None:
+            self._cut(strand)
+
+    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+        """Cache update (section 4.3): drawn[i] is what comes after node i."""
+        if strand.output.index in self._in_answer or not self._trigger:
+            return
+        after = [drawn[node].token for node in range(kept, len(draft.tokens))]
+        self._buffers.saw(self.keys[strand.output.index], len(strand.output.tokens), after)
+
+    def _look(self, index: int, rows: Iterator[list[Sampled]]) -> int:
+        """What the answer would have been before this step; in how many looks in a row it has been that."""
+        looking = self._looking.pop(index, None)
+        if looking is None:
+            return 0
+        if isinstance(looking, ChoiceScorer):
+            scores = [score.total for score in looking.scores([next(rows) for _ in self._choices])]
+            answer = scores.index(max(scores))
+            looking.release()
+        else:
+            answer = next(rows)[0].token
+            self._job.tree.rollback(looking.branch, 0)
+        before, times = self._settled[index]
+        self._settled[index] = answer, times + 1 if answer == before else 1
+        return self._settled[index][1]
+
+    def _glimpse(self, strand: Strand) -> list[int]:
+        """The approximate tokens that come next, as far as the rationale would go on."""
+        output, codec = strand.output, self._job.codec
+        if not self._options.glimpse:
+            return []
+        tokens = self._buffers.glimpse(self.keys[output.index], len(output.tokens))[: output.room]
+        sampling = self._job.request.sampling
+        stops, ends = sampling.stop, () if sampling.ignore_eos else codec.end_ids
+        end = output.text[-max(map(len, stops), default=0) :] if stops else ""
+        for count, token in enumerate(tokens):
+            text = end + codec.decode(tokens[: count + 1])
+            if token in ends or any(stop in text for stop in stops):
+                return tokens[:count]
+        return tokens
+
+    def _cut(self, strand: Strand) -> None:
+        """End the rationale here. What is known of its rest goes before the trigger."""
+        output, key = strand.output, self.keys[strand.output.index]
+        output.cut(self._glimpse(strand))
+        self._speculation.end(key)
+
+    def release(self) -> None:
+        for looking in self._looking.values():
+            if isinstance(looking, ChoiceScorer):
+                looking.release()
+            else:
+                self._job.tree.rollback(looking.branch, 0)
+        super().release()
+
+
+def _question(job: Job) -> list[int]:
+    """The question's tokens: of the last paragraph that the user wrote. Few-shot examples stand before it."""
+    prompt = job.request.prompt
+    if isinstance(prompt, str):
+        texts = [prompt]
+    else:
+        texts = [part.content for part in prompt if isinstance(part, Message) and part.role == "user"]
+    paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()]
+    return (job.codec.encode(paragraphs[-1], continues=False) if paragraphs else []) or list(job.prompt)

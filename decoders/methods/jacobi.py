@@ -1,0 +1,128 @@
+"""Jacobi decoding: the target guesses its own next n tokens and corrects all of them at once, until they stay.
+
+CLLM (Kou et al., 2024), Algorithm 3: a window of n tokens after each text, of which a step keeps what the target draws
+as it was guessed, and one token more; what it drew after wrong tokens is the next guess. Keys and values of kept tokens
+stay, and the window shrinks until all of it is fixed. A consistency LLM is decoded the same way; it only guesses
+better. Seeded noise makes the fixed point the very text of `ar`, at any temperature.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter
+from tot.decoders.drafting.outlook import Outlook
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.methods.acceptance import Coupled, Rule
+from tot.decoders.methods.autoregressive import Strand
+from tot.decoders.methods.speculative import Speculation, Speculative
+
+_PLACES = 8
+"""Windows are learned about place by place; from here on, places are alike."""
+
+
+class JacobiOptions(BaseModel):
+    """Options of `jacobi`."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    n: Annotated[int, Field(ge=1, le=128)] = 16
+    """Tokens of a window."""
+    guess: Literal["prompt", "lookup", "tail"] = "prompt"
+    """What a new window holds: tokens of the prompt, by chance; what followed the text's end when it was last seen; or
+    the last tokens of the window before. Prompt tokens fill what the others leave."""
+    adapt: bool = True
+    """Feed only as much of a window as pays, by the measured cost of rows and what was kept so far."""
+    trajectory: bool = False
+    """Keep what was guessed in every step: `Completion.trajectory`."""
+
+    @property
+    def k_config(self) -> tuple[int, ...]:
+        return (1,) * self.n
+
+    def acceptance(self) -> Rule:
+        return Coupled()
+
+
+@dataclass(slots=True)
+class _Window:
+    tokens: list[int] = field(default_factory=list)
+    stayed: list[bool] = field(default_factory=list)
+    """Which of them the last step drew as they were."""
+    last: list[int] = field(default_factory=list)
+    """What was drawn at the end of the window before."""
+
+
+class Windows:
+    """The windows of all texts, as a drafter whose guesses are the target's own."""
+
+    runner = None
+
+    def __init__(self, n: int, guess: Literal["prompt", "lookup", "tail"]) -> None:
+        self._n = n
+        self._guess = guess
+        self._lookup = LookupDrafter() if guess == "lookup" else None
+        self._windows: dict[int, _Window] = {}
+
+    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+        begun = [context for context in contexts if not self._windows.setdefault(context.key, _Window()).tokens]
+        found = self._lookup.draft(contexts) if self._lookup is not None else [Draft() for _ in contexts]
+        known = {context.key: draft.tokens for context, draft in zip(contexts, found, strict=True)}
+        for context in begun:
+            self._begin(context, known[context.key])
+        return [self._chain(context, outlook) for context in contexts]
+
+    def _begin(self, context: Context, found: Sequence[int]) -> None:
+        window = self._windows[context.key]
+        chance = random.Random(len(context.tokens))
+        guesses = list(window.last if self._guess == "tail" else found)[: self._n]
+        guesses += chance.choices(context.prompt, k=self._n - len(guesses))
+        window.tokens, window.stayed = guesses, [False] * self._n
+
+    def _chain(self, context: Context, outlook: Outlook | None) -> Draft:
+        window, draft, chance = self._windows[context.key], Draft(), 1.0
+        for place, token in enumerate(window.tokens[: len(context.widths)]):
+            kind = ("jacobi", min(place, _PLACES), window.stayed[place])
+            if outlook is not None:
+                chance *= outlook.experience.chance(kind)
+                if not outlook.admit(chance):
+                    break
+            draft.add(token, place - 1, kind)
+        return draft
+
+    def saw(self, key: int, kept: int, drawn: Sequence[int]) -> None:
+        """So many tokens of a text's window were kept, and one more; what was drawn after each of the others."""
+        window = self._windows.get(key)
+        if window is None:  # nothing has been drafted for it yet
+            return
+        before, old = window.tokens[kept + 1 :], window.stayed[kept + 1 :]
+        window.stayed = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
+        window.tokens = [*drawn[: len(before)], *before[len(drawn) :]]
+        window.last = list(drawn) or window.last
+
+    def end(self, key: int) -> None:
+        self._windows.pop(key, None)
+        if self._lookup is not None:
+            self._lookup.end(key)
+
+
+class Jacobi(Speculative):
+    """Decodes as `Speculative` does; what the target draws after wrong tokens is its next guess."""
+
+    def __init__(self, job: Job, companion: Speculation, windows: Windows, trajectory: bool) -> None:
+        super().__init__(job, companion)
+        self._windows = windows
+        self._keeps = trajectory
+
+    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+        output = strand.output
+        if self._keeps:
+            output.trajectory.append((len(output.tokens) - kept - 1, tuple(draft.tokens)))
+        # Node i is token i of the window; after the first wrong one, drawn[i] guesses what comes after it.
+        self._windows.saw(self.keys[output.index], kept, [drawn[node].token for node in range(kept, len(draft.tokens))])

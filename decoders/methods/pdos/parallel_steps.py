@@ -1,0 +1,316 @@
+"""PDOS: steps that don't depend on one another are decoded side by side, within one text.
+
+Yu et al., 2025, section 3. Stage 1: the model writes a skeleton of titles; what must follow a title is fed, not drawn.
+Stage 2: the skeleton is rolled back, and each step is a branch from where it began, its title fed in one forward; all
+branches are one packed forward a step. Stage 3: the steps are put one after another, their keys and values computed
+anew, and decoding goes on; another skeleton begins another block. Steps that the request gives need no stage 1.
+The text is not that of `ar`: no step has seen the others when it is drawn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import takewhile
+
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.errors import RequestError
+from tot.decoders.methods.autoregressive import Autoregressive, ChoiceScorer, Strand
+from tot.decoders.methods.pdos.steps_block import Block, Head, Line, Step
+from tot.decoders.methods.pdos.steps_format import StepsFormat
+from tot.decoders.methods.pdos.steps_output import Passage, SteppedOutput
+
+STEP_KEY = 2**32
+"""Step number k of a text, from 1, draws its tokens as sample `index + k * STEP_KEY`, its positions from 0."""
+
+
+Move = Callable[[Sequence[int], int], None]
+
+
+class ParallelSteps(Autoregressive):
+    """Decodes as `Autoregressive` does, and steps side by side."""
+
+    def __init__(self, job: Job, form: StepsFormat, chunk: int, move: Move | None = None) -> None:
+        super().__init__(job)
+        self._form = form
+        self._chunk = chunk
+        self._move = move
+        """Where keys and values of steps are used again: turns the keys in slots by so many positions."""
+        self._lines: dict[int, Line] = {}
+        if self._choices and not self._trigger:
+            return
+        request, codec = job.request, job.codec
+        tail = codec.decode(job.prompt[-8:])
+        self._opening = "\n" if tail and not tail.endswith("\n") else ""
+        given = [self._head(title.strip()) for title in request.steps]
+        marker = None if given else form.options.marker
+        for output in job.outputs:
+            text = SteppedOutput(codec, request.sampling, output.index, output.room, marker)
+            self._lines[output.index] = Line(text, len(job.prompt), given)
+        job.outputs = [line.output for line in self._lines.values()]
+        self._check(given)
+
+    def growth(self) -> int:
+        """Skeletons and steps take no more than the text that takes their place, so only that is counted."""
+        more = 0
+        for strand in self._running():
+            line = self._lines.get(strand.output.index)
+            if line is not None and strand.output.index not in self._in_answer:
+                more += line.output.reserve - line.output.room + max(0, len(strand.pending) - 1)
+        return super().growth() + more
+
+    def run(self, strand: Strand) -> list[Feed]:
+        line = self._lines[strand.output.index]
+        if line.given:
+            heads, line.given = line.given, ()
+            self._begin_steps(strand, line, heads, self._opening)
+        if line.block is not None:
+            waiting = [step for step in line.block.steps if step.output.finish_reason is None]
+            line.block.active = waiting[: self._form.options.width]
+            return [step.run(self._job.tree, strand.branch) for step in line.block.active]
+        if line.gaps:
+            last = line.gaps[-1]
+            feeds = [Feed(strand.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
+            return [*feeds, Feed(strand.branch, last.start, last.stop, [strand.output.draw()])]
+        if line.filling is not None or len(strand.pending) > self._chunk:
+            return self._fill(strand, line)
+        return super().run(strand)
+
+    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
+        line = self._lines[strand.output.index]
+        if line.block is not None:
+            self._take_steps(strand, line, line.block, rows)
+            return
+        for _ in line.gaps[:-1]:
+            next(rows)
+        line.gaps = []
+        row = next(rows)
+        if not row:
+            return
+        (drawn,) = row
+        strand.pending = [drawn.token]
+        if line.title is not None:
+            self._take_title(strand, line, line.title, drawn)
+            return
+        line.output.add(drawn)
+        if line.output.skeleton:
+            self._job.account.skeletons += 1
+            if line.output.room and self._form.is_blank(line.output.after_marker()):
+                line.title = self._new_title()
+            else:
+                self._break(strand, line)
+
+    def release(self) -> None:
+        for line in self._lines.values():
+            for step in line.block.steps if line.block is not None else ():
+                step.release(self._job.tree)
+            for branch in line.held:
+                self._job.tree.release(branch)
+        super().release()
+
+    # -- stage 1: the skeleton ----------------------------------------------------------------------------------
+
+    def _new_title(self) -> Passage:
+        job, options = self._job, self._form.options
+        return Passage(job.codec, self._form.title_sampling(job.request.sampling), 0, options.title_tokens)
+
+    def _take_title(self, strand: Strand, line: Line, title: Passage, drawn: Sampled) -> None:
+        output, form = line.output, self._form
+        output.append(drawn)
+        if not title.add(drawn):
+            if not output.room:
+                self._break(strand, line)
+            return
+        # The text may not hold a stop string of the request, nor one that begins in the marker.
+        ends = any(stop in form.options.marker + title.open_text for stop in self._job.request.sampling.stop)
+        mark = None if ends or title.ended_by in self._job.request.sampling.stop else title.ended_by
+        if form.ends_block(title.open_text, mark) and line.heads:
+            self._begin_steps(strand, line, line.heads)
+            return
+        head = self._head(form.title(title.open_text))
+        known = [known.title for known in line.heads]
+        if mark != form.options.colon or not head.title or head.title in known or not self._fits(line, head):
+            self._break(strand, line)
+            return
+        line.heads.append(head)
+        if len(line.heads) == form.options.max_steps:
+            self._begin_steps(strand, line, line.heads)
+        else:
+            self._force(strand, line, title)
+
+    def _force(self, strand: Strand, line: Line, title: Passage) -> None:
+        """Feed the ellipsis and the next marker after a title's colon, whatever the model would write there."""
+        branch = strand.branch
+        kept, rest = title.whole(title.open_text + self._form.options.colon)
+        forced = self._form.forced(rest)
+        fed = len(title.tokens) - 1
+        self._job.tree.rollback(branch, len(branch) - max(0, fed - kept))
+        strand.pending = [*title.tokens[fed:kept], *forced]
+        line.output.given += len(forced) - (len(title.tokens) - kept)
+        line.title = self._new_title()
+        if line.output.room < 1:
+            self._break(strand, line)
+
+    def _break(self, strand: Strand, line: Line) -> None:
+        """The skeleton is not as it should be: run what steps it has; without any it was plain text."""
+        self._job.account.broken += 1
+        if line.heads:
+            self._begin_steps(strand, line, line.heads)
+            return
+        line.title = None
+        line.output.take_skeleton_as_text()
+
+    # -- stage 2: the steps -------------------------------------------------------------------------------------
+
+    def _head(self, title: str) -> Head:
+        text = self._form.header(title)
+        return Head(title, text, self._job.codec.encode(text))
+
+    def _frame(self, heads: Sequence[Head]) -> int:
+        """Tokens of a block that are given: titles and markers."""
+        return sum(len(head.ids) + len(self._form.between) for head in heads) + len(self._form.end)
+
+    def _fits(self, line: Line, head: Head) -> bool:
+        """Whether there would be a token for each step so far, for this one and for what follows."""
+        heads = [*line.heads, head]
+        lead = self._job.codec.encode(line.output.lead()[1])
+        return line.output.reserve - len(lead) - self._frame(heads) > len(heads)
+
+    def _begin_steps(self, strand: Strand, line: Line, heads: Sequence[Head], opening: str = "") -> None:
+        """Roll the skeleton back and set up a branch for each step."""
+        job, form, output = self._job, self._form, line.output
+        kept, rest = output.lead()
+        start = line.base + kept - output.first
+        unfed = strand.pending[: max(0, start - len(strand.branch))]  # the prompt's last token, if nothing was drawn
+        job.tree.rollback(strand.branch, start)
+        strand.pending = []
+        before = [*unfed, *job.codec.encode(rest + opening)]
+        left = output.reserve
+        share = (left - (len(before) - len(unfed)) - self._frame(heads)) // (len(heads) + 1)
+        limit = min(share, form.options.step_tokens or share)
+        sampling = form.step_sampling(job.request.sampling)
+        steps = []
+        for number, head in enumerate(heads, line.numbered + 1):
+            text = Passage(job.codec, sampling, output.index + number * STEP_KEY, limit)
+            steps.append(Step(head, before, text, limit, self._move is not None))
+        line.numbered += len(steps)
+        line.title, line.heads = None, []
+        line.block = Block(steps, before, len(unfed), left)
+        output.begin_steps(steps, opening, left)
+
+    def _take_steps(self, strand: Strand, line: Line, block: Block, rows: Iterator[list[Sampled]]) -> None:
+        tree, stops = self._job.tree, self._job.request.sampling.stop
+        for step in block.active:
+            (drawn,) = next(rows)
+            line.output.append(drawn)
+            if step.take(drawn) and not step.private:
+                step.release(tree)
+        stopped = next((i for i, step in enumerate(block.steps) if step.output.ended_by in stops), None)
+        if stopped is not None:  # the text ends there: no later step is part of it
+            for step in block.steps[stopped + 1 :]:
+                step.release(tree)
+            del block.steps[stopped + 1 :]
+        if all(step.output.finish_reason is not None for step in block.steps):
+            self._join(strand, line, block, stopped is not None)
+
+    # -- stage 3: the text goes on ------------------------------------------------------------------------------
+
+    def _join(self, strand: Strand, line: Line, block: Block, stopped: bool) -> None:
+        """Put the steps one after another, to be fed before the next token is drawn."""
+        form, output, account = self._form, line.output, self._job.account
+        line.block = None
+        ids = list(block.opening)
+        for step in block.steps:
+            last = stopped and step is block.steps[-1]
+            step.close(form.codec, "" if last else "\n")
+            ids += step.ids + ([] if last else form.between)
+        ids += [] if stopped else form.end
+        line.base = len(strand.branch) + len(ids)
+        if self._move is None or stopped:
+            strand.pending = ids
+            for step in block.steps:
+                step.release(self._job.tree)
+        else:
+            self._use_again(strand, line, block, ids, self._move)
+        output.end_steps("" if stopped else form.end_text, block.left - (len(ids) - block.unfed))
+        if stopped:
+            output.end("stop")
+        account.block_tokens += sum(len(step.output.tokens) for step in block.steps)
+        account.block_seconds += time.perf_counter() - block.began
+
+    def _use_again(self, strand: Strand, line: Line, block: Block, ids: Sequence[int], move: Move) -> None:
+        """Have the branch go over what the steps computed, with the keys moved; only what is missing is to be fed.
+
+        That is not what computing the text anew gives: no step has seen those before it.
+        """
+        tree, trunk = self._job.tree, len(strand.branch)
+        start = at = trunk + len(block.opening)
+        branches = []
+        for step in block.steps:
+            branch = step.branch
+            assert branch is not None
+            end = line.base if step is block.steps[-1] else at + len(step.ids) + len(self._form.between)
+            whole = ids[at - trunk : end - trunk]
+            fed = zip(tree.tokens(branch)[start:], whole, strict=False)
+            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], fed))
+            tree.rollback(branch, start + kept)
+            move(branch.slots[start:], at - start)
+            tree.extend(branch, whole[kept:], private=True)
+            line.gaps.append(range(at + kept, end))
+            branches.append(branch)
+            at = end
+        spliced = tree.splice(branches, start)
+        tree.release(strand.branch)
+        strand.branch, strand.pending = spliced, []
+        line.held += branches
+
+    def _fill(self, strand: Strand, line: Line) -> list[Feed]:
+        """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""
+        tree, branch = self._job.tree, strand.branch
+        fed = len(branch) if line.filling is None else line.filling
+        tree.extend(branch, strand.pending)
+        strand.pending, line.filling = [], None
+        start = tree.computed_length(branch, fed)
+        if len(branch) - start > self._chunk:
+            line.filling = start + self._chunk
+            return [Feed(branch, start, line.filling)]
+        start = min(start, len(branch) - 1)
+        return [Feed(branch, start, len(branch), [strand.output.draw()])]
+
+    def _go_on_to_answer(self, strand: Strand) -> None:
+        """As in `Autoregressive`, for a text that does not consist of what was drawn alone."""
+        job, line = self._job, self._lines[strand.output.index]
+        output, branch, trigger = line.output, strand.branch, job.request.answer_trigger
+        assert trigger is not None
+        first, drawn = output.first, list(output.tokens)
+        kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
+        ids = drawn[first:kept] + job.codec.encode(rest)
+        unfed = strand.pending[: max(0, line.base - len(branch))]  # a block, where nothing was drawn after it
+        fed = min(max(0, len(branch) - line.base), kept - first)
+        job.tree.rollback(branch, line.base + fed)
+        strand.pending = [*unfed, *ids[fed:]]
+        self._in_answer.add(output.index)
+        if self._choices:
+            strand.scorer = ChoiceScorer(job.tree, branch, strand.pending, self._choices)
+
+    def _check(self, given: Sequence[Head]) -> None:
+        """Refuse given steps that can't be written within their limits."""
+        if not given:
+            return
+        options, codec = self._form.options, self._job.codec
+        for head in given:
+            tokens = len(codec.encode(head.title))
+            if tokens > options.title_tokens:
+                raise RequestError(
+                    f"the step {head.title[:60]!r} has a title of {tokens} tokens and title_tokens is "
+                    f"{options.title_tokens}: shorten it, or raise title_tokens"
+                )
+        frame = self._frame(given) + len(codec.encode(self._opening))
+        least, room = frame + len(given) + 1, next(iter(self._lines.values())).output.room
+        if least > room:
+            raise RequestError(
+                f"{len(given)} steps need {least} tokens at least, {frame} of them for titles and markers, and there "
+                f"is room for {room}: raise max_tokens, shorten the prompt, or give fewer steps"
+            )

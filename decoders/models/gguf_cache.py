@@ -1,0 +1,145 @@
+"""Converted GGUF files in the user's cache folder: made once, whole or not there at all.
+
+A conversion is written to a temporary folder, its manifest last, and renamed into place under a file lock. A folder
+whose manifest is missing or does not fit its files is never used. Knows nothing of how a file is converted or loaded.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+from filelock import FileLock
+
+from tot.decoders.errors import ModelError
+from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
+
+FORMAT = 1  # of the manifest and of what a conversion writes; raise it when either changes
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class CachedModel:
+    """A whole conversion: its folder, the GGUF file's name, an id of this very build, and the bytes it takes."""
+
+    folder: Path
+    source: str
+    build: str
+    size: int
+
+
+def cache_folder() -> Path:
+    """Where tot keeps what it may lose: $TOT_CACHE, or the user's cache folder."""
+    from platformdirs import user_cache_path
+
+    override = os.environ.get("TOT_CACHE")
+    return Path(override).expanduser() if override else user_cache_path("tot")
+
+
+def cached_model(path: Path, root: Path, distrust: str | None = None) -> CachedModel:
+    """The conversion of the GGUF file at `path` in `root`, made now if it isn't there.
+
+    `distrust` is the `build` of a conversion that turned out unreadable: that one is made anew. Waits while another
+    process converts the same file. Raises ModelError if the file can't be read, converted or written.
+    """
+    try:
+        with path.open("rb") as file:
+            digest = hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise ModelError(f"{path} can't be read ({error.strerror}): check the path and its permissions") from error
+    folder = root / f"{path.stem}-{digest[:16]}-v{FORMAT}"
+    found = read_manifest(folder)
+    if found is not None and found.build != distrust:
+        return found
+    from safetensors import SafetensorError
+
+    gguf_file = read_gguf(path)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        with FileLock(root / f"{folder.name}.lock"):
+            return _convert_locked(gguf_file, digest, folder, distrust)
+    except (OSError, SafetensorError) as error:
+        # A SafetensorError carries no errno: only its text tells a full disk from a read-only one.
+        full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
+        if full:
+            raise _no_space(gguf_file, root) from error
+        raise ModelError(
+            f"the cache folder {root} can't be written ({getattr(error, 'strerror', None) or error}): "
+            "make it writable, or set TOT_CACHE to a folder that is"
+        ) from error
+
+
+def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | None) -> CachedModel:
+    found = read_manifest(folder)
+    if found is not None and found.build != distrust:
+        return found  # another process made it while this one waited for the lock
+    # Only the lock's holder writes under this name, so what lies here is a killed conversion's.
+    for stale in (folder, *folder.parent.glob(f"{folder.name}.tmp-*")):
+        shutil.rmtree(stale, ignore_errors=True)
+    if shutil.disk_usage(folder.parent).free < file.converted_bytes:
+        raise _no_space(file, folder.parent)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
+    try:
+        convert(file, scratch)
+        _write_manifest(scratch, file.path.name, digest)
+        scratch.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    made = read_manifest(folder)
+    if made is None:
+        raise ModelError(f"the converted model in {folder} does not stay as written: check the disk, or set TOT_CACHE")
+    return made
+
+
+def read_manifest(folder: Path) -> CachedModel | None:
+    """The conversion in `folder`, or None if it is not there, of another format, or not whole."""
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text())
+        sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
+        if manifest["format"] != FORMAT or sizes != manifest["files"]:
+            return None
+        return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), sum(sizes.values()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _write_manifest(folder: Path, source: str, digest: str) -> None:
+    files = sorted(folder.iterdir())
+    for file in files:
+        _sync(file)
+    manifest = {
+        "format": FORMAT,
+        "source": source,
+        "sha256": digest,
+        "build": uuid.uuid4().hex,
+        "files": {file.name: file.stat().st_size for file in files},
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
+    _sync(folder / MANIFEST)
+    _sync(folder)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir() and os.name == "nt":
+        return  # Windows opens no folder
+    descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _no_space(file: GGUFFile, root: Path) -> ModelError:
+    needed, free = file.converted_bytes, shutil.disk_usage(root).free
+    return ModelError(
+        f"converting {file.path.name} needs {needed:,} bytes in {root}, {free:,} are free: "
+        "free some space, or set TOT_CACHE to a folder on another disk"
+    )

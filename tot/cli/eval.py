@@ -1,0 +1,119 @@
+"""`tot eval`: a task's questions from a data set, searched many at once and scored; and evaluations side by side."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from tot.cli.options import takes
+from tot.decoders.errors import OptionError, unknown
+from tot.evaluation.configuration import Configuration, read_yaml
+
+if TYPE_CHECKING:
+    from tot.evaluation.results import Results
+
+_PICTURES = (".png", ".svg", ".pdf")
+
+
+@takes(Configuration)
+def eval_command(
+    context: typer.Context,
+    *,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="TASK", help="A task's name, or path/to/file.py:ClassName; with --compare, folders instead."
+        ),
+    ] = None,
+    given: dict[str, Any],
+    config: Annotated[
+        Path | None, typer.Option(help="Take options from this YAML file, such as a folder's config.yaml; flags win.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The results folder; by default a new one in runs/.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder that --out names.")] = False,
+    track: Annotated[str | None, typer.Option(help="Tell mlflow, wandb or trackio, where installed.")] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare finished folders on the problems that all of them have.")
+    ] = False,
+    plot: Annotated[
+        Path | None, typer.Option(help="With --compare: draw score against tokens and seconds, into this file.")
+    ] = None,
+) -> None:
+    """Search all questions of a data set, many at once, and score the answers."""
+    names = names or []
+    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
+    if compare:
+        others = {**given, "config": config, "out": out, "resume": resume, "track": track}
+        if unused := [name for name, value in others.items() if value]:
+            raise OptionError(f"--compare reads finished folders: leave --{unused[0].replace('_', '-')} out")
+        _compare([Path(name) for name in names], plot, console)
+        return
+    if plot is not None:
+        raise OptionError("--plot draws what --compare compares: give --compare and folders")
+    if len(names) > 1:
+        raise OptionError(f"there is one task too many, {names[1]!r}: give one, or --compare and folders")
+    options = {**(read_yaml(config) if config is not None else {}), **given}
+    if names:
+        options["task"] = names[0]
+    configuration = Configuration.made(options)
+
+    from tot.evaluation.run import carry_out, place
+    from tot.evaluation.tracking import tracker
+    from tot.evaluation.work import Work
+
+    work = Work.named(configuration)
+    out = place(out, resume, work)
+    try:
+        results = carry_out(work, out, resume, tracker(track))
+    except KeyboardInterrupt:
+        sys.stderr.write(f"tot: interrupted; the same command with --resume --out {out} goes on\n")
+        raise typer.Exit(130) from None
+    console.print(_summary(results))
+    if results.errors or results.bad_rows:
+        raise typer.Exit(1)
+
+
+def _summary(results: Results) -> Table:
+    rows = Table.grid(padding=(0, 2))
+    each = 1 / results.samples
+    judging = results.by_purpose.get("judge", {}).get("new_tokens", 0)
+    shown = {
+        "score": results.score_said,
+        "best of repeats": results.any.said() if results.any and results.samples > results.problems else None,
+        "verified by the task": f"{results.solved} of {results.samples}" if results.solved else None,
+        "judged": results.judged.said(".2f") if results.judged is not None else None,
+        "no readable answer": results.parse_failures.said() if results.score else None,
+        "failed": f"{results.errors} of {results.samples}" if results.errors else None,
+        "bad rows": str(results.bad_rows) if results.bad_rows else None,
+        "a problem took": f"{each * (results.tokens - judging):.0f} new tokens, {each * results.thoughts:.1f} "
+        f"thoughts, {each * results.seconds:.1f} s",
+        "judging it took": f"{each * judging:.0f} new tokens" if judging else None,
+        "accepted of drafted": f"{results.acceptance:.0%}" if results.acceptance is not None else None,
+        "acceptance rate": f"{results.acceptance_rate:.0%}" if results.acceptance_rate is not None else None,
+        "cost": f"{results.cost:.4g}" if results.cost else None,
+        "folder": str(results.folder),
+    }
+    for name, value in shown.items():
+        if value is not None:
+            rows.add_row(name, value)
+    return rows
+
+
+def _compare(folders: list[Path], plot: Path | None, console: Console) -> None:
+    from tot.cli.settings import checked
+    from tot.evaluation.compare import compare, picture, table
+
+    if plot is not None and checked(plot, "--plot").suffix not in _PICTURES:
+        raise OptionError(f"--plot {plot}: " + unknown("kind of picture", plot.suffix, _PICTURES))
+    common, sides = compare(folders)
+    console.print(table(sides))
+    console.print(f"problems that all have: {common}")
+    if plot is not None:
+        from tot.report.plots import save
+
+        save(picture(sides), plot)

@@ -1,0 +1,114 @@
+"""`tot fastcot calibrate` and `tot bench fastcot`: after how many iterations a rationale may be cut."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+app = typer.Typer(no_args_is_help=True, help="FastCoT: answers from rationales that are cut.", rich_markup_mode=None)
+
+Data = Annotated[
+    str, typer.Option(help="Questions with answers: .jsonl, .json, .csv or .parquet, or org/name:split on the hub.")
+]
+TaskName = Annotated[str, typer.Option("--task", help="A task with an answer trigger: multiple_choice, gsm8k, ….")]
+Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")]
+MaxTokens = Annotated[int, typer.Option(min=2, help="Most tokens of a rationale.")]
+Window = Annotated[
+    int | None, typer.Option(min=0, max=128, help="Context window c; by default what costs at most 10% a forward.")
+]
+Loss = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that may be lost, as a share.")]
+Agreement = Annotated[float, typer.Option(min=0, max=1, help="Share of answers that have to stay as they are.")]
+
+
+@app.callback()
+def group() -> None:
+    """A group, also while it has one command only."""
+
+
+@app.command("calibrate")
+def calibrate_command(
+    data: Data,
+    task: TaskName = "multiple_choice",
+    model: Model = "smollm2-135m",
+    limit: Annotated[int, typer.Option(min=2, help="Questions, drawn from those in the file.")] = 50,
+    max_tokens: MaxTokens = 128,
+    window: Window = None,
+    loss: Loss = 0.03,
+    agreement: Agreement = 0.9,
+    every: Annotated[int, typer.Option(min=1, help="Iterations between the caps that are tried.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Other seeds, other questions.")] = 0,
+    out: Annotated[Path, typer.Option(help="Write the curve to this .json file, and a picture beside it.")] = Path(
+        "fastcot-calibration.json"
+    ),
+) -> None:
+    """Find the least cap that keeps accuracy and answers with a window (section 4.4), and save the curve."""
+    from dataclasses import asdict
+
+    from tot.bench.fastcot import find_cap, questions
+    from tot.cli.settings import checked
+    from tot.decoders.drafting.row_costs import engine_costs
+    from tot.decoders.engine.engine import Engine
+    from tot.decoders.methods.fastcot import Buffers
+    from tot.decoders.models.loading import load_model
+    from tot.report.plots import curves, save
+    from tot.tree import write_json
+
+    out = checked(out)
+    asked = questions(task, data, limit, max_tokens, seed)
+    with Engine(load_model(model)) as engine:
+        width = Buffers(window, None if window is not None else engine_costs(engine)).width(1)
+        found, note = find_cap(engine, asked, [*range(0, max_tokens + 1, every)], width, loss, agreement)
+    write_json(out, {"model": model, "task": task, "window": width, "note": note, **asdict(found)})
+    lines = {
+        "accuracy": (found.iterations, [100 * value for value in found.accuracy]),
+        "answers unchanged": (found.iterations, [100 * value for value in found.agreement]),
+    }
+    save(curves(lines, "iterations", "%", {"accuracy of whole rationales": 100 * found.full}), out.with_suffix(".png"))
+    console = _console()
+    console.print(f"{len(asked)} questions, window {width}: {note}")
+    if found.cap is not None:
+        console.print(f"use them: --decoder fastcot --decoder-option cap={found.cap} --decoder-option window={width}")
+    console.print(f"curve: {out}, {out.with_suffix('.png')}")
+
+
+def bench_command(
+    data: Data,
+    task: TaskName = "multiple_choice",
+    model: Model = "smollm2-135m",
+    limit: Annotated[int, typer.Option(min=4, help="Questions, half to calibrate on, half to test.")] = 100,
+    timed: Annotated[int, typer.Option(min=1, help="Questions of the latter that are timed.")] = 16,
+    max_tokens: MaxTokens = 128,
+    window: Window = None,
+    loss: Loss = 0.03,
+    agreement: Agreement = 0.9,
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds of what is masked in rationales.")] = 5,
+    out: Annotated[Path, typer.Option(help="Write the numbers to this .json file, and pictures beside it.")] = Path(
+        "bench-fastcot.json"
+    ),
+) -> None:
+    """FastCoT against whole rationales: time, accuracy, answers unchanged; the paper's tables and figures."""
+    from tot.bench.fastcot import run
+    from tot.cli.settings import checked
+
+    run(
+        task,
+        data,
+        model,
+        limit,
+        timed,
+        max_tokens,
+        window,
+        loss,
+        agreement,
+        seeds,
+        checked(out),
+        _console(),
+    )
+
+
+def _console() -> Console:
+    return Console(highlight=False, width=None if sys.stdout.isatty() else 150)

@@ -1,0 +1,136 @@
+"""RewardModel: a state's value from a trained reward model, by transformers' own classification heads.
+
+Outcome reward models score a whole text (sequence classification); process reward models score the end of every step
+(token classification; Lightman et al., 2023). Weights are read from safetensors only, and no code from a hub is run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Hashable, Sequence
+from functools import cache
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from tot.decoders.errors import ModelError
+from tot.decoders.request import Message
+from tot.evaluators.model import Evaluator
+from tot.search.session import Problem
+from tot.search.steps import Evaluation
+from tot.tree import Node
+
+Steps = tuple[str, tuple[str, ...]]
+"""A question, and the thoughts after it."""
+
+
+class RewardModel(Evaluator):
+    """Scores the question and the thoughts so far.
+
+    `kind` "outcome" needs a sequence-classification head: a single label gives its score as it is, several the
+    probability of `label`. "process" needs a token-classification head: the probability of `label` at the last token of
+    every thought, made one by `aggregate`. The text is the question and then the thoughts, each with `separator` after
+    it; as a user's and an assistant's message where the model has a chat template.
+    """
+
+    model: Any
+    """A hub id, a folder, or a model object (then with `tokenizer`)."""
+    tokenizer: Any = None
+    kind: Literal["outcome", "process"] = "outcome"
+    label: Annotated[int, Field(ge=0)] = 1
+    """Which label means right."""
+    aggregate: Literal["last", "min", "mean", "product"] = "last"
+    separator: Annotated[str, Field(min_length=1)] = "\n"
+    batch: Annotated[int, Field(ge=1)] = 16
+
+    def key(self, problem: Problem, node: Node) -> Hashable | None:
+        return "reward model", id(self), _text(problem, node)
+
+    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+        texts = [_text(problem, node) for node in nodes]
+        return [Evaluation(value) for value in await asyncio.to_thread(self.scores, texts)]
+
+    def scores(self, texts: Sequence[Steps]) -> list[float]:
+        """The value of each text. Raises ModelError where the model can't be had, or has no such label."""
+        import torch
+
+        if isinstance(self.model, str):
+            model, tokenizer = _load(self.model, self.kind)
+        elif self.tokenizer is None:
+            raise ModelError("RewardModel has a model object and no tokenizer: give tokenizer=... as well")
+        else:
+            model, tokenizer = self.model, self.tokenizer
+        padding = model.config.pad_token_id
+        size = self.batch if padding is not None else 1  # heads that look for the last token need to know the padding
+        values: list[float] = []
+        for start in range(0, len(texts), size):
+            rows = [self._encode(tokenizer, *text) for text in texts[start : start + size]]
+            width = max(len(tokens) for tokens, _ in rows)
+            ids = torch.full((len(rows), width), padding or 0, device=model.device)
+            mask = torch.zeros_like(ids)
+            for row, (tokens, _) in enumerate(rows):  # padded on the right: positions stay what they are
+                ids[row, : len(tokens)] = torch.tensor(tokens, device=model.device)
+                mask[row, : len(tokens)] = 1
+            with torch.inference_mode():
+                logits = model(input_ids=ids, attention_mask=mask).logits.float()
+            for row, (_, ends) in enumerate(rows):
+                values.append(self._value(logits[row] if self.kind == "outcome" else logits[row, ends]))
+        return values
+
+    def _encode(self, tokenizer: Any, question: str, thoughts: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Token ids, and the position of the last token of every thought."""
+        from tot.decoders.engine.text import TextCodec
+
+        codec = TextCodec(tokenizer)
+        if tokenizer.chat_template is None:
+            ids = codec.encode_prompt(question + self.separator)
+            closing = tokenizer.sep_token_id
+        else:
+            ids = codec.encode_prompt((Message(role="user", content=question),))
+            closing = tokenizer.eos_token_id
+        ends = []
+        for thought in thoughts:
+            ids += codec.encode(thought + self.separator)
+            ends.append(len(ids) - 1)
+        return ids + ([closing] if closing is not None else []), ends
+
+    def _value(self, logits: Any) -> float:
+        """From the logits of one text: (labels,), or (thoughts, labels)."""
+        labels = logits.shape[-1]
+        if self.kind == "outcome" and labels == 1:
+            return float(logits[0])
+        if not self.label < labels or labels == 1:
+            raise ModelError(f"label {self.label} is not among the reward model's {labels} labels: give another label")
+        right: list[float] = logits.softmax(-1)[..., self.label].reshape(-1).tolist()
+        if self.aggregate == "min":
+            return min(right)
+        if self.aggregate == "mean":
+            return math.fsum(right) / len(right)
+        return math.prod(right) if self.aggregate == "product" else right[-1]
+
+
+def _text(problem: Problem, node: Node) -> Steps:
+    state = problem.tree.state(node)
+    return state.question, tuple(thought.text for thought in state.thoughts)
+
+
+@cache
+def _load(name: str, kind: str) -> tuple[Any, Any]:
+    """A reward model in eval mode and its tokenizer, loaded once a process."""
+    from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
+
+    head = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+        model, report = head.from_pretrained(
+            name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
+        )
+    except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ModelError(f"reward model {name} can't be loaded ({reason}): give a hub id or a folder") from error
+    architectures = model.config.architectures or [type(model).__name__]
+    if report["missing_keys"] or report["unexpected_keys"] or type(model).__name__ not in architectures:
+        # transformers would give missing weights random values, and a head of the other kind may fit by its shape
+        raise ModelError(f"reward model {name} is {architectures[0]}, not one of kind {kind!r}: try the other kind")
+    return model.eval().requires_grad_(False), tokenizer

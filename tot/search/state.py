@@ -1,0 +1,352 @@
+"""Growth: one search over one tree, driven from outside: `ask()` what to do next, `tell()` what came of it.
+
+It applies thoughts to the task's world, folds equal states together, finds goals and tells the hooks. It asks no model:
+`Problem` drives it with one; whoever has thoughts and values of their own drives it by hand.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from tot.decoders.errors import TaskError, TotError
+from tot.search.hooks import Hooks
+from tot.search.seeds import derive
+from tot.search.steps import Draft, Evaluate, Evaluation, Expand, Step
+from tot.state import State, Thought
+from tot.task import Task
+from tot.tree import Node, ThoughtTree
+
+if TYPE_CHECKING:
+    from tot.search.base import Search
+
+_WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+
+
+class Growth:
+    """A search under way: `BFS(thoughts=2).start(task, "question")` makes one.
+
+    while (step := growth.ask()) is not None:
+        if isinstance(step, Expand):
+            growth.tell([my_thoughts(state) for state in step.states])  # some texts for each state
+        else:
+            growth.tell([my_value(state) for state in step.states])  # a number for each state
+    growth.best, growth.tree
+    """
+
+    def __init__(
+        self, search: Search, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None
+    ) -> None:
+        root = question if isinstance(question, State) else task.start(question)
+        self.task = task
+        self.tree = ThoughtTree(root)
+        self.best: Node = self.tree.root
+        """Where the search would answer from, as things stand."""
+        self.goals: list[Node] = []
+        """Terminal states that the task takes for solutions, in the order in which they were found."""
+        self.solved: Node | None = None
+        """The first state whose answer the task verified."""
+        self.stopped: str | None = None
+        """Why the search ended, where that needs saying."""
+        depth = search.depth_for(task)
+        self.levels = math.inf if depth is None else depth - 1
+        """T - 1: levels of thoughts that may grow."""
+        self._seed = seed
+        self._hooks = Hooks(hooks)
+        self._merge = search.merges(root)
+        self._names_ends = type(task).is_terminal is not Task.is_terminal
+        self._keys: dict[int, Hashable] = {0: self._key(root)}
+        self._siblings: dict[tuple[int, Hashable], Node] = {}
+        self._met: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
+        self._waiting: Step | None = None
+        self._told: list[Node] | None = None
+        self._over = False
+        self._steps = search.steps(self)
+        self._look(self.tree.root, root)
+
+    # -- driving it -----------------------------------------------------------------------------------------------
+
+    def ask(self) -> Step | None:
+        """The step to be done next, the same one until it is told; None where the search has ended."""
+        while self._waiting is None and not self._over:
+            try:
+                step = next(self._steps) if self._told is None else self._steps.send(self._told)
+            except StopIteration:
+                self._over = True
+                if self.stopped is None and self._names_ends and not self.goals:
+                    self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
+                break
+            self._told = []
+            if isinstance(step, Expand):
+                step = self.expand(self._hooks.hear("on_select", self, list(step.nodes)), step.count, step.whole)
+            if self._over:
+                break
+            if step.nodes:
+                self._waiting = step
+        return None if self._over else self._waiting
+
+    def tell(self, results: Sequence[Any]) -> list[Node]:
+        """What came of the step asked for. Returns the new children, or the nodes valued.
+
+        For each node of an Expand some thoughts (texts, Thoughts or Drafts), for each of an Evaluate a value (a number,
+        None or an Evaluation).
+
+        Raises TaskError where nothing was asked, where results are missing, and where a method of the task fails.
+        """
+        step = self._waiting
+        if step is None:
+            raise TaskError("nothing was asked: call ask() before tell()")
+        if len(results) != len(step.nodes):
+            raise TaskError(f"{len(results)} results for {len(step.nodes)} nodes: tell one for each, in their order")
+        if isinstance(step, Expand):
+            drafts = [[self._draft(proposal) for proposal in _each(proposals)] for proposals in results]
+            self._waiting = None
+            grown: dict[int, Node] = {}
+            for node, siblings in zip(step.nodes, drafts, strict=True):
+                for draft in siblings:
+                    child = self._grow(node, draft, step.whole)
+                    if child is not None:
+                        grown[child.id] = child
+            nodes = self._hooks.hear("on_expand", self, list(grown.values()))
+        else:
+            evaluations = list(map(_evaluation, results))
+            self._waiting = None
+            for node, evaluation in zip(step.nodes, evaluations, strict=True):
+                self._value(node, evaluation, step.fast)
+            nodes = self._hooks.hear("on_evaluate", self, list(step.nodes))
+        self._told = nodes
+        if self._over:  # a hook stopped the search before it could look at these
+            self.best = max([self.best, *self.goals, *nodes], key=self._rank)
+        return nodes
+
+    def stop(self, why: str) -> None:
+        """End the search as it stands."""
+        self.stopped, self._over = why, True
+
+    def inject(self, parent: Node, thought: str | Thought) -> Node | None:
+        """A thought of the caller's own as a child of `parent`; None where it is not legal, or there already."""
+        return self._grow(parent, self._draft(thought), whole=False)
+
+    # -- what searches use ----------------------------------------------------------------------------------------
+
+    def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False) -> Expand:
+        """The step that grows thoughts after each of `nodes`."""
+        return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole)
+
+    def evaluate(self, nodes: Sequence[Node], fast: bool = False) -> Evaluate:
+        """The step that values each of `nodes`."""
+        return Evaluate(tuple(nodes), tuple(map(self.tree.state, nodes)), fast)
+
+    def is_end(self, node: Node) -> bool:
+        """True where nothing more may grow: a terminal state, or full depth."""
+        return node.terminal or node.depth >= self.levels
+
+    def actions(self, node: Node) -> list[str]:
+        """The task's legal actions at a node."""
+        actions = self._call("actions", self.tree.state(node))
+        if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+            raise TaskError(f"{type(self.task).__name__}.actions gave {actions!r}: return a list of texts")
+        return list(actions)
+
+    def heuristic(self, node: Node) -> float:
+        """The task's estimate of the cost still to come."""
+        return self._number("heuristic", self.tree.state(node))
+
+    def reward(self, node: Node) -> float:
+        """The task's own reward at a node."""
+        return self._number("reward", self.tree.state(node))
+
+    def answer_at(self, node: Node) -> Any | None:
+        """The answer that a node's state holds without asking; None where it holds none."""
+        if node.thought is not None and self.task.chain in node.thought.parts:
+            return self._call("parse_answer", node.thought.parts[self.task.chain])
+        return self._call("answer_at", self.tree.state(node))
+
+    def verify(self, answer: Any) -> bool:
+        """True where the task itself can tell that an answer is right."""
+        return bool(self._call("verify", self.tree.state(self.tree.root).question, answer))
+
+    def complete(self) -> list[Node]:
+        """The states that an answer may be asked at: leaves where nothing more may grow; else the deepest leaves."""
+        leaves = self.tree.leaves()
+        ends = [node for node in leaves if self.is_end(node)]
+        deepest = max((node.depth for node in leaves), default=0)
+        return ends or [node for node in leaves if node.depth == deepest] or [self.best]
+
+    def hear(self, event: str, nodes: list[Node]) -> list[Node]:
+        """Tell the hook of an event that only the search knows of; the nodes to go on with."""
+        return self._hooks.hear(event, self, nodes)
+
+    def random(self, *about: object) -> random.Random:
+        """Random numbers that depend on the run's seed, the question and `about` alone."""
+        return random.Random(derive(self._seed, self.tree.state(self.tree.root).question, *about))
+
+    # -- thoughts into the tree -----------------------------------------------------------------------------------
+
+    def _draft(self, proposal: Any) -> Draft:
+        if isinstance(proposal, Draft):
+            return proposal
+        if isinstance(proposal, str):
+            return Draft(Thought(parts={self.task.thought[-1]: proposal}))
+        if isinstance(proposal, Thought):
+            return Draft(proposal)
+        raise TaskError(f"{proposal!r} is not a thought: tell texts, Thoughts or Drafts")
+
+    def _grow(self, parent: Node, draft: Draft, whole: bool) -> Node | None:
+        """The node that a draft becomes, or that it makes cheaper to reach; None where it adds nothing."""
+        parent.parse_failures += draft.parse_failures
+        thought = draft.thought
+        state = None if thought is None else self._step(parent, thought, whole)
+        key = None if thought is None or state is None else thought.text if whole else self._key(state)
+        if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
+            parent.rejected += thought is not None  # not legal, or back to where the path has been
+            self.tree.spend(parent, draft.usage, draft.calls)
+            return None
+        thought = state.thoughts[-1]  # as the task wrote it down
+        cost = parent.cost + (0.0 if whole else self._cost(parent, thought))
+        known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
+        if known is not None:
+            return self._reached_again(known, parent, thought, state, cost, draft)
+        node = self.tree.add(parent, thought, state.world, cost=cost, prior=draft.prior)
+        node.confidence, node.decoder = draft.confidence, draft.decoder
+        self.tree.spend(node, draft.usage, draft.calls)
+        self._keys[node.id] = key
+        self._siblings[parent.id, key] = node
+        self._met.setdefault(key, node)
+        node.terminal = whole or bool(self._call("is_terminal", state))
+        self._look(node, state)
+        return node
+
+    def _reached_again(
+        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, draft: Draft
+    ) -> Node | None:
+        """Fold a draft into the node whose state it leads to; the node where this is a cheaper way."""
+        sibling = node.parent == parent.id
+        node.merged += 1
+        self.tree.spend(node, draft.usage, draft.calls)
+        if sibling and node.prior is not None and draft.prior is not None:
+            node.prior += draft.prior
+        if not cost < node.cost or node.pruned:
+            self.tree.link(parent, node, thought)
+            return None
+        self.tree.move(node, parent, thought)
+        self._siblings[parent.id, self._keys[node.id]] = node
+        node.cost, node.world = cost, state.world
+        if not sibling:
+            node.prior = draft.prior
+        for below in self.tree.below(node):  # worlds may remember the path, which has changed
+            if below is not node and below.parent is not None and below.thought is not None:
+                after = self._call("step", self.tree.state(self.tree[below.parent]), below.thought)
+                below.world = below.world if after is None else after.world
+        return node
+
+    def _step(self, parent: Node, thought: Thought, whole: bool) -> State | None:
+        before = self.tree.state(parent)
+        if whole:
+            return before.then(thought)
+        after = self._call("step", before, thought)
+        if after is None:
+            return None
+        name = type(self.task).__name__
+        if not isinstance(after, State) or len(after.thoughts) != len(before.thoughts) + 1:
+            raise TaskError(
+                f"{name}.step gave {after!r}: return state.then(thought, world), or None if it is not legal"
+            )
+        try:
+            _WORLD.validate_python(after.world)
+        except ValidationError:
+            raise TaskError(
+                f"{name}.step gave a world that is not JSON data, {after.world!r}: use text, numbers, lists and dicts"
+            ) from None
+        return after
+
+    def _cost(self, parent: Node, thought: Thought) -> float:
+        cost = self._number("cost", self.tree.state(parent), thought)
+        if cost < 0:
+            raise TaskError(f"{type(self.task).__name__}.cost of {thought.text!r} is {cost}: it has to be 0 or more")
+        return cost
+
+    def _number(self, method: str, *arguments: Any) -> float:
+        """What a method of the task says, which has to be a number."""
+        number = self._call(method, *arguments)
+        if not isinstance(number, int | float) or math.isnan(number):
+            raise TaskError(f"{type(self.task).__name__}.{method} gave {number!r}: return a number")
+        return float(number)
+
+    def _key(self, state: State) -> Hashable:
+        key: Hashable = self._call("key", state)
+        if not _hashable(key):
+            raise TaskError(f"{type(self.task).__name__}.key gave {key!r}, which can't be hashed: use text or tuples")
+        return key
+
+    def _rank(self, node: Node) -> tuple[bool, bool, float]:
+        """Verified answers first, then goals, then the most valuable."""
+        return node is self.solved, node.goal, -math.inf if node.value is None else node.value
+
+    def _look(self, node: Node, state: State) -> None:
+        """Note a new node's terminal state, goal and verified answer."""
+        if node.parent is None:
+            node.terminal = bool(self._call("is_terminal", state))
+        if not (node.terminal if self._names_ends else self.is_end(node)):
+            return
+        answer = self.answer_at(node)
+        verified = answer is not None and self.verify(answer)
+        whole = node.thought is not None and self.task.chain in node.thought.parts
+        node.goal = verified or (not whole and bool(self._call("is_goal", state)))
+        if node.goal and self._hooks.hear("on_goal", self, [node]):
+            self.goals.append(node)
+            if verified and self.solved is None:
+                self.solved = node
+        else:
+            node.goal = False
+
+    def _value(self, node: Node, evaluation: Evaluation, fast: bool) -> None:
+        value, failures = evaluation.value, evaluation.parse_failures
+        if value is not None and math.isnan(value):
+            value, failures = self.task.default_value, failures + 1
+        if fast:
+            node.fast = value
+        else:
+            node.value = value
+        self.tree.spend(node, evaluation.usage, evaluation.calls)
+        node.parse_failures += failures
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        """A method of the task; what it raises names the method."""
+        try:
+            return getattr(self.task, method)(*arguments)
+        except TotError:
+            raise
+        except Exception as error:  # whatever a user's code raises
+            state = next((argument for argument in arguments if isinstance(argument, State)), None)
+            after = f" after {state.text!r}" if state is not None and state.thoughts else ""
+            raise TaskError(
+                f"{type(self.task).__name__}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
+            ) from error
+
+
+def _hashable(key: object) -> bool:
+    """A tuple is hashable by its type, and yet not where it holds a list."""
+    try:
+        hash(key)
+    except TypeError:
+        return False
+    return True
+
+
+def _evaluation(result: Any) -> Evaluation:
+    if isinstance(result, Evaluation):
+        return result
+    if result is None or isinstance(result, int | float):
+        return Evaluation(None if result is None else float(result))
+    raise TaskError(f"{result!r} is not a value: tell a number, None or an Evaluation for each node")
+
+
+def _each(proposals: Any) -> Iterable[Any]:
+    if isinstance(proposals, str | Thought | Draft | Mapping) or not isinstance(proposals, Iterable):
+        raise TaskError(f"{proposals!r} is not a list of thoughts: tell a list for each node, which may be empty")
+    return proposals

@@ -1,0 +1,198 @@
+"""`tot cllm`: from a task's questions to a consistency LLM, and what it is worth (CLLM, tables 1 and 3).
+
+The requests are whole solutions (a task's `chain` template), decoded greedily, or prompts from a file.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tot.bench.machine import share, spread
+from tot.data import rows
+from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.engine.engine import Engine
+from tot.decoders.errors import OptionError
+from tot.decoders.models.loading import load_model
+from tot.decoders.request import Completion, Request, Sampling
+from tot.decoders.training.cllm.trajectories import stationary, windows
+from tot.machine import describe
+from tot.registry import load_task
+from tot.tree import write_json
+
+NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE, with more rows than --offset"
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and how what comes of it is read and scored, where it is a task's."""
+
+    request: Request
+    solution: str | None = None
+    """The row's own solution, where it is asked for."""
+    answer: Callable[[str], Any] = str.strip
+    same: Callable[[Any], Hashable] = str
+    score: Callable[[Any], float] | None = None
+
+
+def questions_of(
+    questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int, solutions: bool = False
+) -> Iterator[Question]:
+    """Questions from "task=file" pairs, with their own solutions if asked for, then prompts from the named column of
+    files; read as they are needed.
+
+    Raises OptionError for a pair or a column that isn't one, TaskError for a task without the template.
+    """
+    for source in questions:
+        name, equals, path = source.partition("=")
+        if not equals:
+            raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
+        task = load_task(name)
+        limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
+        limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
+        for row in rows(path):
+            try:
+                question, reference = task.question_of(row), task.reference_of(row)
+            except KeyError as error:
+                raise OptionError(f"{path} has a row without {error} (it has {', '.join(row)})") from None
+            yield Question(
+                Request(prompt=task.prompt(task.chain, task.start(question)), sampling=Sampling(**limits)),
+                task.solution_of(row) if solutions else None,
+                task.parse_answer,
+                task.canonical,
+                lambda answer, task=task, reference=reference: task.score(answer, reference),  # type: ignore[misc]
+            )
+    for file in prompts:
+        for row in rows(file):
+            if column not in row:
+                raise OptionError(
+                    f"{file} has no column {column!r} (it has {', '.join(row)}): name another by --column"
+                )
+            yield Question(Request(prompt=str(row[column]), sampling=Sampling(max_tokens=max_tokens)))
+
+
+@dataclass
+class _Side:
+    """A model with a decoder, and what was measured of it, question by question."""
+
+    name: str
+    decoder: LocalDecoder
+    speeds: list[float] = field(default_factory=list)
+    """New tokens a second."""
+    answers: list[Any] = field(default_factory=list)
+    texts: list[Completion] = field(default_factory=list)
+
+    def ask(self, question: Question) -> None:
+        began = time.perf_counter()
+        (completion,) = self.decoder.generate([question.request])
+        self.speeds.append(len(completion.tokens) / (time.perf_counter() - began))
+        self.answers.append(question.answer(completion.text))
+        self.texts.append(completion)
+
+    @property
+    def tokens_per_forward(self) -> float:
+        return sum(len(text.tokens) for text in self.texts) / sum(text.usage.forwards for text in self.texts)
+
+
+def evaluate(
+    model: str, base: str, asked: Sequence[Question], n: int, dtype: str, out: Path | None, console: Console
+) -> None:
+    """AR, Jacobi and lookahead on the base and on the consistency LLM, one request at a time, in turns: speed of
+    decoding, tokens a forward, score and answers unchanged; then how windows converge."""
+    if not asked:
+        raise OptionError(NOTHING_TO_ASK)
+    numbers: dict[str, Any] = {}
+    methods: tuple[tuple[str, dict[str, Any]], ...] = (("ar", {}), ("jacobi", {"n": n}), ("lookahead", {}))
+    engines = {name: Engine(load_model(name, dtype=dtype)) for name in dict.fromkeys((base, model))}
+    try:
+        sides = [
+            _Side(f"{name} + {method}", load_decoder(method, engine=engine, **options))
+            for name, engine in engines.items()
+            for method, options in methods
+        ]
+        counted = {
+            name: load_decoder("jacobi", engine=engine, n=n, adapt=False, trajectory=True)
+            for name, engine in engines.items()
+        }
+        for side in sides:  # a warm-up
+            side.decoder.generate([asked[0].request])
+        for number, question in enumerate(asked):
+            one_token = question.request.sampling.model_copy(update={"max_tokens": 1})
+            for decoder in counted.values():  # prompts are computed beforehand, so only decoding is timed
+                decoder.generate([question.request.model_copy(update={"sampling": one_token})])
+            turn = number % len(sides)
+            for side in (*sides[turn:], *sides[:turn]):
+                side.ask(question)
+        first = next(iter(engines.values()))
+        console.print(f"{describe(first.loaded.device, first.loaded.dtype)}; {len(asked)} questions, one at a time")
+        numbers["table 1"] = _first_table(sides, asked, console)
+        numbers["table 3"] = _third_table(counted, asked, n, console)
+    finally:
+        for engine in engines.values():
+            engine.close()
+    if out is not None:
+        write_json(out, numbers)
+
+
+def _first_table(sides: Sequence[_Side], asked: Sequence[Question], console: Console) -> dict[str, Any]:
+    scored = [question.score for question in asked if question.score is not None]
+    table = Table("model + decoder", "tokens/s", "speedup", "tokens a forward", "score", "answers of base + ar")
+    numbers = {}
+    base = sides[0]
+    for place, side in enumerate(sides):
+        own_ar = sides[place - place % 3]
+        ratios = [ours / theirs for ours, theirs in zip(side.speeds, own_ar.speeds, strict=True)]
+        same = [
+            question.same(ours) == question.same(theirs) if ours is not None and theirs is not None else ours is theirs
+            for question, ours, theirs in zip(asked, side.answers, base.answers, strict=True)
+        ]
+        scores = [
+            question.score(answer)
+            for question, answer in zip(asked, side.answers, strict=True)
+            if question.score is not None
+        ]
+        score, unchanged = share(scores), share([float(one) for one in same])
+        table.add_row(
+            side.name,
+            spread(side.speeds),
+            f"{statistics.median(ratios):.2f}x",
+            f"{side.tokens_per_forward:.2f}",
+            score if scored else "",
+            unchanged,
+        )
+        numbers[side.name] = {
+            "speeds": side.speeds,
+            "speedup": statistics.median(ratios),
+            "tokens_per_forward": side.tokens_per_forward,
+            "scores": scores,
+            "unchanged": same,
+        }
+    console.print(table)
+    return numbers
+
+
+def _third_table(
+    decoders: dict[str, LocalDecoder], asked: Sequence[Question], n: int, console: Console
+) -> dict[str, Any]:
+    table = Table("model", f"tokens a forward, windows of {n} fed whole", "stationary tokens a window")
+    numbers = {}
+    for name, decoder in decoders.items():
+        texts = [decoder.generate([question.request])[0] for question in asked]
+        found = [
+            stationary(points, fixed) for text in texts for _, points, fixed in windows(text, n) if len(fixed) == n
+        ]
+        forwards = sum(text.usage.forwards for text in texts)
+        numbers[name] = {
+            "tokens_per_forward": sum(len(text.tokens) for text in texts) / forwards,
+            "stationary": statistics.mean(found) if found else 0.0,
+        }
+        table.add_row(name, f"{numbers[name]['tokens_per_forward']:.2f}", f"{numbers[name]['stationary']:.2f}")
+    console.print(table)
+    return numbers
