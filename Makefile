@@ -1,4 +1,4 @@
-# make solve: a tree of thoughts, grown by a real model.   make test: ruff, mypy, pytest.   Both set up .venv first.
+# make solve: a tree of thoughts, grown by a real model.   make lint, make test.   All set up .venv first.
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
@@ -6,15 +6,17 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve test test-all test-vllm peers types wheel notebooks cllm clean
+.PHONY: solve lint test test-all test-vllm peers wheel notebooks cllm clean
 
 solve: $(VENV)/ready
 	$(BIN)/tot solve gsm8k
 
-test: $(VENV)/ready
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	@$(MAKE) --no-print-directory types
+	$(BIN)/mypy -p tot
+
+test: $(VENV)/ready
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest
 
 # The same, and what takes minutes.
@@ -27,12 +29,6 @@ test-vllm: $(VENV)/ready $(VLLM)/ready
 
 # What `tot bench peers` compares with, each in an environment of its own.
 peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
-
-# mypy can't follow the folder mapping in the source tree, so it checks the package as installed.
-types: $(VENV)/ready
-	rm -rf build/installed build/lib
-	$(BIN)/python $(PIP) --no-deps --no-build-isolation --target build/installed .
-	cd build && MYPYPATH=installed ../$(BIN)/mypy --config-file ../pyproject.toml -p tot
 
 # Runs the notebooks and keeps what they show now.
 notebooks: $(VENV)/ready

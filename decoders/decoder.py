@@ -17,7 +17,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from tot.decoders.budget import Meter
 from tot.decoders.drafting.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
 from tot.decoders.drafting.early_exit import first_layers
-from tot.decoders.drafting.row_costs import engine_costs, row_costs, warn_if_slow
+from tot.decoders.drafting.latency_model import engine_costs, latency_model, warn_if_slow
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Handle, PolicyFactory
 from tot.decoders.engine.memory import give_back
@@ -71,7 +71,7 @@ class Method(NamedTuple):
 
 def _auto(engine: Engine, options: AutoOptions, stack: ExitStack) -> Ready:
     trained = _trained_draft(engine, stack)
-    costs = engine_costs(engine), None if trained is None else row_costs(trained.runner)
+    costs = engine_costs(engine), None if trained is None else latency_model(trained.runner)
     choosing = Choosing(engine, options, costs, trained)
     stack.callback(choosing.close)
     return Ready(partial(Auto, companion=choosing), choosing.drafter, choices=choosing.choices)
@@ -104,7 +104,7 @@ def _seed(engine: Engine, options: SEEDOptions, stack: ExitStack) -> Ready:
     drafter = make_drafter(options.draft, engine, stack)
     costs = None
     if options.adapt:
-        costs = engine_costs(engine), None if drafter.runner is None else row_costs(drafter.runner)
+        costs = engine_costs(engine), None if drafter.runner is None else latency_model(drafter.runner)
     if options.policy == "packed":
         packed = Speculation(drafter, options, engine, costs)
         return Ready(partial(Speculative, companion=packed), drafter)

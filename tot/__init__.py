@@ -12,7 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tot.checkpoint import Trace
+    from tot.checkpoint import Checkpoint
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tot.generators.base import Enumerate, Propose, Sample
     from tot.registry import load_task, rap
     from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
-    from tot.search.state import Growth
+    from tot.search.state import SearchState
     from tot.search.steps import Evaluate, Expand
     from tot.solver import Solution, asolve, solve
     from tot.state import State, Thought
@@ -41,13 +41,13 @@ _HOME = {
     "registry": ("load_task", "rap"),
     "evaluators.reward_model": ("RewardModel",),
     "search": ("BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"),
-    "search.state": ("Growth",),
+    "search.state": ("SearchState",),
     "search.steps": ("Evaluate", "Expand"),
     "solver": ("Solution", "asolve", "solve"),
     "state": ("State", "Thought"),
     "task": ("Task",),
     "generators.base": ("Enumerate", "Propose", "Sample"),
-    "checkpoint": ("Trace",),
+    "checkpoint": ("Checkpoint",),
     "tree": ("Node", "ThoughtTree"),
     "evaluators.model": ("Classify", "Explain", "Likelihood", "Value", "Vote"),
 }
@@ -61,6 +61,7 @@ __all__ = [
     "BestOfN",
     "Budget",
     "ChainOfThought",
+    "Checkpoint",
     "Classify",
     "Combine",
     "Confidence",
@@ -68,7 +69,6 @@ __all__ = [
     "Evaluate",
     "Expand",
     "Explain",
-    "Growth",
     "Heuristic",
     "Likelihood",
     "Node",
@@ -78,6 +78,7 @@ __all__ = [
     "RewardModel",
     "Sample",
     "Search",
+    "SearchState",
     "SelfConsistency",
     "Solution",
     "State",
@@ -85,7 +86,6 @@ __all__ = [
     "Thought",
     "ThoughtTree",
     "TotError",
-    "Trace",
     "Value",
     "Vote",
     "asolve",

@@ -1,4 +1,4 @@
-"""Trace: a run written down as it happens, one JSON line a step, so that a killed run can go on where it was.
+"""Checkpoint: a run written down as it happens, one JSON line a step, so that a killed run can go on where it was.
 
 A resumed search is run again from the start, taking the recorded steps' results instead of asking for them: searches
 are deterministic, so it comes to the same place, and goes on from there. Every line also holds the nodes it touched, so
@@ -21,13 +21,13 @@ from pydantic import TypeAdapter
 from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Usage
-from tot.search.steps import Draft, Evaluation, Expand, Step
+from tot.search.steps import Evaluation, Expand, Proposal, Step
 from tot.state import State
 from tot.tree import ThoughtTree, link_to_json
 
 _FORMAT = "tot.checkpoint"
 _VERSION = 1
-_DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Draft]])
+_DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
 _ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
 _USAGE = TypeAdapter(Usage)
@@ -44,7 +44,7 @@ class Recorded:
     """What was asked, by node; read from a trace only, a tree that is written has it."""
 
 
-class Trace:
+class Checkpoint:
     """One run's file, open for appending; one process at a time."""
 
     def __init__(self, path: Path, file: IO[str], header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
@@ -60,7 +60,7 @@ class Trace:
         """By node: how many calls are written down."""
 
     @classmethod
-    def create(cls, path: str | Path, **header: Any) -> Trace:
+    def create(cls, path: str | Path, **header: Any) -> Checkpoint:
         """A new trace; `header` is JSON data that goes in front of it.
 
         Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
@@ -82,7 +82,7 @@ class Trace:
         return trace
 
     @classmethod
-    def resume(cls, path: str | Path) -> Trace:
+    def resume(cls, path: str | Path) -> Checkpoint:
         """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
         path = Path(path)
         with ExitStack() as on_refusal:

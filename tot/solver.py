@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, get_args
 
-from tot.checkpoint import Trace
+from tot.checkpoint import Checkpoint
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.protocol import REMOTE, Decoder
@@ -99,7 +99,7 @@ def solve(
     seed: int = 0,
     problem_id: str | None = None,
     hooks: object | None = None,
-    trace: Trace | None = None,
+    trace: Checkpoint | None = None,
     reproducible: bool = False,
     watch: Watcher | None = None,
     profile: Profile | None = None,
@@ -165,7 +165,7 @@ async def asolve(
     seed: int = 0,
     problem_id: str | None = None,
     hooks: object | None = None,
-    trace: Trace | None = None,
+    trace: Checkpoint | None = None,
     reproducible: bool = False,
     watch: Watcher | None = None,
     profile: Profile | None = None,

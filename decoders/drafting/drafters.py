@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from tot.decoders.drafting.ngram_index import NgramIndex
-from tot.decoders.drafting.outlook import Outlook
-from tot.decoders.engine.kv_tree import Branch, KVTreeFullError
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.drafting.planner import SpeculationPlanner
+from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, candidates, distribution, read
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.forward import NativeForward
@@ -88,7 +88,7 @@ class Draft:
 
 
 class Drafter(Protocol):
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         """A draft for each text, which may be empty. With an outlook, what does not pay is left out."""
 
     @property
@@ -113,7 +113,7 @@ class LookupDrafter:
         """By key: the number in the index, and how many tokens it has of the text."""
         self._prompts: dict[tuple[int, ...], int] = {}
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         for context in contexts:
             self._learn(context)
         drafts = []
@@ -163,7 +163,7 @@ def _level(context: Context, depth: int) -> Hashable:
 
 
 class ModelDrafter:
-    """Drafts with a second model over a KVTree of its own; all texts in one packed forward a position."""
+    """Drafts with a second model over a RadixCache of its own; all texts in one packed forward a position."""
 
     def __init__(
         self,
@@ -186,11 +186,11 @@ class ModelDrafter:
         self._starts: dict[int, int] = {}
         """By key: the first token of the text that its branch holds."""
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         with self._lock:
             return self._draft(contexts, outlook)
 
-    def _draft(self, contexts: Sequence[Context], outlook: Outlook | None) -> list[Draft]:
+    def _draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         asked = [i for i, context in enumerate(contexts) if context.widths]
         if not asked or not (outlook is None or outlook.deepen(_level(contexts[asked[0]], 0), [1.0] * len(asked))):
@@ -224,7 +224,7 @@ class ModelDrafter:
                     forks.append(self.runner.tree.fork(branch))
                     self.runner.tree.extend(forks[-1], [drafts[i].tokens[node]])
                     frontier.append(_Tip(i, node, forks[-1], chance))
-        except KVTreeFullError:  # what was drafted so far is as good
+        except RadixCacheFullError:  # what was drafted so far is as good
             pass
         finally:
             for fork in forks:
@@ -252,12 +252,12 @@ class ModelDrafter:
                 continue  # a token of the target's padding: the draft has no such row
             try:
                 tree.extend(branch, tokens[same:])
-            except KVTreeFullError:  # no room for this text: others may be shorter
+            except RadixCacheFullError:  # no room for this text: others may be shorter
                 self._forget(context.key)
                 continue
             done = tree.computed_length(branch)
             while done < len(branch) - _CHUNK:
-                self.runner.forward([Feed(branch, done, done + _CHUNK)])
+                self.runner.forward([Chunk(branch, done, done + _CHUNK)])
                 self.forwards += 1
                 done += _CHUNK
             tips.append((i, branch))
@@ -290,7 +290,7 @@ class ModelDrafter:
         feeds = []
         for i, _, branch, _ in frontier:
             start = min(tree.computed_length(branch), len(branch) - 1)
-            feeds.append(Feed(branch, start, len(branch), [contexts[i].draws[depth]]))
+            feeds.append(Chunk(branch, start, len(branch), [contexts[i].draws[depth]]))
         forward = self.runner.forward(feeds)
         self.forwards += 1
         rows = [rows[0] for rows in forward.rows]
@@ -341,7 +341,7 @@ class DrafterChain:
     def runner(self) -> Runner | None:
         return next((drafter.runner for drafter in self._drafters if drafter.runner is not None), None)
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         for drafter in self._drafters:
             missing = [i for i, draft in enumerate(drafts) if not draft.tokens]

@@ -1,4 +1,4 @@
-"""Engine: one model, one KVTree, and the only step loop.
+"""Engine: one model, one RadixCache, and the only step loop.
 
 Each step admits what fits, asks every running policy what to run, computes all of it in one packed forward (prompts in
 chunks beside running branches), reads the logits, and lets the policies commit. It knows no decoding method: a policy
@@ -20,19 +20,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from tot.decoders.account import Account
 from tot.decoders.budget import Meter
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.parts import LANE, part, recorded
 from tot.decoders.engine.recording import load_of
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
+from tot.decoders.metrics import Metrics
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Purpose, Request
 
@@ -68,7 +68,7 @@ class Engine:
         self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None), rows)
         self.chunk = chunk
         self.forwards = 0
-        self.accounts: defaultdict[Purpose, Account] = defaultdict(Account)
+        self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)
         """What requests cost so far, by purpose."""
         self.timeline: Timeline | None = None
         """Set it to have what is done when recorded."""
@@ -265,7 +265,7 @@ class Engine:
     def _step(self) -> bool:
         """False where no request had anything to run: all wait for what their companions do meanwhile."""
         began = time.perf_counter()
-        feeds: list[Feed] = []
+        feeds: list[Chunk] = []
         owners: list[Job] = []
         proposals: list[tuple[Job, int, int]] = []
         failed: dict[Job, BaseException] = {}
@@ -279,7 +279,7 @@ class Engine:
                 at += 1
             if at < end and room:
                 stop = min(end, at + room)
-                feeds.append(Feed(job.branch, at, stop))
+                feeds.append(Chunk(job.branch, at, stop))
                 owners.append(job)
                 scheduled.update(slots[at:stop])
                 room -= stop - at
@@ -324,7 +324,7 @@ class Engine:
 
     def _forward(
         self,
-        feeds: list[Feed],
+        feeds: list[Chunk],
         owners: list[Job],
         proposals: list[tuple[Job, int, int]],
         failed: dict[Job, BaseException],
@@ -382,7 +382,7 @@ class Engine:
             if not job.running:
                 self._finish(job, None)
 
-    def _book(self, feeds: list[Feed], owners: list[Job], load: Load | None, drafting: float, *times: float) -> None:
+    def _book(self, feeds: list[Chunk], owners: list[Job], load: Load | None, drafting: float, *times: float) -> None:
         """Split the step's seconds among the purposes that its rows were computed for. Companions book drafting."""
         began, ready, computed, sampled, ended = *times, time.perf_counter()
         rows: Counter[Purpose] = Counter()

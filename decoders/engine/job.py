@@ -12,14 +12,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
-from tot.decoders.account import Account
 from tot.decoders.budget import Meter
-from tot.decoders.engine.kv_tree import Branch, KVTree
 from tot.decoders.engine.output import Output
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch, RadixCache
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
+from tot.decoders.metrics import Metrics
 from tot.decoders.request import Completion, Request, Usage
 
 
@@ -35,7 +35,7 @@ class Policy(Protocol):
 
     companion: Companion | None
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed.
 
         Counts a forward for each output that takes part (`Output.forwards`). Nothing, where it is not this request's
@@ -59,7 +59,7 @@ class Job:
     request: Request
     prompt: list[int]
     outputs: list[Output]
-    tree: KVTree
+    tree: RadixCache
     codec: TextCodec
     meter: Meter
     handle: Handle
@@ -68,7 +68,7 @@ class Job:
     policy: Policy = field(init=False)
     head: int = 0
     """Positions of `branch` from the first on that are known to be computed."""
-    account: Account = field(default_factory=Account)
+    account: Metrics = field(default_factory=Metrics)
     """Where its purpose's costs are booked."""
     computed: int = 0
     """Prompt tokens that were computed for this job."""

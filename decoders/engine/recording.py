@@ -26,7 +26,7 @@ from transformers import AttentionInterface
 
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.parts import LANE, timed
-from tot.decoders.engine.runner import Feed, Forward
+from tot.decoders.engine.runner import Chunk, Forward
 from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import TotError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
@@ -87,7 +87,7 @@ def _synchronized(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def load_of(feeds: Sequence[Feed], owners: Sequence[Job], forward: Forward) -> Load:
+def load_of(feeds: Sequence[Chunk], owners: Sequence[Job], forward: Forward) -> Load:
     """What a forward of these feeds computed. To be asked before their branches change."""
     rows: Counter[tuple[str, str]] = Counter()
     slots: set[Any] = set()

@@ -1,4 +1,4 @@
-"""Runner: one model over one KVTree, and the packed forward that computes any set of branches at once.
+"""Runner: one model over one RadixCache, and the packed forward that computes any set of branches at once.
 
 Linear layers see all new tokens as one row of a batch; attention follows the plan of `attention.py`. A token that two
 branches share is computed once. It knows nothing of requests or decoding methods.
@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.kv_tree import SCRATCH, Branch, KVTree
 from tot.decoders.engine.memory import free_memory
+from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
 from tot.decoders.engine.sampling import Read
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.kernels.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
@@ -37,7 +37,7 @@ _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "g
 
 
 @dataclass(slots=True)
-class Feed:
+class Chunk:
     """Positions `start` up to `stop` of a branch, to be computed where they are not; the last of them are read."""
 
     branch: Branch
@@ -85,7 +85,7 @@ class Runner:
         self._heads_per_kv = heads // kv_heads
         self.slot_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.dtype.itemsize
         """Bytes of keys and values a token."""
-        self.tree = KVTree(self._capacity(kv_budget))
+        self.tree = RadixCache(self._capacity(kv_budget))
         shape = (kv_heads, self.tree.capacity + 1, head_dim)  # one slot more: SCRATCH
         layers = range(config.num_hidden_layers)
         store = partial(torch.empty, shape, dtype=self.dtype, device=self.device)
@@ -148,7 +148,7 @@ class Runner:
         for keys in self._keys:
             keys[:, at] = turned(keys[:, at], by * inverse)
 
-    def forward(self, feeds: Sequence[Feed]) -> Forward:
+    def forward(self, feeds: Sequence[Chunk]) -> Forward:
         """Compute what the feeds lack, in one packed forward, and read their logits.
 
         Whatever precedes a feed's `start` must be computed already or be part of an earlier feed of this call.
@@ -182,7 +182,11 @@ class Runner:
         return Forward(logits, rows, own_from)
 
     def _run(
-        self, runs: list[Run], writes: list[list[int]], feeds: Sequence[Feed], placed: dict[int, tuple[int, int]]
+        self,
+        runs: list[Run],
+        writes: list[list[int]],
+        feeds: Sequence[Chunk],
+        placed: dict[int, tuple[int, int]],
     ) -> tuple[Tensor, dict[tuple[int, int], int]]:
         """The model's part: (rows read, vocab) logits, and which of their rows a (run, offset) has."""
         runs, writes = list(runs), list(writes)

@@ -18,7 +18,7 @@ from pydantic import BaseModel, ConfigDict
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain, LookupDrafter
 from tot.decoders.drafting.kept import Kept, model_identity, named
-from tot.decoders.drafting.outlook import Costs, Experience, Outlook
+from tot.decoders.drafting.planner import AcceptanceStatistics, LatencyModel, SpeculationPlanner
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
@@ -64,7 +64,7 @@ class Arms(DrafterChain):
         self._quick = quick
         self._model = model
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         assert outlook is not None  # auto always plans
         if self._model is None:
             return [self._best(context, outlook) for context in contexts]
@@ -75,7 +75,7 @@ class Arms(DrafterChain):
             drafts[i] = draft if draft.tokens else self._best(contexts[i], outlook)
         return drafts
 
-    def _best(self, context: Context, outlook: Outlook, least: float = 0.0) -> Draft:
+    def _best(self, context: Context, outlook: SpeculationPlanner, least: float = 0.0) -> Draft:
         """Nothing where the chance of the first token is less than that, or too small to be worth the trouble."""
         plans = [copy(outlook) for _ in self._quick]
         drafts = [drafter.draft([context], plan)[0] for drafter, plan in zip(self._quick, plans, strict=True)]
@@ -99,7 +99,11 @@ class Choosing(Speculation):
     """What all requests of one `auto` share; it learns by purpose, keeps that, and can say what it chose."""
 
     def __init__(
-        self, engine: Engine, options: AutoOptions, costs: tuple[Costs, Costs | None], trained: Drafter | None = None
+        self,
+        engine: Engine,
+        options: AutoOptions,
+        costs: tuple[LatencyModel, LatencyModel | None],
+        trained: Drafter | None = None,
     ) -> None:
         self.windows = Windows(_LONGEST, "prompt")
         super().__init__(Arms([LookupDrafter(), self.windows], trained), options, engine, costs)
@@ -113,7 +117,7 @@ class Choosing(Speculation):
         if self._kept is None:
             return
         try:
-            learned = {purpose: Experience.from_json(shares) for purpose, shares in self._kept.read()}
+            learned = {purpose: AcceptanceStatistics.from_json(shares) for purpose, shares in self._kept.read()}
             self.experience.update((purpose, learned[purpose]) for purpose in get_args(Purpose) if purpose in learned)
         except (TypeError, ValueError) as error:
             log.info("%s holds no experience (%s): it is made anew", self._kept.path, error)

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from tot.decoders.engine.job import Companion, Job
-from tot.decoders.engine.kv_tree import Branch, KVTree
 from tot.decoders.engine.output import Output
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch, RadixCache
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.request import ChoiceLogprob
 
@@ -22,16 +22,18 @@ _RETOKENISED = 16
 class ChoiceScorer:
     """Scores continuations of one branch, all of them in one forward: equal beginnings are computed once."""
 
-    def __init__(self, tree: KVTree, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]) -> None:
+    def __init__(
+        self, tree: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
+    ) -> None:
         self._tree = tree
         self._choices = choices
-        self._feeds: list[Feed] = []
+        self._feeds: list[Chunk] = []
         for choice in choices:
             fork = tree.fork(branch)
             tree.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
-            self._feeds.append(Feed(fork, len(branch), len(fork), list(choice)))
+            self._feeds.append(Chunk(fork, len(branch), len(fork), list(choice)))
 
-    def feeds(self) -> list[Feed]:
+    def feeds(self) -> list[Chunk]:
         return self._feeds
 
     def scores(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...]:
@@ -92,7 +94,7 @@ class Autoregressive:
                     strand.scorer = ChoiceScorer(tree, strand.branch, strand.pending, self._choices)
         return [strand for strand in self._running() if strand.scorer is None]
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         self.decoding()
         feeds = []
         for strand in self.turn():
@@ -118,11 +120,11 @@ class Autoregressive:
             else:
                 self._job.tree.release(strand.branch)
 
-    def run(self, strand: Strand) -> list[Feed]:
+    def run(self, strand: Strand) -> list[Chunk]:
         """What to run to draw a sample's next token."""
         start = len(strand.branch)
         self._job.tree.extend(strand.branch, strand.pending)
-        return [Feed(strand.branch, start, len(strand.branch), [strand.output.draw()])]
+        return [Chunk(strand.branch, start, len(strand.branch), [strand.output.draw()])]
 
     def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
         """Add what was drawn, and leave it pending. The branch then holds the prompt and all tokens but the last."""

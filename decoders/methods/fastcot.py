@@ -18,9 +18,9 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft
-from tot.decoders.drafting.outlook import Costs, Outlook
+from tot.decoders.drafting.planner import LatencyModel, SpeculationPlanner
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
 from tot.decoders.methods.autoregressive import ChoiceScorer, Strand
@@ -86,7 +86,7 @@ class Buffers:
 
     runner = None
 
-    def __init__(self, window: int | None, costs: Costs | None) -> None:
+    def __init__(self, window: int | None, costs: LatencyModel | None) -> None:
         self.window = window
         """c, or None where costs decide."""
         self._costs = costs
@@ -103,7 +103,7 @@ class Buffers:
         most = _CHEAP * costs.of(texts)
         return next((c for c in range(WIDEST, 0, -1) if costs.of(texts * (1 + c)) <= most), 0)
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         lengths = [len(context.tokens) for context in contexts if context.widths]
         width = self.width(len(contexts), sum(lengths) / max(1, len(lengths)))
         drafts = []
@@ -141,7 +141,7 @@ class FastCoT(Speculative):
         self._cap = None if whole else options.cap
         self._looks_for = None if whole else options.stable
         self._iterations = [0] * len(job.outputs)
-        self._looking: dict[int, ChoiceScorer | Feed] = {}
+        self._looking: dict[int, ChoiceScorer | Chunk] = {}
         """By sample: how the answer is being looked at in this step."""
         self._settled: list[tuple[int | None, int]] = [(None, 0)] * len(job.outputs)
         """By sample: the answer last looked at (a token or a choice's number), and in how many looks in a row."""
@@ -169,7 +169,7 @@ class FastCoT(Speculative):
             return super().context(strand)
         return Context(self.keys[strand.output.index], self._job.prompt, (), (), ())  # nothing is drafted
 
-    def run(self, strand: Strand) -> list[Feed]:
+    def run(self, strand: Strand) -> list[Chunk]:
         feeds = super().run(strand)
         index = strand.output.index
         waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
@@ -183,7 +183,7 @@ class FastCoT(Speculative):
         fork = tree.fork(strand.branch)
         tree.extend(fork, then)
         likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
-        look = self._looking[index] = Feed(fork, len(strand.branch), len(fork), [likeliest])
+        look = self._looking[index] = Chunk(fork, len(strand.branch), len(fork), [likeliest])
         return [*feeds, look]
 
     def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:

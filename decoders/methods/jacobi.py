@@ -16,7 +16,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter
-from tot.decoders.drafting.outlook import Outlook
+from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
@@ -70,7 +70,7 @@ class Windows:
         self._lookup = LookupDrafter() if guess == "lookup" else None
         self._windows: dict[int, _Window] = {}
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         begun = [context for context in contexts if not self._windows.setdefault(context.key, _Window()).tokens]
         found = self._lookup.draft(contexts) if self._lookup is not None else [Draft() for _ in contexts]
         known = {context.key: draft.tokens for context, draft in zip(contexts, found, strict=True)}
@@ -85,7 +85,7 @@ class Windows:
         guesses += chance.choices(context.prompt, k=self._n - len(guesses))
         window.tokens, window.stayed = guesses, [False] * self._n
 
-    def _chain(self, context: Context, outlook: Outlook | None) -> Draft:
+    def _chain(self, context: Context, outlook: SpeculationPlanner | None) -> Draft:
         window, draft, chance = self._windows[context.key], Draft(), 1.0
         for place, token in enumerate(window.tokens[: len(context.widths)]):
             kind = ("jacobi", min(place, _PLACES), window.stayed[place])

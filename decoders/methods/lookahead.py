@@ -15,10 +15,10 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.drafting.drafters import Context, Draft
-from tot.decoders.drafting.outlook import Outlook
+from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.kv_tree import Branch
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
 from tot.decoders.methods.autoregressive import Strand
@@ -72,10 +72,10 @@ class Pool:
         if len(self._ngrams) > _CAPACITY:
             self._ngrams.popitem(last=False)
 
-    def draft(self, contexts: Sequence[Context], outlook: Outlook | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
         return [self._tree(context, outlook) for context in contexts]
 
-    def _tree(self, context: Context, outlook: Outlook | None) -> Draft:
+    def _tree(self, context: Context, outlook: SpeculationPlanner | None) -> Draft:
         """The n-grams as a tree, in which equal beginnings are one."""
         draft = Draft()
         chances = {-1: 1.0}
@@ -107,7 +107,7 @@ class Looking(Speculation):
         self.pool = pool
         self.width = options.window
         self.length = options.ngram
-        self._plan: Outlook | None = None
+        self._plan: SpeculationPlanner | None = None
 
     def prepare(self, policies: Sequence[Any]) -> None:
         super().prepare(policies)
@@ -115,7 +115,7 @@ class Looking(Speculation):
             strands = policy.decoding() if self.drafts else ()
             policy.looks = {strand.output.index for strand in strands if self._pays(policy.purpose)}
 
-    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> Outlook | None:
+    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> SpeculationPlanner | None:
         self._plan = super().outlook(branches, length, purpose)
         return self._plan
 
@@ -141,7 +141,7 @@ class Lookahead(Speculative):
     def growth(self) -> int:
         return super().growth() + self._looking.width * (self._looking.length - 1) * len(self._job.running)
 
-    def run(self, strand: Strand) -> list[Feed]:
+    def run(self, strand: Strand) -> list[Chunk]:
         feeds = super().run(strand)
         index, tree, root = strand.output.index, self._job.tree, strand.branch
         if index not in self.looks:
@@ -153,7 +153,7 @@ class Lookahead(Speculative):
             branch = tree.fork(root)
             columns.append(branch)
             tree.extend(branch, [*rows[0][: column + 1], *(row[column] for row in rows[1:])])
-            feeds.append(Feed(branch, len(root), len(branch), [strand.output.draw(column + len(rows))]))
+            feeds.append(Chunk(branch, len(root), len(branch), [strand.output.draw(column + len(rows))]))
         return feeds
 
     def _guess(self, seed: int) -> list[int]:

@@ -18,7 +18,7 @@ import torch
 from pydantic import model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter
-from tot.decoders.drafting.outlook import Costs
+from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.timeline import Span
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
@@ -66,7 +66,7 @@ class Rounds(Speculation):
         drafter: Drafter,
         options: SEEDOptions,
         engine: Engine,
-        costs: tuple[Costs, Costs | None] | None = None,
+        costs: tuple[LatencyModel, LatencyModel | None] | None = None,
         executor: Executor | None = None,
     ) -> None:
         super().__init__(drafter, options, engine, costs)

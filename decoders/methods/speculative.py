@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter
-from tot.decoders.drafting.outlook import Costs, Experience, Outlook
+from tot.decoders.drafting.planner import AcceptanceStatistics, LatencyModel, SpeculationPlanner
 from tot.decoders.drafting.trial import Trial
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.kv_tree import Branch
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
 from tot.decoders.methods.autoregressive import Autoregressive, Strand
@@ -104,11 +104,11 @@ class Speculation:
         drafter: Drafter,
         options: Any,
         engine: Engine,
-        costs: tuple[Costs, Costs | None] | None = None,
+        costs: tuple[LatencyModel, LatencyModel | None] | None = None,
     ) -> None:
         self.drafter = drafter
         self.engine = engine
-        self.experience: defaultdict[Purpose, Experience] = defaultdict(Experience)
+        self.experience: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(AcceptanceStatistics)
         self._costs = costs
         self.drafts = True
         """False in a step in which nothing is drafted, since that is faster."""
@@ -174,13 +174,13 @@ class Speculation:
         self._gained += tokens
         self._ended = time.perf_counter()
 
-    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> Outlook | None:
+    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> SpeculationPlanner | None:
         """The plan for a forward of so many branches, of that length on average, to be drafted for."""
         if self._costs is None:
             return None
         target, draft = (None if costs is None else costs.at(length) for costs in self._costs)
         assert target is not None
-        return Outlook(self.experience[purpose], target, draft, branches, self._pace)
+        return SpeculationPlanner(self.experience[purpose], target, draft, branches, self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Drafting, on the engine's timeline if it has one."""
@@ -242,15 +242,15 @@ class Speculative(Autoregressive):
             seed=draw.seed ^ _DRAFT_SEED, temperature=draw.temperature if temperature is None else temperature
         )
 
-    def run(self, strand: Strand) -> list[Feed]:
+    def run(self, strand: Strand) -> list[Chunk]:
         tree, output = self._job.tree, strand.output
         start = len(strand.branch)
         tree.extend(strand.branch, strand.pending)
         root, want = len(strand.branch), self._speculation.rule.want
         draft = self.drafts.setdefault(output.index, Draft())
         if not draft.tokens:
-            return [Feed(strand.branch, start, root, [want(output.draw())])]
-        feeds: list[Feed] = []
+            return [Chunk(strand.branch, start, root, [want(output.draw())])]
+        feeds: list[Chunk] = []
         paths = self._paths[output.index] = []
         read: set[int] = set()
         for leaf in draft.leaves():
@@ -261,9 +261,9 @@ class Speculative(Autoregressive):
             tree.extend(branch, [draft.tokens[node] for node in nodes])
             draws = [want(output.draw(ahead)) for ahead in range(shared + 1, len(nodes) + 1)]
             if not feeds:  # the first also reads what follows the text itself
-                feeds.append(Feed(branch, start, len(branch), [want(output.draw()), *draws]))
+                feeds.append(Chunk(branch, start, len(branch), [want(output.draw()), *draws]))
             else:
-                feeds.append(Feed(branch, root + shared, len(branch), draws))
+                feeds.append(Chunk(branch, root + shared, len(branch), draws))
             read.update(nodes)
         return feeds
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 import torch
 
 from tot.decoders.engine.job import Companion, Job
-from tot.decoders.engine.kv_tree import Branch
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
 
 _ROWS = 128
@@ -39,7 +39,7 @@ class Scoring:
         self._scores = scores
         self._branch: Branch | None = None
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         job, done = self._job, len(self._scores.logprobs)
         if self._branch is None:
             self._branch = job.tree.fork(job.branch)
@@ -48,7 +48,7 @@ class Scoring:
         before = self._tokens[done - 1] if done else job.prompt[-1]
         job.tree.extend(self._branch, [before, *chunk[:-1]])  # logits at a position are about the token after it
         job.outputs[0].forwards += 1
-        return [Feed(self._branch, start, len(self._branch), [Raw()] * len(chunk) if self._top else chunk)]
+        return [Chunk(self._branch, start, len(self._branch), [Raw()] * len(chunk) if self._top else chunk)]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         (rows,) = reads

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from tot.decoders.engine.cascade import Run, cascade
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
@@ -201,12 +201,12 @@ def test_the_forward_compiles_whole_and_seldom(
     prompts = [runner.tree.open(range(1, 281)), runner.tree.open(range(40, 80))]
     branches = [*(runner.tree.fork(prompts[0]) for _ in range(5)), prompts[1]]
     with torch.inference_mode():
-        runner.forward([Feed(prompt, 0, len(prompt)) for prompt in prompts])
+        runner.forward([Chunk(prompt, 0, len(prompt)) for prompt in prompts])
         runner.call = torch.compile(runner.call, fullgraph=True, backend="eager")  # type: ignore[method-assign]
         for step in range(steps):
             for i, branch in enumerate(branches):
                 runner.tree.extend(branch, [(37 * i + step) % 300])
-            result = runner.forward([Feed(branch, len(branch) - 1, len(branch), [0]) for branch in branches])
+            result = runner.forward([Chunk(branch, len(branch) - 1, len(branch), [0]) for branch in branches])
             if step % 6 == 5:
                 for branch, (row,) in zip(branches, result.rows, strict=True):
                     expected = logits_alone(reference, runner.tree.tokens(branch))[-1]

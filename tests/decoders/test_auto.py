@@ -12,24 +12,24 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Engine, LocalDecoder, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.outlook import Costs
+from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.models.model_names import draft_folder
 
 Make = Callable[..., LocalDecoder]
-FREE = Costs((1, 64), (0.01, 0.011))
+FREE = LatencyModel((1, 64), (0.01, 0.011))
 """Rows cost next to nothing."""
-DEAR = Costs((1, 64), (0.01, 0.64))
+DEAR = LatencyModel((1, 64), (0.01, 0.64))
 """A row costs as much as a forward of its own."""
-LINEAR = Costs((1, 11), (0.01, 0.02))
+LINEAR = LatencyModel((1, 11), (0.01, 0.02))
 """Nine milliseconds, and one a row."""
 
 
 @pytest.fixture
-def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[Costs], None]:
+def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LatencyModel], None]:
     """Every target costs that, and the clock stands still: what tiny models take on some machine is another matter."""
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
-    def script(target: Costs) -> None:
+    def script(target: LatencyModel) -> None:
         monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: target)
 
     return script
@@ -90,7 +90,9 @@ def total(completions: Sequence[Completion], what: str) -> int:
 
 
 @pytest.mark.parametrize("target", [FREE, LINEAR, DEAR])
-def test_auto_equals_ar(make: Make, mixed: list[Request], costs: Callable[[Costs], None], target: Costs) -> None:
+def test_auto_equals_ar(
+    make: Make, mixed: list[Request], costs: Callable[[LatencyModel], None], target: LatencyModel
+) -> None:
     costs(target)
     purposes = ("generate", "evaluate", "answer")
     asked = [one.model_copy(update={"purpose": purposes[i % 3]}) for i, one in enumerate(mixed)]
@@ -107,7 +109,7 @@ def test_auto_equals_ar(make: Make, mixed: list[Request], costs: Callable[[Costs
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("change", [writes_one_token, writes_in_turn, draws_by_place])
 def test_auto_equals_ar_where_much_is_accepted(
-    make: Make, costs: Callable[[Costs], None], change: Callable[[LocalDecoder], None], temperature: float
+    make: Make, costs: Callable[[LatencyModel], None], change: Callable[[LocalDecoder], None], temperature: float
 ) -> None:
     costs(FREE)
     auto, plain = make("auto"), make("ar")
@@ -126,7 +128,7 @@ def test_by_the_measured_costs_of_this_machine_it_is_ar_too(make: Make) -> None:
 # -- what pays -------------------------------------------------------------------------------------
 
 
-def test_what_repeats_itself_is_looked_up(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_what_repeats_itself_is_looked_up(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     costs(LINEAR)
     auto = make("auto")
     writes_in_turn(auto)
@@ -136,7 +138,7 @@ def test_what_repeats_itself_is_looked_up(make: Make, costs: Callable[[Costs], N
     assert auto.choices["generate"].startswith("lookup in ")
 
 
-def test_what_is_right_once_it_was_fed_is_guessed_by_jacobi(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_what_is_right_once_it_was_fed_is_guessed_by_jacobi(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     """As a consistency LLM would: texts that hold nothing to look up, and windows that settle at once."""
     costs(FREE)
     auto = make("auto")
@@ -146,7 +148,7 @@ def test_what_is_right_once_it_was_fed_is_guessed_by_jacobi(make: Make, costs: C
     assert auto.choices["generate"].startswith("jacobi in ")
 
 
-def test_what_is_never_accepted_is_hardly_drafted(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_what_is_never_accepted_is_hardly_drafted(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     """After a while it takes no longer than ar, but for a few percent."""
     costs(LINEAR)
     auto = make("auto")
@@ -158,7 +160,7 @@ def test_what_is_never_accepted_is_hardly_drafted(make: Make, costs: Callable[[C
     assert "else ar" in auto.choices["generate"]
 
 
-def test_where_rows_are_dear_nothing_is_drafted(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_where_rows_are_dear_nothing_is_drafted(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     costs(DEAR)
     auto = make("auto")
     writes_one_token(auto)
@@ -167,9 +169,9 @@ def test_where_rows_are_dear_nothing_is_drafted(make: Make, costs: Callable[[Cos
     assert auto.choices == {"generate": "ar"}
 
 
-def test_a_long_context_makes_rows_dear(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_a_long_context_makes_rows_dear(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     """Beyond 128 tokens the same drafts cost more than they bring."""
-    costs(Costs((1, 64), (0.01, 0.011), (0.0, 1.0)))
+    costs(LatencyModel((1, 64), (0.01, 0.011), (0.0, 1.0)))
     auto = make("auto")
     writes_one_token(auto)
     short = auto.generate([Request(prompt="abc", sampling=Sampling(max_tokens=80, ignore_eos=True))])
@@ -178,7 +180,7 @@ def test_a_long_context_makes_rows_dear(make: Make, costs: Callable[[Costs], Non
     assert total(long, "drafted") == 0
 
 
-def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     """Evaluations that can be looked up beside thoughts that can't, packed with them."""
     costs(LINEAR)
     auto = make("auto")
@@ -202,9 +204,9 @@ def _experience(auto: LocalDecoder) -> Any:
     return policy.keywords["companion"].experience
 
 
-def test_what_is_packed_together_shares_one_plan(make: Make, costs: Callable[[Costs], None]) -> None:
+def test_what_is_packed_together_shares_one_plan(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     """Eight rows are free and more are dear: texts of one purpose leave less for those of the other."""
-    costs(Costs((1, 8, 9, 64), (0.01, 0.0101, 0.02, 0.2)))
+    costs(LatencyModel((1, 8, 9, 64), (0.01, 0.0101, 0.02, 0.2)))
     auto = make("auto")
     writes_one_token(auto)
     asked = [*requests(4, tokens=40), *requests(4, "evaluate", tokens=40)]
@@ -247,7 +249,7 @@ def engines(
 
 
 def test_experience_is_kept_for_the_next_decoder(
-    engines: Callable[[], Engine], costs: Callable[[Costs], None], tmp_path: Path
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path
 ) -> None:
     costs(LINEAR)
     drafted = []
@@ -261,7 +263,7 @@ def test_experience_is_kept_for_the_next_decoder(
 
 @pytest.mark.parametrize("found", [[["generate", [[1]]]], [["generate"]], [3], [["nonsense", []]]])
 def test_damaged_experience_is_made_anew(
-    engines: Callable[[], Engine], costs: Callable[[Costs], None], tmp_path: Path, found: list[Any]
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path, found: list[Any]
 ) -> None:
     costs(LINEAR)
     expected = []
@@ -276,7 +278,7 @@ def test_damaged_experience_is_made_anew(
 
 
 def test_a_decoder_that_was_asked_nothing_keeps_nothing(
-    engines: Callable[[], Engine], costs: Callable[[Costs], None], tmp_path: Path
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path
 ) -> None:
     costs(FREE)
     load_decoder("auto", engine=engines()).close()
@@ -287,10 +289,12 @@ def test_a_decoder_that_was_asked_nothing_keeps_nothing(
 
 
 def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
-    engines: Callable[[], Engine], costs: Callable[[Costs], None], monkeypatch: pytest.MonkeyPatch
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs(FREE)
-    monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner, rows=(): Costs((1, 64), (0.001, 0.002)))
+    monkeypatch.setattr(
+        "tot.decoders.decoder.latency_model", lambda runner, rows=(): LatencyModel((1, 64), (0.001, 0.002))
+    )
     monkeypatch.setattr("tot.decoders.decoder.warn_if_slow", lambda *_: None)
     engine = engines()
     folder = draft_folder("tiny")
@@ -306,7 +310,7 @@ def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
 
 
 def test_a_draft_that_cant_be_read_is_left_out(
-    engines: Callable[[], Engine], costs: Callable[[Costs], None], caplog: pytest.LogCaptureFixture
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], caplog: pytest.LogCaptureFixture
 ) -> None:
     costs(FREE)
     folder = draft_folder("tiny")

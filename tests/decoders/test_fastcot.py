@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
-from tot.decoders.drafting.outlook import Costs
+from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import Part
@@ -240,7 +240,7 @@ def test_usage_adds_up(make: Make) -> None:
 
 
 def test_the_widest_cheap_window_is_taken() -> None:
-    costs = Costs((1, 4, 8, 16, 64), (1.0, 1.0, 1.05, 1.2, 4.0))
+    costs = LatencyModel((1, 4, 8, 16, 64), (1.0, 1.0, 1.05, 1.2, 4.0))
     buffers = Buffers(None, costs)
     assert buffers.width(1) == 9  # 10 rows cost 1.0875, 11 rows 1.1063
     assert buffers.width(8) == 0

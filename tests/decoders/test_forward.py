@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import forward, kernel, native
 from tot.decoders.kernels.forward import NativeForward, native_forward
 from tot.decoders.kernels.kernel import kernel_options
@@ -58,7 +58,7 @@ def computed(runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Ten
     """The logits of the last `reads` tokens of texts computed in one forward."""
     with torch.inference_mode():
         branches = [runner.tree.open(tokens) for tokens in texts]
-        result = runner.forward([Feed(branch, 0, len(branch), [0] * reads) for branch in branches])
+        result = runner.forward([Chunk(branch, 0, len(branch), [0] * reads) for branch in branches])
         for branch in branches:
             runner.tree.rollback(branch, 0)
         runner.tree.clear()
@@ -209,8 +209,8 @@ def test_nothing_may_be_read(known: Callable[..., Any]) -> None:
     whole = computed(runner, [tokens])[0]
     with torch.inference_mode():
         branch = runner.tree.open(tokens)
-        assert len(runner.forward([Feed(branch, 0, 20)]).logits) == 0
-        logits = runner.forward([Feed(branch, 20, 30, [0])]).logits
+        assert len(runner.forward([Chunk(branch, 0, 20)]).logits) == 0
+        logits = runner.forward([Chunk(branch, 20, 30, [0])]).logits
     torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
 
 
@@ -244,7 +244,7 @@ def test_a_long_run_of_forks_rollbacks_and_evictions(
                 tree.extend(chosen, text(rng.randint(1, 5), seed=1000 + step))
         with torch.inference_mode():
             starts = [min(tree.computed_length(branch), len(branch) - 1) for branch in branches]
-            feeds = [Feed(branch, start, len(branch), [0]) for branch, start in zip(branches, starts, strict=True)]
+            feeds = [Chunk(branch, start, len(branch), [0]) for branch, start in zip(branches, starts, strict=True)]
             result = runner.forward(feeds)
         i = rng.randrange(len(branches))
         expected = logits_alone(reference, tree.tokens(branches[i]))[-1]

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tot.decoders.drafting.kept import FORMAT, Kept, machine_identity, model_identity
-from tot.decoders.drafting.row_costs import ROWS, row_costs
+from tot.decoders.drafting.latency_model import ROWS, latency_model
 from tot.decoders.engine.runner import Runner
 
 ABOUT = {"model": "some/tiny model", "threads": 1}
@@ -27,7 +27,7 @@ ABOUT = {"model": "some/tiny model", "threads": 1}
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
     # Whatever else runs on this machine.
-    monkeypatch.setattr("tot.decoders.drafting.row_costs._disturbances", lambda: (0, 0))
+    monkeypatch.setattr("tot.decoders.drafting.latency_model._disturbances", lambda: (0, 0))
     return tmp_path / "cache"
 
 
@@ -131,10 +131,10 @@ def test_processes_take_turns() -> None:
 
 
 def test_costs_are_measured_once_for_all_processes(another: Callable[..., Runner], forwards: list[int]) -> None:
-    costs = row_costs(another())
+    costs = latency_model(another())
     assert len(forwards) > len(ROWS)
     forwards.clear()
-    assert row_costs(another()) == costs
+    assert latency_model(another()) == costs
     assert forwards == []
 
 
@@ -144,13 +144,13 @@ def test_costs_that_others_disturbed_are_for_this_process_only(
 ) -> None:
     """The processor was taken away again and again, or memory had to be read from the disk."""
     seen = iter([(0, 0), (10**6 * disturbance[0], disturbance[1])])
-    monkeypatch.setattr("tot.decoders.drafting.row_costs._disturbances", lambda: next(seen, (0, 0)))
+    monkeypatch.setattr("tot.decoders.drafting.latency_model._disturbances", lambda: next(seen, (0, 0)))
     runner = another()
-    costs = row_costs(runner)
+    costs = latency_model(runner)
     forwards.clear()
-    assert row_costs(runner) == costs
+    assert latency_model(runner) == costs
     assert forwards == []
-    row_costs(another())
+    latency_model(another())
     assert len(forwards) > len(ROWS)
 
 
@@ -177,13 +177,13 @@ def _other_layers(model: Any) -> None:
 def test_another_model_is_measured_anew(
     change: Callable[[Any], Any], another: Callable[..., Runner], forwards: list[int]
 ) -> None:
-    row_costs(another())
+    latency_model(another())
     forwards.clear()
-    row_costs(another(change))
+    latency_model(another(change))
     assert len(forwards) > len(ROWS)
     forwards.clear()
-    row_costs(another())
-    row_costs(another(change))
+    latency_model(another())
+    latency_model(another(change))
     assert forwards == []
 
 
@@ -200,10 +200,10 @@ def test_another_model_is_measured_anew(
 def test_another_machine_or_version_measures_anew(
     what: str, value: Any, another: Callable[..., Runner], forwards: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    row_costs(another())
+    latency_model(another())
     forwards.clear()
     monkeypatch.setattr(what, value)
-    row_costs(another())
+    latency_model(another())
     assert len(forwards) > len(ROWS)
 
 
@@ -219,12 +219,12 @@ def test_what_computes_in_another_way_is_another_matter(
 
 @pytest.mark.parametrize("found", [[[1, 128, -1.0]], [[1, 128]], [["a", 128, 1.0]], [3]])
 def test_damaged_costs_are_measured_anew(found: list[Any], another: Callable[..., Runner]) -> None:
-    row_costs(another())
+    latency_model(another())
     runner = another()
     kept = Kept("costs", model_identity(runner.model) | machine_identity(runner))
     assert len(kept.read()) == len(ROWS)
     kept.write(found)
-    costs = row_costs(runner)
+    costs = latency_model(runner)
     assert costs.rows == ROWS
     assert len(kept.read()) == len(ROWS)
 
@@ -232,21 +232,21 @@ def test_damaged_costs_are_measured_anew(found: list[Any], another: Callable[...
 def test_deleting_the_folder_has_all_measured_again(
     cache: Path, another: Callable[..., Runner], forwards: list[int]
 ) -> None:
-    row_costs(another())
+    latency_model(another())
     for file in (cache / "costs").iterdir():
         file.unlink()
     forwards.clear()
-    row_costs(another())
+    latency_model(another())
     assert len(forwards) > len(ROWS)
 
 
 def test_who_waited_for_another_reads_what_it_measured(another: Callable[..., Runner], forwards: list[int]) -> None:
-    row_costs(another())
+    latency_model(another())
     once = len(forwards)
     forwards.clear()
     runners = [another(_other_name) for _ in range(2)]
     found: list[Any] = []
-    threads = [threading.Thread(target=lambda runner=runner: found.append(row_costs(runner))) for runner in runners]
+    threads = [threading.Thread(target=lambda runner=runner: found.append(latency_model(runner))) for runner in runners]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -256,24 +256,24 @@ def test_who_waited_for_another_reads_what_it_measured(another: Callable[..., Ru
 
 
 def test_what_is_missing_is_added(another: Callable[..., Runner], forwards: list[int]) -> None:
-    row_costs(another(), (1, 4))
+    latency_model(another(), (1, 4))
     forwards.clear()
-    assert row_costs(another(), (1, 4, 16)).rows == (1, 4, 16)
+    assert latency_model(another(), (1, 4, 16)).rows == (1, 4, 16)
     assert set(forwards) == {1, 16}  # the text before them is one feed
     forwards.clear()
-    assert row_costs(another(), (16,)).rows == (1, 4, 16)
+    assert latency_model(another(), (16,)).rows == (1, 4, 16)
     assert forwards == []
 
 
 def test_a_small_store_keeps_nothing_for_others(another: Callable[..., Runner], forwards: list[int]) -> None:
-    row_costs(another(kv_budget=100))
+    latency_model(another(kv_budget=100))
     forwards.clear()
-    assert row_costs(another()).rows == ROWS
+    assert latency_model(another()).rows == ROWS
     assert len(forwards) > len(ROWS)
 
 
 def test_nothing_is_kept_of_a_model_from_nowhere(cache: Path, make_model: Callable[..., Any]) -> None:
     runner = Runner(make_model(), 3000)
-    row_costs(runner)
+    latency_model(runner)
     assert not cache.exists()
     runner.close()

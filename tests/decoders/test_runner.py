@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from tot.decoders import OptionError
-from tot.decoders.engine.kv_tree import Branch
-from tot.decoders.engine.runner import Feed, Forward, Runner
+from tot.decoders.engine.radix_cache import Branch
+from tot.decoders.engine.runner import Chunk, Forward, Runner
 from tot.decoders.kernels import attention, tiles
 
 VOCAB = 300
@@ -34,12 +34,12 @@ class Bench:
     def alone(self, branch: Branch) -> Tensor:
         return self._logits_alone(self.reference, self.tree.tokens(branch))
 
-    def grow(self, branch: Branch, tokens: Sequence[int], reads: int = 1) -> Feed:
+    def grow(self, branch: Branch, tokens: Sequence[int], reads: int = 1) -> Chunk:
         start = len(branch)
         self.tree.extend(branch, tokens)
-        return Feed(branch, start, len(branch), [0] * reads)
+        return Chunk(branch, start, len(branch), [0] * reads)
 
-    def run(self, *feeds: Feed) -> Forward:
+    def run(self, *feeds: Chunk) -> Forward:
         """One forward; every row read has to be what the branch's text alone gives."""
         with torch.inference_mode():
             result = self.runner.forward(feeds)
@@ -132,7 +132,7 @@ def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
     branch = bench.prompt(text(30))
     stores = (*bench.runner._keys, *bench.runner._values)
     before = [store[:, list(branch.slots)] for store in stores]
-    result = bench.run(Feed(branch, 29, 30, [0]), Feed(branch, 25, 30, [0, 0, 0]))
+    result = bench.run(Chunk(branch, 29, 30, [0]), Chunk(branch, 25, 30, [0, 0, 0]))
     assert result.own_from == [29, 27]
     assert all(torch.equal(store[:, list(branch.slots)], was) for store, was in zip(stores, before, strict=True))
 
@@ -141,7 +141,7 @@ def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -
     running = bench.forks(bench.prompt(text(300)), 3)
     arriving = bench.tree.open(text(200, 1))
     for start in range(0, 200, 64):
-        bench.run(Feed(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running))
+        bench.run(Chunk(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running))
     assert bench.tree.computed_length(arriving) == 200
     assert [len(branch) for branch in running] == [304] * 3
     bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
@@ -150,13 +150,13 @@ def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -
 def test_a_prompt_and_its_first_tokens_fit_in_one_forward(bench: Bench) -> None:
     prompt = bench.tree.open(text(50))
     forks = bench.forks(prompt, 3)
-    result = bench.run(Feed(prompt, 0, 50), *(bench.grow(fork, [1, i], reads=2) for i, fork in enumerate(forks)))
+    result = bench.run(Chunk(prompt, 0, 50), *(bench.grow(fork, [1, i], reads=2) for i, fork in enumerate(forks)))
     assert result.own_from == [0, 50, 51, 51]
 
 
 def test_a_forward_may_read_nothing(bench: Bench) -> None:
     branch = bench.tree.open(text(20))
-    assert bench.run(Feed(branch, 0, 20)).logits.shape == (0, VOCAB)
+    assert bench.run(Chunk(branch, 0, 20)).logits.shape == (0, VOCAB)
     bench.run(bench.grow(branch, [1]))
 
 
@@ -183,7 +183,7 @@ def test_feeds_of_one_text_share_their_rows(bench: Bench) -> None:
 
 def test_a_replay_may_run_into_tokens_of_another_feed(bench: Bench) -> None:
     branch = bench.prompt(text(12))
-    result = bench.run(Feed(branch, 9, 10, [0]), Feed(branch, 7, 12, [0] * 5))
+    result = bench.run(Chunk(branch, 9, 10, [0]), Chunk(branch, 7, 12, [0] * 5))
     assert result.rows[0] == [result.rows[1][2]]
 
 
@@ -215,12 +215,12 @@ def test_a_full_store_evicts_and_still_computes_right(
     for seed in range(12):
         branch = bench.tree.open(text(5) + text(30 + seed, seed % 5))
         start = min(bench.tree.computed_length(branch), len(branch) - 1)
-        bench.run(Feed(branch, start, len(branch), [0]))
+        bench.run(Chunk(branch, start, len(branch), [0]))
         bench.tree.release(branch)
     assert bench.tree.stored == 60
 
 
-def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Feed]:
+def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Chunk]:
     """Feeds of every kind, at random. New branches join `branches`."""
     feeds = []
     for branch in rng.sample(branches, rng.randint(1, min(8, len(branches)))):
@@ -232,7 +232,7 @@ def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list
             feeds.append(bench.grow(branch, new, rng.randint(1, len(new))))
         elif kind == "replay":
             reads = rng.randint(1, min(4, len(branch)))
-            feeds.append(Feed(branch, len(branch) - reads, len(branch), [0] * reads))
+            feeds.append(Chunk(branch, len(branch) - reads, len(branch), [0] * reads))
         elif kind in ("drafts", "twins"):
             for fork in bench.forks(branch, rng.randint(2, 4)):
                 new = rng.choices(range(2 if kind == "drafts" else 1), k=rng.randint(1, 4))
@@ -242,7 +242,7 @@ def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list
             start = rng.randint(0, len(branch))
             fork = bench.tree.fork(branch, start)
             bench.tree.extend(fork, rng.choices(range(VOCAB), k=rng.randint(20, 300)))
-            feeds.append(Feed(fork, start, len(fork), [0] * rng.randint(0, 1)))
+            feeds.append(Chunk(fork, start, len(fork), [0] * rng.randint(0, 1)))
             branches.append(fork)
         else:
             bench.tree.rollback(branch, rng.randint(1, len(branch)))
@@ -287,10 +287,10 @@ def test_bfloat16_stays_near_the_model_alone(
     prompt = runner.tree.open(text(300))
     forks = [runner.tree.fork(prompt) for _ in range(4)]
     with torch.inference_mode():
-        runner.forward([Feed(prompt, 0, 300)])
+        runner.forward([Chunk(prompt, 0, 300)])
         for i, fork in enumerate(forks):
             runner.tree.extend(fork, [i, 7][: 1 + i % 2])
-        result = runner.forward([Feed(fork, 300, len(fork), [0]) for fork in forks])
+        result = runner.forward([Chunk(fork, 300, len(fork), [0]) for fork in forks])
     assert result.logits.dtype == torch.float32
     for fork, (row,) in zip(forks, result.rows, strict=True):
         expected = logits_alone(reference, runner.tree.tokens(fork))[-1]

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import native
 from tot.decoders.kernels.kernel import Kernel, kernel_for
 from tot.decoders.kernels.tiles import make_tiles
@@ -205,7 +205,7 @@ def test_a_model_computes_the_same_with_and_without(heads_of_32: Any) -> None:
         with torch.inference_mode():
             texts = [[*range(5, 205), 10 + i, *range(100, 100 + 9 * i)] for i in range(6)]
             branches = [runner.tree.open(text) for text in texts]
-            feeds = [Feed(branch, 0, len(branch), [0]) for branch in branches]
+            feeds = [Chunk(branch, 0, len(branch), [0]) for branch in branches]
             logits.append(runner.forward(feeds).logits)
         runner.close()
     spread = logits[1].std()
@@ -250,7 +250,7 @@ def test_without_a_compiler_torch_does_it(heads_of_32: Any, empty_cache: Path, m
     assert runner.kernel is None
     with torch.inference_mode():
         branch = runner.tree.open([5, 6, 7])
-        assert math.isfinite(float(runner.forward([Feed(branch, 0, 3, [0])]).logits.sum()))
+        assert math.isfinite(float(runner.forward([Chunk(branch, 0, 3, [0])]).logits.sum()))
     runner.close()
 
 

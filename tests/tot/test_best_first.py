@@ -20,11 +20,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tot import DFS, BestFirst, Enumerate, Expand, Growth, Heuristic, Node, State, Task, Thought, solve
+from tot import DFS, BestFirst, Enumerate, Expand, Heuristic, Node, SearchState, State, Task, Thought, solve
 from tot.decoders import OptionError
 from tot.evaluators.model import Evaluator
 from tot.search.session import Problem
-from tot.search.steps import Draft, Evaluation
+from tot.search.steps import Evaluation, Proposal
 from tot.tasks.arithmetic import evaluate
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, render
@@ -63,7 +63,7 @@ class Roads(Task):
         return state.world == "g"
 
 
-def ride(growth: Growth, most: int = 10_000) -> list[str]:
+def ride(growth: SearchState, most: int = 10_000) -> list[str]:
     """Answers with all roads; returns the places expanded, those of one step in one text."""
     expanded: list[str] = []
     while (step := growth.ask()) is not None:
@@ -75,7 +75,7 @@ def ride(growth: Growth, most: int = 10_000) -> list[str]:
     return expanded
 
 
-def route(growth: Growth) -> str:
+def route(growth: SearchState) -> str:
     return "s" + "".join(thought.text for thought in growth.tree.state(growth.best).thoughts)
 
 
@@ -195,7 +195,7 @@ class Paths(Task):
 def drive() -> Callable[..., list[str]]:
     """Answers every step from tables by path; returns the paths expanded, those of one step in one text."""
 
-    def run(growth: Growth, children: Mapping[str, Any], value: Mapping[str, float]) -> list[str]:
+    def run(growth: SearchState, children: Mapping[str, Any], value: Mapping[str, float]) -> list[str]:
         expanded = []
         while (step := growth.ask()) is not None:
             at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
@@ -224,8 +224,8 @@ def test_equals_are_expanded_in_the_order_in_which_they_came(drive: Any) -> None
     assert drive(growth, {"": ["a", "b", "c"]}, {"a": 1, "b": 1, "c": 1}) == ["", "a b", "c"]
 
 
-def priored(**priors: float) -> list[Draft]:
-    return [Draft(Thought(parts={"thought": text}), prior=prior) for text, prior in priors.items()]
+def priored(**priors: float) -> list[Proposal]:
+    return [Proposal(Thought(parts={"thought": text}), prior=prior) for text, prior in priors.items()]
 
 
 def test_by_prior_depth_over_probability_decides(drive: Any) -> None:

@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import BFS, Expand, Growth, Node, Task, Thought
+from tot import BFS, Expand, Node, SearchState, Task, Thought
 
 Children = Callable[[str], Sequence[str]]
 Values = Callable[[str], float | None]
@@ -27,7 +27,7 @@ class Letters(Task):
     depth = 2
 
 
-def path(growth: Growth, node: Node) -> str:
+def path(growth: SearchState, node: Node) -> str:
     return "".join(thought.text for thought in growth.tree.state(node).thoughts)
 
 
@@ -35,7 +35,7 @@ def kept_by(search: BFS, children: Children, value: Values, seed: int = 0) -> tu
     """The states kept at every level, and the one that the answer is asked at."""
     levels: list[list[str]] = []
 
-    def listen(growth: Growth, nodes: list[Node]) -> None:
+    def listen(growth: SearchState, nodes: list[Node]) -> None:
         levels.append([path(growth, node) for node in nodes])
 
     growth = search.start(Letters(), "q", seed=seed, hooks={"on_level": listen})

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tot import DFS, Expand, Growth, Node, State, Task, Thought
+from tot import DFS, Expand, Node, SearchState, State, Task, Thought
 
 CHILDREN = {"": ["a", "b", "c"], "a": ["d"], "b": ["e", "f"], "c": ["g"], "b/f": ["h"]}
 VALUES = {"a": 5, "b": 7, "c": 6, "a/d": 4, "b/e": 1, "b/f": 8, "c/g": 3, "b/f/h": 2}
@@ -41,7 +41,7 @@ class Roads(Task):
         return state.world in ("goal", "other")
 
 
-def path(growth: Growth, node: Node) -> str:
+def path(growth: SearchState, node: Node) -> str:
     return "/".join(thought.text for thought in growth.tree.state(node).thoughts)
 
 
@@ -49,7 +49,7 @@ def path(growth: Growth, node: Node) -> str:
 def drive() -> Callable[..., list[str]]:
     """Answers every step from tables by path; returns the paths that were expanded, in order."""
 
-    def run(growth: Growth, children: Mapping[str, list[str]], value: Mapping[str, float | None]) -> list[str]:
+    def run(growth: SearchState, children: Mapping[str, list[str]], value: Mapping[str, float | None]) -> list[str]:
         expanded = []
         while (step := growth.ask()) is not None:
             at = [path(growth, node) for node in step.nodes]
@@ -63,7 +63,7 @@ def drive() -> Callable[..., list[str]]:
     return run
 
 
-def pruned(growth: Growth) -> list[str]:
+def pruned(growth: SearchState) -> list[str]:
     return [path(growth, node) for node in growth.tree if node.pruned]
 
 
@@ -194,7 +194,7 @@ def test_a_verified_answer_ends_the_search_before_anything_is_valued() -> None:
 def tour() -> Callable[..., list[str]]:
     """Drives DFS over places with roads between them, each road's first letter first; returns the places expanded."""
 
-    def run(growth: Growth, roads: Mapping[str, list[str]]) -> list[str]:
+    def run(growth: SearchState, roads: Mapping[str, list[str]]) -> list[str]:
         expanded: list[str] = []
         while (step := growth.ask()) is not None:
             assert len(expanded) < 1000

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Expand, Growth, Node, State, Task, Thought
+from tot import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Expand, Node, SearchState, State, Task, Thought
 from tot.decoders import OptionError
 
 CHILDREN = {"": ["a", "b"], "a": ["e", "f"], "b": ["c!!", "d"]}
@@ -27,7 +27,7 @@ class Paths(Task):
         return state.text.endswith("!!")
 
 
-def path(growth: Growth, node: Node) -> str:
+def path(growth: SearchState, node: Node) -> str:
     return "/".join(thought.text for thought in growth.tree.state(node).thoughts)
 
 
@@ -35,7 +35,7 @@ def path(growth: Growth, node: Node) -> str:
 def drive() -> Callable[..., list[str]]:
     """Answers every step from CHILDREN and VALUES; returns what was asked."""
 
-    def run(growth: Growth) -> list[str]:
+    def run(growth: SearchState) -> list[str]:
         asked = []
         while (step := growth.ask()) is not None:
             at = [path(growth, node) for node in step.nodes]
@@ -74,8 +74,8 @@ SECOND = ["select b", "goal b/c!!", "expand b/c!! b/d", "evaluate b/c!! b/d"]
 def test_every_event_is_heard_with_its_nodes_in_its_place(search: Any, heard: list[str], drive: Any) -> None:
     said: list[str] = []
 
-    def listen(event: str) -> Callable[[Growth, list[Node]], None]:
-        def hook(growth: Growth, nodes: list[Node]) -> None:
+    def listen(event: str) -> Callable[[SearchState, list[Node]], None]:
+        def hook(growth: SearchState, nodes: list[Node]) -> None:
             said.append(f"{event.removeprefix('on_')} {' '.join(path(growth, node) for node in nodes)}")
 
         return hook
@@ -89,7 +89,7 @@ def test_the_methods_of_an_object_are_hooks_and_see_the_search(drive: Any) -> No
         def __init__(self) -> None:
             self.seen: list[tuple[int, int]] = []
 
-        def on_evaluate(self, growth: Growth, nodes: list[Node]) -> None:
+        def on_evaluate(self, growth: SearchState, nodes: list[Node]) -> None:
             self.seen.append((len(growth.tree), len(nodes)))
 
         def other(self) -> None:
@@ -147,7 +147,7 @@ def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -
     ],
 )
 def test_nodes_that_a_hook_leaves_out_are_pruned(event: str, asked: list[str], drive: Any) -> None:
-    def without_b(growth: Growth, nodes: list[Node]) -> list[Node]:
+    def without_b(growth: SearchState, nodes: list[Node]) -> list[Node]:
         return [node for node in nodes if not path(growth, node).startswith("b")]
 
     growth = BFS(breadth=2).start(Paths(), "q", hooks={event: without_b})
@@ -157,7 +157,7 @@ def test_nodes_that_a_hook_leaves_out_are_pruned(event: str, asked: list[str], d
 
 @pytest.mark.parametrize("search", [DFS(), BestFirst(rank="value"), MCTS(iterations=4)], ids=repr)
 def test_no_search_goes_on_from_a_pruned_node(search: Any, drive: Any) -> None:
-    def without_b(growth: Growth, nodes: list[Node]) -> list[Node]:
+    def without_b(growth: SearchState, nodes: list[Node]) -> list[Node]:
         return [node for node in nodes if path(growth, node) != "b"]
 
     growth = search.start(Paths(), "q", hooks={"on_evaluate": without_b})
@@ -174,7 +174,7 @@ def test_a_hook_can_put_nodes_in_another_order(drive: Any) -> None:
 
 
 def test_a_hook_can_bring_in_a_thought_of_its_own(drive: Any) -> None:
-    def add(growth: Growth, nodes: list[Node]) -> list[Node] | None:
+    def add(growth: SearchState, nodes: list[Node]) -> list[Node] | None:
         mine = growth.inject(growth.tree.root, "mine") if nodes[0].depth == 1 else None
         return [*nodes, mine] if mine is not None else None
 
@@ -197,7 +197,7 @@ def test_a_goal_that_a_hook_refuses_is_no_goal_and_the_search_goes_on(drive: Any
 
 
 class Misnamed:
-    def on_expnd(self, growth: Growth, nodes: list[Node]) -> None: ...
+    def on_expnd(self, growth: SearchState, nodes: list[Node]) -> None: ...
 
 
 class NotAMethod:

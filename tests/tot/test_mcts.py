@@ -15,26 +15,26 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import MCTS, Expand, Growth, Node, State, Task, Thought
-from tot.search.steps import Draft
+from tot import MCTS, Expand, Node, SearchState, State, Task, Thought
+from tot.search.steps import Proposal
 
 
 class Letters(Task):
     depth = 3
 
 
-def path(growth: Growth, node: Node) -> str:
+def path(growth: SearchState, node: Node) -> str:
     return "".join(thought.text for thought in growth.tree.state(node).thoughts)
 
 
-Drive = Callable[..., tuple[Growth, list[str]]]
+Drive = Callable[..., tuple[SearchState, list[str]]]
 
 
 @pytest.fixture(scope="module")
 def drive() -> Drive:
     """Runs a search on tables by path; the growth, and every path that a reward was backed up along, by its end."""
 
-    def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[Growth, list[str]]:
+    def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[SearchState, list[str]]:
         ends: list[str] = []
         hooks = {"on_backpropagate": lambda growth, nodes: ends.append(path(growth, nodes[-1]))}
         growth = search.start(task or Letters(), "q", hooks=hooks)
@@ -46,7 +46,7 @@ def drive() -> Drive:
     return run
 
 
-def learnt(growth: Growth) -> dict[str, tuple[int, float | None]]:
+def learnt(growth: SearchState) -> dict[str, tuple[int, float | None]]:
     return {path(growth, node): (node.visits, node.q) for node in growth.tree if node.visits}
 
 
@@ -83,7 +83,7 @@ def test_puct_by_hand(drive: Drive) -> None:
 
     1: 1.2, 0.8    2: 1.1, 0.8    3: 1.094, 1.131    4: 1.115, 0.693    5: 1.1, 0.8
     """
-    drafts = [Draft(Thought(parts={"thought": text}), prior=prior) for text, prior in (("a", 0.2), ("b", 0.8))]
+    drafts = [Proposal(Thought(parts={"thought": text}), prior=prior) for text, prior in (("a", 0.2), ("b", 0.8))]
     _, ends = drive(MCTS(depth=2, iterations=5, rule="puct"), lambda p: drafts, lambda p: {"a": 1.0, "b": 0.0}[p])
     assert "".join(ends) == "aabaa"
 
@@ -238,8 +238,8 @@ def test_visits_and_q_are_those_of_a_second_uct(
     def weight(p: str) -> float:
         return random.Random(f"{seed} prior {p}").random()
 
-    def drafts(p: str) -> list[Draft]:
-        return [Draft(Thought(parts={"thought": c}), prior=weight(p + c)) for c in children(p)]
+    def drafts(p: str) -> list[Proposal]:
+        return [Proposal(Thought(parts={"thought": c}), prior=weight(p + c)) for c in children(p)]
 
     search = MCTS(
         depth=levels + 1,

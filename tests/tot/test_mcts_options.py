@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import MCTS, Evaluate, Expand, Growth, Node, State, Task, Value, solve
+from tot import MCTS, Evaluate, Expand, Node, SearchState, State, Task, Value, solve
 
 
 class Letters(Task):
@@ -32,11 +32,11 @@ class Named(Task):
         return bool(answer == "x!")
 
 
-def path(growth: Growth, node: Node) -> str:
+def path(growth: SearchState, node: Node) -> str:
     return "".join(thought.text for thought in growth.tree.state(node).thoughts)
 
 
-Drive = Callable[..., tuple[Growth, list[str]]]
+Drive = Callable[..., tuple[SearchState, list[str]]]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def drive() -> Drive:
 
     def run(
         search: MCTS, children: Any, value: Any, task: Task | None = None, seed: int = 0, hooks: Any = None
-    ) -> tuple[Growth, list[str]]:
+    ) -> tuple[SearchState, list[str]]:
         growth = search.start(task or Letters(), "q", seed=seed, hooks=hooks)
         asked = []
         while (step := growth.ask()) is not None:
@@ -59,7 +59,7 @@ def drive() -> Drive:
     return run
 
 
-def visits(growth: Growth) -> dict[str, int]:
+def visits(growth: SearchState) -> dict[str, int]:
     return {path(growth, node): node.visits for node in growth.tree if node.visits}
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Expand, State, Task, Thought
 from tot.decoders import Usage
-from tot.search.steps import Draft
+from tot.search.steps import Proposal
 
 
 class Places(Task):
@@ -36,7 +36,7 @@ class Places(Task):
 
 
 def test_siblings_that_lead_to_one_state_are_one_whose_priors_add_up() -> None:
-    told = [Draft(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
+    told = [Proposal(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
             for text, prior in (("go-x", 0.5), ("y", 0.2), ("x", 0.25), ("jump-x", 0.05))]  # fmt: skip
     task = type("Free", (Places,), {"cost": lambda self, state, thought: 1.0})()
     growth = BFS().start(task, "q")

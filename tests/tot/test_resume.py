@@ -16,6 +16,7 @@ from tot import (
     MCTS,
     BestFirst,
     Budget,
+    Checkpoint,
     Combine,
     Likelihood,
     Prior,
@@ -24,7 +25,6 @@ from tot import (
     SelfConsistency,
     Solution,
     Task,
-    Trace,
     Value,
     Vote,
     solve,
@@ -55,7 +55,7 @@ def asking(letters: Any) -> type[Task]:
     return type("Asking", (letters,), {"templates": letters.templates | templates})
 
 
-def run(task: Any, decoder: Any, trace: Trace, **options: Any) -> Solution:
+def run(task: Any, decoder: Any, trace: Checkpoint, **options: Any) -> Solution:
     try:
         return solve(task, "what?", **{"decoder": decoder, "max_tokens": 5, "seed": 3, "trace": trace} | options)
     finally:
@@ -63,15 +63,15 @@ def run(task: Any, decoder: Any, trace: Trace, **options: Any) -> Solution:
 
 
 @pytest.fixture
-def killed(tmp_path: Path) -> Callable[[Path, int], Trace]:
+def killed(tmp_path: Path) -> Callable[[Path, int], Checkpoint]:
     """A trace of which a kill has left the first lines, and half of the next: killed(whole, 3)."""
 
-    def cut(whole: Path, count: int) -> Trace:
+    def cut(whole: Path, count: int) -> Checkpoint:
         lines = whole.read_text().splitlines(keepends=True)
         half = lines[count][: len(lines[count]) // 2] if count < len(lines) else ""
         path = tmp_path / f"{count}.jsonl"
         path.write_text("".join(lines[:count]) + half)
-        return Trace.resume(path)
+        return Checkpoint.resume(path)
 
     return cut
 
@@ -91,7 +91,7 @@ def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
 ) -> None:
     whole = tmp_path / "whole.jsonl"
     with tiny() as decoder:
-        expected = run(asking, decoder, Trace.create(whole), **RUNS[name])
+        expected = run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
     lines = whole.read_text().splitlines()
     assert len(lines) >= 3
     for count in range(1, len(lines)):
@@ -113,7 +113,7 @@ def test_a_run_killed_after_its_answer_has_counted_what_the_answer_took(
 ) -> None:
     whole = tmp_path / "whole.jsonl"
     with tiny() as decoder:
-        expected = run(asking, decoder, Trace.create(whole), **RUNS[name])
+        expected = run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
     count = len(whole.read_text().splitlines())
     with tiny() as decoder:
         resumed = run(asking, decoder, killed(whole, count), **RUNS[name])
@@ -134,7 +134,7 @@ def test_what_was_done_before_the_kill_is_not_asked_again(
     table |= {"value a": "3", "value b": "7", "value c": "1"}
     options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value()}
     whole, first = tmp_path / "whole.jsonl", scripted(table)
-    expected = run(task, first, Trace.create(whole), **options)
+    expected = run(task, first, Checkpoint.create(whole), **options)
     everything = [request.prompt[-1].content for request in first.requests]
     assert everything == [
         "grow", "value a", "value b", "grow b", "grow a", "value c", "answer b/b"
@@ -156,7 +156,7 @@ def test_a_part_of_a_mixture_that_was_judged_before_the_kill_is_not_asked_again(
     evaluator = Combine(parts=(Value(), Prior()), weights=(1, 1))
     options = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": evaluator}
     whole = tmp_path / "whole.jsonl"
-    expected = run(task, scripted(table), Trace.create(whole), **options)
+    expected = run(task, scripted(table), Checkpoint.create(whole), **options)
     decoder = scripted(table)
     resumed = run(task, decoder, killed(whole, 4), **options)
     assert {request.purpose for request in decoder.requests} == {"generate", "answer"}
@@ -170,11 +170,13 @@ def test_a_run_that_a_budget_ended_goes_on_with_a_larger_one(letters: Any, scrip
     path = tmp_path / "run.jsonl"
     expected = solve(letters, "what?", decoder=scripted(table), **options)
     small = run(
-        letters, scripted(table), Trace.create(path), seed=0, max_tokens=None, budget=Budget(tokens=25), **options
+        letters, scripted(table), Checkpoint.create(path), seed=0, max_tokens=None, budget=Budget(tokens=25), **options
     )
     assert small.stopped == "budget: tokens (30 of 25)"
     decoder = scripted(table)
-    large = run(letters, decoder, Trace.resume(path), seed=0, max_tokens=None, budget=Budget(tokens=100), **options)
+    large = run(
+        letters, decoder, Checkpoint.resume(path), seed=0, max_tokens=None, budget=Budget(tokens=100), **options
+    )
     assert decoder.asked == [["grow b"], ["value b/c", "value b/d"], ["answer b/d"]]
     assert (large.answer, large.stopped, large.calls) == ("the end", None, expected.calls)
     assert large.usage.new_tokens == expected.usage.new_tokens
@@ -187,7 +189,7 @@ def test_a_budget_counts_what_was_spent_before_the_kill(
     options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=9), "evaluator": Value()}
     options["budget"] = Budget(tokens=30)
     whole, decoder = tmp_path / "whole.jsonl", scripted(table)
-    expected = run(letters, scripted(table), Trace.create(whole), **options)
+    expected = run(letters, scripted(table), Checkpoint.create(whole), **options)
     resumed = run(letters, decoder, killed(whole, 4), **options)
     assert resumed.stopped == expected.stopped == "budget: tokens (30 of 30)"
     assert decoder.asked == [["grow b"]]
@@ -201,7 +203,7 @@ def test_the_time_before_the_kill_counts(letters: Any, scripted: Any, killed: An
 
     options: dict[str, Any] = {"search": BFS(thoughts=1, breadth=1, depth=3), "evaluator": Value()}
     whole = tmp_path / "whole.jsonl"
-    run(letters, Slow({}), Trace.create(whole), **options)
+    run(letters, Slow({}), Checkpoint.create(whole), **options)
     resumed = run(letters, scripted({}), killed(whole, 6), **options)
     assert resumed.usage.seconds >= 0.4  # four steps of the first run
 

@@ -7,7 +7,21 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, Budget, Combine, Enumerate, Growth, Likelihood, Prior, Random, State, Task, Thought, Value, solve
+from tot import (
+    BFS,
+    Budget,
+    Combine,
+    Enumerate,
+    Likelihood,
+    Prior,
+    Random,
+    SearchState,
+    State,
+    Task,
+    Thought,
+    Value,
+    solve,
+)
 from tot.decoders import Request, TaskError
 
 SMALLEST = """\
@@ -23,7 +37,7 @@ class Riddle(Task):
 """
 
 
-def drive(growth: Growth, table: dict[str, list[str]]) -> None:
+def drive(growth: SearchState, table: dict[str, list[str]]) -> None:
     """Tell a search the thoughts after each path, and that each is worth 1."""
     while (step := growth.ask()) is not None:
         if hasattr(step, "count"):

@@ -24,9 +24,9 @@ from rich.table import Table
 from tot.bench.machine import interval, share, spread
 from tot.data import rows
 from tot.decoders.decoder import LocalDecoder, load_decoder
-from tot.decoders.drafting.row_costs import engine_costs
+from tot.decoders.drafting.latency_model import engine_costs
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.errors import OptionError
 from tot.decoders.methods.fastcot import Buffers
@@ -252,13 +252,13 @@ def _forward_seconds(runner: Runner, length: int, windows: Sequence[int]) -> lis
     spent: dict[int, list[float]] = {window: [] for window in windows}
     try:
         tree.extend(base, [5 + i % 50 for i in range(length)])
-        runner.forward([Feed(base, tree.computed_length(base), len(base), [_GREEDY])])
+        runner.forward([Chunk(base, tree.computed_length(base), len(base), [_GREEDY])])
         for _ in range(6):
             for window in windows:
                 fork = tree.fork(base)
                 tree.extend(fork, [60 + i for i in range(window + 1)])
                 began = time.perf_counter()
-                runner.forward([Feed(fork, len(base), len(fork), [_GREEDY] * (window + 1))])
+                runner.forward([Chunk(fork, len(base), len(fork), [_GREEDY] * (window + 1))])
                 spent[window].append(time.perf_counter() - began)
                 tree.rollback(fork, 0)
     finally:

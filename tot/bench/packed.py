@@ -24,7 +24,7 @@ from transformers import AttentionInterface
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
@@ -218,12 +218,12 @@ def _forward(runner: Runner, prompts: list[list[int]], vocabulary: list[int], wh
     """Seconds of attention in computing the prompts from nothing, or one token after them."""
     branches = [runner.tree.open([vocabulary[i] for i in prompt]) for prompt in prompts]
     clock.clear()
-    runner.forward([Feed(branch, 0, LENGTH) for branch in branches])
+    runner.forward([Chunk(branch, 0, LENGTH) for branch in branches])
     if what == "next tokens":
         for branch in branches:
             runner.tree.extend(branch, vocabulary[:1])
         clock.clear()
-        runner.forward([Feed(branch, LENGTH, LENGTH + 1, [0]) for branch in branches])
+        runner.forward([Chunk(branch, LENGTH, LENGTH + 1, [0]) for branch in branches])
     seconds = sum(clock)
     for branch in branches:
         runner.tree.rollback(branch, 0)

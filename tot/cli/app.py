@@ -73,14 +73,14 @@ def solve_command(
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
-    from tot.checkpoint import Trace
+    from tot.checkpoint import Checkpoint
     from tot.cli.settings import Settings, ask, carry_out, checked
 
     if resume is not None:
         for name in context.params:
             if name not in ("resume", "as_json", "profile", "profile_out") and is_given(context, name):
                 raise OptionError(f"--resume goes on as the run was started: leave {name.replace('_', '-')!r} out")
-        trace: Trace | None = Trace.resume(resume)
+        trace: Checkpoint | None = Checkpoint.resume(resume)
         assert trace is not None
         if "settings" not in trace.header:
             raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., trace=...)")

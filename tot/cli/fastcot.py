@@ -50,7 +50,7 @@ def calibrate_command(
 
     from tot.bench.fastcot import find_cap, questions
     from tot.cli.settings import checked
-    from tot.decoders.drafting.row_costs import engine_costs
+    from tot.decoders.drafting.latency_model import engine_costs
     from tot.decoders.engine.engine import Engine
     from tot.decoders.methods.fastcot import Buffers
     from tot.decoders.models.loading import load_model

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tot.checkpoint import Trace
+from tot.checkpoint import Checkpoint
 from tot.cli.options import SearchOptions
 from tot.data import row as read_row
 from tot.decoders.budget import Budget
@@ -58,7 +58,7 @@ def checked(out: Path, flag: str = "--out") -> Path:
 
 
 def carry_out(
-    settings: Settings, trace: Trace | None, started: float, as_json: bool, profile: Profile | None = None
+    settings: Settings, trace: Checkpoint | None, started: float, as_json: bool, profile: Profile | None = None
 ) -> bool:
     """Run what the settings say; write, then print. True where Ctrl-C ended it."""
     task = load_task(settings.task)
@@ -69,7 +69,7 @@ def carry_out(
     out = None if settings.out is None else Path(settings.out)
     if out is not None and trace is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
-        trace = Trace.create(steps, settings=settings.model_dump(mode="json"))
+        trace = Checkpoint.create(steps, settings=settings.model_dump(mode="json"))
 
     problems: list[Problem] = []
     try:

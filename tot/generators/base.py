@@ -19,7 +19,7 @@ from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 from tot.parts import bodies, said, with_room
 from tot.search.backends import is_cut
 from tot.search.session import Problem, spent
-from tot.search.steps import Draft
+from tot.search.steps import Proposal
 from tot.state import Drawn, Thought
 from tot.task import Task
 from tot.tree import Node
@@ -33,7 +33,7 @@ ANSWER_TOKENS = 32
 
 
 class ThoughtGenerator(Protocol):
-    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         """Drafts of what may come after each node: `count`, or as many as the generator gives of itself."""
 
 
@@ -57,9 +57,9 @@ class Sample(_Generator):
     """Draw the last template's text so often; keep one whose answer is the most frequent, and note how frequent it was
     (RAP's confidence)."""
 
-    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.n
-        drafts = [[Draft(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
+        drafts = [[Proposal(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
         await write(problem, nodes, drafts, problem.task.thought, self.temperature, self.votes)
         return drafts
 
@@ -73,7 +73,7 @@ class Propose(_Generator):
     n: Count = 3
     """Thoughts asked for after each state, where the search does not say how many."""
 
-    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         task, count = problem.task, count or self.n
         parallel = problem.decoder_name("generate") == "pdos"
         requests = []
@@ -100,10 +100,10 @@ class Propose(_Generator):
             texts = list(dict.fromkeys(text for text in parsed if text is not None))[:count]
             unread = sum(text is None for text in parsed) + (not parsed and not is_cut(completion))
             name = problem.decoder_name("generate")
-            found = [Draft(Thought(parts={first: text}), prior=1 / len(texts), decoder=name) for text in texts]
+            found = [Proposal(Thought(parts={first: text}), prior=1 / len(texts), decoder=name) for text in texts]
             calls = calls_of(task.propose, request, [completion])
             drafts.append(
-                [*found, Draft(None, completion.usage, unread, calls=calls)]
+                [*found, Proposal(None, completion.usage, unread, calls=calls)]
             )  # the call itself is the state's
         await write(problem, nodes, drafts, others, self.temperature)
         return drafts
@@ -124,7 +124,7 @@ class Enumerate(_Generator):
     prior: Literal["model", "uniform", "random"] = "model"
     """uniform and random ask no model: the task's own order, or an order and priors drawn by the seed."""
 
-    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Draft]]:
+    async def propose(self, problem: Problem, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         first, *others = problem.task.thought
         legal = [list(problem.actions(node)) for node in nodes]
         scored = await self._scores(problem, nodes, legal, first)
@@ -132,8 +132,8 @@ class Enumerate(_Generator):
         for actions, (priors, usage, calls) in zip(legal, scored, strict=True):
             order = sorted(range(len(actions)), key=lambda i: -priors[i])[: count or self.n]
             name = problem.decoder_name("generate") if usage is not None else None
-            ranked = [Draft(Thought(parts={first: actions[i]}), prior=priors[i], decoder=name) for i in order]
-            drafts.append([*ranked, Draft(None, usage or Usage(), calls=calls)])
+            ranked = [Proposal(Thought(parts={first: actions[i]}), prior=priors[i], decoder=name) for i in order]
+            drafts.append([*ranked, Proposal(None, usage or Usage(), calls=calls)])
         await write(problem, nodes, drafts, others, self.temperature)
         return drafts
 
@@ -176,7 +176,7 @@ class Enumerate(_Generator):
 async def write(
     problem: Problem,
     nodes: Sequence[Node],
-    drafts: Sequence[Sequence[Draft]],
+    drafts: Sequence[Sequence[Proposal]],
     templates: Sequence[str],
     temperature: float,
     votes: int = 1,
@@ -188,7 +188,7 @@ async def write(
     task, tree, name = problem.task, problem.tree, problem.decoder_name("generate")
     for template in templates:
         repeats = votes if template == templates[-1] else 1
-        asked: list[list[Draft]] = []
+        asked: list[list[Proposal]] = []
         requests = []
         for node, siblings in zip(nodes, drafts, strict=True):
             blank = all(draft.thought is not None and not draft.thought.parts for draft in siblings)
@@ -248,7 +248,7 @@ async def _decode_whole(
     return missed
 
 
-def _continue(problem: Problem, draft: Draft, template: str, samples: Sequence[Completion]) -> None:
+def _continue(problem: Problem, draft: Proposal, template: str, samples: Sequence[Completion]) -> None:
     """Put the most frequent of `samples` into the draft's thought; None where none can be read."""
     task = problem.task
     draft.usage += spent(samples)
@@ -276,7 +276,7 @@ def _parsed(task: Task, template: str, text: str) -> str | None:
     return text.strip() or None if template == task.chain else task.parse_thought(template, text)
 
 
-async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperature: float) -> list[list[Draft]]:
+async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperature: float) -> list[list[Proposal]]:
     """`count` whole solutions after each node; a single one is decoded greedily.
 
     Of a task that has no template for them, and no world in which a single thought is no solution, a thought each: the
@@ -285,6 +285,6 @@ async def chains(problem: Problem, nodes: Sequence[Node], count: int, temperatur
     task = problem.task
     by_thought = not task.has_template(task.chain) and type(task).step is Task.step
     templates = task.thought if by_thought else (task.chain,)
-    drafts = [[Draft(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
+    drafts = [[Proposal(Thought(parts={}), prior=1 / count) for _ in range(count)] for _ in nodes]
     await write(problem, nodes, drafts, templates, temperature if count > 1 else 0.0)
     return drafts

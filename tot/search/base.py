@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.search.state import Growth
+from tot.search.state import SearchState
 from tot.search.steps import Steps
 from tot.state import State
 from tot.tree import Node
@@ -30,12 +30,12 @@ class Search(BaseModel):
     aggregate: Literal["best", "vote"] = "best"
     """The answer of the best state; or answers of all complete states, voting with their values."""
 
-    def start(self, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None) -> Growth:
+    def start(self, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None) -> SearchState:
         """This search at the root of a new tree, to be driven by `ask` and `tell`."""
-        return Growth(self, task, question, seed=seed, hooks=hooks)
+        return SearchState(self, task, question, seed=seed, hooks=hooks)
 
     @abstractmethod
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         """Yield what is to be done next; keep `growth.best` at the best so far: a search may be stopped any time."""
 
     def depth_for(self, task: Task) -> int | None:

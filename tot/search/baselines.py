@@ -9,14 +9,14 @@ from __future__ import annotations
 from typing import Literal
 
 from tot.search.base import Count, Search, by_value
-from tot.search.state import Growth
+from tot.search.state import SearchState
 from tot.search.steps import Steps
 
 
 class ChainOfThought(Search):
     """One whole solution, decoded greedily."""
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         for chain in (yield growth.expand([growth.tree.root], 1, whole=True)):
             growth.best = chain
 
@@ -27,7 +27,7 @@ class SelfConsistency(Search):
     k: Count = 5
     aggregate: Literal["best", "vote"] = "vote"
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         for chain in (yield growth.expand([growth.tree.root], self.k, whole=True))[:1]:
             growth.best = chain
 
@@ -37,7 +37,7 @@ class BestOfN(Search):
 
     n: Count = 5
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         chains = yield growth.expand([growth.tree.root], self.n, whole=True)
         if growth.solved is not None:
             growth.best = growth.solved

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from tot.decoders.errors import OptionError
 from tot.search.base import Count, MergingSearch
-from tot.search.state import Growth
+from tot.search.state import SearchState
 from tot.search.steps import Steps
 from tot.task import Task
 from tot.tree import Node
@@ -47,7 +47,7 @@ class BestFirst(MergingSearch):
         named = type(task).is_terminal is not Task.is_terminal
         return self.depth if self.depth is not None or named else task.depth
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         rank = self.rank
         if rank == "auto":
             rank = "cost" if type(growth.task).heuristic is not Task.heuristic else "value"
@@ -88,7 +88,7 @@ class BestFirst(MergingSearch):
                 push(child)
         growth.stop(f"no goal: all that was proposed was tried, {len(growth.tree) - 1} thoughts")
 
-    def _priority(self, rank: str, node: Node, growth: Growth) -> tuple[float, float]:
+    def _priority(self, rank: str, node: Node, growth: SearchState) -> tuple[float, float]:
         """What the queue is sorted by, and how far from a goal the node seems; lowest first."""
         if rank == "cost":
             distance = growth.heuristic(node)

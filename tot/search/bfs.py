@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from tot.search.base import Count, MergingSearch, by_value
-from tot.search.state import Growth
+from tot.search.state import SearchState
 from tot.search.steps import Steps
 from tot.tree import Node
 
@@ -28,7 +28,7 @@ class BFS(MergingSearch):
     select: Literal["greedy", "sample"] = "greedy"
     """The b best, the first of equals first; or b drawn without replacement, by value."""
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         frontier = [growth.tree.root]
         while unfinished := [node for node in frontier if not growth.is_end(node)]:
             children = yield growth.expand(unfinished, self.thoughts)
@@ -45,7 +45,7 @@ class BFS(MergingSearch):
             if best is not None and best.value is not None:
                 growth.best = best
 
-    def _keep(self, nodes: Sequence[Node], growth: Growth) -> list[Node]:
+    def _keep(self, nodes: Sequence[Node], growth: SearchState) -> list[Node]:
         if self.select == "greedy":
             return by_value(nodes)[: self.breadth]
         left = list(nodes)

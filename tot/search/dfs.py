@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tot.search.base import Count, MergingSearch, by_value
-from tot.search.state import Growth
+from tot.search.state import SearchState
 from tot.search.steps import Steps
 from tot.tree import Node
 
@@ -32,7 +32,7 @@ class DFS(MergingSearch):
     goals: Count = 1
     """1 stops at the first goal; k takes the best of k."""
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         stack = [growth.tree.root]
         found: list[Node] = []
         while stack:
@@ -61,7 +61,7 @@ class DFS(MergingSearch):
         if not found:
             growth.stop(f"no goal among {len(growth.tree) - 1} thoughts")
 
-    def _worth(self, children: Sequence[Node], growth: Growth) -> list[Node]:
+    def _worth(self, children: Sequence[Node], growth: SearchState) -> list[Node]:
         """The children to visit, in order; the others are pruned."""
         kept = [child for child in by_value(children) if self.threshold is None or _value(child) >= self.threshold]
         kept = kept[: self.max_children]

@@ -1,6 +1,6 @@
 """Hooks: a user's functions that watch a search, and may prune, re-rank, inject thoughts or stop it.
 
-Each is called with the search under way (a Growth) and the nodes that an event is about.
+Each is called with the search under way (a SearchState) and the nodes that an event is about.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from tot.decoders.errors import OptionError, unknown
 from tot.tree import Node
 
 if TYPE_CHECKING:
-    from tot.search.state import Growth
+    from tot.search.state import SearchState
 
 EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
-Hook = Callable[["Growth", list[Node]], "Sequence[Node] | None"]
+Hook = Callable[["SearchState", list[Node]], "Sequence[Node] | None"]
 
 
 class Hooks:
@@ -50,7 +50,7 @@ class Hooks:
                 raise OptionError(f"hook {name} = {hook!r} can't be called: give a function of (growth, nodes)")
         self._hooks: dict[str, Hook] = found
 
-    def hear(self, event: str, growth: Growth, nodes: list[Node]) -> list[Node]:
+    def hear(self, event: str, growth: SearchState, nodes: list[Node]) -> list[Node]:
         """Tell the hook of `event`; the nodes to go on with."""
         hook = self._hooks.get(event)
         answer = hook(growth, nodes) if hook is not None and nodes else None

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tot.search.base import Count, Search
-from tot.search.state import Growth
+from tot.search.state import SearchState
 from tot.search.steps import Steps
 from tot.tree import Node
 
@@ -56,14 +56,14 @@ class MCTS(Search):
     until_solved: bool = True
     """Stop as soon as the task verifies an answer; False spends all iterations."""
 
-    def steps(self, growth: Growth) -> Steps:
+    def steps(self, growth: SearchState) -> Steps:
         return _Run(self, growth).steps()
 
 
 class _Run:
     """What one search learns as it goes."""
 
-    def __init__(self, options: MCTS, growth: Growth) -> None:
+    def __init__(self, options: MCTS, growth: SearchState) -> None:
         self.options = options
         self.growth = growth
         self.backed_up: dict[int, list[float]] = {}

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel
 
 from tot.calls import calls_of
-from tot.checkpoint import Recorded, Trace
+from tot.checkpoint import Checkpoint, Recorded
 from tot.decoders.budget import Meter
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
 from tot.search.backends import Backend, is_cut
 from tot.search.base import Search, by_value
 from tot.search.seeds import derive
-from tot.search.steps import Draft, Evaluate, Evaluation, Expand, Step
+from tot.search.steps import Evaluate, Evaluation, Expand, Proposal, Step
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
 from tot.written import as_written
@@ -50,7 +50,7 @@ class Problem:
         filters: Mapping[str, float] | None = None,
         watch: Watcher | None = None,
         hooks: object | None = None,
-        trace: Trace | None = None,
+        trace: Checkpoint | None = None,
     ) -> None:
         self.task = task
         self.growth = search.start(task, question, seed=seed, hooks=hooks)
@@ -120,7 +120,7 @@ class Problem:
             self.stopped = f"budget: {limit}"
         return limit is not None
 
-    async def _expand(self, step: Expand) -> list[list[Draft]]:
+    async def _expand(self, step: Expand) -> list[list[Proposal]]:
         if step.whole:
             from tot.generators.base import chains
 

@@ -1,4 +1,4 @@
-"""Growth: one search over one tree, driven from outside: `ask()` what to do next, `tell()` what came of it.
+"""SearchState: one search over one tree, driven from outside: `ask()` what to do next, `tell()` what came of it.
 
 It applies thoughts to the task's world, folds equal states together, finds goals and tells the hooks. It asks no model:
 `Problem` drives it with one; whoever has thoughts and values of their own drives it by hand.
@@ -16,7 +16,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from tot.decoders.errors import TaskError, TotError
 from tot.search.hooks import Hooks
 from tot.search.seeds import derive
-from tot.search.steps import Draft, Evaluate, Evaluation, Expand, Step
+from tot.search.steps import Evaluate, Evaluation, Expand, Proposal, Step
 from tot.state import State, Thought
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
 
-class Growth:
+class SearchState:
     """A search under way: `BFS(thoughts=2).start(task, "question")` makes one.
 
     while (step := growth.ask()) is not None:
@@ -187,16 +187,16 @@ class Growth:
 
     # -- thoughts into the tree -----------------------------------------------------------------------------------
 
-    def _draft(self, proposal: Any) -> Draft:
-        if isinstance(proposal, Draft):
+    def _draft(self, proposal: Any) -> Proposal:
+        if isinstance(proposal, Proposal):
             return proposal
         if isinstance(proposal, str):
-            return Draft(Thought(parts={self.task.thought[-1]: proposal}))
+            return Proposal(Thought(parts={self.task.thought[-1]: proposal}))
         if isinstance(proposal, Thought):
-            return Draft(proposal)
+            return Proposal(proposal)
         raise TaskError(f"{proposal!r} is not a thought: tell texts, Thoughts or Drafts")
 
-    def _grow(self, parent: Node, draft: Draft, whole: bool) -> Node | None:
+    def _grow(self, parent: Node, draft: Proposal, whole: bool) -> Node | None:
         """The node that a draft becomes, or that it makes cheaper to reach; None where it adds nothing."""
         parent.parse_failures += draft.parse_failures
         thought = draft.thought
@@ -222,7 +222,7 @@ class Growth:
         return node
 
     def _reached_again(
-        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, draft: Draft
+        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, draft: Proposal
     ) -> Node | None:
         """Fold a draft into the node whose state it leads to; the node where this is a cheaper way."""
         sibling = node.parent == parent.id
@@ -347,6 +347,6 @@ def _evaluation(result: Any) -> Evaluation:
 
 
 def _each(proposals: Any) -> Iterable[Any]:
-    if isinstance(proposals, str | Thought | Draft | Mapping) or not isinstance(proposals, Iterable):
+    if isinstance(proposals, str | Thought | Proposal | Mapping) or not isinstance(proposals, Iterable):
         raise TaskError(f"{proposals!r} is not a list of thoughts: tell a list for each node, which may be empty")
     return proposals

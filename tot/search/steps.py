@@ -50,7 +50,7 @@ Steps = Generator[Step, list[Node], None]
 
 
 @dataclass(slots=True)
-class Draft:
+class Proposal:
     """A thought on its way into the tree; None where its text was rejected or cut off."""
 
     thought: Thought | None

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive, ChoiceScorer, Strand
@@ -61,7 +61,7 @@ class ParallelSteps(Autoregressive):
                 more += line.output.reserve - line.output.room + max(0, len(strand.pending) - 1)
         return super().growth() + more
 
-    def run(self, strand: Strand) -> list[Feed]:
+    def run(self, strand: Strand) -> list[Chunk]:
         line = self._lines[strand.output.index]
         if line.given:
             heads, line.given = line.given, ()
@@ -72,8 +72,8 @@ class ParallelSteps(Autoregressive):
             return [step.run(self._job.tree, strand.branch) for step in line.block.active]
         if line.gaps:
             last = line.gaps[-1]
-            feeds = [Feed(strand.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
-            return [*feeds, Feed(strand.branch, last.start, last.stop, [strand.output.draw()])]
+            feeds = [Chunk(strand.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
+            return [*feeds, Chunk(strand.branch, last.start, last.stop, [strand.output.draw()])]
         if line.filling is not None or len(strand.pending) > self._chunk:
             return self._fill(strand, line)
         return super().run(strand)
@@ -266,7 +266,7 @@ class ParallelSteps(Autoregressive):
         strand.branch, strand.pending = spliced, []
         line.held += branches
 
-    def _fill(self, strand: Strand, line: Line) -> list[Feed]:
+    def _fill(self, strand: Strand, line: Line) -> list[Chunk]:
         """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""
         tree, branch = self._job.tree, strand.branch
         fed = len(branch) if line.filling is None else line.filling
@@ -275,9 +275,9 @@ class ParallelSteps(Autoregressive):
         start = tree.computed_length(branch, fed)
         if len(branch) - start > self._chunk:
             line.filling = start + self._chunk
-            return [Feed(branch, start, line.filling)]
+            return [Chunk(branch, start, line.filling)]
         start = min(start, len(branch) - 1)
-        return [Feed(branch, start, len(branch), [strand.output.draw()])]
+        return [Chunk(branch, start, len(branch), [strand.output.draw()])]
 
     def _go_on_to_answer(self, strand: Strand) -> None:
         """As in `Autoregressive`, for a text that does not consist of what was drawn alone."""

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from tot.decoders.engine.kv_tree import Branch, KVTree
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch, RadixCache
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.methods.pdos.steps_output import Passage, SteppedOutput
@@ -49,14 +49,14 @@ class Step:
     def text(self) -> str:
         return self._title + (f"{self.output.open_text}\n" if self._said is None else self._said)
 
-    def run(self, tree: KVTree, trunk: Branch) -> Feed:
+    def run(self, tree: RadixCache, trunk: Branch) -> Chunk:
         """The title, all at once, and then token by token."""
         start = len(self.branch or trunk)
         if self.branch is None:
             self.branch = tree.fork(trunk)
             tree.extend(self.branch, self._opening)
         tree.extend(self.branch, self.pending, self.private)
-        return Feed(self.branch, start, len(self.branch), [self.output.draw()])
+        return Chunk(self.branch, start, len(self.branch), [self.output.draw()])
 
     def take(self, drawn: Sampled) -> bool:
         """Returns True where this ended the step."""
@@ -76,7 +76,7 @@ class Step:
         self.ids += ids
         self._said = said + between
 
-    def release(self, tree: KVTree) -> None:
+    def release(self, tree: RadixCache) -> None:
         if self.branch is not None:
             tree.release(self.branch)
 

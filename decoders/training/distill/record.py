@@ -17,8 +17,8 @@ from torch import Tensor
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Companion, Job
-from tot.decoders.engine.kv_tree import Branch
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.radix_cache import Branch
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
 from tot.decoders.methods.autoregressive import Autoregressive, Strand
 from tot.decoders.request import Request
@@ -82,7 +82,7 @@ class Recorded(Autoregressive):
         self._recorder = recorder
         self._said: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def run(self, strand: Strand) -> list[Feed]:
+    def run(self, strand: Strand) -> list[Chunk]:
         (feed,) = super().run(strand)
         feed.reads = [Raw(strand.output.draw())]
         return [feed]
@@ -110,10 +110,10 @@ class Reader:
     def growth(self) -> int:
         return len(self._text)
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         self._branch = self._job.tree.fork(self._job.branch)
         self._job.tree.extend(self._branch, self._text[:-1])
-        return [Feed(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
+        return [Chunk(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         rows = [sampled.logits for sampled in reads[0]]

@@ -13,7 +13,7 @@ import pytest
 
 from tot.decoders import Completion, LocalDecoder, Request, Sampling
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
@@ -68,7 +68,7 @@ class Held(Autoregressive):
         super().__init__(job)
         self._let_go = let_go
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         self._let_go.wait(20)
         return super().propose()
 

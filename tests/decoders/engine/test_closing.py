@@ -27,7 +27,7 @@ from tot.decoders import (
     load_model,
 )
 from tot.decoders.engine.engine import _open
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
@@ -129,7 +129,7 @@ def test_an_engine_that_nobody_holds_is_collected_once_idle(
 class Stalled(Autoregressive):
     """A policy that never has anything to run."""
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         return []
 
 

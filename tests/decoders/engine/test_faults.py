@@ -12,7 +12,7 @@ import torch
 
 from tot.decoders import Engine, LocalDecoder, ModelError, Request, Sampling, load_model
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.autoregressive import Autoregressive
 
@@ -27,7 +27,7 @@ class Faulty(Autoregressive):
         self._where = where
         self._steps = 0
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         self._steps += 1
         feeds = super().propose()
         if self._where == "propose" and self._steps == 3:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from tot.decoders import LocalDecoder, Request, Sampling
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.autoregressive import Autoregressive
 
@@ -147,7 +147,7 @@ class Pairs:
     def growth(self) -> int:
         return 2 + self._job.outputs[0].room
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         (output,), tree = self._job.outputs, self._job.tree
         if self._branch is None:
             self._branch = tree.fork(self._job.branch)
@@ -155,7 +155,7 @@ class Pairs:
         at, start = len(output.tokens), len(self._branch)
         known = [*self._job.prompt, *self._script]
         tree.extend(self._branch, known[start : start + 2])
-        return [Feed(self._branch, start, start + 2, self._script[at : at + 2])]
+        return [Chunk(self._branch, start, start + 2, self._script[at : at + 2])]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         for sampled in reads[0]:

@@ -11,7 +11,7 @@ import pytest
 
 from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Feed
+from tot.decoders.engine.runner import Chunk
 from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4
@@ -90,7 +90,7 @@ class Watched(Autoregressive):
         super().__init__(job)
         self._seen = seen
 
-    def propose(self) -> list[Feed]:
+    def propose(self) -> list[Chunk]:
         feeds, job = super().propose(), self._job
         texts = [(*job.prompt, *output.tokens) for output in job.running]
         needed = {text[:length] for text in texts for length in range(1, len(text) + 1)}

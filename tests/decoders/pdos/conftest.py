@@ -21,7 +21,7 @@ from tot.decoders import (
     load_decoder,
     load_model,
 )
-from tot.decoders.engine.runner import Feed, Forward
+from tot.decoders.engine.runner import Chunk, Forward
 from tot.decoders.engine.text import TextCodec
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
@@ -78,7 +78,7 @@ class Watch:
         if running:
             self.slots.append(("may be", self.engine.tree.live + sum(job.policy.growth() for job in running)))
 
-    def forward(self, feeds: Sequence[Feed]) -> Forward:
+    def forward(self, feeds: Sequence[Chunk]) -> Forward:
         tree = self.engine.tree
         self.tokens.append([tree.tokens(feed.branch)[: feed.stop] for feed in feeds])
         self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
@@ -108,7 +108,7 @@ class Script(Watch):
                 return self.engine.codec.encode(document[len(written) :])[0]
         return None
 
-    def forward(self, feeds: Sequence[Feed]) -> Forward:
+    def forward(self, feeds: Sequence[Chunk]) -> Forward:
         forward = super().forward(feeds)
         for feed, rows in zip(feeds, forward.rows, strict=True):
             tokens = self.engine.tree.tokens(feed.branch)

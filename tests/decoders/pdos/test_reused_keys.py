@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tot.decoders import LocalDecoder, ModelError, Request, Sampling, load_decoder
-from tot.decoders.engine.kv_tree import KVTree
+from tot.decoders.engine.radix_cache import RadixCache
 from tot.decoders.kernels.rotary import turned
 
 CITIES = ("Oslo", "Rome", "the other one", "10")
@@ -182,7 +182,7 @@ def test_a_model_whose_positions_depend_on_length_is_refused(make_model: Callabl
 
 
 def test_private_nodes_are_their_branchs_alone() -> None:
-    tree = KVTree(10)
+    tree = RadixCache(10)
     one = tree.open([1, 2])
     two = tree.fork(one)
     tree.extend(one, [3, 4], private=True)

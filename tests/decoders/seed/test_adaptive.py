@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request
-from tot.decoders.drafting.outlook import Costs
+from tot.decoders.drafting.planner import LatencyModel
 
 
 def drafted(completions: Sequence[Completion]) -> int:
@@ -20,7 +20,7 @@ def accepted(completions: Sequence[Completion]) -> int:
     return sum(completion.usage.accepted for completion in completions)
 
 
-CHEAP = (Costs((1, 64), (0.01, 0.03)), Costs((1, 64), (0.001, 0.002)))
+CHEAP = (LatencyModel((1, 64), (0.01, 0.03)), LatencyModel((1, 64), (0.001, 0.002)))
 """Seconds of the target and of the draft by rows: what tiny models take on some machine is another matter."""
 
 
@@ -29,7 +29,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every target and draft costs what CHEAP says, and drafting takes no longer than its forwards."""
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
     monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: CHEAP[0])
-    monkeypatch.setattr("tot.decoders.decoder.row_costs", lambda runner: CHEAP[1])
+    monkeypatch.setattr("tot.decoders.decoder.latency_model", lambda runner: CHEAP[1])
 
 
 @pytest.mark.usefixtures("measured")
@@ -74,7 +74,7 @@ def test_packed_drafts_less_where_rows_are_dear(
 ) -> None:
     requests = branches(6, tokens=60)
     counts = []
-    for steep in (Costs((1, 64), (0.01, 0.011)), Costs((1, 64), (0.01, 0.64))):
+    for steep in (LatencyModel((1, 64), (0.01, 0.011)), LatencyModel((1, 64), (0.01, 0.64))):
         monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine, steep=steep: steep)
         counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
     assert counts[0] > 100

@@ -8,7 +8,7 @@ import pytest
 
 from tot.decoders import Request
 from tot.decoders.drafting.drafters import Context
-from tot.decoders.engine.kv_tree import KVTree
+from tot.decoders.engine.radix_cache import RadixCache
 from tot.decoders.methods.speculative import Speculative
 
 
@@ -36,13 +36,13 @@ def test_a_text_is_read_from_the_tree_once_and_once_more_for_its_answer(
     make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
-    tokens = KVTree.tokens
+    tokens = RadixCache.tokens
 
-    def spy(tree: KVTree, branch: Any) -> list[int]:
+    def spy(tree: RadixCache, branch: Any) -> list[int]:
         reads.append(len(branch))
         return tokens(tree, branch)
 
-    monkeypatch.setattr(KVTree, "tokens", spy)
+    monkeypatch.setattr(RadixCache, "tokens", spy)
     completions = make_bench().speculative("sd", "lookup").generate(mixed)
     texts = sum(request.sampling.n * (2 if request.answer_trigger else 1) for request in mixed)
     assert 0 < len(reads) <= texts < sum(len(completion.tokens) for completion in completions) / 4

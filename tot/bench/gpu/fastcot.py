@@ -10,7 +10,7 @@ from functools import partial
 
 from tot.bench.gpu.sides import Bench, Found, Stages, seconds
 from tot.decoders.decoder import LocalDecoder, load_decoder
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.request import Request, Sampling
 
@@ -39,7 +39,7 @@ def _by_window(runner: Runner, prompt: Sequence[int], turns: int) -> list[float]
     tree = runner.tree
     tree.clear()
     base = tree.open(prompt)
-    runner.forward([Feed(base, 0, len(base), [_GREEDY])])
+    runner.forward([Chunk(base, 0, len(base), [_GREEDY])])
     spent: list[list[float]] = []
     for _ in range(turns + 1):
         spent.append([])
@@ -48,7 +48,7 @@ def _by_window(runner: Runner, prompt: Sequence[int], turns: int) -> list[float]
             tree.extend(fork, [1 + i for i in range(window + 1)])
             draws = [_GREEDY] * (window + 1)
             began = time.perf_counter()
-            read(runner.forward([Feed(fork, len(base), len(fork), draws)]).logits, draws)  # waits for the device
+            read(runner.forward([Chunk(fork, len(base), len(fork), draws)]).logits, draws)  # waits for the device
             spent[-1].append(time.perf_counter() - began)
             tree.rollback(fork, 0)
     tree.release(base)

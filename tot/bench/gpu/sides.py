@@ -16,10 +16,10 @@ from tot.bench.peers.here import requests
 from tot.bench.peers.side import Work
 from tot.bench.peers.turns import Results
 from tot.bench.peers.waves import Wave
-from tot.decoders.account import Account
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.engine.engine import Engine
+from tot.decoders.metrics import Metrics
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
 from tot.machine import describe
@@ -100,7 +100,7 @@ class Method:
     def __init__(self, name: str, decoder: LocalDecoder) -> None:
         self.name = name
         self.about = describe(decoder.engine.loaded.device, decoder.engine.loaded.dtype)
-        self.accounts: dict[int, list[Account]] = {}
+        self.accounts: dict[int, list[Metrics]] = {}
         self._decoder = decoder
 
     def run(self, waves: Sequence[Wave]) -> Work:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 
 @dataclass
-class Account:
+class Metrics:
     """The requests of one purpose on one engine. Seconds that requests of several purposes shared are split by rows."""
 
     tokens: int = 0

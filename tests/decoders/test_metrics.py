@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
-from tot.decoders.account import Account
 from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.engine.timeline import Span, Timeline
+from tot.decoders.metrics import Metrics
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 METHODS: list[tuple[str, dict[str, Any]]] = [
@@ -65,7 +65,7 @@ def spent(completions: Sequence[Completion]) -> tuple[int, int, int, int]:
     return one, two, three, four
 
 
-def booked(account: Account) -> tuple[int, int, int, int]:
+def booked(account: Metrics) -> tuple[int, int, int, int]:
     return account.tokens, account.verifications, account.drafted, account.accepted
 
 
@@ -161,7 +161,7 @@ def test_drafts_that_a_text_ends_inside_are_no_rejections(load: Load) -> None:
 
 
 def test_where_nothing_is_drafted_a_verification_brings_one_token() -> None:
-    assert (Account().block_efficiency, Account().acceptance_rate, Account().by_position) == (1.0, 0.0, [])
+    assert (Metrics().block_efficiency, Metrics().acceptance_rate, Metrics().by_position) == (1.0, 0.0, [])
 
 
 def test_choices_alone_are_no_verifications(load: Load) -> None:

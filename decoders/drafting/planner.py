@@ -31,7 +31,7 @@ _FADES = 0.995
 
 
 @dataclass(frozen=True)
-class Costs:
+class LatencyModel:
     """Seconds of one forward by its rows, between the points measured and beyond them in straight lines."""
 
     rows: tuple[int, ...]
@@ -53,18 +53,20 @@ class Costs:
         at = self._piece(rows)
         return (self.seconds[at + 1] - self.seconds[at]) / (self.rows[at + 1] - self.rows[at])
 
-    def at(self, context: float) -> Costs:
+    def at(self, context: float) -> LatencyModel:
         """The costs where rows see so many tokens, on average."""
         beyond = context - NEAR
         if not self.more or beyond <= 0:
             return self
-        return Costs(self.rows, tuple(near + beyond * more for near, more in zip(self.seconds, self.more, strict=True)))
+        return LatencyModel(
+            self.rows, tuple(near + beyond * more for near, more in zip(self.seconds, self.more, strict=True))
+        )
 
     def _piece(self, rows: int) -> int:
         return min(max(0, bisect_right(self.rows, rows) - 1), len(self.rows) - 2)
 
     @classmethod
-    def fit(cls, near: Sequence[tuple[int, float]], far: Sequence[tuple[int, float]] = ()) -> Costs:
+    def fit(cls, near: Sequence[tuple[int, float]], far: Sequence[tuple[int, float]] = ()) -> LatencyModel:
         """From (rows, seconds) pairs at a context of NEAR tokens, and some of these rows at FAR. More rows never cost
         less, nor does more context: where a measurement says so, it is the noise."""
         rows, seconds = _rising(near)
@@ -88,7 +90,7 @@ class _Share:
 
 
 @dataclass
-class Experience:
+class AcceptanceStatistics:
     """Which share of drafted tokens of each kind was accepted."""
 
     step: int = 0
@@ -118,7 +120,7 @@ class Experience:
         return found
 
     @classmethod
-    def from_json(cls, learned: Sequence[Sequence[Any]]) -> Experience:
+    def from_json(cls, learned: Sequence[Sequence[Any]]) -> AcceptanceStatistics:
         """What `to_json` gave, after a round trip too. Raises ValueError or TypeError for anything else."""
         experience = cls()
         for kind, tried, accepted in learned:
@@ -134,11 +136,16 @@ def _kind(read: Any) -> Hashable:
     return tuple(map(_kind, read)) if isinstance(read, list | tuple) else read
 
 
-class Outlook:
+class SpeculationPlanner:
     """One step's plan, while it is drafted for: the tokens it may bring, the rows it verifies, the seconds it takes."""
 
     def __init__(
-        self, experience: Experience, target: Costs, draft: Costs | None, branches: int, pace: float = 1.0
+        self,
+        experience: AcceptanceStatistics,
+        target: LatencyModel,
+        draft: LatencyModel | None,
+        branches: int,
+        pace: float = 1.0,
     ) -> None:
         self.experience = experience
         self.drafting = 0.0
@@ -149,7 +156,7 @@ class Outlook:
         self._tokens = float(branches)
         self._rows = branches
 
-    def take(self, plan: Outlook) -> None:
+    def take(self, plan: SpeculationPlanner) -> None:
         """Go on as planned there, in what began as a copy of this plan."""
         self._tokens, self._rows, self.drafting = plan._tokens, plan._rows, plan.drafting
 

@@ -12,10 +12,10 @@ import pytest
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
 from tot.decoders.decoder import make_drafter
-from tot.decoders.drafting import row_costs as row_costs_module
+from tot.decoders.drafting import latency_model as row_costs_module
 from tot.decoders.drafting.drafters import ModelDrafter
-from tot.decoders.drafting.outlook import Costs
-from tot.decoders.drafting.row_costs import FAR_ROWS, ROWS, engine_costs, row_costs, warn_if_slow
+from tot.decoders.drafting.latency_model import FAR_ROWS, ROWS, engine_costs, latency_model, warn_if_slow
+from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.runner import Runner
 
 Make = Callable[..., Engine]
@@ -60,17 +60,17 @@ def requests(count: int = 4, tokens: int = 60) -> list[Request]:
 
 def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: list[int]) -> None:
     one, other = engine(), engine(seed=1)
-    costs = row_costs(one.runner)
+    costs = latency_model(one.runner)
     assert sorted(set(forwards)) == [rows for rows in ROWS if rows <= 64]  # more rows are several on each branch
     assert costs.rows == ROWS
     assert all(0 < seconds < 1 for seconds in costs.seconds)
     forwards.clear()
-    assert row_costs(one.runner) == engine_costs(one) == costs
+    assert latency_model(one.runner) == engine_costs(one) == costs
     assert forwards == []
-    row_costs(one.runner, (3,))
+    latency_model(one.runner, (3,))
     assert set(forwards) == {1, 3}  # the text before them is one feed
     forwards.clear()
-    assert row_costs(other.runner, (1, 4)).rows == (1, 4)
+    assert latency_model(other.runner, (1, 4)).rows == (1, 4)
     assert set(forwards) == {1, 4}
 
 
@@ -90,12 +90,12 @@ def feeds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
 
 
 def test_many_rows_are_measured_as_drafts_are(engine: Make, feeds: list[tuple[int, int, int]]) -> None:
-    row_costs(engine().runner, (128, 512))
+    latency_model(engine().runner, (128, 512))
     assert {(128, 128, 128), (512, 128, 512)} <= set(feeds)  # all read
 
 
 def test_some_rows_are_measured_after_a_long_text_too(engine: Make, feeds: list[tuple[int, int, int]]) -> None:
-    costs = row_costs(engine(5000, max_position_embeddings=2048).runner)
+    costs = latency_model(engine(5000, max_position_embeddings=2048).runner)
     assert {rows for rows, context, _ in feeds if context == 1024} == set(FAR_ROWS)
     assert {rows for rows, context, _ in feeds if context == 128} == set(ROWS)
     assert len(costs.more) == len(costs.rows)
@@ -108,11 +108,11 @@ def test_where_a_forward_takes_long_no_more_rows_are_measured(
     engine: Make, monkeypatch: pytest.MonkeyPatch, slow: int, rows: tuple[int, ...], far: bool
 ) -> None:
     monkeypatch.setattr(
-        "tot.decoders.drafting.row_costs._seconds",
+        "tot.decoders.drafting.latency_model._seconds",
         lambda runner, base, rows: 1.0 if rows >= slow else 0.001 * len(base),
     )
     one = engine(5000, max_position_embeddings=2048)
-    costs = row_costs(one.runner)
+    costs = latency_model(one.runner)
     assert costs.rows == rows
     assert bool(costs.more) == far
     monkeypatch.undo()
@@ -124,7 +124,7 @@ def test_a_long_text_that_does_not_fit_is_not_measured(
     engine: Make, kv_budget: int, positions: int, feeds: list[tuple[int, int, int]]
 ) -> None:
     one = engine(kv_budget, max_position_embeddings=positions)
-    assert row_costs(one.runner).more == ()
+    assert latency_model(one.runner).more == ()
     feeds.clear()
     assert engine_costs(one).more == ()
     assert feeds == []
@@ -132,7 +132,7 @@ def test_a_long_text_that_does_not_fit_is_not_measured(
 
 def test_measuring_leaves_nothing_in_the_tree(engine: Make) -> None:
     one = engine()
-    row_costs(one.runner)
+    latency_model(one.runner)
     assert (one.tree.live, one.tree.stored) == (0, 0)
 
 
@@ -148,7 +148,7 @@ def test_measuring_leaves_what_is_cached(engine: Make) -> None:
 
 
 def test_more_rows_cost_more_than_few(engine: Make) -> None:
-    costs = row_costs(engine(hidden_size=384, intermediate_size=1024).runner)
+    costs = latency_model(engine(hidden_size=384, intermediate_size=1024).runner)
     assert costs.of(64) > 2 * costs.of(1)
 
 
@@ -193,7 +193,7 @@ def test_an_engine_without_room_is_measured_when_there_is_some(engine: Make) -> 
     full = engine(1000)
     held = full.call(lambda: full.tree.open([7] * 990))
     seed = load_decoder("seed", engine=full, k_config=(1, 1))
-    assert engine_costs(full) == Costs((1,), (1.0,))
+    assert engine_costs(full) == LatencyModel((1,), (1.0,))
     full.call(lambda: full.tree.release(held))
     assert engine_costs(full).rows == ROWS
     (got,) = seed.generate(requests(1, tokens=20))
@@ -211,7 +211,7 @@ def test_a_draft_as_slow_as_its_target_is_warned_of(engine: Make, make_model: Ca
     assert isinstance(drafter, ModelDrafter)
     (message,) = [str(warning.message) for warning in seen]
     drafting, verifying = (
-        f"{row_costs(runner, (1,)).of(1) * 1000:.1f} ms" for runner in (drafter.runner, target.runner)
+        f"{latency_model(runner, (1,)).of(1) * 1000:.1f} ms" for runner in (drafter.runner, target.runner)
     )
     assert f"takes {drafting} a token" in message
     assert f"{verifying}: drafting will not make it faster; choose a smaller draft" in message
@@ -228,7 +228,7 @@ def test_a_cost_that_says_so_is_measured_again_first(
     drafter = make_drafter(draft, target, ExitStack())
     assert isinstance(drafter, ModelDrafter)
     assert [str(warning.message) for warning in recwarn if "the draft" in str(warning.message)] == []
-    assert row_costs(drafter.runner, (1,)).of(1) < 1.0
+    assert latency_model(drafter.runner, (1,)).of(1) < 1.0
     drafter.close()
 
 

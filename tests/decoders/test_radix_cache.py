@@ -1,4 +1,4 @@
-"""KVTree against a model of it: a set of texts (prefixes), some live, some computed, some cached."""
+"""RadixCache against a model of it: a set of texts (prefixes), some live, some computed, some cached."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, multiple, rule
 
-from tot.decoders.engine.kv_tree import Branch, KVTree, KVTreeFullError
+from tot.decoders.engine.radix_cache import Branch, RadixCache, RadixCacheFullError
 
 Text = tuple[int, ...]
 texts = st.lists(st.integers(0, 2), max_size=6)
@@ -17,7 +17,7 @@ def prefixes(text: list[int] | Text) -> set[Text]:
     return {tuple(text[:length]) for length in range(1, len(text) + 1)}
 
 
-def slots_of_stored(tree: KVTree) -> dict[Text, int]:
+def slots_of_stored(tree: RadixCache) -> dict[Text, int]:
     """Every text the trie holds, live or cached, and its slot; read from the inside."""
 
     def text(slot: int) -> Text:
@@ -33,7 +33,7 @@ class KVTreeMachine(RuleBasedStateMachine):
 
     @initialize(capacity=st.integers(1, 14))
     def begin(self, capacity: int) -> None:
-        self.tree = KVTree(capacity)
+        self.tree = RadixCache(capacity)
         self.texts: dict[Branch, list[int]] = {}
         self.computed: set[Text] = set()
         self.cached: dict[Text, int] = {}
@@ -87,7 +87,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         self.texts[probe] = []
         fits = self.append(probe, tokens)
         if not fits:
-            with pytest.raises(KVTreeFullError):
+            with pytest.raises(RadixCacheFullError):
                 self.tree.open(tokens)
             self.shorten(probe, 0, keep=True)
             del self.texts[probe]
@@ -102,7 +102,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         if self.append(branch, tokens):
             self.tree.extend(branch, tokens)
         else:
-            with pytest.raises(KVTreeFullError):
+            with pytest.raises(RadixCacheFullError):
                 self.tree.extend(branch, tokens)
 
     @rule(target=branches, branch=branches, length=st.none() | st.integers(0, 6))
@@ -179,14 +179,14 @@ KVTreeMachine.TestCase.settings = settings(
 test_tree_does_what_sets_of_texts_do = KVTreeMachine.TestCase
 
 
-def cached(tree: KVTree, *tokens: int) -> None:
+def cached(tree: RadixCache, *tokens: int) -> None:
     """Put a text into the cache: computed, and no branch's."""
     branch = tree.open(tokens)
     tree.mark_computed(branch.slots)
     tree.release(branch)
 
 
-def computed(tree: KVTree, *tokens: int) -> int:
+def computed(tree: RadixCache, *tokens: int) -> int:
     """How many tokens of a text the tree can give back; leaves no trace."""
     branch = tree.open(tokens)
     length = tree.computed_length(branch)
@@ -195,7 +195,7 @@ def computed(tree: KVTree, *tokens: int) -> int:
 
 
 def test_released_text_is_found_again_up_to_where_it_was_computed() -> None:
-    tree = KVTree(10)
+    tree = RadixCache(10)
     branch = tree.open([5, 6, 7, 8])
     tree.mark_computed(branch.slots[:3])
     assert tree.computed_length(branch) == 3
@@ -207,7 +207,7 @@ def test_released_text_is_found_again_up_to_where_it_was_computed() -> None:
 
 
 def test_least_recently_released_leaf_goes_first() -> None:
-    tree = KVTree(6)
+    tree = RadixCache(6)
     for text in ([1, 1], [2, 2], [3, 3]):
         cached(tree, *text)
     cached(tree, 1, 1)  # used again: [2, 2] is the oldest now
@@ -219,7 +219,7 @@ def test_least_recently_released_leaf_goes_first() -> None:
 
 
 def test_cached_texts_are_evicted_from_their_ends() -> None:
-    tree = KVTree(6)
+    tree = RadixCache(6)
     cached(tree, 1, 2, 3)
     cached(tree, 1, 2, 4)
     held = tree.open([7, 8, 9])
@@ -228,28 +228,28 @@ def test_cached_texts_are_evicted_from_their_ends() -> None:
 
 
 def test_a_live_branch_is_never_evicted_and_full_means_all_slots_live() -> None:
-    tree = KVTree(4)
+    tree = RadixCache(4)
     branch = tree.open([1, 2, 3])
     tree.mark_computed(branch.slots)
     other = tree.open([4])
-    with pytest.raises(KVTreeFullError, match="all 4"):
+    with pytest.raises(RadixCacheFullError, match="all 4"):
         tree.extend(other, [5])
     assert tree.tokens(other) == [4]
-    with pytest.raises(KVTreeFullError):
+    with pytest.raises(RadixCacheFullError):
         tree.open([1, 2, 9])
     assert tree.live == 4
     assert tree.computed_length(branch) == 3
 
 
 def test_a_refused_text_leaves_nothing_behind() -> None:
-    tree = KVTree(3)
-    with pytest.raises(KVTreeFullError):
+    tree = RadixCache(3)
+    with pytest.raises(RadixCacheFullError):
         tree.open([1, 2, 3, 4])
     assert (tree.live, tree.stored) == (0, 0)
 
 
 def test_rollback_frees_at_once_what_release_would_keep() -> None:
-    tree = KVTree(8)
+    tree = RadixCache(8)
     branch = tree.open([1, 2, 3, 4])
     tree.mark_computed(branch.slots)
     sibling = tree.fork(branch, 3)
@@ -261,7 +261,7 @@ def test_rollback_frees_at_once_what_release_would_keep() -> None:
 
 
 def test_commit_moves_a_branch_along_its_draft_and_drops_the_rest() -> None:
-    tree = KVTree(8)
+    tree = RadixCache(8)
     branch = tree.open([1, 2])
     draft = tree.fork(branch)
     tree.extend(draft, [3, 4, 5])
@@ -273,14 +273,14 @@ def test_commit_moves_a_branch_along_its_draft_and_drops_the_rest() -> None:
 
 @pytest.mark.parametrize(("text", "length"), [([1, 3, 4], 3), ([1, 2, 3], 1)])
 def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int], length: int) -> None:
-    tree = KVTree(8)
+    tree = RadixCache(8)
     branch = tree.open([1, 2])
     with pytest.raises(ValueError, match="extends it"):
         tree.commit(branch, tree.open(text), length)
 
 
 def test_long_service_does_not_grow_the_books() -> None:
-    tree = KVTree(8)
+    tree = RadixCache(8)
     for turn in range(100):
         cached(tree, 1, 2, turn % 3)
     assert len(tree._evictable) <= 16

@@ -10,9 +10,9 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, Growth, State, Task, Thought
+from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, State, Task, Thought
 from tot.decoders import TaskError, Usage
-from tot.search.steps import Draft, Evaluation
+from tot.search.steps import Evaluation, Proposal
 
 
 class Paths(Task):
@@ -50,7 +50,7 @@ class Places(Task):
 def drive() -> Callable[..., list[str]]:
     """Answers every step from tables of children and of values, by path; returns what was asked, step by step."""
 
-    def run(growth: Growth, children: dict[str, Any], value: dict[str, float] | None = None) -> list[str]:
+    def run(growth: SearchState, children: dict[str, Any], value: dict[str, float] | None = None) -> list[str]:
         asked = []
         while (step := growth.ask()) is not None:
             at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
@@ -114,8 +114,8 @@ def test_nothing_can_be_told_before_it_is_asked() -> None:
 def test_texts_thoughts_and_drafts_may_be_told() -> None:
     growth = BFS().start(Paths(), "q")
     growth.ask()
-    draft = Draft(Thought(parts={"thought": "c"}), Usage(new_tokens=7), prior=0.25, confidence=0.5, decoder="hand")
-    nodes = growth.tell([["a", Thought(parts={"thought": "b"}), draft, Draft(None, Usage(new_tokens=2), 3)]])
+    draft = Proposal(Thought(parts={"thought": "c"}), Usage(new_tokens=7), prior=0.25, confidence=0.5, decoder="hand")
+    nodes = growth.tell([["a", Thought(parts={"thought": "b"}), draft, Proposal(None, Usage(new_tokens=2), 3)]])
     assert texts(nodes) == ["a", "b", "c"]
     assert (nodes[2].new_tokens, nodes[2].prior, nodes[2].confidence, nodes[2].decoder) == (7, 0.25, 0.5, "hand")
     assert (growth.tree.root.parse_failures, growth.tree.root.new_tokens, growth.tree.root.rejected) == (3, 2, 0)
@@ -211,7 +211,7 @@ def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
 # -- what a task does wrong -------------------------------------------------------------------------------------
 
 
-def told(task: Task, thoughts: Sequence[str] = ("b",)) -> Growth:
+def told(task: Task, thoughts: Sequence[str] = ("b",)) -> SearchState:
     """After "a", `thoughts` are told."""
     growth = BFS().start(task, "q")
     growth.ask()

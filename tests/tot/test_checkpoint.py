@@ -1,4 +1,4 @@
-"""Trace: the lines of a run, the tree that can be read from them, and files that are refused."""
+"""Checkpoint: the lines of a run, the tree that can be read from them, and files that are refused."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tot import BFS, DFS, MCTS, Node, Solution, State, Task, Thought, ThoughtTree, Trace, Value, solve
+from tot import BFS, DFS, MCTS, Checkpoint, Node, Solution, State, Task, Thought, ThoughtTree, Value, solve
 from tot.decoders import TaskError
 
 SEARCH = BFS(thoughts=2, breadth=2, depth=3)
@@ -26,7 +26,7 @@ def record(letters: Any, scripted: Any, two_levels: Any, path: Path) -> Callable
     """Runs a search into a new trace, and leaves it unfinished: record(search=..., watch=...)."""
 
     def run(task: Any = letters, table: Any = two_levels, search: Any = SEARCH, **options: Any) -> Solution:
-        trace = Trace.create(path)
+        trace = Checkpoint.create(path)
         try:
             options = {"search": search, "evaluator": Value(), "trace": trace} | options
             return solve(task, "q", decoder=scripted(table), **options)
@@ -41,7 +41,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def resumed(task: Any, decoder: Any, path: Path, search: Any = SEARCH, question: str = "q", **options: Any) -> Solution:
-    trace = Trace.resume(path)
+    trace = Checkpoint.resume(path)
     try:
         options = {"evaluator": Value(), "trace": trace} | options
         return solve(task, question, decoder=decoder, search=search, **options)
@@ -79,15 +79,15 @@ def test_a_step_is_on_disk_before_the_next_one_is_asked(record: Any, path: Path)
 
 
 def test_the_header_keeps_what_it_was_given(path: Path) -> None:
-    Trace.create(path, settings={"task": "gsm8k"}).close()
+    Checkpoint.create(path, settings={"task": "gsm8k"}).close()
     assert lines(path) == [{"format": "tot.checkpoint", "version": 1, "settings": {"task": "gsm8k"}}]
-    trace = Trace.resume(path)
+    trace = Checkpoint.resume(path)
     assert trace.header["settings"] == {"task": "gsm8k"}
     trace.close()
 
 
 def test_a_finished_run_is_the_last_line(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
-    trace = Trace.create(path)
+    trace = Checkpoint.create(path)
     solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), trace=trace)
     trace.finish(solution.to_json())
     assert lines(path)[-1] == {"step": "end", "run": json.loads(json.dumps(solution.to_json()))}
@@ -176,23 +176,23 @@ def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
     record()
     before = path.read_bytes()
     with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: go on with --resume .*run\.jsonl, or"):
-        Trace.create(path)
+        Checkpoint.create(path)
     assert path.read_bytes() == before
 
 
 def test_a_refusal_leaves_the_file_free(record: Any, path: Path) -> None:
     record()
     with pytest.raises(TaskError) as refused:
-        Trace.create(path)
-    Trace.resume(path).close()
+        Checkpoint.create(path)
+    Checkpoint.resume(path).close()
     assert "unfinished" in str(refused.value)
 
 
 def test_a_finished_run_is_overwritten(path: Path) -> None:
-    trace = Trace.create(path)
+    trace = Checkpoint.create(path)
     trace.begin(State(question="q"), {})
     trace.finish({})
-    Trace.create(path).close()
+    Checkpoint.create(path).close()
     assert len(lines(path)) == 1
 
 
@@ -200,19 +200,19 @@ def test_a_finished_run_is_overwritten(path: Path) -> None:
 def test_what_is_no_trace_is_neither_overwritten_nor_resumed(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(TaskError, match=r"run\.jsonl holds something other than a trace: give another file"):
-        Trace.create(path)
+        Checkpoint.create(path)
     with pytest.raises(TaskError, match=r"run\.jsonl is not a trace of a run: give the \.jsonl file"):
-        Trace.resume(path)
+        Checkpoint.resume(path)
     assert path.read_bytes() == content
 
 
 def test_a_file_that_is_not_there_or_cannot_be_made_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"absent\.jsonl can't be opened: No such file or directory"):
-        Trace.resume(tmp_path / "absent.jsonl")
+        Checkpoint.resume(tmp_path / "absent.jsonl")
     with pytest.raises(TaskError, match=r"can't be opened: .*; give another file"):
-        Trace.create(tmp_path / "absent" / "run.jsonl")
+        Checkpoint.create(tmp_path / "absent" / "run.jsonl")
     with pytest.raises(TaskError, match=r"can't be opened: Is a directory"):
-        Trace.create(tmp_path)
+        Checkpoint.create(tmp_path)
 
 
 @pytest.mark.parametrize("damage", ["{", "[1]", '{"nodes": [0]}', "null", ""])
@@ -221,7 +221,7 @@ def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
     whole = path.read_text().splitlines()
     path.write_text("\n".join([*whole[:3], damage, *whole[4:]]) + "\n")
     with pytest.raises(TaskError, match=r"run\.jsonl, line 4 is damaged: delete it and what follows, then resume"):
-        Trace.resume(path)
+        Checkpoint.resume(path)
 
 
 @pytest.mark.parametrize("missing", ["results", "spent"])
@@ -239,29 +239,31 @@ def test_a_line_that_lacks_what_it_should_hold_is_refused(
 @pytest.mark.parametrize("version", [0, 2, None])
 def test_another_version_is_refused_by_name(path: Path, version: Any) -> None:
     path.write_text(json.dumps({"format": "tot.checkpoint", "version": version}) + "\n")
-    for open_it in (Trace.create, Trace.resume):
+    for open_it in (Checkpoint.create, Checkpoint.resume):
         with pytest.raises(TaskError, match=rf"run\.jsonl has version {version}: this program reads 1"):
             open_it(path)
 
 
 def test_a_finished_run_has_nothing_to_go_on_with(path: Path) -> None:
-    trace = Trace.create(path)
+    trace = Checkpoint.create(path)
     trace.finish({})
     with pytest.raises(TaskError, match=r"is of a run that was finished: there is nothing to go on with"):
-        Trace.resume(path)
+        Checkpoint.resume(path)
 
 
 def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
-    code = "import sys; from tot import Trace; t = Trace.create(sys.argv[1]); print('held', flush=True); input()"
+    code = (
+        "import sys; from tot import Checkpoint; t = Checkpoint.create(sys.argv[1]); print('held', flush=True); input()"
+    )
     holder: subprocess.Popen[str] = python("-c", code, str(path))
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
-    for open_it in (Trace.create, Trace.resume):
+    for open_it in (Checkpoint.create, Checkpoint.resume):
         with pytest.raises(TaskError, match=r"run\.jsonl is in use by another run: wait for it, or give another file"):
             open_it(path)
     holder.kill()
     holder.wait()
-    Trace.resume(path).close()  # a killed process holds nothing
+    Checkpoint.resume(path).close()  # a killed process holds nothing
 
 
 # -- a run that is another --------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tot.decoders import load_model
 from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter, ModelDrafter
-from tot.decoders.drafting.outlook import FAR, NEAR, Costs, Experience, Outlook
+from tot.decoders.drafting.planner import FAR, NEAR, AcceptanceStatistics, LatencyModel, SpeculationPlanner
 from tot.decoders.engine.sampling import Draw
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
@@ -22,10 +22,10 @@ seconds = st.floats(1e-4, 10.0)
 measured = st.dictionaries(st.integers(1, 100), seconds, min_size=1, max_size=8).map(lambda found: list(found.items()))
 chances = st.floats(0.0, 1.0)
 
-FLAT = Costs((1,), (1.0,))
-LINEAR = Costs((1, 11), (10.0, 20.0))
+FLAT = LatencyModel((1,), (1.0,))
+LINEAR = LatencyModel((1, 11), (10.0, 20.0))
 """Nine seconds, and one a row."""
-FULL = Costs.fit([(1, 1.0), (8, 1.01), (16, 2.0), (32, 4.0), (64, 8.0)])
+FULL = LatencyModel.fit([(1, 1.0), (8, 1.01), (16, 2.0), (32, 4.0), (64, 8.0)])
 """Eight rows cost about what one does; from there on, twice the rows take twice the time."""
 
 
@@ -33,7 +33,7 @@ FULL = Costs.fit([(1, 1.0), (8, 1.01), (16, 2.0), (32, 4.0), (64, 8.0)])
 
 
 def test_costs_go_in_straight_lines_between_and_beyond_the_points() -> None:
-    costs = Costs((1, 5, 7), (1.0, 3.0, 9.0))
+    costs = LatencyModel((1, 5, 7), (1.0, 3.0, 9.0))
     assert [costs.of(rows) for rows in (1, 2, 5, 6, 7, 10)] == [1.0, 1.5, 3.0, 6.0, 9.0, 18.0]
     assert [costs.slope(rows) for rows in (1, 4, 5, 6, 7, 100)] == [0.5, 0.5, 3.0, 3.0, 3.0, 3.0]
 
@@ -46,7 +46,7 @@ def test_one_point_says_that_rows_are_free() -> None:
 @given(measured, st.integers(1, 200))
 @FAST
 def test_more_rows_never_cost_less(found: list[tuple[int, float]], rows: int) -> None:
-    costs = Costs.fit(found)
+    costs = LatencyModel.fit(found)
     assert costs.of(rows + 1) >= costs.of(rows) - 1e-9
     if rows >= min(costs.rows):
         assert costs.of(rows) + costs.slope(rows) == pytest.approx(costs.of(rows + 1))
@@ -57,11 +57,11 @@ def test_more_rows_never_cost_less(found: list[tuple[int, float]], rows: int) ->
 
 
 def test_points_may_be_given_in_any_order() -> None:
-    assert Costs.fit([(8, 3.0), (1, 1.0), (4, 2.0)]) == Costs((1, 4, 8), (1.0, 2.0, 3.0))
+    assert LatencyModel.fit([(8, 3.0), (1, 1.0), (4, 2.0)]) == LatencyModel((1, 4, 8), (1.0, 2.0, 3.0))
 
 
 def test_a_long_context_adds_by_token_and_by_row() -> None:
-    costs = Costs.fit([(1, 1.0), (8, 2.0)], [(1, 1.0 + 896e-3), (8, 2.0 + 8 * 896e-3)])
+    costs = LatencyModel.fit([(1, 1.0), (8, 2.0)], [(1, 1.0 + 896e-3), (8, 2.0 + 8 * 896e-3)])
     assert costs.more == pytest.approx((1e-3, 8e-3))
     assert costs.at(0) == costs.at(NEAR) == costs
     assert costs.at(FAR).of(1) == pytest.approx(1.896)
@@ -71,7 +71,7 @@ def test_a_long_context_adds_by_token_and_by_row() -> None:
 
 
 def test_rows_between_those_measured_far_are_interpolated() -> None:
-    costs = Costs.fit([(1, 1.0), (2, 1.0), (3, 1.0)], [(1, 1.0 + 896.0), (3, 1.0 + 3 * 896.0)])
+    costs = LatencyModel.fit([(1, 1.0), (2, 1.0), (3, 1.0)], [(1, 1.0 + 896.0), (3, 1.0 + 3 * 896.0)])
     assert costs.more == pytest.approx((1.0, 2.0, 3.0))
 
 
@@ -80,7 +80,7 @@ def test_rows_between_those_measured_far_are_interpolated() -> None:
 def test_a_longer_context_never_costs_less(
     near: list[tuple[int, float]], far: list[tuple[int, float]], rows: int, context: float
 ) -> None:
-    costs = Costs.fit(near, far)
+    costs = LatencyModel.fit(near, far)
     known = min(max(rows, costs.rows[0]), costs.rows[-1])
     assert costs.at(context + 100).of(known) >= costs.at(context).of(known) * (1 - 1e-9) >= 0
     assert costs.at(context).of(known + 1) >= costs.at(context).of(known) * (1 - 1e-9)
@@ -89,15 +89,15 @@ def test_a_longer_context_never_costs_less(
 # -- experience ------------------------------------------------------------------------------------
 
 
-def learned(*told: bool, kind: Any = "a") -> Experience:
-    experience = Experience()
+def learned(*told: bool, kind: Any = "a") -> AcceptanceStatistics:
+    experience = AcceptanceStatistics()
     for accepted in told:
         experience.learn(kind, accepted)
     return experience
 
 
 def test_what_is_not_known_is_as_likely_as_not() -> None:
-    assert Experience().chance("a") == 0.5
+    assert AcceptanceStatistics().chance("a") == 0.5
     assert learned(True, True, kind="b").chance("a") == 0.5
 
 
@@ -137,18 +137,18 @@ def test_only_so_many_trials_are_remembered() -> None:
 
 def test_what_was_learned_can_be_written_down() -> None:
     kinds = [("lookup", 3, 0), ("jacobi", 8, True), ("level", 1, 0.7)]
-    experience = Experience()
+    experience = AcceptanceStatistics()
     for number, kind in enumerate(kinds):
         for trial in range(10):
             experience.learn(kind, trial < 3 * number)
-    again = Experience.from_json(json.loads(json.dumps(experience.to_json())))
+    again = AcceptanceStatistics.from_json(json.loads(json.dumps(experience.to_json())))
     assert [again.chance(kind) for kind in kinds] == pytest.approx([experience.chance(kind) for kind in kinds])
     assert again.chance("another") == 0.5
 
 
 def test_what_was_learned_before_counts_as_few_trials() -> None:
     before = learned(*[True] * 1000, kind=("a",))
-    carried = Experience.from_json(before.to_json())
+    carried = AcceptanceStatistics.from_json(before.to_json())
     assert carried.chance(("a",)) == pytest.approx(21 / 22)
     for _ in range(20):
         before.learn(("a",), False)
@@ -159,19 +159,21 @@ def test_what_was_learned_before_counts_as_few_trials() -> None:
 @pytest.mark.parametrize("damaged", [[1], [["a", 1]], [["a", 1, 2]], [["a", "b", 0]], [["a", float("nan"), 0]], 3])
 def test_what_is_no_experience_is_refused(damaged: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
-        Experience.from_json(damaged)
+        AcceptanceStatistics.from_json(damaged)
 
 
 # -- the plan of a step ----------------------------------------------------------------------------
 
 
-def outlook(target: Costs, branches: int = 1, draft: Costs | None = None, **known: float) -> Outlook:
+def outlook(
+    target: LatencyModel, branches: int = 1, draft: LatencyModel | None = None, **known: float
+) -> SpeculationPlanner:
     """`known`: what is known of these kinds, as shares of 100 trials."""
     told = [(kind, trial < share * 100) for kind, share in known.items() for trial in range(100)]
-    experience = Experience()
+    experience = AcceptanceStatistics()
     for kind, accepted in told:
         experience.learn(kind, accepted)
-    return Outlook(experience, target, draft, branches)
+    return SpeculationPlanner(experience, target, draft, branches)
 
 
 @pytest.mark.parametrize(("branches", "least"), [(1, 0.1), (3, 0.25), (27, 0.75), (81, 0.9)])
@@ -186,7 +188,7 @@ def test_a_token_is_worth_its_row_from_some_chance_on(branches: int, least: floa
 def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
     found: list[tuple[int, float]], branches: int, offered: list[float]
 ) -> None:
-    costs = Costs.fit(found)
+    costs = LatencyModel.fit(found)
     assume(costs.of(branches) > 1e-6)
     plan, tokens, rows = outlook(costs, branches), float(branches), branches
     assume(branches >= min(costs.rows))
@@ -214,11 +216,11 @@ def test_tokens_are_refused_once_the_rows_are_many() -> None:
 @pytest.mark.parametrize(("cost", "pays"), [(0.4, True), (0.6, False)])
 def test_a_forward_of_the_draft_pays_where_it_brings_more_than_its_time(cost: float, pays: bool) -> None:
     """The target makes one token a second; what is not known brings half a token."""
-    assert outlook(FLAT, draft=Costs((1,), (cost,))).deepen("unknown", [1.0]) == pays
+    assert outlook(FLAT, draft=LatencyModel((1,), (cost,))).deepen("unknown", [1.0]) == pays
 
 
 def test_a_forward_of_the_draft_pays_by_what_is_known_of_its_kind() -> None:
-    draft = Costs((1,), (0.4,))
+    draft = LatencyModel((1,), (0.4,))
     assert outlook(FLAT, draft=draft, good=0.6).deepen("good", [1.0])
     assert not outlook(FLAT, draft=draft, bad=0.2).deepen("bad", [1.0])
     assert not outlook(FLAT, draft=draft, good=0.6).deepen("good", [0.5])  # a node that is itself in doubt
@@ -227,7 +229,7 @@ def test_a_forward_of_the_draft_pays_by_what_is_known_of_its_kind() -> None:
 
 def test_the_time_of_drafting_makes_each_further_forward_easier_to_pay() -> None:
     """A step that takes longer anyway brings fewer tokens a second, so that a token's row is worth more."""
-    plan = outlook(LINEAR, 27, Costs((1,), (6.5,)), kind=1.0)
+    plan = outlook(LINEAR, 27, LatencyModel((1,), (6.5,)), kind=1.0)
     assert not plan.admit(0.7)
     assert plan.deepen("kind", [1.0] * 27)
     assert plan.admit(0.7)  # 27 tokens in 42.5 seconds
@@ -262,7 +264,7 @@ def sizes(drafts: list[Draft]) -> list[int]:
     return [len(draft.tokens) for draft in drafts]
 
 
-CHEAP = Costs((1, 64), (0.01, 0.02))
+CHEAP = LatencyModel((1, 64), (0.01, 0.02))
 
 
 def test_where_packing_fills_the_machine_nothing_is_drafted(model_drafter: ModelDrafter) -> None:

@@ -17,10 +17,10 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from tot.decoders.drafting.kept import Kept, machine_identity, model_identity, named
-from tot.decoders.drafting.outlook import FAR, NEAR, Costs
+from tot.decoders.drafting.planner import FAR, NEAR, LatencyModel
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.kv_tree import Branch, KVTreeFullError
-from tot.decoders.engine.runner import Feed, Runner
+from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.models.loading import LoadedModel
 
@@ -46,7 +46,7 @@ _known: WeakKeyDictionary[Any, dict[Point, float]] = WeakKeyDictionary()
 """By model: seconds by point."""
 
 
-def row_costs(runner: Runner, rows: Sequence[int] = ROWS) -> Costs:
+def latency_model(runner: Runner, rows: Sequence[int] = ROWS) -> LatencyModel:
     """Seconds of one forward and its sampling by rows, each row on a branch after a common text: the least of three,
     or of fewer where they take long, as whatever disturbs a forward adds to it.
 
@@ -57,7 +57,7 @@ def row_costs(runner: Runner, rows: Sequence[int] = ROWS) -> Costs:
         _learn(runner, rows, known)
     near = [(count, seconds) for (count, context), seconds in known.items() if context == NEAR]
     far = [(count, seconds) for (count, context), seconds in known.items() if context == FAR]
-    return Costs.fit(near or [_UNKNOWN], far)
+    return LatencyModel.fit(near or [_UNKNOWN], far)
 
 
 def _learn(runner: Runner, rows: Sequence[int], known: dict[Point, float], again: bool = False) -> None:
@@ -119,12 +119,12 @@ def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> 
         base = tree.open()
         try:
             tree.extend(base, [0] * _room(runner, context))
-            first = runner.forward([Feed(base, tree.computed_length(base), len(base), [_DRAW])])
+            first = runner.forward([Chunk(base, tree.computed_length(base), len(base), [_DRAW])])
             read(first.logits, [_DRAW])  # what has to be compiled for it is compiled now
             for count in counts:
                 if _worth((count, context), known) and (seconds := _seconds(runner, base, count)) is not None:
                     known[count, context] = seconds
-        except KVTreeFullError:
+        except RadixCacheFullError:
             pass
         finally:
             tree.rollback(base, 0)
@@ -160,12 +160,12 @@ def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
             for token, fork in enumerate(forks):
                 tree.extend(fork, [1 + token] + [0] * (length - 1))
             began = time.perf_counter()
-            forward = runner.forward([Feed(fork, len(base), len(fork), [_DRAW] * length) for fork in forks])
+            forward = runner.forward([Chunk(fork, len(base), len(fork), [_DRAW] * length) for fork in forks])
             read(forward.logits, [_DRAW] * len(forward.logits))
             spent.append(time.perf_counter() - began)
             if len(spent) > 1 and sum(spent) > _ENOUGH:
                 break
-        except KVTreeFullError:  # a store too small for so many rows will not see them, one in use may later
+        except RadixCacheFullError:  # a store too small for so many rows will not see them, one in use may later
             return None
         finally:
             for fork in forks:
@@ -173,11 +173,11 @@ def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
     return min(spent[1:] or spent)  # the first one warms up
 
 
-def engine_costs(engine: Engine, rows: Sequence[int] = ROWS) -> Costs:
-    """`row_costs` of an engine's model, also while the engine is at work."""
+def engine_costs(engine: Engine, rows: Sequence[int] = ROWS) -> LatencyModel:
+    """`latency_model` of an engine's model, also while the engine is at work."""
     if _missing(engine.runner, rows):
-        return engine.call(partial(row_costs, engine.runner, rows))
-    return row_costs(engine.runner, rows)
+        return engine.call(partial(latency_model, engine.runner, rows))
+    return latency_model(engine.runner, rows)
 
 
 def warn_if_slow(draft: LoadedModel, runner: Runner, engine: Engine) -> None:
@@ -187,7 +187,7 @@ def warn_if_slow(draft: LoadedModel, runner: Runner, engine: Engine) -> None:
         if again:
             _measure_anew(runner)
             engine.call(partial(_measure_anew, engine.runner))
-        drafting, verifying = row_costs(runner, (1,)).of(1), engine_costs(engine, (1,)).of(1)
+        drafting, verifying = latency_model(runner, (1,)).of(1), engine_costs(engine, (1,)).of(1)
         if drafting < verifying:
             return
     warnings.warn(

@@ -1,4 +1,4 @@
-"""KVTree: which slot of the key-value store holds which token of which text.
+"""RadixCache: which slot of the key-value store holds which token of which text.
 
 A trie over token ids whose every node is one slot. A branch is a path from the root; forking shares the path, equal
 texts share slots, and what no branch needs stays until its slot is wanted (least recently used leaves go first).
@@ -17,7 +17,7 @@ SCRATCH = 0
 _ROOT = -1
 
 
-class KVTreeFullError(Exception):
+class RadixCacheFullError(Exception):
     """No slot is free and none can be evicted. Admission control keeps this from happening."""
 
 
@@ -37,7 +37,7 @@ class Branch:
         return self.slots[-1] if self.slots else _ROOT
 
 
-class KVTree:
+class RadixCache:
     """A trie of `capacity` token slots.
 
     A node is *live* while a branch runs through it, *computed* once its keys and values are in the store. Nodes that
@@ -91,11 +91,11 @@ class KVTree:
     # -- branches -----------------------------------------------------------------------------------------------
 
     def open(self, tokens: Sequence[int] = ()) -> Branch:
-        """A branch that holds `tokens`, on top of whatever of them the tree has already. Raises KVTreeFullError."""
+        """A branch that holds `tokens`, on top of whatever of them the tree has already. Raises RadixCacheFullError."""
         branch = Branch(array("i"))
         try:
             self.extend(branch, tokens)
-        except KVTreeFullError:
+        except RadixCacheFullError:
             self.release(branch)
             raise
         return branch
@@ -108,7 +108,7 @@ class KVTree:
         return twin
 
     def extend(self, branch: Branch, tokens: Sequence[int], private: bool = False) -> None:
-        """Append tokens, `private` as nodes of their own. Raises KVTreeFullError (the branch keeps what fitted)."""
+        """Append tokens, `private` as nodes of their own. Raises RadixCacheFullError (the branch keeps what fitted)."""
         known = [] if private else self._known(branch.tip, tokens)
         if known:
             self._move(branch, known)
@@ -260,4 +260,4 @@ class KVTree:
         while self._evictable:
             if self._evict_one():
                 return
-        raise KVTreeFullError(f"all {self.capacity} key-value slots are in use")
+        raise RadixCacheFullError(f"all {self.capacity} key-value slots are in use")
