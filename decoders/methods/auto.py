@@ -22,7 +22,7 @@ from tot.decoders.drafting.planner import AcceptanceStatistics, LatencyModel, Sp
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
-from tot.decoders.methods.autoregressive import Strand
+from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.jacobi import Jacobi, Windows
 from tot.decoders.methods.speculative import Speculation
 from tot.decoders.request import Purpose
@@ -148,8 +148,8 @@ class Auto(Jacobi):
         super().__init__(job, companion, companion.windows, trajectory=False)
         self._choosing = companion
 
-    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
-        super().verified(strand, draft, drawn, kept)
+    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+        super().verified(sequence, draft, drawn, kept)
         self._choosing.note(self.purpose, draft, kept)
 
 

@@ -44,7 +44,7 @@ class ChoiceScorer:
             self._tree.release(feed.branch)
 
 
-class Strand:
+class DecodingSequence:
     """One sample: its branch, and the tokens that were drawn or given but not yet fed."""
 
     def __init__(self, output: Output, branch: Branch, pending: list[int]) -> None:
@@ -60,7 +60,7 @@ class Autoregressive:
     def __init__(self, job: Job, companion: Companion | None = None) -> None:
         self.companion = companion
         self._job = job
-        self._strands: list[Strand] | None = None
+        self._sequences: list[DecodingSequence] | None = None
         self._choices = job.codec.encode_choices(job.request)
         self._trigger = job.codec.encode(job.request.answer_trigger or "")
         self._in_answer: set[int] = set()
@@ -75,7 +75,7 @@ class Autoregressive:
             return 1 + answer
         waiting = sum(output.index not in self._in_answer for output in self._job.running)
         # Triggers that were taken up but not fed yet.
-        pending = sum(len(strand.pending) for strand in self._running() if strand.output.index in self._in_answer)
+        pending = sum(len(sequence.pending) for sequence in self._running() if sequence.output.index in self._in_answer)
         return (
             1
             + sum(output.room for output in self._job.running)
@@ -84,79 +84,81 @@ class Autoregressive:
             + (sum(map(len, self._choices)) * len(self._in_answer))
         )
 
-    def decoding(self) -> list[Strand]:
+    def decoding(self) -> list[DecodingSequence]:
         """The samples about to draw tokens, rather than to score choices."""
-        if self._strands is None:
+        if self._sequences is None:
             tree, last = self._job.tree, self._job.prompt[-1:]
-            self._strands = [Strand(output, tree.fork(self._job.branch), last) for output in self._job.outputs]
+            self._sequences = [
+                DecodingSequence(output, tree.fork(self._job.branch), last) for output in self._job.outputs
+            ]
             if self._choices and not self._trigger:
-                for strand in self._strands:
-                    strand.scorer = ChoiceScorer(tree, strand.branch, strand.pending, self._choices)
-        return [strand for strand in self._running() if strand.scorer is None]
+                for sequence in self._sequences:
+                    sequence.scorer = ChoiceScorer(tree, sequence.branch, sequence.pending, self._choices)
+        return [sequence for sequence in self._running() if sequence.scorer is None]
 
     def propose(self) -> list[Chunk]:
         self.decoding()
         feeds = []
-        for strand in self.turn():
-            strand.output.forwards += 1
-            feeds += self.run(strand) if strand.scorer is None else strand.scorer.feeds()
+        for sequence in self.turn():
+            sequence.output.forwards += 1
+            feeds += self.run(sequence) if sequence.scorer is None else sequence.scorer.feeds()
         return feeds
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         rows = iter(reads)
-        for strand in self.turn():
-            output = strand.output
-            if strand.scorer is not None:
-                output.choice_logprobs = strand.scorer.scores([next(rows) for _ in self._choices])
+        for sequence in self.turn():
+            output = sequence.output
+            if sequence.scorer is not None:
+                output.choice_logprobs = sequence.scorer.scores([next(rows) for _ in self._choices])
                 output.end("stop")
-                strand.scorer.release()
-                self._job.tree.release(strand.branch)
+                sequence.scorer.release()
+                self._job.tree.release(sequence.branch)
                 continue
-            self.take(strand, rows)
+            self.take(sequence, rows)
             if output.finish_reason is None:
                 continue
             if self._trigger and output.index not in self._in_answer:
-                self._go_on_to_answer(strand)
+                self._go_on_to_answer(sequence)
             else:
-                self._job.tree.release(strand.branch)
+                self._job.tree.release(sequence.branch)
 
-    def run(self, strand: Strand) -> list[Chunk]:
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
         """What to run to draw a sample's next token."""
-        start = len(strand.branch)
-        self._job.tree.extend(strand.branch, strand.pending)
-        return [Chunk(strand.branch, start, len(strand.branch), [strand.output.draw()])]
+        start = len(sequence.branch)
+        self._job.tree.extend(sequence.branch, sequence.pending)
+        return [Chunk(sequence.branch, start, len(sequence.branch), [sequence.output.draw()])]
 
-    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         """Add what was drawn, and leave it pending. The branch then holds the prompt and all tokens but the last."""
         (sampled,) = next(rows)
-        strand.pending = [sampled.token]
-        strand.output.add(sampled)
+        sequence.pending = [sampled.token]
+        sequence.output.add(sampled)
 
-    def _go_on_to_answer(self, strand: Strand) -> None:
+    def _go_on_to_answer(self, sequence: DecodingSequence) -> None:
         """Drop what the rationale's end cut off, append a glimpse of its rest if there is one, and the trigger, and
         decode or score what follows."""
-        job, output = self._job, strand.output
+        job, output = self._job, sequence.output
         trigger = job.request.answer_trigger
         assert trigger is not None
         drawn = list(output.tokens)
         kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
         ids = [*job.prompt, *drawn[:kept], *output.glimpse, *job.codec.encode(rest)]
-        fed = min(len(strand.branch), len(job.prompt) + kept)
-        job.tree.rollback(strand.branch, fed)
-        strand.pending = ids[fed:]
+        fed = min(len(sequence.branch), len(job.prompt) + kept)
+        job.tree.rollback(sequence.branch, fed)
+        sequence.pending = ids[fed:]
         self._in_answer.add(output.index)
         if self._choices:
-            strand.scorer = ChoiceScorer(job.tree, strand.branch, strand.pending, self._choices)
+            sequence.scorer = ChoiceScorer(job.tree, sequence.branch, sequence.pending, self._choices)
 
-    def turn(self) -> list[Strand]:
+    def turn(self) -> list[DecodingSequence]:
         """The samples that go on in this step: all that run."""
         return self._running()
 
-    def _running(self) -> list[Strand]:
-        return [strand for strand in self._strands or () if strand.output.finish_reason is None]
+    def _running(self) -> list[DecodingSequence]:
+        return [sequence for sequence in self._sequences or () if sequence.output.finish_reason is None]
 
     def release(self) -> None:
-        for strand in self._strands or ():
-            if strand.scorer is not None:
-                strand.scorer.release()
-            self._job.tree.release(strand.branch)
+        for sequence in self._sequences or ():
+            if sequence.scorer is not None:
+                sequence.scorer.release()
+            self._job.tree.release(sequence.branch)

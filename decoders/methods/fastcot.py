@@ -23,7 +23,7 @@ from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
-from tot.decoders.methods.autoregressive import ChoiceScorer, Strand
+from tot.decoders.methods.autoregressive import ChoiceScorer, DecodingSequence
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
 
@@ -150,62 +150,62 @@ class FastCoT(Speculative):
         looks = len(self._trigger) + sum(map(len, self._choices)) + self._speculation.nodes
         return super().growth() + (0 if self._looks_for is None else looks * len(self._job.running))
 
-    def decoding(self) -> list[Strand]:
-        first = self._strands is None
+    def decoding(self) -> list[DecodingSequence]:
+        first = self._sequences is None
         if first and self._trigger:  # not before: a request may be refused, or cancelled while it waits
             question = _question(self._job)
             for key in self.keys:
                 self._buffers.begin(key, question)
-        strands = super().decoding()
+        sequences = super().decoding()
         if first and self._cap == 0:
-            for strand in strands:
-                self._cut(strand)
-                self._go_on_to_answer(strand)
-            strands = super().decoding()
-        return strands
+            for sequence in sequences:
+                self._cut(sequence)
+                self._go_on_to_answer(sequence)
+            sequences = super().decoding()
+        return sequences
 
-    def context(self, strand: Strand) -> Context:
-        if self._trigger and strand.output.index not in self._in_answer:
-            return super().context(strand)
-        return Context(self.keys[strand.output.index], self._job.prompt, (), (), ())  # nothing is drafted
+    def context(self, sequence: DecodingSequence) -> Context:
+        if self._trigger and sequence.output.index not in self._in_answer:
+            return super().context(sequence)
+        return Context(self.keys[sequence.output.index], self._job.prompt, (), (), ())  # nothing is drafted
 
-    def run(self, strand: Strand) -> list[Chunk]:
-        feeds = super().run(strand)
-        index = strand.output.index
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
+        feeds = super().run(sequence)
+        index = sequence.output.index
         waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
         if self._looks_for is None or not waited or index in self._in_answer:
             return feeds
         tree = self._job.tree
-        then = [*self._glimpse(strand), *self._trigger]
+        then = [*self._glimpse(sequence), *self._trigger]
         if self._choices:
-            scorer = self._looking[index] = ChoiceScorer(tree, strand.branch, then, self._choices)
+            scorer = self._looking[index] = ChoiceScorer(tree, sequence.branch, then, self._choices)
             return [*feeds, *scorer.feeds()]
-        fork = tree.fork(strand.branch)
+        fork = tree.fork(sequence.branch)
         tree.extend(fork, then)
         likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
-        look = self._looking[index] = Chunk(fork, len(strand.branch), len(fork), [likeliest])
+        look = self._looking[index] = Chunk(fork, len(sequence.branch), len(fork), [likeliest])
         return [*feeds, look]
 
-    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
-        super().take(strand, rows)
-        index, output = strand.output.index, strand.output
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
+        super().take(sequence, rows)
+        index, output = sequence.output.index, sequence.output
         looks = self._look(index, rows)
         if index in self._in_answer or not self._trigger:
             return
         self._iterations[index] += 1
         if self._options.trajectory and output.finish_reason is None:
-            output.trajectory.append((len(output.tokens), tuple(self._glimpse(strand))))
+            output.trajectory.append((len(output.tokens), tuple(self._glimpse(sequence))))
         capped = self._cap is not None and self._iterations[index] >= self._cap
         settled = self._looks_for is not None and looks >= self._looks_for
         if (capped or settled) and output.finish_reason is None:
-            self._cut(strand)
+            self._cut(sequence)
 
-    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
         """Cache update (section 4.3): drawn[i] is what comes after node i."""
-        if strand.output.index in self._in_answer or not self._trigger:
+        if sequence.output.index in self._in_answer or not self._trigger:
             return
         after = [drawn[node].token for node in range(kept, len(draft.tokens))]
-        self._buffers.saw(self.keys[strand.output.index], len(strand.output.tokens), after)
+        self._buffers.saw(self.keys[sequence.output.index], len(sequence.output.tokens), after)
 
     def _look(self, index: int, rows: Iterator[list[Sampled]]) -> int:
         """What the answer would have been before this step; in how many looks in a row it has been that."""
@@ -223,9 +223,9 @@ class FastCoT(Speculative):
         self._settled[index] = answer, times + 1 if answer == before else 1
         return self._settled[index][1]
 
-    def _glimpse(self, strand: Strand) -> list[int]:
+    def _glimpse(self, sequence: DecodingSequence) -> list[int]:
         """The approximate tokens that come next, as far as the rationale would go on."""
-        output, codec = strand.output, self._job.codec
+        output, codec = sequence.output, self._job.codec
         if not self._options.glimpse:
             return []
         tokens = self._buffers.glimpse(self.keys[output.index], len(output.tokens))[: output.room]
@@ -238,10 +238,10 @@ class FastCoT(Speculative):
                 return tokens[:count]
         return tokens
 
-    def _cut(self, strand: Strand) -> None:
+    def _cut(self, sequence: DecodingSequence) -> None:
         """End the rationale here. What is known of its rest goes before the trigger."""
-        output, key = strand.output, self.keys[strand.output.index]
-        output.cut(self._glimpse(strand))
+        output, key = sequence.output, self.keys[sequence.output.index]
+        output.cut(self._glimpse(sequence))
         self._speculation.end(key)
 
     def release(self) -> None:

@@ -20,7 +20,7 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
-from tot.decoders.methods.autoregressive import Strand
+from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.speculative import Speculation, Speculative
 
 _PLACES = 8
@@ -120,8 +120,8 @@ class Jacobi(Speculative):
         self._windows = windows
         self._keeps = trajectory
 
-    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
-        output = strand.output
+    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+        output = sequence.output
         if self._keeps:
             output.trajectory.append((len(output.tokens) - kept - 1, tuple(draft.tokens)))
         # Node i is token i of the window; after the first wrong one, drawn[i] guesses what comes after it.

@@ -21,7 +21,7 @@ from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
-from tot.decoders.methods.autoregressive import Strand
+from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Purpose
 
@@ -112,8 +112,8 @@ class Looking(Speculation):
     def prepare(self, policies: Sequence[Any]) -> None:
         super().prepare(policies)
         for policy in policies:
-            strands = policy.decoding() if self.drafts else ()
-            policy.looks = {strand.output.index for strand in strands if self._pays(policy.purpose)}
+            sequences = policy.decoding() if self.drafts else ()
+            policy.looks = {sequence.output.index for sequence in sequences if self._pays(policy.purpose)}
 
     def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> SpeculationPlanner | None:
         self._plan = super().outlook(branches, length, purpose)
@@ -141,9 +141,9 @@ class Lookahead(Speculative):
     def growth(self) -> int:
         return super().growth() + self._looking.width * (self._looking.length - 1) * len(self._job.running)
 
-    def run(self, strand: Strand) -> list[Chunk]:
-        feeds = super().run(strand)
-        index, tree, root = strand.output.index, self._job.tree, strand.branch
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
+        feeds = super().run(sequence)
+        index, tree, root = sequence.output.index, self._job.tree, sequence.branch
         if index not in self.looks:
             return feeds
         rows = self._rows.setdefault(index, [self._guess(len(root))])
@@ -153,16 +153,16 @@ class Lookahead(Speculative):
             branch = tree.fork(root)
             columns.append(branch)
             tree.extend(branch, [*rows[0][: column + 1], *(row[column] for row in rows[1:])])
-            feeds.append(Chunk(branch, len(root), len(branch), [strand.output.draw(column + len(rows))]))
+            feeds.append(Chunk(branch, len(root), len(branch), [sequence.output.draw(column + len(rows))]))
         return feeds
 
     def _guess(self, seed: int) -> list[int]:
         """The first row: tokens of the prompt, by chance."""
         return random.Random(seed).choices(self._job.prompt, k=self._looking.width)
 
-    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
-        super().take(strand, rows)
-        index = strand.output.index
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
+        super().take(sequence, rows)
+        index = sequence.output.index
         columns = self._columns.pop(index, [])
         if not columns:
             return
@@ -176,8 +176,8 @@ class Lookahead(Speculative):
             del window[0]
         self._rows[index] = window
 
-    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
-        if strand.output.index in self.looks:
+    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+        if sequence.output.index in self.looks:
             self._looking.experience[self.purpose].learn(_WINDOW, kept > 0)
 
     def release(self) -> None:

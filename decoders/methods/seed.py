@@ -22,7 +22,7 @@ from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.timeline import Span
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
-from tot.decoders.methods.autoregressive import Strand
+from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.speculative import DraftingOptions, KConfig, Speculation, Speculative
 from tot.decoders.request import Purpose
 
@@ -73,7 +73,7 @@ class Rounds(Speculation):
         self._executor = executor or (_worker(engine.runner.device) if options.overlap else _Inline())
         self._queue: queue.SimpleQueue[tuple[int, Future[tuple[Draft, float]]]] = queue.SimpleQueue()
         """Finished drafts, in the order in which they were finished."""
-        self._drafting: dict[int, tuple[Scheduled, Strand]] = {}
+        self._drafting: dict[int, tuple[Scheduled, DecodingSequence]] = {}
         """By key: whose draft is being made or queued."""
         self._verifying: tuple[int, float] | None = None
         """Whose draft is being verified, and since when on the timeline."""
@@ -87,22 +87,22 @@ class Rounds(Speculation):
             self.experience[purpose].step += 1
         for policy in policies:
             policy.turns = set()
-            for strand in policy.decoding():
-                key = policy.keys[strand.output.index]
+            for sequence in policy.decoding():
+                key = policy.keys[sequence.output.index]
                 if key not in self._drafting:
-                    self._drafting[key] = policy, strand
-                    future = self._executor.submit(partial(self._draft, policy.purpose), key, policy.context(strand))
+                    self._drafting[key] = policy, sequence
+                    future = self._executor.submit(partial(self._draft, policy.purpose), key, policy.context(sequence))
                     future.add_done_callback(partial(self._enqueue, key))
         while not self._queue.empty():  # else others run meanwhile, and the next draft that is done wakes the engine
             key, future = self._queue.get()
             self._note_length()
             if key not in self._drafting:  # it was cancelled meanwhile
                 continue
-            policy, strand = self._drafting.pop(key)
+            policy, sequence = self._drafting.pop(key)
             draft, seconds = future.result()
             policy.account.seconds["draft"] += seconds
-            policy.drafts[strand.output.index] = draft
-            policy.turns = {strand.output.index}
+            policy.drafts[sequence.output.index] = draft
+            policy.turns = {sequence.output.index}
             if self.engine.timeline is not None:
                 self._verifying = key, self.engine.timeline.clock()
             return
@@ -153,8 +153,12 @@ class Scheduled(Speculative):
         self.turns: set[int] = set()
         """Samples whose drafts are verified in this step."""
 
-    def turn(self) -> list[Strand]:
-        return [strand for strand in super().turn() if strand.scorer is not None or strand.output.index in self.turns]
+    def turn(self) -> list[DecodingSequence]:
+        return [
+            sequence
+            for sequence in super().turn()
+            if sequence.scorer is not None or sequence.output.index in self.turns
+        ]
 
 
 class _Inline(Executor):

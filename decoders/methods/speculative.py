@@ -24,7 +24,7 @@ from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
-from tot.decoders.methods.autoregressive import Autoregressive, Strand
+from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
 from tot.decoders.request import Purpose
 
 if TYPE_CHECKING:
@@ -128,14 +128,14 @@ class Speculation:
 
     def prepare(self, policies: Sequence[Any]) -> None:
         """Draft for every sample that is about to go on."""
-        asked = [(policy, strand) for policy in policies for strand in policy.decoding()]
+        asked = [(policy, sequence) for policy in policies for sequence in policy.decoding()]
         if not asked:
             return
         began = time.perf_counter()
         purposes = {policy.purpose for policy, _ in asked}
         for purpose in purposes:
             self.experience[purpose].step += 1
-        length = sum(len(strand.branch) for _, strand in asked) / len(asked)
+        length = sum(len(sequence.branch) for _, sequence in asked) / len(asked)
         self.drafts = self._settle(len(asked), length, frozenset(purposes), began)
         if not self.drafts:
             return
@@ -147,13 +147,13 @@ class Speculation:
             for group in groups:  # one plan for all, by what is known of each purpose
                 if outlook is not None:
                     outlook.experience = self.experience[_purpose(group[0])]
-                drafts += self.drafter.draft([policy.context(strand) for policy, strand in group], outlook)
+                drafts += self.drafter.draft([policy.context(sequence) for policy, sequence in group], outlook)
         seconds = time.perf_counter() - began
         if outlook is not None and outlook.drafting:
             self._pace *= 1 + 0.2 * (min(seconds / outlook.drafting, 3.0) - 1)
             self._pace = min(max(self._pace, 1.0), 5.0)
-        for (policy, strand), draft in zip(asked, drafts, strict=True):
-            policy.drafts[strand.output.index] = draft
+        for (policy, sequence), draft in zip(asked, drafts, strict=True):
+            policy.drafts[sequence.output.index] = draft
             policy.account.seconds["draft"] += seconds / len(asked)
 
     def _settle(self, branches: int, length: float, purposes: frozenset[Purpose], now: float) -> bool:
@@ -192,7 +192,7 @@ class Speculation:
         self.drafter.end(key)
 
 
-def _purpose(asked: tuple[Any, Strand]) -> Purpose:
+def _purpose(asked: tuple[Any, DecodingSequence]) -> Purpose:
     purpose: Purpose = asked[0].purpose
     return purpose
 
@@ -217,12 +217,12 @@ class Speculative(Autoregressive):
     def growth(self) -> int:
         return super().growth() + self._speculation.nodes * len(self._job.running)
 
-    def context(self, strand: Strand) -> Context:
+    def context(self, sequence: DecodingSequence) -> Context:
         """What a drafter needs to know. Drafts end one token early: the target always adds one of its own."""
-        output, config = strand.output, self._speculation.k_config
+        output, config = sequence.output, self._speculation.k_config
         widths = config[: max(0, output.room - 1)]
         if output.index not in self._texts:
-            self._texts[output.index] = [*self._job.tree.tokens(strand.branch), *strand.pending]
+            self._texts[output.index] = [*self._job.tree.tokens(sequence.branch), *sequence.pending]
         return Context(
             key=self.keys[output.index],
             prompt=self._job.prompt,
@@ -242,20 +242,20 @@ class Speculative(Autoregressive):
             seed=draw.seed ^ _DRAFT_SEED, temperature=draw.temperature if temperature is None else temperature
         )
 
-    def run(self, strand: Strand) -> list[Chunk]:
-        tree, output = self._job.tree, strand.output
-        start = len(strand.branch)
-        tree.extend(strand.branch, strand.pending)
-        root, want = len(strand.branch), self._speculation.rule.want
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
+        tree, output = self._job.tree, sequence.output
+        start = len(sequence.branch)
+        tree.extend(sequence.branch, sequence.pending)
+        root, want = len(sequence.branch), self._speculation.rule.want
         draft = self.drafts.setdefault(output.index, Draft())
         if not draft.tokens:
-            return [Chunk(strand.branch, start, root, [want(output.draw())])]
+            return [Chunk(sequence.branch, start, root, [want(output.draw())])]
         feeds: list[Chunk] = []
         paths = self._paths[output.index] = []
         read: set[int] = set()
         for leaf in draft.leaves():
             nodes = draft.path(leaf)
-            branch = tree.fork(strand.branch)
+            branch = tree.fork(sequence.branch)
             shared = sum(node in read for node in nodes)
             paths.append((branch, nodes, shared))
             tree.extend(branch, [draft.tokens[node] for node in nodes])
@@ -267,11 +267,11 @@ class Speculative(Autoregressive):
             read.update(nodes)
         return feeds
 
-    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         """Go down the draft along what the target drew; what it drew last is no part of the draft."""
-        tree, output = self._job.tree, strand.output
+        tree, output = self._job.tree, sequence.output
         draft, paths = self.drafts.pop(output.index), self._paths.pop(output.index, [])
-        root = len(strand.branch)
+        root = len(sequence.branch)
         drawn: dict[int, Sampled] = {}
         if not paths:
             (drawn[-1],) = next(rows)
@@ -289,7 +289,7 @@ class Speculative(Autoregressive):
             if output.add(sampled):
                 break
             accepted += [] if node is None else [node]
-        strand.pending = [sampled.token]
+        sequence.pending = [sampled.token]
         if (text := self._texts.get(output.index)) is not None:
             text += [*(draft.tokens[node] for node in accepted), sampled.token]
         self._speculation.gained(1 + len(accepted))
@@ -304,18 +304,18 @@ class Speculative(Autoregressive):
         along = next((branch for branch, nodes, _ in paths if nodes[: len(accepted)] == accepted), None)
         for branch, *_ in paths:
             if branch is along:
-                tree.commit(strand.branch, branch, root + len(accepted))
+                tree.commit(sequence.branch, branch, root + len(accepted))
             else:
                 tree.rollback(branch, 0)
-        self.verified(strand, draft, drawn, len(accepted))
+        self.verified(sequence, draft, drawn, len(accepted))
         if output.finish_reason is not None:
             self._speculation.end(self.keys[output.index])
 
-    def _go_on_to_answer(self, strand: Strand) -> None:
-        super()._go_on_to_answer(strand)
-        self._texts.pop(strand.output.index, None)
+    def _go_on_to_answer(self, sequence: DecodingSequence) -> None:
+        super()._go_on_to_answer(sequence)
+        self._texts.pop(sequence.output.index, None)
 
-    def verified(self, strand: Strand, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
+    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
         """A draft was verified: what was drawn after each of its nodes, and how many of them were kept."""
 
     def _learn(self, draft: Draft, node: int, chosen: int | None) -> bool:

@@ -17,7 +17,7 @@ from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.errors import RequestError
-from tot.decoders.methods.autoregressive import Autoregressive, ChoiceScorer, Strand
+from tot.decoders.methods.autoregressive import Autoregressive, ChoiceScorer, DecodingSequence
 from tot.decoders.methods.pdos.steps_block import Block, Head, Line, Step
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.methods.pdos.steps_output import Passage, SteppedOutput
@@ -55,33 +55,33 @@ class ParallelSteps(Autoregressive):
     def growth(self) -> int:
         """Skeletons and steps take no more than the text that takes their place, so only that is counted."""
         more = 0
-        for strand in self._running():
-            line = self._lines.get(strand.output.index)
-            if line is not None and strand.output.index not in self._in_answer:
-                more += line.output.reserve - line.output.room + max(0, len(strand.pending) - 1)
+        for sequence in self._running():
+            line = self._lines.get(sequence.output.index)
+            if line is not None and sequence.output.index not in self._in_answer:
+                more += line.output.reserve - line.output.room + max(0, len(sequence.pending) - 1)
         return super().growth() + more
 
-    def run(self, strand: Strand) -> list[Chunk]:
-        line = self._lines[strand.output.index]
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
+        line = self._lines[sequence.output.index]
         if line.given:
             heads, line.given = line.given, ()
-            self._begin_steps(strand, line, heads, self._opening)
+            self._begin_steps(sequence, line, heads, self._opening)
         if line.block is not None:
             waiting = [step for step in line.block.steps if step.output.finish_reason is None]
             line.block.active = waiting[: self._form.options.width]
-            return [step.run(self._job.tree, strand.branch) for step in line.block.active]
+            return [step.run(self._job.tree, sequence.branch) for step in line.block.active]
         if line.gaps:
             last = line.gaps[-1]
-            feeds = [Chunk(strand.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
-            return [*feeds, Chunk(strand.branch, last.start, last.stop, [strand.output.draw()])]
-        if line.filling is not None or len(strand.pending) > self._chunk:
-            return self._fill(strand, line)
-        return super().run(strand)
+            feeds = [Chunk(sequence.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
+            return [*feeds, Chunk(sequence.branch, last.start, last.stop, [sequence.output.draw()])]
+        if line.filling is not None or len(sequence.pending) > self._chunk:
+            return self._fill(sequence, line)
+        return super().run(sequence)
 
-    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
-        line = self._lines[strand.output.index]
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
+        line = self._lines[sequence.output.index]
         if line.block is not None:
-            self._take_steps(strand, line, line.block, rows)
+            self._take_steps(sequence, line, line.block, rows)
             return
         for _ in line.gaps[:-1]:
             next(rows)
@@ -90,9 +90,9 @@ class ParallelSteps(Autoregressive):
         if not row:
             return
         (drawn,) = row
-        strand.pending = [drawn.token]
+        sequence.pending = [drawn.token]
         if line.title is not None:
-            self._take_title(strand, line, line.title, drawn)
+            self._take_title(sequence, line, line.title, drawn)
             return
         line.output.add(drawn)
         if line.output.skeleton:
@@ -100,7 +100,7 @@ class ParallelSteps(Autoregressive):
             if line.output.room and self._form.is_blank(line.output.after_marker()):
                 line.title = self._new_title()
             else:
-                self._break(strand, line)
+                self._break(sequence, line)
 
     def release(self) -> None:
         for line in self._lines.values():
@@ -116,48 +116,48 @@ class ParallelSteps(Autoregressive):
         job, options = self._job, self._form.options
         return Passage(job.codec, self._form.title_sampling(job.request.sampling), 0, options.title_tokens)
 
-    def _take_title(self, strand: Strand, line: Line, title: Passage, drawn: Sampled) -> None:
+    def _take_title(self, sequence: DecodingSequence, line: Line, title: Passage, drawn: Sampled) -> None:
         output, form = line.output, self._form
         output.append(drawn)
         if not title.add(drawn):
             if not output.room:
-                self._break(strand, line)
+                self._break(sequence, line)
             return
         # The text may not hold a stop string of the request, nor one that begins in the marker.
         ends = any(stop in form.options.marker + title.open_text for stop in self._job.request.sampling.stop)
         mark = None if ends or title.ended_by in self._job.request.sampling.stop else title.ended_by
         if form.ends_block(title.open_text, mark) and line.heads:
-            self._begin_steps(strand, line, line.heads)
+            self._begin_steps(sequence, line, line.heads)
             return
         head = self._head(form.title(title.open_text))
         known = [known.title for known in line.heads]
         if mark != form.options.colon or not head.title or head.title in known or not self._fits(line, head):
-            self._break(strand, line)
+            self._break(sequence, line)
             return
         line.heads.append(head)
         if len(line.heads) == form.options.max_steps:
-            self._begin_steps(strand, line, line.heads)
+            self._begin_steps(sequence, line, line.heads)
         else:
-            self._force(strand, line, title)
+            self._force(sequence, line, title)
 
-    def _force(self, strand: Strand, line: Line, title: Passage) -> None:
+    def _force(self, sequence: DecodingSequence, line: Line, title: Passage) -> None:
         """Feed the ellipsis and the next marker after a title's colon, whatever the model would write there."""
-        branch = strand.branch
+        branch = sequence.branch
         kept, rest = title.whole(title.open_text + self._form.options.colon)
         forced = self._form.forced(rest)
         fed = len(title.tokens) - 1
         self._job.tree.rollback(branch, len(branch) - max(0, fed - kept))
-        strand.pending = [*title.tokens[fed:kept], *forced]
+        sequence.pending = [*title.tokens[fed:kept], *forced]
         line.output.given += len(forced) - (len(title.tokens) - kept)
         line.title = self._new_title()
         if line.output.room < 1:
-            self._break(strand, line)
+            self._break(sequence, line)
 
-    def _break(self, strand: Strand, line: Line) -> None:
+    def _break(self, sequence: DecodingSequence, line: Line) -> None:
         """The skeleton is not as it should be: run what steps it has; without any it was plain text."""
         self._job.account.broken += 1
         if line.heads:
-            self._begin_steps(strand, line, line.heads)
+            self._begin_steps(sequence, line, line.heads)
             return
         line.title = None
         line.output.take_skeleton_as_text()
@@ -178,14 +178,16 @@ class ParallelSteps(Autoregressive):
         lead = self._job.codec.encode(line.output.lead()[1])
         return line.output.reserve - len(lead) - self._frame(heads) > len(heads)
 
-    def _begin_steps(self, strand: Strand, line: Line, heads: Sequence[Head], opening: str = "") -> None:
+    def _begin_steps(self, sequence: DecodingSequence, line: Line, heads: Sequence[Head], opening: str = "") -> None:
         """Roll the skeleton back and set up a branch for each step."""
         job, form, output = self._job, self._form, line.output
         kept, rest = output.lead()
         start = line.base + kept - output.first
-        unfed = strand.pending[: max(0, start - len(strand.branch))]  # the prompt's last token, if nothing was drawn
-        job.tree.rollback(strand.branch, start)
-        strand.pending = []
+        unfed = sequence.pending[
+            : max(0, start - len(sequence.branch))
+        ]  # the prompt's last token, if nothing was drawn
+        job.tree.rollback(sequence.branch, start)
+        sequence.pending = []
         before = [*unfed, *job.codec.encode(rest + opening)]
         left = output.reserve
         share = (left - (len(before) - len(unfed)) - self._frame(heads)) // (len(heads) + 1)
@@ -200,7 +202,7 @@ class ParallelSteps(Autoregressive):
         line.block = Block(steps, before, len(unfed), left)
         output.begin_steps(steps, opening, left)
 
-    def _take_steps(self, strand: Strand, line: Line, block: Block, rows: Iterator[list[Sampled]]) -> None:
+    def _take_steps(self, sequence: DecodingSequence, line: Line, block: Block, rows: Iterator[list[Sampled]]) -> None:
         tree, stops = self._job.tree, self._job.request.sampling.stop
         for step in block.active:
             (drawn,) = next(rows)
@@ -213,11 +215,11 @@ class ParallelSteps(Autoregressive):
                 step.release(tree)
             del block.steps[stopped + 1 :]
         if all(step.output.finish_reason is not None for step in block.steps):
-            self._join(strand, line, block, stopped is not None)
+            self._join(sequence, line, block, stopped is not None)
 
     # -- stage 3: the text goes on ------------------------------------------------------------------------------
 
-    def _join(self, strand: Strand, line: Line, block: Block, stopped: bool) -> None:
+    def _join(self, sequence: DecodingSequence, line: Line, block: Block, stopped: bool) -> None:
         """Put the steps one after another, to be fed before the next token is drawn."""
         form, output, account = self._form, line.output, self._job.account
         line.block = None
@@ -227,25 +229,25 @@ class ParallelSteps(Autoregressive):
             step.close(form.codec, "" if last else "\n")
             ids += step.ids + ([] if last else form.between)
         ids += [] if stopped else form.end
-        line.base = len(strand.branch) + len(ids)
+        line.base = len(sequence.branch) + len(ids)
         if self._move is None or stopped:
-            strand.pending = ids
+            sequence.pending = ids
             for step in block.steps:
                 step.release(self._job.tree)
         else:
-            self._use_again(strand, line, block, ids, self._move)
+            self._use_again(sequence, line, block, ids, self._move)
         output.end_steps("" if stopped else form.end_text, block.left - (len(ids) - block.unfed))
         if stopped:
             output.end("stop")
         account.block_tokens += sum(len(step.output.tokens) for step in block.steps)
         account.block_seconds += time.perf_counter() - block.began
 
-    def _use_again(self, strand: Strand, line: Line, block: Block, ids: Sequence[int], move: Move) -> None:
+    def _use_again(self, sequence: DecodingSequence, line: Line, block: Block, ids: Sequence[int], move: Move) -> None:
         """Have the branch go over what the steps computed, with the keys moved; only what is missing is to be fed.
 
         That is not what computing the text anew gives: no step has seen those before it.
         """
-        tree, trunk = self._job.tree, len(strand.branch)
+        tree, trunk = self._job.tree, len(sequence.branch)
         start = at = trunk + len(block.opening)
         branches = []
         for step in block.steps:
@@ -262,38 +264,38 @@ class ParallelSteps(Autoregressive):
             branches.append(branch)
             at = end
         spliced = tree.splice(branches, start)
-        tree.release(strand.branch)
-        strand.branch, strand.pending = spliced, []
+        tree.release(sequence.branch)
+        sequence.branch, sequence.pending = spliced, []
         line.held += branches
 
-    def _fill(self, strand: Strand, line: Line) -> list[Chunk]:
+    def _fill(self, sequence: DecodingSequence, line: Line) -> list[Chunk]:
         """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""
-        tree, branch = self._job.tree, strand.branch
+        tree, branch = self._job.tree, sequence.branch
         fed = len(branch) if line.filling is None else line.filling
-        tree.extend(branch, strand.pending)
-        strand.pending, line.filling = [], None
+        tree.extend(branch, sequence.pending)
+        sequence.pending, line.filling = [], None
         start = tree.computed_length(branch, fed)
         if len(branch) - start > self._chunk:
             line.filling = start + self._chunk
             return [Chunk(branch, start, line.filling)]
         start = min(start, len(branch) - 1)
-        return [Chunk(branch, start, len(branch), [strand.output.draw()])]
+        return [Chunk(branch, start, len(branch), [sequence.output.draw()])]
 
-    def _go_on_to_answer(self, strand: Strand) -> None:
+    def _go_on_to_answer(self, sequence: DecodingSequence) -> None:
         """As in `Autoregressive`, for a text that does not consist of what was drawn alone."""
-        job, line = self._job, self._lines[strand.output.index]
-        output, branch, trigger = line.output, strand.branch, job.request.answer_trigger
+        job, line = self._job, self._lines[sequence.output.index]
+        output, branch, trigger = line.output, sequence.branch, job.request.answer_trigger
         assert trigger is not None
         first, drawn = output.first, list(output.tokens)
         kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
         ids = drawn[first:kept] + job.codec.encode(rest)
-        unfed = strand.pending[: max(0, line.base - len(branch))]  # a block, where nothing was drawn after it
+        unfed = sequence.pending[: max(0, line.base - len(branch))]  # a block, where nothing was drawn after it
         fed = min(max(0, len(branch) - line.base), kept - first)
         job.tree.rollback(branch, line.base + fed)
-        strand.pending = [*unfed, *ids[fed:]]
+        sequence.pending = [*unfed, *ids[fed:]]
         self._in_answer.add(output.index)
         if self._choices:
-            strand.scorer = ChoiceScorer(job.tree, branch, strand.pending, self._choices)
+            sequence.scorer = ChoiceScorer(job.tree, branch, sequence.pending, self._choices)
 
     def _check(self, given: Sequence[Head]) -> None:
         """Refuse given steps that can't be written within their limits."""

@@ -20,7 +20,7 @@ from tot.decoders.engine.job import Companion, Job
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
-from tot.decoders.methods.autoregressive import Autoregressive, Strand
+from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
 from tot.decoders.request import Request
 
 TOP = 32
@@ -82,19 +82,19 @@ class Recorded(Autoregressive):
         self._recorder = recorder
         self._said: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
-    def run(self, strand: Strand) -> list[Chunk]:
-        (feed,) = super().run(strand)
-        feed.reads = [Raw(strand.output.draw())]
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
+        (feed,) = super().run(sequence)
+        feed.reads = [Raw(sequence.output.draw())]
         return [feed]
 
-    def take(self, strand: Strand, rows: Iterator[list[Sampled]]) -> None:
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         (sampled,) = next(rows)
         assert sampled.logits is not None
-        said = self._said.setdefault(strand.output.index, [])
+        said = self._said.setdefault(sequence.output.index, [])
         said.append(_likeliest(sampled.logits))
-        super().take(strand, iter([[sampled]]))
-        if strand.output.finish_reason is not None:
-            self._recorder.add([*self._job.tree.tokens(strand.branch), sampled.token], said)
+        super().take(sequence, iter([[sampled]]))
+        if sequence.output.finish_reason is not None:
+            self._recorder.add([*self._job.tree.tokens(sequence.branch), sampled.token], said)
             said.clear()
 
 

@@ -128,9 +128,9 @@ def test_no_draft_waits_for_more_verifications_than_there_are_other_branches(
     rounds = Rounds(bench.model_drafter(0.02), SEEDOptions(**ROUNDS), engine, executor=script)
 
     class Seen(Scheduled):
-        def take(self, strand: Any, rows: Any) -> None:
-            verifications.append(self.keys[strand.output.index])
-            super().take(strand, rows)
+        def take(self, sequence: Any, rows: Any) -> None:
+            verifications.append(self.keys[sequence.output.index])
+            super().take(sequence, rows)
 
     enqueue = rounds._enqueue
 

@@ -19,9 +19,9 @@ def test_a_drafter_is_told_all_of_each_text(
     told: list[tuple[list[int], list[int]]] = []
     context = Speculative.context
 
-    def spy(policy: Any, strand: Any) -> Context:
-        made = context(policy, strand)
-        held = [*policy._job.tree.tokens(strand.branch), *strand.pending]
+    def spy(policy: Any, sequence: Any) -> Context:
+        made = context(policy, sequence)
+        held = [*policy._job.tree.tokens(sequence.branch), *sequence.pending]
         told.append((list(made.tokens), held))
         return made
 
