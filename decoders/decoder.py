@@ -216,7 +216,7 @@ def _model_drafter(
 ) -> ModelDrafter:
     """With a store for as many tokens as the target has: whatever is admitted there has room here."""
     try:
-        return ModelDrafter(loaded, engine.tree.capacity, engine.loaded.model.config.vocab_size, owned, shared)
+        return ModelDrafter(loaded, engine.cache.capacity, engine.loaded.model.config.vocab_size, owned, shared)
     except OptionError as error:
         raise OptionError(f"no room for the draft's keys and values beside the target's: {error}") from None
 

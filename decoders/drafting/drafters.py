@@ -221,19 +221,19 @@ class ModelDrafter:
                         break
                 frontier = []
                 for i, node, branch, chance in deeper:
-                    forks.append(self.runner.tree.fork(branch))
-                    self.runner.tree.extend(forks[-1], [drafts[i].tokens[node]])
+                    forks.append(self.runner.cache.fork(branch))
+                    self.runner.cache.extend(forks[-1], [drafts[i].tokens[node]])
                     frontier.append(_Tip(i, node, forks[-1], chance))
         except RadixCacheFullError:  # what was drafted so far is as good
             pass
         finally:
             for fork in forks:
-                self.runner.tree.rollback(fork, 0)
+                self.runner.cache.rollback(fork, 0)
         return drafts
 
     def _follow(self, contexts: Sequence[Context]) -> list[tuple[int, Branch]]:
         """Bring the branches of all texts up to date, but for computing their last token."""
-        tree = self.runner.tree
+        cache = self.runner.cache
         tips = []
         for i, context in enumerate(contexts):
             if not context.widths:
@@ -241,21 +241,21 @@ class ModelDrafter:
             if (start := self._start(context)) is None:
                 continue
             tokens = list(context.tokens[start:])
-            branch = self._branches.setdefault(context.key, tree.open())
+            branch = self._branches.setdefault(context.key, cache.open())
             same = min(len(branch), len(tokens))
-            held = tree.tokens(branch)[:same]
+            held = cache.tokens(branch)[:same]
             while held != tokens[:same]:  # an answer's trigger has taken a rationale's end away
                 same -= 1
                 held = held[:same]
-            tree.rollback(branch, same)
+            cache.rollback(branch, same)
             if max(tokens[same:], default=0) >= self._rows:
                 continue  # a token of the target's padding: the draft has no such row
             try:
-                tree.extend(branch, tokens[same:])
+                cache.extend(branch, tokens[same:])
             except RadixCacheFullError:  # no room for this text: others may be shorter
                 self._forget(context.key)
                 continue
-            done = tree.computed_length(branch)
+            done = cache.computed_length(branch)
             while done < len(branch) - _CHUNK:
                 self.runner.forward([Chunk(branch, done, done + _CHUNK)])
                 self.forwards += 1
@@ -286,10 +286,10 @@ class ModelDrafter:
     ) -> list[tuple[list[int], int]]:
         """The tokens that may follow each branch of the frontier, computed in one forward, and how sure the draft is of
         what comes there, from 0 to 9 (0 where nobody weighs it)."""
-        tree = self.runner.tree
+        cache = self.runner.cache
         feeds = []
         for i, _, branch, _ in frontier:
-            start = min(tree.computed_length(branch), len(branch) - 1)
+            start = min(cache.computed_length(branch), len(branch) - 1)
             feeds.append(Chunk(branch, start, len(branch), [contexts[i].draws[depth]]))
         forward = self.runner.forward(feeds)
         self.forwards += 1
@@ -325,7 +325,7 @@ class ModelDrafter:
         self._starts.pop(key, None)
         branch = self._branches.pop(key, None)
         if branch is not None:
-            self.runner.tree.release(branch)
+            self.runner.cache.release(branch)
 
     def close(self) -> None:
         self.runner.close()

@@ -94,7 +94,7 @@ def _worth(point: Point, known: Mapping[Point, float]) -> bool:
 
 def _room(runner: Runner, context: int) -> int:
     """Tokens of context that are measured with, where so many are wanted."""
-    return min(context, max(1, runner.tree.capacity // 4), max(1, runner.context // 2))
+    return min(context, max(1, runner.cache.capacity // 4), max(1, runner.context // 2))
 
 
 def _read(kept: Kept) -> dict[Point, float]:
@@ -110,16 +110,16 @@ def _read(kept: Kept) -> dict[Point, float]:
 
 def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> bool:
     """Add those points that are missing, as far as they fit just now. False where others disturbed it."""
-    tree = runner.tree
+    cache = runner.cache
     began, before = time.perf_counter(), _disturbances()
     for context in (NEAR, FAR):
         counts = sorted(count for count, seen in _missing(runner, rows) if seen == context)
         if not counts:
             continue
-        base = tree.open()
+        base = cache.open()
         try:
-            tree.extend(base, [0] * _room(runner, context))
-            first = runner.forward([Chunk(base, tree.computed_length(base), len(base), [_DRAW])])
+            cache.extend(base, [0] * _room(runner, context))
+            first = runner.forward([Chunk(base, cache.computed_length(base), len(base), [_DRAW])])
             read(first.logits, [_DRAW])  # what has to be compiled for it is compiled now
             for count in counts:
                 if _worth((count, context), known) and (seconds := _seconds(runner, base, count)) is not None:
@@ -127,7 +127,7 @@ def _measure(runner: Runner, rows: Sequence[int], known: dict[Point, float]) -> 
         except RadixCacheFullError:
             pass
         finally:
-            tree.rollback(base, 0)
+            cache.rollback(base, 0)
     switches, faults = (now - then for now, then in zip(_disturbances(), before, strict=True))
     seconds = time.perf_counter() - began
     quiet = not faults and switches <= _SWITCHES * seconds
@@ -148,17 +148,17 @@ def _disturbances() -> tuple[int, int]:
 
 def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
     """None where so many rows do not fit just now."""
-    tree = runner.tree
+    cache = runner.cache
     length = -(-rows // _BRANCHES)
     branches = rows // length
     if branches >= runner.model.get_input_embeddings().num_embeddings:  # each branch begins with a token of its own
         return None
     spent = []
     for _ in range(4):
-        forks = [tree.fork(base) for _ in range(branches)]
+        forks = [cache.fork(base) for _ in range(branches)]
         try:
             for token, fork in enumerate(forks):
-                tree.extend(fork, [1 + token] + [0] * (length - 1))
+                cache.extend(fork, [1 + token] + [0] * (length - 1))
             began = time.perf_counter()
             forward = runner.forward([Chunk(fork, len(base), len(fork), [_DRAW] * length) for fork in forks])
             read(forward.logits, [_DRAW] * len(forward.logits))
@@ -169,7 +169,7 @@ def _seconds(runner: Runner, base: Branch, rows: int) -> float | None:
             return None
         finally:
             for fork in forks:
-                tree.rollback(fork, 0)
+                cache.rollback(fork, 0)
     return min(spent[1:] or spent)  # the first one warms up
 
 

@@ -63,7 +63,7 @@ class Engine:
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
         self.runner = Runner(loaded.model, kv_budget, quantize, owned)
-        self.tree = self.runner.tree
+        self.cache = self.runner.cache
         rows = int(loaded.model.get_input_embeddings().num_embeddings)
         self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None), rows)
         self.chunk = chunk
@@ -152,7 +152,7 @@ class Engine:
         """As after it was made: nothing cached, nothing counted. For when no request is under way."""
 
         def forget() -> None:
-            self.tree.clear()
+            self.cache.clear()
             self.accounts.clear()
             self.forwards, self.timeline = 0, None
 
@@ -173,7 +173,7 @@ class Engine:
 
     def _job(self, request: Request, policy: PolicyFactory, meter: Meter, stream: bool) -> Job:
         prompt = self.codec.encode_prompt(request.prompt)
-        context, capacity = self.runner.context, self.tree.capacity
+        context, capacity = self.runner.context, self.cache.capacity
         if not prompt:
             raise RequestError("the prompt has no tokens: give some text")
         room = context - len(prompt) - self.codec.after_rationale(request)
@@ -184,7 +184,7 @@ class Engine:
             )
         limit = min(request.sampling.max_tokens, room)
         outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
-        job = Job(request, prompt, outputs, self.tree, self.codec, meter, Handle(self.wake, stream))
+        job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
         job.account = self.accounts[request.purpose]
         job.policy = policy(job)
         needed = len(prompt) - 1 + job.policy.growth()
@@ -256,9 +256,9 @@ class Engine:
             job = self._waiting[0]
             head = job.prompt[:-1]
             growth = job.policy.growth()
-            if self.tree.live + self.tree.new_slots(head) + promised + growth > self.tree.capacity:
+            if self.cache.live + self.cache.new_slots(head) + promised + growth > self.cache.capacity:
                 return
-            job.branch = self.tree.open(head)
+            job.branch = self.cache.open(head)
             promised += growth
             self._running.append(self._waiting.popleft())
 
@@ -274,7 +274,7 @@ class Engine:
         ready: list[Job] = []
         for job in self._running:
             slots, end = job.branch.slots, len(job.branch)
-            at = job.head = self.tree.computed_length(job.branch, job.head)
+            at = job.head = self.cache.computed_length(job.branch, job.head)
             while at < end and slots[at] in scheduled:
                 at += 1
             if at < end and room:
@@ -411,7 +411,7 @@ class Engine:
     def _fail(self, job: Job, error: BaseException) -> None:
         self._remove(job)
         if isinstance(error, _NotFiniteError):  # what such a forward computed is not to be found by later requests
-            self.tree.clear()
+            self.cache.clear()
         if not isinstance(error, TotError):
             error = ModelError(f"decoding failed: {type(error).__name__}: {error}")
         job.handle.finish(error)
@@ -421,7 +421,7 @@ class Engine:
             self._waiting.remove(job)
             return
         job.policy.release()
-        self.tree.release(job.branch)
+        self.cache.release(job.branch)
         self._running.remove(job)
 
 

@@ -59,7 +59,7 @@ class Job:
     request: Request
     prompt: list[int]
     outputs: list[Output]
-    tree: RadixCache
+    cache: RadixCache
     codec: TextCodec
     meter: Meter
     handle: Handle

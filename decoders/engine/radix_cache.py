@@ -91,7 +91,7 @@ class RadixCache:
     # -- branches -----------------------------------------------------------------------------------------------
 
     def open(self, tokens: Sequence[int] = ()) -> Branch:
-        """A branch that holds `tokens`, on top of whatever of them the tree has already. Raises RadixCacheFullError."""
+        """A branch that holds `tokens`, on top of whatever the cache has of them. Raises RadixCacheFullError."""
         branch = Branch(array("i"))
         try:
             self.extend(branch, tokens)
@@ -121,7 +121,7 @@ class RadixCache:
                 self._move(branch, made)
 
     def _known(self, node: int, tokens: Iterable[int]) -> list[int]:
-        """The nodes that the tree has for a beginning of `tokens`, after `node`."""
+        """The nodes that the cache has for a beginning of `tokens`, after `node`."""
         found: list[int] = []
         for token in tokens:
             child = self._child_of.get((node, token))

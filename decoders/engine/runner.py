@@ -32,7 +32,7 @@ from tot.decoders.kernels.tiles import make_tiles
 _SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""
 _MOST_TOKENS = 2**20
-"""Then no more than this: a search needs less, and each has its place in the tree's tables."""
+"""Then no more than this: a search needs less, and each has its place in the cache's tables."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
@@ -56,7 +56,7 @@ class Forward:
     rows: list[list[int]]
     """A list a feed: the row of `logits` of each of its reads."""
     own_from: list[int]
-    """A position a feed: from here on it ran rows of its own; before, another feed or the tree had them."""
+    """A position a feed: from here on it ran rows of its own; before, another feed or the cache had them."""
 
 
 class Runner:
@@ -85,8 +85,8 @@ class Runner:
         self._heads_per_kv = heads // kv_heads
         self.slot_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.dtype.itemsize
         """Bytes of keys and values a token."""
-        self.tree = RadixCache(self._capacity(kv_budget))
-        shape = (kv_heads, self.tree.capacity + 1, head_dim)  # one slot more: SCRATCH
+        self.cache = RadixCache(self._capacity(kv_budget))
+        shape = (kv_heads, self.cache.capacity + 1, head_dim)  # one slot more: SCRATCH
         layers = range(config.num_hidden_layers)
         store = partial(torch.empty, shape, dtype=self.dtype, device=self.device)
         self._keys: tuple[Tensor, ...] = tuple(store() for _ in layers)
@@ -161,7 +161,7 @@ class Runner:
             slots, first_read = feed.branch.slots, feed.stop - len(feed.reads)
             own = feed.start
             while own < feed.stop and (
-                slots[own] in placed or (own < first_read and self.tree.is_computed(slots[own]))
+                slots[own] in placed or (own < first_read and self.cache.is_computed(slots[own]))
             ):
                 own += 1
             own_from.append(own)
@@ -169,12 +169,12 @@ class Runner:
                 continue
             new = slots[own : feed.stop]
             # A token computed before is run again only for its logits: it reads its slot and writes to none.
-            writes.append([SCRATCH if s in placed or self.tree.is_computed(s) else s for s in new])
+            writes.append([SCRATCH if s in placed or self.cache.is_computed(s) else s for s in new])
             placed.update((slot, (len(runs), i)) for i, slot in enumerate(new))
             runs.append(Run(np.array(slots[: feed.stop], dtype=np.int32), own))
 
         logits, first_row = self._run(runs, writes, feeds, placed)
-        self.tree.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
+        self.cache.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
         rows = []
         for feed in feeds:
             read = feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]
@@ -207,7 +207,7 @@ class Runner:
         for run in order:
             start_of[run] = total
             total += runs[run].rows
-        token = self.tree.token
+        token = self.cache.token
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
         positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]

@@ -23,14 +23,14 @@ class ChoiceScorer:
     """Scores continuations of one branch, all of them in one forward: equal beginnings are computed once."""
 
     def __init__(
-        self, tree: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
+        self, cache: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
     ) -> None:
-        self._tree = tree
+        self._cache = cache
         self._choices = choices
         self._feeds: list[Chunk] = []
         for choice in choices:
-            fork = tree.fork(branch)
-            tree.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
+            fork = cache.fork(branch)
+            cache.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
             self._feeds.append(Chunk(fork, len(branch), len(fork), list(choice)))
 
     def feeds(self) -> list[Chunk]:
@@ -41,7 +41,7 @@ class ChoiceScorer:
 
     def release(self) -> None:
         for feed in self._feeds:
-            self._tree.release(feed.branch)
+            self._cache.release(feed.branch)
 
 
 class DecodingSequence:
@@ -87,13 +87,13 @@ class Autoregressive:
     def decoding(self) -> list[DecodingSequence]:
         """The samples about to draw tokens, rather than to score choices."""
         if self._sequences is None:
-            tree, last = self._job.tree, self._job.prompt[-1:]
+            cache, last = self._job.cache, self._job.prompt[-1:]
             self._sequences = [
-                DecodingSequence(output, tree.fork(self._job.branch), last) for output in self._job.outputs
+                DecodingSequence(output, cache.fork(self._job.branch), last) for output in self._job.outputs
             ]
             if self._choices and not self._trigger:
                 for sequence in self._sequences:
-                    sequence.scorer = ChoiceScorer(tree, sequence.branch, sequence.pending, self._choices)
+                    sequence.scorer = ChoiceScorer(cache, sequence.branch, sequence.pending, self._choices)
         return [sequence for sequence in self._running() if sequence.scorer is None]
 
     def propose(self) -> list[Chunk]:
@@ -112,7 +112,7 @@ class Autoregressive:
                 output.choice_logprobs = sequence.scorer.scores([next(rows) for _ in self._choices])
                 output.end("stop")
                 sequence.scorer.release()
-                self._job.tree.release(sequence.branch)
+                self._job.cache.release(sequence.branch)
                 continue
             self.take(sequence, rows)
             if output.finish_reason is None:
@@ -120,12 +120,12 @@ class Autoregressive:
             if self._trigger and output.index not in self._in_answer:
                 self._go_on_to_answer(sequence)
             else:
-                self._job.tree.release(sequence.branch)
+                self._job.cache.release(sequence.branch)
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         """What to run to draw a sample's next token."""
         start = len(sequence.branch)
-        self._job.tree.extend(sequence.branch, sequence.pending)
+        self._job.cache.extend(sequence.branch, sequence.pending)
         return [Chunk(sequence.branch, start, len(sequence.branch), [sequence.output.draw()])]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
@@ -144,11 +144,11 @@ class Autoregressive:
         kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
         ids = [*job.prompt, *drawn[:kept], *output.glimpse, *job.codec.encode(rest)]
         fed = min(len(sequence.branch), len(job.prompt) + kept)
-        job.tree.rollback(sequence.branch, fed)
+        job.cache.rollback(sequence.branch, fed)
         sequence.pending = ids[fed:]
         self._in_answer.add(output.index)
         if self._choices:
-            sequence.scorer = ChoiceScorer(job.tree, sequence.branch, sequence.pending, self._choices)
+            sequence.scorer = ChoiceScorer(job.cache, sequence.branch, sequence.pending, self._choices)
 
     def turn(self) -> list[DecodingSequence]:
         """The samples that go on in this step: all that run."""
@@ -161,4 +161,4 @@ class Autoregressive:
         for sequence in self._sequences or ():
             if sequence.scorer is not None:
                 sequence.scorer.release()
-            self._job.tree.release(sequence.branch)
+            self._job.cache.release(sequence.branch)

@@ -175,13 +175,13 @@ class FastCoT(Speculative):
         waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
         if self._looks_for is None or not waited or index in self._in_answer:
             return feeds
-        tree = self._job.tree
+        cache = self._job.cache
         then = [*self._glimpse(sequence), *self._trigger]
         if self._choices:
-            scorer = self._looking[index] = ChoiceScorer(tree, sequence.branch, then, self._choices)
+            scorer = self._looking[index] = ChoiceScorer(cache, sequence.branch, then, self._choices)
             return [*feeds, *scorer.feeds()]
-        fork = tree.fork(sequence.branch)
-        tree.extend(fork, then)
+        fork = cache.fork(sequence.branch)
+        cache.extend(fork, then)
         likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
         look = self._looking[index] = Chunk(fork, len(sequence.branch), len(fork), [likeliest])
         return [*feeds, look]
@@ -218,7 +218,7 @@ class FastCoT(Speculative):
             looking.release()
         else:
             answer = next(rows)[0].token
-            self._job.tree.rollback(looking.branch, 0)
+            self._job.cache.rollback(looking.branch, 0)
         before, times = self._settled[index]
         self._settled[index] = answer, times + 1 if answer == before else 1
         return self._settled[index][1]
@@ -249,7 +249,7 @@ class FastCoT(Speculative):
             if isinstance(looking, ChoiceScorer):
                 looking.release()
             else:
-                self._job.tree.rollback(looking.branch, 0)
+                self._job.cache.rollback(looking.branch, 0)
         super().release()
 
 

@@ -73,9 +73,9 @@ class Pool:
             self._ngrams.popitem(last=False)
 
     def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
-        return [self._tree(context, outlook) for context in contexts]
+        return [self._cache(context, outlook) for context in contexts]
 
-    def _tree(self, context: Context, outlook: SpeculationPlanner | None) -> Draft:
+    def _cache(self, context: Context, outlook: SpeculationPlanner | None) -> Draft:
         """The n-grams as a tree, in which equal beginnings are one."""
         draft = Draft()
         chances = {-1: 1.0}
@@ -143,16 +143,16 @@ class Lookahead(Speculative):
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         feeds = super().run(sequence)
-        index, tree, root = sequence.output.index, self._job.tree, sequence.branch
+        index, cache, root = sequence.output.index, self._job.cache, sequence.branch
         if index not in self.looks:
             return feeds
         rows = self._rows.setdefault(index, [self._guess(len(root))])
         width = min(len(rows[0]), self._looking.engine.runner.context - len(root) - len(rows))
         columns = self._columns[index] = []
         for column in range(width):
-            branch = tree.fork(root)
+            branch = cache.fork(root)
             columns.append(branch)
-            tree.extend(branch, [*rows[0][: column + 1], *(row[column] for row in rows[1:])])
+            cache.extend(branch, [*rows[0][: column + 1], *(row[column] for row in rows[1:])])
             feeds.append(Chunk(branch, len(root), len(branch), [sequence.output.draw(column + len(rows))]))
         return feeds
 
@@ -168,7 +168,7 @@ class Lookahead(Speculative):
             return
         drawn = [next(rows)[0].token for _ in columns]
         for branch in columns:
-            self._job.tree.rollback(branch, 0)
+            self._job.cache.rollback(branch, 0)
         window = [*self._rows[index], drawn]
         if len(window) == self._looking.length:
             for ngram in zip(*window, strict=False):  # the window narrows at the end of the context
@@ -183,5 +183,5 @@ class Lookahead(Speculative):
     def release(self) -> None:
         for columns in self._columns.values():
             for branch in columns:
-                self._job.tree.rollback(branch, 0)
+                self._job.cache.rollback(branch, 0)
         super().release()

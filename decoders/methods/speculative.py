@@ -222,7 +222,7 @@ class Speculative(Autoregressive):
         output, config = sequence.output, self._speculation.k_config
         widths = config[: max(0, output.room - 1)]
         if output.index not in self._texts:
-            self._texts[output.index] = [*self._job.tree.tokens(sequence.branch), *sequence.pending]
+            self._texts[output.index] = [*self._job.cache.tokens(sequence.branch), *sequence.pending]
         return Context(
             key=self.keys[output.index],
             prompt=self._job.prompt,
@@ -243,9 +243,9 @@ class Speculative(Autoregressive):
         )
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
-        tree, output = self._job.tree, sequence.output
+        cache, output = self._job.cache, sequence.output
         start = len(sequence.branch)
-        tree.extend(sequence.branch, sequence.pending)
+        cache.extend(sequence.branch, sequence.pending)
         root, want = len(sequence.branch), self._speculation.rule.want
         draft = self.drafts.setdefault(output.index, Draft())
         if not draft.tokens:
@@ -255,10 +255,10 @@ class Speculative(Autoregressive):
         read: set[int] = set()
         for leaf in draft.leaves():
             nodes = draft.path(leaf)
-            branch = tree.fork(sequence.branch)
+            branch = cache.fork(sequence.branch)
             shared = sum(node in read for node in nodes)
             paths.append((branch, nodes, shared))
-            tree.extend(branch, [draft.tokens[node] for node in nodes])
+            cache.extend(branch, [draft.tokens[node] for node in nodes])
             draws = [want(output.draw(ahead)) for ahead in range(shared + 1, len(nodes) + 1)]
             if not feeds:  # the first also reads what follows the text itself
                 feeds.append(Chunk(branch, start, len(branch), [want(output.draw()), *draws]))
@@ -269,7 +269,7 @@ class Speculative(Autoregressive):
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         """Go down the draft along what the target drew; what it drew last is no part of the draft."""
-        tree, output = self._job.tree, sequence.output
+        cache, output = self._job.cache, sequence.output
         draft, paths = self.drafts.pop(output.index), self._paths.pop(output.index, [])
         root = len(sequence.branch)
         drawn: dict[int, Sampled] = {}
@@ -304,9 +304,9 @@ class Speculative(Autoregressive):
         along = next((branch for branch, nodes, _ in paths if nodes[: len(accepted)] == accepted), None)
         for branch, *_ in paths:
             if branch is along:
-                tree.commit(sequence.branch, branch, root + len(accepted))
+                cache.commit(sequence.branch, branch, root + len(accepted))
             else:
-                tree.rollback(branch, 0)
+                cache.rollback(branch, 0)
         self.verified(sequence, draft, drawn, len(accepted))
         if output.finish_reason is not None:
             self._speculation.end(self.keys[output.index])
@@ -331,7 +331,7 @@ class Speculative(Autoregressive):
     def release(self) -> None:
         for paths in self._paths.values():
             for branch, *_ in paths:
-                self._job.tree.rollback(branch, 0)
+                self._job.cache.rollback(branch, 0)
         for key in self.keys:
             self._speculation.end(key)
         super().release()

@@ -102,7 +102,7 @@ class _EngineState(Collector):
         yield GaugeMetricFamily("tot_requests_waiting", "Requests that wait for a place.", gate.waiting)
         yield CounterMetricFamily("tot_forwards", "Forward passes, each shared by all that ran.", engine.forwards)
         slots = GaugeMetricFamily("tot_kv_slots", "Slots for keys and values, one a token.", labels=("state",))
-        live, stored = engine.tree.live, engine.tree.stored
-        for state, count in (("live", live), ("cached", stored - live), ("free", engine.tree.capacity - stored)):
+        live, stored = engine.cache.live, engine.cache.stored
+        for state, count in (("live", live), ("cached", stored - live), ("free", engine.cache.capacity - stored)):
             slots.add_metric((state,), max(0, count))
         yield slots

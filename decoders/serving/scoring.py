@@ -42,11 +42,11 @@ class Scoring:
     def propose(self) -> list[Chunk]:
         job, done = self._job, len(self._scores.logprobs)
         if self._branch is None:
-            self._branch = job.tree.fork(job.branch)
+            self._branch = job.cache.fork(job.branch)
         chunk = self._tokens[done : done + _ROWS]
         start = len(self._branch)
         before = self._tokens[done - 1] if done else job.prompt[-1]
-        job.tree.extend(self._branch, [before, *chunk[:-1]])  # logits at a position are about the token after it
+        job.cache.extend(self._branch, [before, *chunk[:-1]])  # logits at a position are about the token after it
         job.outputs[0].forwards += 1
         return [Chunk(self._branch, start, len(self._branch), [Raw()] * len(chunk) if self._top else chunk)]
 
@@ -73,4 +73,4 @@ class Scoring:
 
     def release(self) -> None:
         if self._branch is not None:
-            self._job.tree.release(self._branch)
+            self._job.cache.release(self._branch)

@@ -145,9 +145,9 @@ def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokeniz
         return made[-1]
 
     yield load
-    for decoder, tree in [(decoder, decoder.engine.tree) for decoder in made]:
+    for decoder, cache in [(decoder, decoder.engine.cache) for decoder in made]:
         decoder.close()
-        assert tree.live == 0
+        assert cache.live == 0
 
 
 @dataclass
@@ -224,13 +224,13 @@ class Bench:
     def close(self) -> None:
         for engine in self.engines:
             engine.close()
-            assert engine.tree.live == 0
+            assert engine.cache.live == 0
         for decoder in self.decoders:
             decoder.close()
         self.stack.close()
         for drafter in self.drafters:
             if isinstance(drafter, ModelDrafter):
-                assert drafter.runner.tree.live == 0
+                assert drafter.runner.cache.live == 0
 
 
 @pytest.fixture

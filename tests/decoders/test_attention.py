@@ -198,18 +198,18 @@ def test_the_forward_compiles_whole_and_seldom(
     """Five siblings decoded beside a stranger: no break, and a new graph only where the tails outgrow their bucket."""
     model = make_model(family)
     reference, runner = copy.deepcopy(model), Runner(model, 1000)
-    prompts = [runner.tree.open(range(1, 281)), runner.tree.open(range(40, 80))]
-    branches = [*(runner.tree.fork(prompts[0]) for _ in range(5)), prompts[1]]
+    prompts = [runner.cache.open(range(1, 281)), runner.cache.open(range(40, 80))]
+    branches = [*(runner.cache.fork(prompts[0]) for _ in range(5)), prompts[1]]
     with torch.inference_mode():
         runner.forward([Chunk(prompt, 0, len(prompt)) for prompt in prompts])
         runner.call = torch.compile(runner.call, fullgraph=True, backend="eager")  # type: ignore[method-assign]
         for step in range(steps):
             for i, branch in enumerate(branches):
-                runner.tree.extend(branch, [(37 * i + step) % 300])
+                runner.cache.extend(branch, [(37 * i + step) % 300])
             result = runner.forward([Chunk(branch, len(branch) - 1, len(branch), [0]) for branch in branches])
             if step % 6 == 5:
                 for branch, (row,) in zip(branches, result.rows, strict=True):
-                    expected = logits_alone(reference, runner.tree.tokens(branch))[-1]
+                    expected = logits_alone(reference, runner.cache.tokens(branch))[-1]
                     torch.testing.assert_close(result.logits[row], expected, atol=2e-4, rtol=0)
     assert dynamo["stats"]["unique_graphs"] <= graphs
     assert not dynamo["graph_break"]

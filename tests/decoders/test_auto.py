@@ -245,7 +245,7 @@ def engines(
     yield engine
     for one in made:
         one.close()
-        assert one.tree.live == 0
+        assert one.cache.live == 0
 
 
 def test_experience_is_kept_for_the_next_decoder(

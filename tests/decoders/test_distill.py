@@ -33,7 +33,7 @@ def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
     made = Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 4000)
     yield made
     made.close()
-    assert made.tree.live == 0
+    assert made.cache.live == 0
 
 
 def recorded(engine: Engine, requests: Sequence[Request], window: int = 500) -> tuple[list[Record], list[Completion]]:

@@ -126,7 +126,7 @@ def draft_model(make_model: Callable[..., Any]) -> Any:
 def drafter(draft_model: Any, tokenizer: Any) -> Iterator[ModelDrafter]:
     made = ModelDrafter(load_model(copy.deepcopy(draft_model), tokenizer=tokenizer), 2000, 300)
     yield made
-    assert sum(len(made.runner.tree.tokens(branch)) for branch in made._branches.values()) >= made.runner.tree.live
+    assert sum(len(made.runner.cache.tokens(branch)) for branch in made._branches.values()) >= made.runner.cache.live
     made.close()
 
 
@@ -174,7 +174,7 @@ def test_a_model_follows_what_was_drawn_instead_of_its_drafts(drafter: ModelDraf
         one = context(prompt, drawn, (2, 1, 1))
         (draft,) = drafter.draft([one])
         assert paths(draft) == alone.paths(one)
-        assert drafter.runner.tree.live == len(prompt) + len(drawn)
+        assert drafter.runner.cache.live == len(prompt) + len(drawn)
 
 
 def test_a_prompt_longer_than_a_chunk_is_read_right(drafter: ModelDrafter, alone: Alone) -> None:
@@ -185,19 +185,19 @@ def test_a_prompt_longer_than_a_chunk_is_read_right(drafter: ModelDrafter, alone
 
 def test_a_text_that_ended_gives_its_slots_back(drafter: ModelDrafter) -> None:
     drafter.draft([context([5, 6, 7], key=1), context([5, 6, 8], key=2)])
-    assert drafter.runner.tree.live == 4
+    assert drafter.runner.cache.live == 4
     drafter.end(1)
-    assert drafter.runner.tree.live == 3
+    assert drafter.runner.cache.live == 3
     drafter.end(2)
     drafter.end(2)
     drafter.end(99)
-    assert drafter.runner.tree.live == 0
+    assert drafter.runner.cache.live == 0
 
 
 def test_a_text_with_nothing_to_draft_costs_nothing(drafter: ModelDrafter) -> None:
     assert [draft.tokens for draft in drafter.draft([context([5, 6], widths=())])] == [[]]
     assert drafter.draft([]) == []
-    assert (drafter.forwards, drafter.runner.tree.live) == (0, 0)
+    assert (drafter.forwards, drafter.runner.cache.live) == (0, 0)
 
 
 @pytest.mark.parametrize("kv_budget", [1, 10, 22, 24, 25, 40])
@@ -210,16 +210,16 @@ def test_a_full_store_makes_drafts_shorter_and_not_wrong(
     fits = 0 if kv_budget < 20 else min(5, kv_budget - 20 + 1)
     assert draft.tokens == alone.paths(one)[0][:fits]
     small.end(0)
-    assert small.runner.tree.live == 0
+    assert small.runner.cache.live == 0
 
 
 def test_a_chain_asks_the_next_drafter_for_what_is_missing(drafter: ModelDrafter, alone: Alone) -> None:
     known, new = context([1, 2, 3, 1, 2], key=1), context([60, 61, 62], key=2)
     chain = DrafterChain([LookupDrafter(), drafter])
     assert looked_up(chain, known, new) == [[3, 1, 2], *alone.paths(new)]
-    assert drafter.runner.tree.live == 3
+    assert drafter.runner.cache.live == 3
     chain.end(2)
-    assert drafter.runner.tree.live == 0
+    assert drafter.runner.cache.live == 0
 
 
 # -- through a decoder -----------------------------------------------------------------------------
@@ -309,7 +309,7 @@ def test_a_draft_without_room_slows_down_and_changes_nothing(
 ) -> None:
     drafter = ModelDrafter(load_model(make_model(), tokenizer=tokenizer), kv_budget, 300)
     assert decode("mcsd", draft=drafter) == decode("ar")
-    assert drafter.runner.tree.live == 0
+    assert drafter.runner.cache.live == 0
 
 
 # -- what is refused, and closing ------------------------------------------------------------------

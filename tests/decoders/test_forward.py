@@ -57,11 +57,11 @@ def text(length: int, seed: int = 0) -> list[int]:
 def computed(runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Tensor]:
     """The logits of the last `reads` tokens of texts computed in one forward."""
     with torch.inference_mode():
-        branches = [runner.tree.open(tokens) for tokens in texts]
+        branches = [runner.cache.open(tokens) for tokens in texts]
         result = runner.forward([Chunk(branch, 0, len(branch), [0] * reads) for branch in branches])
         for branch in branches:
-            runner.tree.rollback(branch, 0)
-        runner.tree.clear()
+            runner.cache.rollback(branch, 0)
+        runner.cache.clear()
     return [result.logits[rows] for rows in result.rows]
 
 
@@ -208,7 +208,7 @@ def test_nothing_may_be_read(known: Callable[..., Any]) -> None:
     tokens = text(30)
     whole = computed(runner, [tokens])[0]
     with torch.inference_mode():
-        branch = runner.tree.open(tokens)
+        branch = runner.cache.open(tokens)
         assert len(runner.forward([Chunk(branch, 0, 20)]).logits) == 0
         logits = runner.forward([Chunk(branch, 20, 30, [0])]).logits
     torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
@@ -220,34 +220,34 @@ def test_a_long_run_of_forks_rollbacks_and_evictions(
 ) -> None:
     model = known(family)
     reference, runner, rng = copy.deepcopy(model), Runner(model, 400), random.Random(7)
-    tree, branches = runner.tree, []
+    cache, branches = runner.cache, []
     closed: list[list[int]] = []
     kept = evicted = 0
     for step in range(120):
         if len(branches) < 2 or (len(branches) < 5 and rng.random() < 0.3):
             again = bool(closed) and rng.random() < 0.5
-            branches.append(tree.open(rng.choice(closed) if again else text(rng.randint(5, 60), seed=step)))
-            kept += again and tree.computed_length(branches[-1]) > 0
-            evicted += again and tree.computed_length(branches[-1]) == 0
+            branches.append(cache.open(rng.choice(closed) if again else text(rng.randint(5, 60), seed=step)))
+            kept += again and cache.computed_length(branches[-1]) > 0
+            evicted += again and cache.computed_length(branches[-1]) == 0
         chosen = rng.choice(branches)
         match rng.choice(["fork", "extend", "extend", "rollback", "close"]):
             case "fork" if len(branches) < 6:
-                branches.append(tree.fork(chosen))
-                tree.extend(branches[-1], text(rng.randint(1, 4), seed=-step))
+                branches.append(cache.fork(chosen))
+                cache.extend(branches[-1], text(rng.randint(1, 4), seed=-step))
             case "rollback":
-                tree.rollback(chosen, rng.randint(1, len(chosen)))
+                cache.rollback(chosen, rng.randint(1, len(chosen)))
             case "close" if len(branches) > 2:
-                closed.append(tree.tokens(chosen))
-                tree.rollback(chosen, 0)
+                closed.append(cache.tokens(chosen))
+                cache.rollback(chosen, 0)
                 branches.remove(chosen)
             case _ if len(chosen) < 65:
-                tree.extend(chosen, text(rng.randint(1, 5), seed=1000 + step))
+                cache.extend(chosen, text(rng.randint(1, 5), seed=1000 + step))
         with torch.inference_mode():
-            starts = [min(tree.computed_length(branch), len(branch) - 1) for branch in branches]
+            starts = [min(cache.computed_length(branch), len(branch) - 1) for branch in branches]
             feeds = [Chunk(branch, start, len(branch), [0]) for branch, start in zip(branches, starts, strict=True)]
             result = runner.forward(feeds)
         i = rng.randrange(len(branches))
-        expected = logits_alone(reference, tree.tokens(branches[i]))[-1]
+        expected = logits_alone(reference, cache.tokens(branches[i]))[-1]
         torch.testing.assert_close(result.logits[result.rows[i][0]], expected, atol=1e-3, rtol=1e-4)
     assert kept
     assert evicted

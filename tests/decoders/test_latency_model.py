@@ -33,7 +33,7 @@ def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
     yield make
     for one in made:
         one.close()
-        assert one.tree.live == 0
+        assert one.cache.live == 0
 
 
 @pytest.fixture
@@ -133,16 +133,16 @@ def test_a_long_text_that_does_not_fit_is_not_measured(
 def test_measuring_leaves_nothing_in_the_tree(engine: Make) -> None:
     one = engine()
     latency_model(one.runner)
-    assert (one.tree.live, one.tree.stored) == (0, 0)
+    assert (one.cache.live, one.cache.stored) == (0, 0)
 
 
 def test_measuring_leaves_what_is_cached(engine: Make) -> None:
     one = engine()
     decoder = load_decoder(engine=one)
     decoder.generate(requests())
-    stored = one.tree.stored
+    stored = one.cache.stored
     engine_costs(one)
-    assert (one.tree.live, one.tree.stored) == (0, stored)
+    assert (one.cache.live, one.cache.stored) == (0, stored)
     (again,) = decoder.generate(requests(1))
     assert again.usage.reused_prompt_tokens > 0
 
@@ -159,7 +159,7 @@ def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budge
     fits = [rows for rows in ROWS if max(1, kv_budget // 4) + rows <= kv_budget]
     assert all(costs.of(rows) > 0 for rows in (1, 64))
     assert len(set(costs.seconds)) <= max(1, len(fits))
-    assert (small.tree.live, small.tree.stored) == (0, 0)
+    assert (small.cache.live, small.cache.stored) == (0, 0)
 
 
 def test_what_did_not_fit_is_measured_where_there_is_room(make_model: Callable[..., Any], tokenizer: Any) -> None:
@@ -191,10 +191,10 @@ def test_measuring_beside_running_requests_changes_nothing(engine: Make, forward
 def test_an_engine_without_room_is_measured_when_there_is_some(engine: Make) -> None:
     """Until then drafts are as long as they may be."""
     full = engine(1000)
-    held = full.call(lambda: full.tree.open([7] * 990))
+    held = full.call(lambda: full.cache.open([7] * 990))
     seed = load_decoder("seed", engine=full, k_config=(1, 1))
     assert engine_costs(full) == LatencyModel((1,), (1.0,))
-    full.call(lambda: full.tree.release(held))
+    full.call(lambda: full.cache.release(held))
     assert engine_costs(full).rows == ROWS
     (got,) = seed.generate(requests(1, tokens=20))
     assert got.tokens == load_decoder(engine=full).generate(requests(1, tokens=20))[0].tokens
@@ -250,7 +250,7 @@ def test_a_draft_faster_than_its_target_is_not(
 def test_a_call_runs_in_the_engines_thread_and_gives_its_value(engine: Make) -> None:
     one = engine()
     assert one.call(lambda: threading.current_thread().name) == "tot-engine"
-    assert one.call(lambda: one.tree.capacity) == 3000
+    assert one.call(lambda: one.cache.capacity) == 3000
 
 
 def test_a_call_passes_exceptions_on_and_the_engine_goes_on(engine: Make) -> None:

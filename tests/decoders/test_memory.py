@@ -74,10 +74,10 @@ def test_the_store_is_sized_by_what_is_free(
     loaded = load_model(make_model(), tokenizer=tokenizer)
     with Engine(loaded) as engine:
         slot = engine.runner.slot_bytes
-        assert free / 4 - slot < engine.tree.capacity * slot <= free / 4
+        assert free / 4 - slot < engine.cache.capacity * slot <= free / 4
     monkeypatch.setattr(runner, "_MOST_TOKENS", 100)
     with Engine(loaded) as engine:
-        assert engine.tree.capacity == 100
+        assert engine.cache.capacity == 100
 
 
 def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,4 +118,4 @@ def test_closing_a_decoder_lets_go_of_a_model_that_it_loaded(
         _ = decoder.model
     with pytest.raises(RequestError, match="this decoder is closed: make a new one"):
         decoder.generate([])
-    assert decoder.engine.tree.live == 0
+    assert decoder.engine.cache.live == 0

@@ -17,23 +17,23 @@ def prefixes(text: list[int] | Text) -> set[Text]:
     return {tuple(text[:length]) for length in range(1, len(text) + 1)}
 
 
-def slots_of_stored(tree: RadixCache) -> dict[Text, int]:
+def slots_of_stored(cache: RadixCache) -> dict[Text, int]:
     """Every text the trie holds, live or cached, and its slot; read from the inside."""
 
     def text(slot: int) -> Text:
-        return () if slot < 0 else (*text(tree._parent[slot]), tree._token[slot])
+        return () if slot < 0 else (*text(cache._parent[slot]), cache._token[slot])
 
-    return {text(slot): slot for slot in tree._child_of.values()}
+    return {text(slot): slot for slot in cache._child_of.values()}
 
 
 class KVTreeMachine(RuleBasedStateMachine):
-    """Every operation on the tree, beside the same operation on sets of texts."""
+    """Every operation on the cache, beside the same operation on sets of texts."""
 
     branches = Bundle("branches")
 
     @initialize(capacity=st.integers(1, 14))
     def begin(self, capacity: int) -> None:
-        self.tree = RadixCache(capacity)
+        self.cache = RadixCache(capacity)
         self.texts: dict[Branch, list[int]] = {}
         self.computed: set[Text] = set()
         self.cached: dict[Text, int] = {}
@@ -52,12 +52,12 @@ class KVTreeMachine(RuleBasedStateMachine):
         return [text for text in self.cached if text not in parents]
 
     def append(self, branch: Branch, tokens: list[int]) -> bool:
-        """Extend the model's branch, evicting as needed. False where the tree has to be full."""
+        """Extend the model's branch, evicting as needed. False where the cache has to be full."""
         for token in tokens:
             text = (*self.texts[branch], token)
-            if text not in self.stored() and len(self.stored()) == self.tree.capacity:
+            if text not in self.stored() and len(self.stored()) == self.cache.capacity:
                 if not self.leaves():
-                    assert len(self.live()) == self.tree.capacity
+                    assert len(self.live()) == self.cache.capacity
                     return False
                 gone = min(self.leaves(), key=self.cached.__getitem__)
                 del self.cached[gone]
@@ -81,39 +81,39 @@ class KVTreeMachine(RuleBasedStateMachine):
 
     @rule(target=branches, tokens=texts)
     def open(self, tokens: list[int]) -> object:
-        expected, live = self.tree.new_slots(tokens), len(self.live())
+        expected, live = self.cache.new_slots(tokens), len(self.live())
         assert expected == len(prefixes(tokens) - self.live())
         probe = Branch.__new__(Branch)
         self.texts[probe] = []
         fits = self.append(probe, tokens)
         if not fits:
             with pytest.raises(RadixCacheFullError):
-                self.tree.open(tokens)
+                self.cache.open(tokens)
             self.shorten(probe, 0, keep=True)
             del self.texts[probe]
             return multiple()
-        branch = self.tree.open(tokens)
+        branch = self.cache.open(tokens)
         self.texts[branch] = self.texts.pop(probe)
-        assert self.tree.live - live == expected
+        assert self.cache.live - live == expected
         return branch
 
     @rule(branch=branches, tokens=texts)
     def extend(self, branch: Branch, tokens: list[int]) -> None:
         if self.append(branch, tokens):
-            self.tree.extend(branch, tokens)
+            self.cache.extend(branch, tokens)
         else:
             with pytest.raises(RadixCacheFullError):
-                self.tree.extend(branch, tokens)
+                self.cache.extend(branch, tokens)
 
     @rule(target=branches, branch=branches, length=st.none() | st.integers(0, 6))
     def fork(self, branch: Branch, length: int | None) -> Branch:
-        twin = self.tree.fork(branch, length)
+        twin = self.cache.fork(branch, length)
         self.texts[twin] = self.texts[branch][:length]
         return twin
 
     @rule(branch=branches, length=st.integers(0, 6))
     def rollback(self, branch: Branch, length: int) -> None:
-        self.tree.rollback(branch, length)
+        self.cache.rollback(branch, length)
         self.shorten(branch, length, keep=False)
 
     @rule(branch=branches, tokens=texts, length=st.integers(0, 6), run=st.booleans())
@@ -123,13 +123,13 @@ class KVTreeMachine(RuleBasedStateMachine):
         if run:
             self.mark_computed(draft, len(draft))
         length = len(branch) + min(length, len(draft) - len(branch))
-        self.tree.commit(branch, draft, length)
+        self.cache.commit(branch, draft, length)
         self.texts[branch] = self.texts[draft][:length]
         self.shorten(draft, 0, keep=False)
 
     @rule(branch=branches)
     def release(self, branch: Branch) -> None:
-        self.tree.release(branch)
+        self.cache.release(branch)
         self.shorten(branch, 0, keep=True)
 
     @rule(tokens=texts)
@@ -142,35 +142,35 @@ class KVTreeMachine(RuleBasedStateMachine):
 
     @rule()
     def clear(self) -> None:
-        self.tree.clear()
+        self.cache.clear()
         self.computed -= self.cached.keys()
         self.cached.clear()
 
     @rule(branch=branches, length=st.integers(1, 8))
     def mark_computed(self, branch: Branch, length: int) -> None:
-        self.tree.mark_computed(branch.slots[:length])
+        self.cache.mark_computed(branch.slots[:length])
         self.computed |= prefixes(self.texts[branch][:length])
 
     @invariant()
     def branches_hold_their_texts(self) -> None:
         slot_of: dict[Text, int] = {}
         for branch, text in self.texts.items():
-            assert self.tree.tokens(branch) == text
+            assert self.cache.tokens(branch) == text
             for length, slot in enumerate(branch.slots, 1):
                 assert slot_of.setdefault(tuple(text[:length]), slot) == slot
         assert len(set(slot_of.values())) == len(slot_of)
-        assert self.tree.live == len(slot_of) == len(self.live())
-        assert self.tree.peak_live == self.peak
+        assert self.cache.live == len(slot_of) == len(self.live())
+        assert self.cache.peak_live == self.peak
         for text, slot in slot_of.items():
-            assert self.tree.is_computed(slot) == (text in self.computed)
+            assert self.cache.is_computed(slot) == (text in self.computed)
 
     @invariant()
     def holds_what_is_live_or_cached_and_nothing_else(self) -> None:
-        slots = slots_of_stored(self.tree)
+        slots = slots_of_stored(self.cache)
         assert slots.keys() == self.stored()
-        assert self.tree.stored == len(slots) <= self.tree.capacity
-        assert sorted([*slots.values(), *self.tree._free]) == list(range(1, self.tree.capacity + 1))
-        assert len(self.tree._evictable) <= 2 * self.tree.capacity
+        assert self.cache.stored == len(slots) <= self.cache.capacity
+        assert sorted([*slots.values(), *self.cache._free]) == list(range(1, self.cache.capacity + 1))
+        assert len(self.cache._evictable) <= 2 * self.cache.capacity
 
 
 KVTreeMachine.TestCase.settings = settings(
@@ -179,109 +179,109 @@ KVTreeMachine.TestCase.settings = settings(
 test_tree_does_what_sets_of_texts_do = KVTreeMachine.TestCase
 
 
-def cached(tree: RadixCache, *tokens: int) -> None:
+def cached(cache: RadixCache, *tokens: int) -> None:
     """Put a text into the cache: computed, and no branch's."""
-    branch = tree.open(tokens)
-    tree.mark_computed(branch.slots)
-    tree.release(branch)
+    branch = cache.open(tokens)
+    cache.mark_computed(branch.slots)
+    cache.release(branch)
 
 
-def computed(tree: RadixCache, *tokens: int) -> int:
-    """How many tokens of a text the tree can give back; leaves no trace."""
-    branch = tree.open(tokens)
-    length = tree.computed_length(branch)
-    tree.release(branch)
+def computed(cache: RadixCache, *tokens: int) -> int:
+    """How many tokens of a text the cache can give back; leaves no trace."""
+    branch = cache.open(tokens)
+    length = cache.computed_length(branch)
+    cache.release(branch)
     return length
 
 
 def test_released_text_is_found_again_up_to_where_it_was_computed() -> None:
-    tree = RadixCache(10)
-    branch = tree.open([5, 6, 7, 8])
-    tree.mark_computed(branch.slots[:3])
-    assert tree.computed_length(branch) == 3
-    tree.release(branch)
-    assert (tree.live, tree.stored) == (0, 3)
-    again = tree.open([5, 6, 7, 8, 9])
-    assert tree.computed_length(again) == 3
-    assert tree.computed_length(again, start=4) == 4
+    cache = RadixCache(10)
+    branch = cache.open([5, 6, 7, 8])
+    cache.mark_computed(branch.slots[:3])
+    assert cache.computed_length(branch) == 3
+    cache.release(branch)
+    assert (cache.live, cache.stored) == (0, 3)
+    again = cache.open([5, 6, 7, 8, 9])
+    assert cache.computed_length(again) == 3
+    assert cache.computed_length(again, start=4) == 4
 
 
 def test_least_recently_released_leaf_goes_first() -> None:
-    tree = RadixCache(6)
+    cache = RadixCache(6)
     for text in ([1, 1], [2, 2], [3, 3]):
-        cached(tree, *text)
-    cached(tree, 1, 1)  # used again: [2, 2] is the oldest now
-    tree.open([9])
-    assert [computed(tree, 2, 2), tree.stored] == [
+        cached(cache, *text)
+    cached(cache, 1, 1)  # used again: [2, 2] is the oldest now
+    cache.open([9])
+    assert [computed(cache, 2, 2), cache.stored] == [
         1,
         5,
     ]  # its leaf went, and looking dropped the token that was missing
 
 
 def test_cached_texts_are_evicted_from_their_ends() -> None:
-    tree = RadixCache(6)
-    cached(tree, 1, 2, 3)
-    cached(tree, 1, 2, 4)
-    held = tree.open([7, 8, 9])
-    assert tree.computed_length(tree.open([1, 2, 4])) == 3
-    assert tree.stored == len(held) + 3
+    cache = RadixCache(6)
+    cached(cache, 1, 2, 3)
+    cached(cache, 1, 2, 4)
+    held = cache.open([7, 8, 9])
+    assert cache.computed_length(cache.open([1, 2, 4])) == 3
+    assert cache.stored == len(held) + 3
 
 
 def test_a_live_branch_is_never_evicted_and_full_means_all_slots_live() -> None:
-    tree = RadixCache(4)
-    branch = tree.open([1, 2, 3])
-    tree.mark_computed(branch.slots)
-    other = tree.open([4])
+    cache = RadixCache(4)
+    branch = cache.open([1, 2, 3])
+    cache.mark_computed(branch.slots)
+    other = cache.open([4])
     with pytest.raises(RadixCacheFullError, match="all 4"):
-        tree.extend(other, [5])
-    assert tree.tokens(other) == [4]
+        cache.extend(other, [5])
+    assert cache.tokens(other) == [4]
     with pytest.raises(RadixCacheFullError):
-        tree.open([1, 2, 9])
-    assert tree.live == 4
-    assert tree.computed_length(branch) == 3
+        cache.open([1, 2, 9])
+    assert cache.live == 4
+    assert cache.computed_length(branch) == 3
 
 
 def test_a_refused_text_leaves_nothing_behind() -> None:
-    tree = RadixCache(3)
+    cache = RadixCache(3)
     with pytest.raises(RadixCacheFullError):
-        tree.open([1, 2, 3, 4])
-    assert (tree.live, tree.stored) == (0, 0)
+        cache.open([1, 2, 3, 4])
+    assert (cache.live, cache.stored) == (0, 0)
 
 
 def test_rollback_frees_at_once_what_release_would_keep() -> None:
-    tree = RadixCache(8)
-    branch = tree.open([1, 2, 3, 4])
-    tree.mark_computed(branch.slots)
-    sibling = tree.fork(branch, 3)
-    tree.rollback(branch, 1)
-    assert (tree.live, tree.stored) == (3, 3)  # the sibling still runs through 2 and 3
-    tree.rollback(sibling, 1)
-    assert (tree.live, tree.stored) == (1, 1)
-    assert computed(tree, 1, 2, 3) == 1
+    cache = RadixCache(8)
+    branch = cache.open([1, 2, 3, 4])
+    cache.mark_computed(branch.slots)
+    sibling = cache.fork(branch, 3)
+    cache.rollback(branch, 1)
+    assert (cache.live, cache.stored) == (3, 3)  # the sibling still runs through 2 and 3
+    cache.rollback(sibling, 1)
+    assert (cache.live, cache.stored) == (1, 1)
+    assert computed(cache, 1, 2, 3) == 1
 
 
 def test_commit_moves_a_branch_along_its_draft_and_drops_the_rest() -> None:
-    tree = RadixCache(8)
-    branch = tree.open([1, 2])
-    draft = tree.fork(branch)
-    tree.extend(draft, [3, 4, 5])
+    cache = RadixCache(8)
+    branch = cache.open([1, 2])
+    draft = cache.fork(branch)
+    cache.extend(draft, [3, 4, 5])
     slots = list(draft.slots)
-    tree.commit(branch, draft, 4)
+    cache.commit(branch, draft, 4)
     assert list(branch.slots) == slots[:4]
-    assert (len(draft), tree.live, tree.stored) == (0, 4, 4)
+    assert (len(draft), cache.live, cache.stored) == (0, 4, 4)
 
 
 @pytest.mark.parametrize(("text", "length"), [([1, 3, 4], 3), ([1, 2, 3], 1)])
 def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int], length: int) -> None:
-    tree = RadixCache(8)
-    branch = tree.open([1, 2])
+    cache = RadixCache(8)
+    branch = cache.open([1, 2])
     with pytest.raises(ValueError, match="extends it"):
-        tree.commit(branch, tree.open(text), length)
+        cache.commit(branch, cache.open(text), length)
 
 
 def test_long_service_does_not_grow_the_books() -> None:
-    tree = RadixCache(8)
+    cache = RadixCache(8)
     for turn in range(100):
-        cached(tree, 1, 2, turn % 3)
-    assert len(tree._evictable) <= 16
-    assert (tree.live, tree.peak_live, tree.stored) == (0, 3, 5)
+        cached(cache, 1, 2, turn % 3)
+    assert len(cache._evictable) <= 16
+    assert (cache.live, cache.peak_live, cache.stored) == (0, 3, 5)

@@ -28,15 +28,15 @@ class Bench:
     def __init__(self, model: Any, logits_alone: Callable[..., Tensor], capacity: int = 4000) -> None:
         self.reference = copy.deepcopy(model)
         self.runner = Runner(model, capacity)
-        self.tree = self.runner.tree
+        self.cache = self.runner.cache
         self._logits_alone = logits_alone
 
     def alone(self, branch: Branch) -> Tensor:
-        return self._logits_alone(self.reference, self.tree.tokens(branch))
+        return self._logits_alone(self.reference, self.cache.tokens(branch))
 
     def grow(self, branch: Branch, tokens: Sequence[int], reads: int = 1) -> Chunk:
         start = len(branch)
-        self.tree.extend(branch, tokens)
+        self.cache.extend(branch, tokens)
         return Chunk(branch, start, len(branch), [0] * reads)
 
     def run(self, *feeds: Chunk) -> Forward:
@@ -46,16 +46,16 @@ class Bench:
         for feed, rows in zip(feeds, result.rows, strict=True):
             expected = self.alone(feed.branch)[feed.stop - len(feed.reads) : feed.stop]
             torch.testing.assert_close(result.logits[rows], expected, atol=CLOSE, rtol=0)
-        assert all(self.tree.is_computed(slot) for feed in feeds for slot in feed.branch.slots[: feed.stop])
+        assert all(self.cache.is_computed(slot) for feed in feeds for slot in feed.branch.slots[: feed.stop])
         return result
 
     def prompt(self, tokens: Sequence[int]) -> Branch:
-        branch = self.tree.open()
+        branch = self.cache.open()
         self.run(self.grow(branch, tokens))
         return branch
 
     def forks(self, branch: Branch, count: int) -> list[Branch]:
-        return [self.tree.fork(branch) for _ in range(count)]
+        return [self.cache.fork(branch) for _ in range(count)]
 
 
 @pytest.fixture
@@ -86,7 +86,7 @@ def text(length: int, seed: int = 0) -> list[int]:
 def test_the_reference_tells_texts_apart(bench: Bench) -> None:
     """The comparisons below mean something: one other token, 300 tokens ago, shows in the logits."""
     tokens = text(300)
-    one, other = bench.tree.open(tokens), bench.tree.open([*tokens[:5], tokens[5] ^ 1, *tokens[6:]])
+    one, other = bench.cache.open(tokens), bench.cache.open([*tokens[:5], tokens[5] ^ 1, *tokens[6:]])
     difference = (bench.alone(one)[-1] - bench.alone(other)[-1]).abs().max()
     assert difference > 100 * CLOSE
     assert bench.alone(one).std() > 1
@@ -111,7 +111,7 @@ def test_prefixes_are_shared_on_every_level(bench: Bench, shares: list[list[int]
 
 
 def test_unrelated_prompts_run_side_by_side(bench: Bench, shares: list[list[int]]) -> None:
-    branches = [bench.tree.open() for _ in range(5)]
+    branches = [bench.cache.open() for _ in range(5)]
     bench.run(*(bench.grow(branch, text(40 * i + 3, i)) for i, branch in enumerate(branches)))
     bench.run(*(bench.grow(branch, [i]) for i, branch in enumerate(branches)))
     assert shares == [[], []]
@@ -139,23 +139,23 @@ def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
 
 def test_a_prompt_is_prefilled_in_chunks_beside_running_branches(bench: Bench) -> None:
     running = bench.forks(bench.prompt(text(300)), 3)
-    arriving = bench.tree.open(text(200, 1))
+    arriving = bench.cache.open(text(200, 1))
     for start in range(0, 200, 64):
         bench.run(Chunk(arriving, start, min(200, start + 64)), *(bench.grow(branch, [start]) for branch in running))
-    assert bench.tree.computed_length(arriving) == 200
+    assert bench.cache.computed_length(arriving) == 200
     assert [len(branch) for branch in running] == [304] * 3
     bench.run(bench.grow(arriving, [3]), *(bench.grow(branch, [4]) for branch in running))
 
 
 def test_a_prompt_and_its_first_tokens_fit_in_one_forward(bench: Bench) -> None:
-    prompt = bench.tree.open(text(50))
+    prompt = bench.cache.open(text(50))
     forks = bench.forks(prompt, 3)
     result = bench.run(Chunk(prompt, 0, 50), *(bench.grow(fork, [1, i], reads=2) for i, fork in enumerate(forks)))
     assert result.own_from == [0, 50, 51, 51]
 
 
 def test_a_forward_may_read_nothing(bench: Bench) -> None:
-    branch = bench.tree.open(text(20))
+    branch = bench.cache.open(text(20))
     assert bench.run(Chunk(branch, 0, 20)).logits.shape == (0, VOCAB)
     bench.run(bench.grow(branch, [1]))
 
@@ -202,10 +202,10 @@ def test_decoding_rows_are_rounded_up_so_that_shapes_repeat(bench: Bench) -> Non
 def test_slots_given_back_and_used_again_hold_the_new_text(bench: Bench) -> None:
     branch = bench.prompt(text(40))
     for turn in range(4):
-        bench.tree.rollback(branch, 40 - 9 * turn)
+        bench.cache.rollback(branch, 40 - 9 * turn)
         result = bench.run(bench.grow(branch, text(9, turn), reads=9))
         assert result.logits.shape == (9, VOCAB)
-        assert bench.tree.tokens(branch) == text(40)[: 40 - 9 * turn] + text(9, turn)
+        assert bench.cache.tokens(branch) == text(40)[: 40 - 9 * turn] + text(9, turn)
 
 
 def test_a_full_store_evicts_and_still_computes_right(
@@ -213,11 +213,11 @@ def test_a_full_store_evicts_and_still_computes_right(
 ) -> None:
     bench = Bench(make_model(), logits_alone, capacity=60)
     for seed in range(12):
-        branch = bench.tree.open(text(5) + text(30 + seed, seed % 5))
-        start = min(bench.tree.computed_length(branch), len(branch) - 1)
+        branch = bench.cache.open(text(5) + text(30 + seed, seed % 5))
+        start = min(bench.cache.computed_length(branch), len(branch) - 1)
         bench.run(Chunk(branch, start, len(branch), [0]))
-        bench.tree.release(branch)
-    assert bench.tree.stored == 60
+        bench.cache.release(branch)
+    assert bench.cache.stored == 60
 
 
 def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Chunk]:
@@ -240,12 +240,12 @@ def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list
                 branches.append(fork)
         elif kind == "prompt":
             start = rng.randint(0, len(branch))
-            fork = bench.tree.fork(branch, start)
-            bench.tree.extend(fork, rng.choices(range(VOCAB), k=rng.randint(20, 300)))
+            fork = bench.cache.fork(branch, start)
+            bench.cache.extend(fork, rng.choices(range(VOCAB), k=rng.randint(20, 300)))
             feeds.append(Chunk(fork, start, len(fork), [0] * rng.randint(0, 1)))
             branches.append(fork)
         else:
-            bench.tree.rollback(branch, rng.randint(1, len(branch)))
+            bench.cache.rollback(branch, rng.randint(1, len(branch)))
             feeds.append(bench.grow(branch, rng.choices(range(VOCAB), k=3), 2))
     return feeds
 
@@ -284,16 +284,16 @@ def test_bfloat16_stays_near_the_model_alone(
 ) -> None:
     model = make_model().to(torch.bfloat16)
     reference, runner = copy.deepcopy(model), Runner(model, 1000)
-    prompt = runner.tree.open(text(300))
-    forks = [runner.tree.fork(prompt) for _ in range(4)]
+    prompt = runner.cache.open(text(300))
+    forks = [runner.cache.fork(prompt) for _ in range(4)]
     with torch.inference_mode():
         runner.forward([Chunk(prompt, 0, 300)])
         for i, fork in enumerate(forks):
-            runner.tree.extend(fork, [i, 7][: 1 + i % 2])
+            runner.cache.extend(fork, [i, 7][: 1 + i % 2])
         result = runner.forward([Chunk(fork, 300, len(fork), [0]) for fork in forks])
     assert result.logits.dtype == torch.float32
     for fork, (row,) in zip(forks, result.rows, strict=True):
-        expected = logits_alone(reference, runner.tree.tokens(fork))[-1]
+        expected = logits_alone(reference, runner.cache.tokens(fork))[-1]
         assert (result.logits[row] - expected).abs().mean() < 0.05
         assert torch.corrcoef(torch.stack([result.logits[row], expected]))[0, 1] > 0.999
 
@@ -318,7 +318,7 @@ def test_closing_gives_the_model_its_own_attention_back(bench: Bench) -> None:
 def test_the_budget_is_in_tokens_or_bytes(make_model: Callable[..., Any], budget: int | str, capacity: int) -> None:
     runner = Runner(make_model(), budget)
     assert runner.slot_bytes == 2 * 2 * 2 * 12 * 4  # keys and values, layers, KV heads, head dim, float32
-    assert runner.tree.capacity == capacity
+    assert runner.cache.capacity == capacity
 
 
 @pytest.mark.parametrize("budget", ["lots", "1.5", "GiB", "1..5GiB", "-3", "1 TiB", ""])

@@ -204,7 +204,7 @@ def test_a_model_computes_the_same_with_and_without(heads_of_32: Any) -> None:
             runner.kernel = None
         with torch.inference_mode():
             texts = [[*range(5, 205), 10 + i, *range(100, 100 + 9 * i)] for i in range(6)]
-            branches = [runner.tree.open(text) for text in texts]
+            branches = [runner.cache.open(text) for text in texts]
             feeds = [Chunk(branch, 0, len(branch), [0]) for branch in branches]
             logits.append(runner.forward(feeds).logits)
         runner.close()
@@ -249,7 +249,7 @@ def test_without_a_compiler_torch_does_it(heads_of_32: Any, empty_cache: Path, m
     runner = Runner(heads_of_32, 100)
     assert runner.kernel is None
     with torch.inference_mode():
-        branch = runner.tree.open([5, 6, 7])
+        branch = runner.cache.open([5, 6, 7])
         assert math.isfinite(float(runner.forward([Chunk(branch, 0, 3, [0])]).logits.sum()))
     runner.close()
 

@@ -129,7 +129,7 @@ def test_searches_at_once_on_one_decoder_find_what_they_find_one_by_one(letters:
     with tiny() as decoder:
         together = asyncio.run(all_at_once(decoder))
         assert decoder.engine.forwards < alone_forwards / 2  # they did share forwards
-        assert decoder.engine.tree.live == 0
+        assert decoder.engine.cache.live == 0
     for one, other in zip(alone, together, strict=True):
         assert shape(one) == shape(other)
         assert one.answer == other.answer
@@ -153,13 +153,13 @@ def test_a_cancelled_search_stops_all_it_has_in_flight(letters: Any, tiny: Any) 
         seen: list[Any] = []
         options = {"search": BFS(thoughts=3, depth=9), "max_tokens": 60, "watch": seen.append}
         search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
-        while not search.done() and not (seen and seen[0].growth.best.depth >= 1 and decoder.engine.tree.live):
+        while not search.done() and not (seen and seen[0].growth.best.depth >= 1 and decoder.engine.cache.live):
             await asyncio.sleep(0.001)
         search.cancel()  # in a later level: three requests, three samples each
         with pytest.raises(asyncio.CancelledError):
             await search
         before = decoder.engine.forwards
-        while decoder.engine.tree.live:
+        while decoder.engine.cache.live:
             await asyncio.sleep(0.001)
         return decoder.engine.forwards - before
 
@@ -212,7 +212,7 @@ def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, 
     with tiny() as decoder:
         budget = Budget(**{limit: 12})
         solution = solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, depth=9), max_tokens=6, budget=budget)
-        assert decoder.engine.tree.live == 0
+        assert decoder.engine.cache.live == 0
     assert solution.stopped is not None
     spent = {"forwards": solution.usage.forwards, "tokens": solution.usage.new_tokens}[limit]
     assert solution.stopped == f"budget: {limit} ({spent} of 12)"

@@ -84,7 +84,7 @@ def against_generate(
             tokens += made.shape[1] - ids.shape[1]
         found = {"transformers": tokens / seconds}
         for side in sides:
-            bench.engine.call(bench.engine.tree.clear)
+            bench.engine.call(bench.engine.cache.clear)
             found[side.name] = side.turn(groups, sampling)
         if number:
             for name, speed in found.items():

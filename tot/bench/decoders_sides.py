@@ -103,7 +103,7 @@ class Bench:
     def forget(self, drafter: Drafter | None) -> None:
         """No side finds what the draft model computed for another."""
         if drafter is not None and drafter.runner is not None:
-            self.engine.call(drafter.runner.tree.clear)
+            self.engine.call(drafter.runner.cache.clear)
 
     def sampling(self, temperature: float, seed: int, purpose: Purpose) -> Sampling:
         """n thoughts after a state; one evaluation of each of its n thoughts."""

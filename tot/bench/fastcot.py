@@ -247,22 +247,22 @@ def _forwards(engine: Engine, numbers: dict[str, Any], out: Path) -> None:
 
 def _forward_seconds(runner: Runner, length: int, windows: Sequence[int]) -> list[float]:
     """Medians of five, the windows in turns."""
-    tree = runner.tree
-    base = tree.open()
+    cache = runner.cache
+    base = cache.open()
     spent: dict[int, list[float]] = {window: [] for window in windows}
     try:
-        tree.extend(base, [5 + i % 50 for i in range(length)])
-        runner.forward([Chunk(base, tree.computed_length(base), len(base), [_GREEDY])])
+        cache.extend(base, [5 + i % 50 for i in range(length)])
+        runner.forward([Chunk(base, cache.computed_length(base), len(base), [_GREEDY])])
         for _ in range(6):
             for window in windows:
-                fork = tree.fork(base)
-                tree.extend(fork, [60 + i for i in range(window + 1)])
+                fork = cache.fork(base)
+                cache.extend(fork, [60 + i for i in range(window + 1)])
                 began = time.perf_counter()
                 runner.forward([Chunk(fork, len(base), len(fork), [_GREEDY] * (window + 1))])
                 spent[window].append(time.perf_counter() - began)
-                tree.rollback(fork, 0)
+                cache.rollback(fork, 0)
     finally:
-        tree.rollback(base, 0)
+        cache.rollback(base, 0)
     return [statistics.median(spent[window][1:]) for window in windows]
 
 

@@ -172,13 +172,13 @@ def reuse(decoder: LocalDecoder, ids: list[int]) -> Iterator[Row]:
 
 def memory(decoder: LocalDecoder, ids: list[int]) -> Iterator[Row]:
     """Keys and values at the peak of n samples, against n prompts' worth."""
-    tree, slot = decoder.engine.tree, decoder.engine.runner.slot_bytes
+    cache, slot = decoder.engine.cache, decoder.engine.runner.slot_bytes
     peaks = []
     for count in (1, SAMPLES):
-        tree.peak_live = 0
+        cache.peak_live = 0
         sampling = Sampling(max_tokens=NEW, temperature=1.0, n=count, ignore_eos=True)
         decoder.generate([Request(prompt=tuple(ids), sampling=sampling)])
-        peaks.append(tree.peak_live * slot)
+        peaks.append(cache.peak_live * slot)
     copies = SAMPLES * (len(ids) + NEW) * slot
     new = (peaks[1] - peaks[0]) / ((SAMPLES - 1) * NEW * slot)
     yield (
@@ -216,17 +216,17 @@ def attention(model: str, ids: list[int]) -> Iterator[Row]:
 
 def _forward(runner: Runner, prompts: list[list[int]], vocabulary: list[int], what: str, clock: list[float]) -> float:
     """Seconds of attention in computing the prompts from nothing, or one token after them."""
-    branches = [runner.tree.open([vocabulary[i] for i in prompt]) for prompt in prompts]
+    branches = [runner.cache.open([vocabulary[i] for i in prompt]) for prompt in prompts]
     clock.clear()
     runner.forward([Chunk(branch, 0, LENGTH) for branch in branches])
     if what == "next tokens":
         for branch in branches:
-            runner.tree.extend(branch, vocabulary[:1])
+            runner.cache.extend(branch, vocabulary[:1])
         clock.clear()
         runner.forward([Chunk(branch, LENGTH, LENGTH + 1, [0]) for branch in branches])
     seconds = sum(clock)
     for branch in branches:
-        runner.tree.rollback(branch, 0)
+        runner.cache.rollback(branch, 0)
     return seconds
 
 

@@ -131,7 +131,7 @@ def _fits(question: Question, normal: Side) -> bool:
     """Whether prompt and answer have room in the context; the answer twice, since prompts may hold an outline."""
     engine = normal.decoder.engine
     prompt = engine.codec.encode_prompt(normal.messages(question))
-    return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.tree.capacity)
+    return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
 
 
 def _measure(compared: Sequence[Side], questions: Sequence[Question]) -> None:

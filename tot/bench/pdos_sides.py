@@ -81,7 +81,7 @@ class Side:
             text,
             tokens,
             seconds,
-            engine.tree.peak_live / (prompt + tokens - 1),  # the last token's keys and values are of no use
+            engine.cache.peak_live / (prompt + tokens - 1),  # the last token's keys and values are of no use
             steps,
             account.block_tokens / account.block_seconds if account.block_seconds else None,
             self.writes_skeletons and steps > 1 and account.skeletons > account.broken == 0,
@@ -89,15 +89,15 @@ class Side:
 
     def _compute(self, messages: tuple[Message, ...]) -> None:
         engine = self.decoder.engine
-        engine.call(engine.tree.clear)
+        engine.call(engine.cache.clear)
         self.decoder.generate([Request(prompt=messages, sampling=Sampling(max_tokens=1))])
         engine.accounts.clear()
         engine.call(self._watch)
 
     def _watch(self) -> None:
         """Begin to look for the most slots that are live."""
-        tree = self.decoder.engine.tree
-        tree.peak_live = tree.live
+        cache = self.decoder.engine.cache
+        cache.peak_live = cache.live
 
     def _decode(self, question: Question, messages: tuple[Message, ...]) -> tuple[str, int, float]:
         """The text, the prompt's length, and how many steps a block had."""

@@ -69,7 +69,7 @@ class ParallelSteps(Autoregressive):
         if line.block is not None:
             waiting = [step for step in line.block.steps if step.output.finish_reason is None]
             line.block.active = waiting[: self._form.options.width]
-            return [step.run(self._job.tree, sequence.branch) for step in line.block.active]
+            return [step.run(self._job.cache, sequence.branch) for step in line.block.active]
         if line.gaps:
             last = line.gaps[-1]
             feeds = [Chunk(sequence.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
@@ -105,9 +105,9 @@ class ParallelSteps(Autoregressive):
     def release(self) -> None:
         for line in self._lines.values():
             for step in line.block.steps if line.block is not None else ():
-                step.release(self._job.tree)
+                step.release(self._job.cache)
             for branch in line.held:
-                self._job.tree.release(branch)
+                self._job.cache.release(branch)
         super().release()
 
     # -- stage 1: the skeleton ----------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ class ParallelSteps(Autoregressive):
         kept, rest = title.whole(title.open_text + self._form.options.colon)
         forced = self._form.forced(rest)
         fed = len(title.tokens) - 1
-        self._job.tree.rollback(branch, len(branch) - max(0, fed - kept))
+        self._job.cache.rollback(branch, len(branch) - max(0, fed - kept))
         sequence.pending = [*title.tokens[fed:kept], *forced]
         line.output.given += len(forced) - (len(title.tokens) - kept)
         line.title = self._new_title()
@@ -186,7 +186,7 @@ class ParallelSteps(Autoregressive):
         unfed = sequence.pending[
             : max(0, start - len(sequence.branch))
         ]  # the prompt's last token, if nothing was drawn
-        job.tree.rollback(sequence.branch, start)
+        job.cache.rollback(sequence.branch, start)
         sequence.pending = []
         before = [*unfed, *job.codec.encode(rest + opening)]
         left = output.reserve
@@ -203,16 +203,16 @@ class ParallelSteps(Autoregressive):
         output.begin_steps(steps, opening, left)
 
     def _take_steps(self, sequence: DecodingSequence, line: Line, block: Block, rows: Iterator[list[Sampled]]) -> None:
-        tree, stops = self._job.tree, self._job.request.sampling.stop
+        cache, stops = self._job.cache, self._job.request.sampling.stop
         for step in block.active:
             (drawn,) = next(rows)
             line.output.append(drawn)
             if step.take(drawn) and not step.private:
-                step.release(tree)
+                step.release(cache)
         stopped = next((i for i, step in enumerate(block.steps) if step.output.ended_by in stops), None)
         if stopped is not None:  # the text ends there: no later step is part of it
             for step in block.steps[stopped + 1 :]:
-                step.release(tree)
+                step.release(cache)
             del block.steps[stopped + 1 :]
         if all(step.output.finish_reason is not None for step in block.steps):
             self._join(sequence, line, block, stopped is not None)
@@ -233,7 +233,7 @@ class ParallelSteps(Autoregressive):
         if self._move is None or stopped:
             sequence.pending = ids
             for step in block.steps:
-                step.release(self._job.tree)
+                step.release(self._job.cache)
         else:
             self._use_again(sequence, line, block, ids, self._move)
         output.end_steps("" if stopped else form.end_text, block.left - (len(ids) - block.unfed))
@@ -247,7 +247,7 @@ class ParallelSteps(Autoregressive):
 
         That is not what computing the text anew gives: no step has seen those before it.
         """
-        tree, trunk = self._job.tree, len(sequence.branch)
+        cache, trunk = self._job.cache, len(sequence.branch)
         start = at = trunk + len(block.opening)
         branches = []
         for step in block.steps:
@@ -255,26 +255,26 @@ class ParallelSteps(Autoregressive):
             assert branch is not None
             end = line.base if step is block.steps[-1] else at + len(step.ids) + len(self._form.between)
             whole = ids[at - trunk : end - trunk]
-            fed = zip(tree.tokens(branch)[start:], whole, strict=False)
+            fed = zip(cache.tokens(branch)[start:], whole, strict=False)
             kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], fed))
-            tree.rollback(branch, start + kept)
+            cache.rollback(branch, start + kept)
             move(branch.slots[start:], at - start)
-            tree.extend(branch, whole[kept:], private=True)
+            cache.extend(branch, whole[kept:], private=True)
             line.gaps.append(range(at + kept, end))
             branches.append(branch)
             at = end
-        spliced = tree.splice(branches, start)
-        tree.release(sequence.branch)
+        spliced = cache.splice(branches, start)
+        cache.release(sequence.branch)
         sequence.branch, sequence.pending = spliced, []
         line.held += branches
 
     def _fill(self, sequence: DecodingSequence, line: Line) -> list[Chunk]:
         """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""
-        tree, branch = self._job.tree, sequence.branch
+        cache, branch = self._job.cache, sequence.branch
         fed = len(branch) if line.filling is None else line.filling
-        tree.extend(branch, sequence.pending)
+        cache.extend(branch, sequence.pending)
         sequence.pending, line.filling = [], None
-        start = tree.computed_length(branch, fed)
+        start = cache.computed_length(branch, fed)
         if len(branch) - start > self._chunk:
             line.filling = start + self._chunk
             return [Chunk(branch, start, line.filling)]
@@ -291,11 +291,11 @@ class ParallelSteps(Autoregressive):
         ids = drawn[first:kept] + job.codec.encode(rest)
         unfed = sequence.pending[: max(0, line.base - len(branch))]  # a block, where nothing was drawn after it
         fed = min(max(0, len(branch) - line.base), kept - first)
-        job.tree.rollback(branch, line.base + fed)
+        job.cache.rollback(branch, line.base + fed)
         sequence.pending = [*unfed, *ids[fed:]]
         self._in_answer.add(output.index)
         if self._choices:
-            sequence.scorer = ChoiceScorer(job.tree, branch, sequence.pending, self._choices)
+            sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
 
     def _check(self, given: Sequence[Head]) -> None:
         """Refuse given steps that can't be written within their limits."""

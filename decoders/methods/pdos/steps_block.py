@@ -49,13 +49,13 @@ class Step:
     def text(self) -> str:
         return self._title + (f"{self.output.open_text}\n" if self._said is None else self._said)
 
-    def run(self, tree: RadixCache, trunk: Branch) -> Chunk:
+    def run(self, cache: RadixCache, trunk: Branch) -> Chunk:
         """The title, all at once, and then token by token."""
         start = len(self.branch or trunk)
         if self.branch is None:
-            self.branch = tree.fork(trunk)
-            tree.extend(self.branch, self._opening)
-        tree.extend(self.branch, self.pending, self.private)
+            self.branch = cache.fork(trunk)
+            cache.extend(self.branch, self._opening)
+        cache.extend(self.branch, self.pending, self.private)
         return Chunk(self.branch, start, len(self.branch), [self.output.draw()])
 
     def take(self, drawn: Sampled) -> bool:
@@ -76,9 +76,9 @@ class Step:
         self.ids += ids
         self._said = said + between
 
-    def release(self, tree: RadixCache) -> None:
+    def release(self, cache: RadixCache) -> None:
         if self.branch is not None:
-            tree.release(self.branch)
+            cache.release(self.branch)
 
 
 @dataclass

@@ -94,7 +94,7 @@ class Recorded(Autoregressive):
         said.append(_likeliest(sampled.logits))
         super().take(sequence, iter([[sampled]]))
         if sequence.output.finish_reason is not None:
-            self._recorder.add([*self._job.tree.tokens(sequence.branch), sampled.token], said)
+            self._recorder.add([*self._job.cache.tokens(sequence.branch), sampled.token], said)
             said.clear()
 
 
@@ -111,8 +111,8 @@ class Reader:
         return len(self._text)
 
     def propose(self) -> list[Chunk]:
-        self._branch = self._job.tree.fork(self._job.branch)
-        self._job.tree.extend(self._branch, self._text[:-1])
+        self._branch = self._job.cache.fork(self._job.branch)
+        self._job.cache.extend(self._branch, self._text[:-1])
         return [Chunk(self._branch, 0, len(self._branch), [Raw()] * len(self._branch))]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
@@ -122,7 +122,7 @@ class Reader:
 
     def release(self) -> None:
         if self._branch is not None:
-            self._job.tree.release(self._branch)
+            self._job.cache.release(self._branch)
 
 
 def save(records: Sequence[Record], path: Path) -> None:

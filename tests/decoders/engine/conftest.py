@@ -40,7 +40,7 @@ def serve(model: Any, tokenizer: Any) -> Iterator[Serve]:
     yield start
     for engine in engines:
         engine.close()
-        assert engine.tree.live == 0
+        assert engine.cache.live == 0
 
 
 @pytest.fixture

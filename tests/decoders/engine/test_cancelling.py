@@ -23,7 +23,7 @@ Serve = Callable[..., LocalDecoder]
 def test_cancelling_gives_the_slots_back_and_leaves_others_alone(
     decoder: LocalDecoder, wait_until: Callable[..., None], outcome: Callable[..., tuple[Any, ...]]
 ) -> None:
-    tree = decoder.engine.tree
+    cache = decoder.engine.cache
     endless = Request(prompt=LONG + "x", sampling=Sampling(max_tokens=900, ignore_eos=True, n=2))
     other = Request(prompt=LONG + "y", sampling=Sampling(max_tokens=60, ignore_eos=True, temperature=1.0))
     expected = decoder.generate([other])[0]
@@ -35,7 +35,7 @@ def test_cancelling_gives_the_slots_back_and_leaves_others_alone(
     assert 0 < len(completions[0].tokens) < 900
     assert completions[0].text == decoder.engine.codec.decode(completions[0].tokens)
     assert outcome(kept.result(30)[0]) == outcome(expected)
-    wait_until(lambda: tree.live == 0)
+    wait_until(lambda: cache.live == 0)
 
 
 def test_a_waiting_request_can_be_cancelled(serve: Serve) -> None:

@@ -55,7 +55,7 @@ def test_a_policys_fault_fails_its_request_only(
         list(faulty)
     assert [outcome(one) for one in sound.result(30)] == expected
     assert [outcome(one) for one in also_sound.result(30)] == expected
-    wait_until(lambda: engine.tree.live == 0)
+    wait_until(lambda: engine.cache.live == 0)
     assert [outcome(one) for one in decoder.generate([request])] == expected
 
 

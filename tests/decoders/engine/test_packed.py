@@ -75,11 +75,11 @@ def test_packed_equals_alone_under_eviction_and_for_any_chunk(
         order = random.Random(turn).sample(range(len(requests)), len(requests))
         got = by_request([requests[i] for i in order], decoder.generate([requests[i] for i in order]))
         assert got == [expected[i] for i in order]
-    tree = decoder.engine.tree
-    assert tree.peak_live <= kv_budget
+    cache = decoder.engine.cache
+    assert cache.peak_live <= kv_budget
     if kv_budget == 420:
-        assert tree.stored == kv_budget  # the cache filled, so slots were taken from it
-        assert tree.peak_live > 300
+        assert cache.stored == kv_budget  # the cache filled, so slots were taken from it
+        assert cache.peak_live > 300
 
 
 def test_the_order_of_submission_changes_nothing(
@@ -148,13 +148,13 @@ class Pairs:
         return 2 + self._job.outputs[0].room
 
     def propose(self) -> list[Chunk]:
-        (output,), tree = self._job.outputs, self._job.tree
+        (output,), cache = self._job.outputs, self._job.cache
         if self._branch is None:
-            self._branch = tree.fork(self._job.branch)
+            self._branch = cache.fork(self._job.branch)
         output.forwards += 1
         at, start = len(output.tokens), len(self._branch)
         known = [*self._job.prompt, *self._script]
-        tree.extend(self._branch, known[start : start + 2])
+        cache.extend(self._branch, known[start : start + 2])
         return [Chunk(self._branch, start, start + 2, self._script[at : at + 2])]
 
     def commit(self, reads: list[list[Sampled]]) -> None:
@@ -164,7 +164,7 @@ class Pairs:
 
     def release(self) -> None:
         if self._branch is not None:
-            self._job.tree.release(self._branch)
+            self._job.cache.release(self._branch)
 
 
 def test_two_methods_share_every_forward(decoder: LocalDecoder, alone: Any) -> None:

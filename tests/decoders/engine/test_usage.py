@@ -95,7 +95,7 @@ class Watched(Autoregressive):
         texts = [(*job.prompt, *output.tokens) for output in job.running]
         needed = {text[:length] for text in texts for length in range(1, len(text) + 1)}
         if not any(output.parts for output in job.running):
-            self._seen.append((job.tree.live, len(needed)))
+            self._seen.append((job.cache.live, len(needed)))
         return feeds
 
 

@@ -47,7 +47,7 @@ def make(model: Any, tokenizer: Any) -> Iterator[Make]:
     yield load
     for engine in engines:
         engine.close()
-        assert engine.tree.live == 0
+        assert engine.cache.live == 0
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +76,14 @@ class Watch:
         self._admit()
         running = self.engine._running
         if running:
-            self.slots.append(("may be", self.engine.tree.live + sum(job.policy.growth() for job in running)))
+            self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
 
     def forward(self, feeds: Sequence[Chunk]) -> Forward:
-        tree = self.engine.tree
-        self.tokens.append([tree.tokens(feed.branch)[: feed.stop] for feed in feeds])
+        cache = self.engine.cache
+        self.tokens.append([cache.tokens(feed.branch)[: feed.stop] for feed in feeds])
         self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
         self.rows.append(sum(feed.stop - feed.start for feed in feeds))
-        self.slots.append(("are", tree.live))
+        self.slots.append(("are", cache.live))
         return self._forward(feeds)
 
     def leave(self) -> None:
@@ -111,7 +111,7 @@ class Script(Watch):
     def forward(self, feeds: Sequence[Chunk]) -> Forward:
         forward = super().forward(feeds)
         for feed, rows in zip(feeds, forward.rows, strict=True):
-            tokens = self.engine.tree.tokens(feed.branch)
+            tokens = self.engine.cache.tokens(feed.branch)
             for back, row in enumerate(reversed(rows)):
                 token = self.next(self.engine.codec.decode(tokens[: feed.stop - back]))
                 if token is not None:

@@ -97,7 +97,7 @@ def test_a_block_that_is_cut_short_shows_what_it_has(make: Make, by: str, watchi
         assert part.kind == "exact" or part.text.startswith(cut.text.removesuffix("\n"))
     assert len(first.tokens) == sum(part.tokens for part in first.parts) > 0
     assert by == "cancel" or len(first.tokens) + len(second.tokens) == 80
-    wait_until(lambda: decoder.engine.tree.live == 0)
+    wait_until(lambda: decoder.engine.cache.live == 0)
 
 
 def test_a_skeleton_that_is_cancelled_is_no_text(make: Make, scripted: Any, ask: Any) -> None:
@@ -108,7 +108,7 @@ def test_a_skeleton_that_is_cancelled_is_no_text(make: Make, scripted: Any, ask:
     handle.cancel()
     (got,) = handle.result(30)
     assert (got.text, got.finish_reason) == ("I compare.\n", "cancelled")
-    wait_until(lambda: decoder.engine.tree.live == 0)
+    wait_until(lambda: decoder.engine.cache.live == 0)
 
 
 def test_streamed_pieces_are_the_text(make: Make, loose: Any, mixed: Any) -> None:

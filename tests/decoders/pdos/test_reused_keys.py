@@ -27,10 +27,10 @@ class Spliced:
         self.values: list[torch.Tensor] = []
         self.spans: list[tuple[int, int, int]] = []
         """By step: where it begins, where what it computed ends, and where the next one begins."""
-        self._tree, self._runner = engine.tree, engine.runner
-        self._splice, self._forward = engine.tree.splice, engine.runner.forward
+        self._cache, self._runner = engine.cache, engine.runner
+        self._splice, self._forward = engine.cache.splice, engine.runner.forward
         self._branch: Any = None
-        engine.tree.splice = self.splice  # type: ignore[method-assign]
+        engine.cache.splice = self.splice  # type: ignore[method-assign]
         engine.runner.forward = self.forward  # type: ignore[method-assign]
 
     def splice(self, branches: Any, start: int) -> Any:
@@ -38,7 +38,7 @@ class Spliced:
         at = start
         for branch in branches:
             end = at + len(branch) - start
-            self.spans.append((at, at + self._tree.computed_length(branch, start) - start, end))
+            self.spans.append((at, at + self._cache.computed_length(branch, start) - start, end))
             at = end
         return self._branch
 
@@ -46,7 +46,7 @@ class Spliced:
         done = self._forward(feeds)
         if self._branch is not None and not self.tokens:
             slots = self._branch.slots.tolist()
-            self.tokens = self._tree.tokens(self._branch)
+            self.tokens = self._cache.tokens(self._branch)
             self.keys = [keys[:, slots].clone() for keys in self._runner._keys]
             self.values = [values[:, slots].clone() for values in self._runner._values]
         return done
@@ -132,7 +132,7 @@ def test_nobody_else_finds_keys_that_were_moved(make: Make, ids: Any) -> None:
         (after,), (expected,) = plain.generate([request]), fresh.generate([request])
     assert after.usage.reused_prompt_tokens <= len(prompt)
     assert after.tokens == expected.tokens
-    assert decoder.engine.tree.live == 0
+    assert decoder.engine.cache.live == 0
 
 
 @pytest.mark.parametrize("options", [{"width": 2}, {"chunk": 5}, {"kv_budget": 1400}])
@@ -150,7 +150,7 @@ def test_a_text_whose_keys_were_moved_takes_no_more_slots(make: Make, ids: Any) 
         decoder = make(reuse_keys=reuse)
         sampling = Sampling(max_tokens=200, temperature=1.0, ignore_eos=True)
         decoder.generate([Request(prompt=ids(decoder, LONG), sampling=sampling, steps=CITIES)])
-        peaks.append(decoder.engine.tree.peak_live)
+        peaks.append(decoder.engine.cache.peak_live)
     assert peaks[1] <= peaks[0]
     prompt = ids(make(), LONG)
     tight = make(reuse_keys=True, kv_budget=len(prompt) + 120)
@@ -182,20 +182,20 @@ def test_a_model_whose_positions_depend_on_length_is_refused(make_model: Callabl
 
 
 def test_private_nodes_are_their_branchs_alone() -> None:
-    tree = RadixCache(10)
-    one = tree.open([1, 2])
-    two = tree.fork(one)
-    tree.extend(one, [3, 4], private=True)
-    tree.extend(two, [3, 4])
+    cache = RadixCache(10)
+    one = cache.open([1, 2])
+    two = cache.fork(one)
+    cache.extend(one, [3, 4], private=True)
+    cache.extend(two, [3, 4])
     assert set(one.slots[2:]).isdisjoint(two.slots[2:])
-    assert tree.new_slots([1, 2, 3, 4, 5]) == 1  # beyond the second's
-    tree.mark_computed([*one.slots, *two.slots])
-    spliced = tree.splice([two, one], 2)
-    assert tree.tokens(spliced) == [1, 2, 3, 4, 3, 4]
+    assert cache.new_slots([1, 2, 3, 4, 5]) == 1  # beyond the second's
+    cache.mark_computed([*one.slots, *two.slots])
+    spliced = cache.splice([two, one], 2)
+    assert cache.tokens(spliced) == [1, 2, 3, 4, 3, 4]
     for branch in (one, two):
-        tree.release(branch)
-    assert tree.live == 4  # the second is no longer held
-    tree.release(spliced)
-    assert tree.live == 0
-    assert tree.stored == 4  # what is private is not kept as a cache
-    assert len(set(tree.open([1, 2, 3, 4]).slots) & set(two.slots)) == 0 < tree.live
+        cache.release(branch)
+    assert cache.live == 4  # the second is no longer held
+    cache.release(spliced)
+    assert cache.live == 0
+    assert cache.stored == 4  # what is private is not kept as a cache
+    assert len(set(cache.open([1, 2, 3, 4]).slots) & set(two.slots)) == 0 < cache.live

@@ -61,7 +61,7 @@ def test_a_skeleton_takes_no_more_slots_than_the_text_may(make: Make, scripted: 
     request = ask(decoder, sampling={"max_tokens": 140})
     (got,) = decoder.generate([request])
     assert 1 < kinds(got).count("step") < 10
-    assert decoder.engine.tree.peak_live <= len(request.prompt) + 140
+    assert decoder.engine.cache.peak_live <= len(request.prompt) + 140
     assert promises_are_kept(watch)
 
 
@@ -71,7 +71,7 @@ def test_steps_take_no_more_slots_than_the_text_does(make: Make, ids: Any) -> No
         decoder = make(marker="\u00e9")
         sampling = Sampling(max_tokens=200, temperature=1.0, ignore_eos=True)
         decoder.generate([Request(prompt=ids(decoder, LONG), sampling=sampling, steps=steps)])
-        peaks.append(decoder.engine.tree.peak_live)
+        peaks.append(decoder.engine.cache.peak_live)
     assert peaks[1] <= peaks[0]
 
 

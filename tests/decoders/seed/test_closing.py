@@ -38,10 +38,10 @@ def test_closing_while_requests_run_cancels_them(
     decoder = load_decoder("seed", make_model(), tokenizer=bench.tokenizer, kv_budget=4000, draft=watched, **ROUNDS)
     handles = decoder.submit([plain(LONG, max_tokens=900, seed=i) for i in range(3)], stream=True)
     next(iter(handles[0]))
-    tree = decoder.engine.tree
+    cache = decoder.engine.cache
     decoder.close()
     assert {completion.finish_reason for completion in results(handles)} == {"cancelled"}
-    assert tree.live == 0
+    assert cache.live == 0
     assert len({*watched.ended}) == 3
     with pytest.raises(RequestError, match="closed"):
         decoder.submit(branches(1))

@@ -64,7 +64,7 @@ def test_cancelling_gives_all_slots_back_and_leaves_others_alone(
     for got, whole in zip(completions, free, strict=False):
         assert 0 < len(got.tokens) < 800
         assert got.tokens == whole.tokens[: len(got.tokens)]
-    assert_same(kept.result(30), free[2:])  # the fixture sees that no slot is left in either tree
+    assert_same(kept.result(30), free[2:])  # the fixture sees that no slot is left in either cache
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ def test_a_drafter_is_told_all_of_each_text(
 
     def spy(policy: Any, sequence: Any) -> Context:
         made = context(policy, sequence)
-        held = [*policy._job.tree.tokens(sequence.branch), *sequence.pending]
+        held = [*policy._job.cache.tokens(sequence.branch), *sequence.pending]
         told.append((list(made.tokens), held))
         return made
 
@@ -38,9 +38,9 @@ def test_a_text_is_read_from_the_tree_once_and_once_more_for_its_answer(
     reads: list[int] = []
     tokens = RadixCache.tokens
 
-    def spy(tree: RadixCache, branch: Any) -> list[int]:
+    def spy(cache: RadixCache, branch: Any) -> list[int]:
         reads.append(len(branch))
-        return tokens(tree, branch)
+        return tokens(cache, branch)
 
     monkeypatch.setattr(RadixCache, "tokens", spy)
     completions = make_bench().speculative("sd", "lookup").generate(mixed)

@@ -74,12 +74,12 @@ def test_eviction_and_chunks_change_nothing(
     requests = mixed_requests(24, seed=2)
     roomy = bench.engine()
     expected = bench.ar(roomy).generate(requests)
-    assert roomy.tree.stored > 480
+    assert roomy.cache.stored > 480
     engine = bench.engine(kv_budget, chunk)
     decoder = bench.speculative("mcsd", draft, engine, k_config=(3, 2, 1))
     for _ in range(2):
         assert_same(decoder.generate(requests), expected)
-    assert engine.tree.peak_live <= kv_budget
+    assert engine.cache.peak_live <= kv_budget
 
 
 def test_alone_or_packed_in_any_order_a_request_gets_the_same(

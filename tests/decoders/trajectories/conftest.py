@@ -31,7 +31,7 @@ def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
     made = Engine(load_model(copy.deepcopy(target), tokenizer=tokenizer), 6000)
     yield made
     made.close()
-    assert made.tree.live == 0
+    assert made.cache.live == 0
 
 
 def requests(count: int = 10, tokens: int = 30, heat: float = 1.0, **more: Any) -> list[Request]:

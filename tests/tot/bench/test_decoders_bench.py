@@ -50,7 +50,7 @@ def test_all_sides_draft_with_one_model_and_none_finds_what_another_computed(ben
 
     def counted(drafter: Any) -> None:
         forget(drafter)
-        stored.append(draft.runner.tree.stored)
+        stored.append(draft.runner.cache.stored)
 
     bench.forget = counted  # type: ignore[method-assign]
     bench.compare("both", sides, prompts, 1.0, against=(0,))

@@ -72,7 +72,7 @@ class Running:
     def idle(self) -> bool:
         """No request at the gate, none at the engine, no slot in use."""
         gate = self.service.gate
-        return not (gate.running or gate.waiting) and self.decoder.engine.tree.live == 0
+        return not (gate.running or gate.waiting) and self.decoder.engine.cache.live == 0
 
     def wait_until(self, true: Callable[[], bool], seconds: float = 30) -> None:
         deadline = time.monotonic() + seconds

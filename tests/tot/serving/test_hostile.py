@@ -115,7 +115,7 @@ def test_hostile_requests_neither_crash_the_server_nor_leave_anything_behind(tin
                     gc.collect()
                     memory.append(psutil.Process().memory_info().rss)
             assert (await http.post(PATHS[1], json=fine)).json()["choices"] == before
-            while decoder.engine.tree.live:
+            while decoder.engine.cache.live:
                 await asyncio.sleep(0.01)
             assert (service.gate.running, service.gate.waiting) == (0, 0)
             assert asyncio.all_tasks() == {asyncio.current_task()}
@@ -140,7 +140,7 @@ def test_rationales_that_never_began_leave_nothing_with_the_decoder(serve: Any) 
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
             plain = {"model": "tiny", "prompt": "y", "max_tokens": 300, "ignore_eos": True, "n": 2}
             running = asyncio.create_task(http.post("/v1/completions", json=plain))
-            while not server.decoder.engine.tree.live:
+            while not server.decoder.engine.cache.live:
                 await asyncio.sleep(0.001)
             waiting = asyncio.create_task(http.post("/v1/completions", json=asked))
             while len(server.service._active) < 2:

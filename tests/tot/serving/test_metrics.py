@@ -45,8 +45,8 @@ def test_requests_tokens_and_slots_are_counted(server: Any, client: openai.OpenA
     assert (counted["tot_requests_running", none], counted["tot_requests_waiting", none]) == (0, 0)
     slots = {state: counted["tot_kv_slots", frozenset({("state", state)})] for state in ("live", "cached", "free")}
     assert slots["live"] == 0
-    assert slots["cached"] == server.decoder.engine.tree.stored > 0
-    assert sum(slots.values()) == server.decoder.engine.tree.capacity
+    assert slots["cached"] == server.decoder.engine.cache.stored > 0
+    assert sum(slots.values()) == server.decoder.engine.cache.capacity
 
 
 def test_health_names_what_is_served(server: Any) -> None:

@@ -38,7 +38,7 @@ def test_64_streams_at_once_are_each_what_they_are_alone_in_shared_forwards(serv
         (completion,) = server.decoder.generate([Request(prompt=asked.pop("prompt"), sampling=Sampling(**asked))])
         alone.append(completion.text)
     serial = engine.forwards - before
-    engine.tree.clear()
+    engine.cache.clear()
     most_threads = 0
 
     async def main() -> list[str]:
@@ -85,14 +85,14 @@ def test_a_client_that_leaves_frees_its_branches_while_another_goes_on(serve: An
             staying = asyncio.create_task(
                 client.completions.create(model="tiny", prompt="Stay.", **asked, extra_body={"ignore_eos": True})
             )
-            while not engine.tree.live:
+            while not engine.cache.live:
                 await asyncio.sleep(0.001)
             leaving = asyncio.create_task(_take(http, {**endless(n=4), "stream": stream}))
-            while server.service.gate.running < 2 or engine.tree.live < 40:
+            while server.service.gate.running < 2 or engine.cache.live < 40:
                 await asyncio.sleep(0.001)
-            peak = engine.tree.live
+            peak = engine.cache.live
             leaving.cancel()
-            while engine.tree.live >= peak:  # nothing else makes it smaller, as long as the other goes on
+            while engine.cache.live >= peak:  # nothing else makes it smaller, as long as the other goes on
                 await asyncio.sleep(0.001)
             assert not staying.done()
             return (await staying).choices[0].text
@@ -100,7 +100,7 @@ def test_a_client_that_leaves_frees_its_branches_while_another_goes_on(serve: An
     text = asyncio.run(main())
     assert text == expected.text
     server.wait_until(lambda: server.idle)
-    assert engine.tree.peak_live < 4 * 300 + 450  # the four that were left did not go on to their ends
+    assert engine.cache.peak_live < 4 * 300 + 450  # the four that were left did not go on to their ends
     assert server.metric("tot_disconnects_total") == 1
 
 

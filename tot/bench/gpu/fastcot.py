@@ -36,22 +36,22 @@ def figure_2(bench: Bench) -> Stages:
 
 def _by_window(runner: Runner, prompt: Sequence[int], turns: int) -> list[float]:
     """Medians over turns, the windows one after another in each; the first turn warms up."""
-    tree = runner.tree
-    tree.clear()
-    base = tree.open(prompt)
+    cache = runner.cache
+    cache.clear()
+    base = cache.open(prompt)
     runner.forward([Chunk(base, 0, len(base), [_GREEDY])])
     spent: list[list[float]] = []
     for _ in range(turns + 1):
         spent.append([])
         for window in WINDOWS:
-            fork = tree.fork(base)
-            tree.extend(fork, [1 + i for i in range(window + 1)])
+            fork = cache.fork(base)
+            cache.extend(fork, [1 + i for i in range(window + 1)])
             draws = [_GREEDY] * (window + 1)
             began = time.perf_counter()
             read(runner.forward([Chunk(fork, len(base), len(fork), draws)]).logits, draws)  # waits for the device
             spent[-1].append(time.perf_counter() - began)
-            tree.rollback(fork, 0)
-    tree.release(base)
+            cache.rollback(fork, 0)
+    cache.release(base)
     return [statistics.median(times) for times in zip(*spent[1:], strict=True)]
 
 

@@ -106,9 +106,9 @@ class Method:
     def run(self, waves: Sequence[Wave]) -> Work:
         engine, drafter = self._decoder.engine, self._decoder.drafter
         asked = [request for wave in waves for request in requests(wave)]  # one wave: there is nothing to wait for
-        engine.call(engine.tree.clear)
+        engine.call(engine.cache.clear)
         if isinstance(drafter, ModelDrafter):
-            engine.call(drafter.runner.tree.clear)
+            engine.call(drafter.runner.cache.clear)
         engine.accounts.clear()
         began = time.perf_counter()
         done = self._decoder.generate(asked)
@@ -148,7 +148,7 @@ def compared(results: Results, sides: Sequence[Watched]) -> Found:
 def seconds(decoder: LocalDecoder, request: Request) -> tuple[float, Completion]:
     """What one request takes, from an empty store, and its completion."""
     engine = decoder.engine
-    engine.call(engine.tree.clear)
+    engine.call(engine.cache.clear)
     engine.accounts.clear()
     began = time.perf_counter()
     (done,) = decoder.generate([request])

@@ -43,7 +43,7 @@ class Tot:
 
     def run(self, waves: Sequence[Wave]) -> Work:
         engine = self.decoder.engine
-        engine.call(engine.tree.clear)
+        engine.call(engine.cache.clear)
         batches = [list(requests(wave)) for wave in waves]
         began = time.perf_counter()
         done = [completion for batch in batches for completion in self.decoder.generate(batch)]

@@ -25,7 +25,7 @@ def step(rows: int, context: int) -> Load:
 def step_seconds(side: Tot, prompt: Sequence[int], count: int, steps: int = STEPS) -> float:
     """Seconds of a step that decodes `count` branches and nothing else."""
     engine = side.decoder.engine
-    engine.call(engine.tree.clear)
+    engine.call(engine.cache.clear)
     taken = []
     for new in (1, 1, 1 + steps):  # the first computes the prompt
         sampling = Sampling(max_tokens=new, temperature=1.0, n=count, ignore_eos=True)

@@ -63,7 +63,7 @@ def record(decoder: LocalDecoder, task: Task, question: str, thoughts: int, seed
     `options` go to `BFS` (breadth, depth).
     """
     recorder = _Recorder(decoder)
-    decoder.engine.call(decoder.engine.tree.clear)
+    decoder.engine.call(decoder.engine.cache.clear)
     began = time.perf_counter()
     solve(
         task,
