@@ -5,8 +5,6 @@ Where equal states are merged it is a graph of thoughts: every node keeps one pa
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
 
 from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
+from tot.decoders.files import write_json
 from tot.decoders.request import Usage
 from tot.saved import FORMAT, VERSION, read_run
 from tot.state import State, Thought
@@ -326,23 +325,7 @@ class ThoughtTree:
 
         Raises TaskError where it can't be written.
         """
-        from tot.report.page import tree_page, write_page
+        from tot.decoders.files import write_text
+        from tot.report.page import tree_page
 
-        write_page(tree_page(self, {}), Path(path))
-
-
-def write_json(path: Path, data: Any) -> None:
-    """`write_text` of JSON."""
-    write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write to a file beside `path`, then rename. Raises TaskError where that is impossible."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except (OSError, UnicodeError) as error:
-        temporary.unlink(missing_ok=True)
-        reason = getattr(error, "strerror", None) or error
-        raise TaskError(f"{path} can't be written: {reason}; give another file") from None
+        write_text(Path(path), tree_page(self, {}))

@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -24,6 +23,7 @@ import torch
 from filelock import FileLock
 
 from tot.decoders.engine.runner import Runner
+from tot.decoders.files import replacing
 from tot.decoders.kernels.native import processor
 from tot.decoders.kernels.packing import some_numbers
 from tot.decoders.models.gguf_cache import cache_folder
@@ -61,10 +61,8 @@ class Kept:
         """Keep it. Where the folder can't be written, nothing is kept."""
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(dir=self.path.parent) as folder:
-                made = Path(folder) / self.path.name
+            with replacing(self.path) as made:
                 made.write_text(json.dumps({"format": FORMAT, "about": self._about, "found": found}))
-                made.replace(self.path)
         except OSError as error:
             log.info("%s can't be written (%s): it will be measured again", self.path, error)
 

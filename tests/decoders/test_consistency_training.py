@@ -259,7 +259,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert heard == [9, 10, 11, 12]  # with the checkpoint after eight steps: in the middle of an epoch of four
     assert_same_run(tmp_path / "whole", out)
     assert len(curve(out)) == 12
-    assert not list(out.glob("*.partial"))
+    assert not list(out.glob("*.tmp"))
     assert not (out / CHECKPOINT).exists()
 
 

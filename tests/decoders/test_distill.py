@@ -279,7 +279,7 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert heard == list(range(16, 37))
     for name, weight in whole.state_dict().items():
         assert torch.equal(weight, resumed.state_dict()[name]), name
-    assert not list(tmp_path.glob("*.partial"))
+    assert not list(tmp_path.glob("*.tmp"))
 
 
 def test_a_finished_run_is_not_trained_again(

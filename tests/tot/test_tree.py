@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tot import Node, State, Thought, ThoughtTree
 from tot.decoders import TaskError
-from tot.tree import write_json
+from tot.decoders.files import write_json
 
 texts = st.text(
     st.characters(exclude_categories=("Cs",)) | st.sampled_from('\0\x1b\x85\u2028\u202e\ufeff\ufffe🙂é{}"\\')

@@ -17,10 +17,10 @@ from tot.bench.machine import spread
 from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
+from tot.decoders.files import write_json
 from tot.decoders.methods.speculative import MCSDOptions, SDOptions
 from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
 from tot.machine import describe
-from tot.tree import write_json
 
 CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
 """k_config of each method in SEED's tables; the options k and k_config take their places."""

@@ -21,10 +21,10 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.files import write_json
 from tot.evaluation.run import evaluate
 from tot.machine import describe
 from tot.training.instances import made_up
-from tot.tree import write_json
 
 SAMPLES, QUESTIONS = 10_000, 500
 _NO_MODEL: dict[str, Any] = {"search": "best-first", "generator": "enumerate:prior=uniform", "evaluator": "heuristic"}

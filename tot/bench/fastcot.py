@@ -29,6 +29,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.errors import OptionError
+from tot.decoders.files import write_json
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Completion, Request, Sampling
@@ -48,7 +49,6 @@ from tot.training.fastcot import (
     decode_whole,
     rationales,
 )
-from tot.tree import write_json
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
 SHARES = tuple(i / 10 for i in range(11))

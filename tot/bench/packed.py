@@ -25,12 +25,12 @@ from transformers import AttentionInterface
 from tot.bench.machine import spread
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
+from tot.decoders.files import write_json
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
 from tot.machine import describe
 from tot.registry import load_task
-from tot.tree import write_json
 
 PROMPT, SAMPLES, NEW = 1000, 15, 64
 UNRELATED, LENGTH = 16, 300

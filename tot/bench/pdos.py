@@ -24,8 +24,8 @@ from tot.bench.pdos_tasks import Question, multi_document, planning, retrieval
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import ModelError, OptionError, unknown
+from tot.decoders.files import write_json
 from tot.machine import describe
-from tot.tree import write_json
 
 TASKS = ("retrieval", "planning", "qa")
 _SMALL = 10**9

@@ -16,11 +16,11 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.machine import spread
+from tot.decoders.files import write_json
 from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.evaluation.executors import require_ray
 from tot.evaluation.run import evaluate
 from tot.machine import describe
-from tot.tree import write_json
 
 SIDES, GOAL = (1, 2), 1.4
 

@@ -26,9 +26,9 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.errors import ModelError
+from tot.decoders.files import write_json
 from tot.decoders.serving.limits import KEY_VARIABLE
 from tot.registry import load_task
-from tot.tree import write_json
 
 GOAL = 5.0
 _PATIENCE = 600

@@ -18,9 +18,9 @@ from rich.table import Table
 
 from tot.bench.machine import spread
 from tot.decoders.decoder import load_decoder
+from tot.decoders.files import write_json
 from tot.decoders.kernels.native import processor
 from tot.evaluation.run import evaluate
-from tot.tree import write_json
 
 TOGETHER, ALONE = "all of a level in flight", "one request at a time"
 

@@ -52,10 +52,10 @@ def calibrate_command(
     from tot.cli.settings import checked
     from tot.decoders.drafting.latency_model import engine_costs
     from tot.decoders.engine.engine import Engine
+    from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
     from tot.decoders.models.loading import load_model
     from tot.report.plots import curves, save
-    from tot.tree import write_json
 
     out = checked(out)
     asked = questions(task, data, limit, max_tokens, seed)

@@ -22,7 +22,8 @@ def report_command(
 ) -> None:
     """Draw a run's tree: one page that needs no network, or a picture. Of an evaluation, a page with all its trees."""
     from tot.decoders.errors import OptionError, TaskError, unknown
-    from tot.report.page import tree_page, write_page
+    from tot.decoders.files import write_text
+    from tot.report.page import tree_page
     from tot.saved import read_run
     from tot.tree import ThoughtTree
 
@@ -38,12 +39,12 @@ def report_command(
     if evaluation:
         from tot.report.overview import evaluation_page
 
-        write_page(evaluation_page(run), out)
+        write_text(out, evaluation_page(run))
     else:
         saved = read_run(run)
         tree = ThoughtTree.from_json(saved.pop("tree"))
         if kind == ".html":
-            write_page(tree_page(tree, saved), out)
+            write_text(out, tree_page(tree, saved))
         else:
             from tot.report.picture import save
 

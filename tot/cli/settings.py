@@ -12,11 +12,11 @@ from tot.cli.options import SearchOptions
 from tot.data import row as read_row
 from tot.decoders.budget import Budget
 from tot.decoders.errors import OptionError
+from tot.decoders.files import write_json
 from tot.registry import load_task, parts_of
 from tot.report.terminal import Progress, show
 from tot.search.session import Problem
 from tot.solver import conclude, solve
-from tot.tree import write_json
 
 if TYPE_CHECKING:
     from tot.report.profiling import Profile

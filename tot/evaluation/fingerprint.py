@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.files import write_json
 from tot.decoders.models.gguf_cache import cache_folder
-from tot.tree import write_json
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")
 _WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")

@@ -17,9 +17,9 @@ import yaml
 from filelock import FileLock, Timeout
 
 from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.files import write_json, write_text
 from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.configuration import FORMAT, VERSION
-from tot.tree import write_json, write_text
 
 UNCOMPARED = ("concurrency", "executor", "ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 """Options that don't change what samples are."""

@@ -8,7 +8,8 @@ from pathlib import Path
 import networkx as nx
 
 from tot.decoders.errors import OptionError, unknown
-from tot.tree import Node, ThoughtTree, write_text
+from tot.decoders.files import write_text
+from tot.tree import Node, ThoughtTree
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML can't hold, not even escaped."""

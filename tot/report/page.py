@@ -10,16 +10,13 @@ import base64
 import hashlib
 import json
 import math
-import os
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
-from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
-from tot.decoders.errors import TaskError
 from tot.tree import ThoughtTree
 
 _SCRIPTS = ("text.js", "tree.js", "view.js", "panel.js", "search.js", "overview.js", "main.js")
@@ -60,19 +57,6 @@ def page(title: str, blocks: Iterable[Block]) -> Iterator[str]:
 def embedded(data: Any) -> str:
     """JSON that can stand in an HTML script block: ASCII, without `<`, `>` and `&`; infinities become texts."""
     return json.dumps(_finite(data), allow_nan=False, separators=(",", ":")).translate(_ESCAPED)
-
-
-def write_page(pieces: Iterable[str], path: Path) -> None:
-    """Write pieces of text to a file beside `path`, then rename. Raises TaskError where that is impossible."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.writelines(pieces)
-        temporary.replace(path)
-    except OSError as error:
-        raise TaskError(f"{path} can't be written: {error.strerror or error}; give another file") from None
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _finite(data: Any) -> Any:

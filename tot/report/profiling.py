@@ -29,9 +29,9 @@ from tot.decoders.engine.parts import LANE
 from tot.decoders.engine.recording import recording
 from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import OptionError
+from tot.decoders.files import write_text
 from tot.decoders.kernels.forward import BYTES
 from tot.machine import describe
-from tot.tree import write_text
 
 NO_ENGINE = (
     "a profile is of a model that runs here, and none does: leave profile out, or take a decoder other than openai and "

@@ -20,12 +20,12 @@ from tot.data import rows
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
+from tot.decoders.files import write_json
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Completion, Request, Sampling
 from tot.decoders.training.cllm.trajectories import stationary, windows
 from tot.machine import describe
 from tot.registry import load_task
-from tot.tree import write_json
 
 NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE, with more rows than --offset"
 

@@ -24,6 +24,7 @@ from tot.data import rows
 from tot.decoders.decoder import LocalDecoder, Ready
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
+from tot.decoders.files import write_json
 from tot.decoders.models.loading import LoadedModel, load_model, quiet_transformers
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
@@ -34,7 +35,6 @@ from tot.report.terminal import counting
 from tot.search import BFS
 from tot.solver import asolve
 from tot.task import Task
-from tot.tree import write_json
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 TOGETHER = 4

@@ -23,6 +23,7 @@ from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.files import replacing, write_json
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
 
@@ -242,10 +243,8 @@ def _write(rows: list[dict[str, Any]], path: Path) -> None:
     ids = List(Value("int32"))
     nested = List(List(ids))
     features = Features({"prompt": ids, "response": ids, "starts": ids, "points": nested, "corrected": nested})
-    unfinished = path.with_name(path.name + ".partial")
-    with quiet_datasets():
+    with replacing(path) as unfinished, quiet_datasets():
         Dataset.from_dict({name: [row[name] for row in rows] for name in features}, features).to_parquet(unfinished)
-    unfinished.replace(path)
 
 
 @contextmanager
@@ -272,7 +271,7 @@ def _begin(path: Path, settings: dict[str, Any]) -> None:
                     f"{path.parent} was begun with {name}={before.get(name)!r}, not {value!r}: go on as it was begun, "
                     "or give another folder"
                 )
-    path.write_text(json.dumps(settings, indent=1) + "\n")
+    write_json(path, settings)
 
 
 def _same_model(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -9,15 +9,16 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from tot.decoders.files import replacing
+
 
 def keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
     """Write the trained weights, the optimizer's moments and the step to `path`, in place of what is there."""
     state = {f"model.{name}": weight.detach() for name, weight in _trained(model).items()}
     for i, moments in optimizer.state_dict()["state"].items():
         state |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
-    unfinished = path.with_name(path.name + ".partial")
-    save_file({name: value.contiguous() for name, value in state.items()}, unfinished, {"step": str(step)})
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        save_file({name: value.contiguous() for name, value in state.items()}, unfinished, {"step": str(step)})
 
 
 def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:

@@ -20,6 +20,7 @@ from tot.decoders.engine.job import Companion, Job
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
+from tot.decoders.files import replacing
 from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
 from tot.decoders.request import Request
 
@@ -129,9 +130,8 @@ def save(records: Sequence[Record], path: Path) -> None:
     """Write records to a safetensors file, whole or not at all."""
     lengths = torch.tensor([(len(record.tokens), record.first) for record in records], dtype=torch.int32)
     whole = {name: torch.cat([getattr(record, name) for record in records]) for name in ("tokens", "top", "logprobs")}
-    unfinished = path.with_name(path.name + ".partial")
-    save_file({"lengths": lengths, **whole}, unfinished)
-    unfinished.replace(path)
+    with replacing(path) as unfinished:
+        save_file({"lengths": lengths, **whole}, unfinished)
 
 
 def load(path: Path) -> list[Record]:

@@ -78,7 +78,7 @@ def test_a_shard_that_was_not_written_whole_is_not_read(
     assert rows(cut, engine) == rows(tmp_path / "whole", engine)[:4]
     collect(engine, requests(), cut, SMALL)
     assert shards(cut) == shards(tmp_path / "whole")
-    assert not list(cut.glob("*.partial"))
+    assert not list(cut.glob("*.tmp"))
 
 
 def test_requests_are_read_as_they_are_needed(

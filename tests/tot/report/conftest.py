@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tot import State, Thought, ThoughtTree
-from tot.report.page import tree_page, write_page
+from tot.decoders.files import write_text
+from tot.report.page import tree_page
 
 if TYPE_CHECKING:
     from selenium import webdriver
@@ -97,7 +98,7 @@ def opened(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
     """Writes a tree's page and opens it."""
 
     def make(tree: ThoughtTree, **run: Any) -> Browser:
-        write_page(tree_page(tree, run), tmp_path / "page.html")
+        write_text(tmp_path / "page.html", tree_page(tree, run))
         chromium.open(tmp_path / "page.html")
         return chromium
 

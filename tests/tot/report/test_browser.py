@@ -15,9 +15,9 @@ from selenium.webdriver.common.keys import Keys
 from tot import State, Thought, ThoughtTree
 from tot.calls import Call
 from tot.decoders import Message
+from tot.decoders.files import write_text
 from tot.decoders.request import Part
 from tot.report.overview import evaluation_page
-from tot.report.page import write_page
 
 HOSTILE = {
     "script": "<script>window.hacked = 1</script>",
@@ -126,7 +126,7 @@ def test_an_evaluation_opens_with_its_numbers_and_every_tree_is_one_click_away(
     chromium: Any, evaluation: Any, tmp_path: Path, grown: Any
 ) -> None:
     folder = evaluation([1.0, 0.0, 0.5, 1.0], grown("a", "a/b", question=HOSTILE["end of script"]))
-    write_page(evaluation_page(folder), tmp_path / "page.html")
+    write_text(tmp_path / "page.html", evaluation_page(folder))
     chromium.open(tmp_path / "page.html")
     assert chromium.texts(".figure dd")[:2] == ["62.5%", "95%: 25.0% to 100.0%"]
     assert len(chromium.texts("figure svg")) == 4

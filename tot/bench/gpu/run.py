@@ -27,9 +27,9 @@ from tot.bench.gpu.seed import seed
 from tot.bench.gpu.sides import Amounts, Bench, Found, Stages
 from tot.bench.gpu.tables import show
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.files import write_json
 from tot.decoders.models.loading import resolve_device
 from tot.machine import describe
-from tot.tree import write_json
 
 FORMAT = 1
 """Of the file that is written."""

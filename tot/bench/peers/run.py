@@ -26,9 +26,9 @@ from tot.bench.peers.sides import Plan, open_exact, open_sides
 from tot.bench.peers.turns import NOT_AT_ALL, Results, Turns
 from tot.bench.peers.workloads import BREADTH, DEPTH, decode, questions_of, rotated, searchers, trees
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.files import write_json
 from tot.machine import describe
 from tot.registry import load_task
-from tot.tree import write_json
 
 PARTS = ("decode", "limit", "tree", "evaluations", "answers")
 _LIMIT_COUNTS = (15, 32)
