@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tot.checkpoint import Checkpoint
+    from tot.config import SearchConfig
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 _HOME = {
     "evaluators.combine": ("Combine", "Confidence", "Heuristic", "Prior", "Random"),
+    "config": ("SearchConfig",),
     "decoders.budget": ("Budget",),
     "decoders.decoder": ("load_decoder",),
     "decoders.errors": ("TotError",),
@@ -78,6 +80,7 @@ __all__ = [
     "RewardModel",
     "Sample",
     "Search",
+    "SearchConfig",
     "SearchState",
     "SelfConsistency",
     "Solution",

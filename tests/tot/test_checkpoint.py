@@ -28,7 +28,7 @@ def record(letters: Any, scripted: Any, two_levels: Any, path: Path) -> Callable
     def run(task: Any = letters, table: Any = two_levels, search: Any = SEARCH, **options: Any) -> Solution:
         trace = Checkpoint.create(path)
         try:
-            options = {"search": search, "evaluator": Value(), "trace": trace} | options
+            options = {"search": search, "evaluator": Value(), "checkpoint": trace} | options
             return solve(task, "q", decoder=scripted(table), **options)
         finally:
             trace.close()
@@ -43,7 +43,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def resumed(task: Any, decoder: Any, path: Path, search: Any = SEARCH, question: str = "q", **options: Any) -> Solution:
     trace = Checkpoint.resume(path)
     try:
-        options = {"evaluator": Value(), "trace": trace} | options
+        options = {"evaluator": Value(), "checkpoint": trace} | options
         return solve(task, question, decoder=decoder, search=search, **options)
     finally:
         trace.close()
@@ -88,7 +88,7 @@ def test_the_header_keeps_what_it_was_given(path: Path) -> None:
 
 def test_a_finished_run_is_the_last_line(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
     trace = Checkpoint.create(path)
-    solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), trace=trace)
+    solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), checkpoint=trace)
     trace.finish(solution.to_json())
     assert lines(path)[-1] == {"step": "end", "run": json.loads(json.dumps(solution.to_json()))}
     assert ThoughtTree.load(path).to_json() == solution.tree.to_json()

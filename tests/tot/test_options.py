@@ -9,6 +9,7 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
+from tot import Budget, load_task
 from tot.cli.options import SearchOptions, is_given, takes
 from tot.decoders import OptionError
 
@@ -79,8 +80,10 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
     assert options.decoders == {"generate": "seed", "evaluate": "ar"}
     assert options.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": None, "k": "4"}
     assert options.budget == {"tokens": 9, "forwards": None, "seconds": None, "nodes": None}
-    assert options.parts["search_options"] == {"thoughts": None, "breadth": 2, "depth": None}
-    assert options.parts["generator_options"] == {"temperature": 0.5}
+    config = options.config(load_task("gsm8k"))
+    assert (config.search.breadth, config.generator.temperature) == (2, 0.5)
+    assert (config.model, config.decoder, config.budget) == (None, options.decoders, Budget(tokens=9))
+    assert config.model_options == options.model_options
 
 
 def test_what_can_not_be_read_is_refused() -> None:

@@ -57,7 +57,7 @@ def asking(letters: Any) -> type[Task]:
 
 def run(task: Any, decoder: Any, trace: Checkpoint, **options: Any) -> Solution:
     try:
-        return solve(task, "what?", **{"decoder": decoder, "max_tokens": 5, "seed": 3, "trace": trace} | options)
+        return solve(task, "what?", **{"decoder": decoder, "max_tokens": 5, "seed": 3, "checkpoint": trace} | options)
     finally:
         trace.close()
 

@@ -83,7 +83,7 @@ def solve_command(
         trace: Checkpoint | None = Checkpoint.resume(resume)
         assert trace is not None
         if "settings" not in trace.header:
-            raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., trace=...)")
+            raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
         settings = Settings.model_validate(trace.header["settings"])
     else:
         if task is None:

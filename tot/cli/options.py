@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from copy import copy
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from annotated_types import Ge
@@ -18,6 +18,10 @@ from typer.models import OptionInfo
 
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.protocol import LOCAL, REMOTE
+
+if TYPE_CHECKING:
+    from tot.config import SearchConfig
+    from tot.task import Task
 
 
 class SearchOptions(BaseModel):
@@ -118,13 +122,22 @@ class SearchOptions(BaseModel):
         """Which tokens may be drawn, by name; None is the model's own."""
         return {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p}
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        """The arguments of `parts_of`."""
+    def config(self, task: Task) -> SearchConfig:
+        """What they mean for a task. Raises OptionError for what is not known."""
+        from tot.config import SearchConfig
+
+        same = {name: getattr(self, name) for name in ("max_tokens", "top_k", "top_p", "min_p", "seed", "reproducible")}
+        asked = {"model": self.model_name, "decoder": self.decoders, "budget": self.budget, **self.parts(task)}
+        return SearchConfig(**asked, **same, model_options=self.model_options)
+
+    def parts(self, task: Task) -> dict[str, Any]:
+        """The search, the generator and the evaluator, by kind. Raises OptionError."""
+        from tot.registry import parts_of
+
         named = {name: getattr(self, name) for name in ("search", "generator", "evaluator")}
         search_options = {name: getattr(self, name) for name in ("thoughts", "breadth", "depth")}
         generator_options = {"temperature": self.temperature}
-        return {**named, "search_options": search_options, "generator_options": generator_options}
+        return parts_of(task, **named, search_options=search_options, generator_options=generator_options)
 
 
 def _decoder(name: str) -> str:

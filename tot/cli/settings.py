@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 from tot.checkpoint import Checkpoint
 from tot.cli.options import SearchOptions
 from tot.data import row as read_row
-from tot.decoders.budget import Budget
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
-from tot.registry import load_task, parts_of
+from tot.registry import load_task
 from tot.report.terminal import Progress, show
 from tot.search.session import Problem
 from tot.solver import conclude, solve
@@ -63,9 +62,7 @@ def carry_out(
     """Run what the settings say; write, then print. True where Ctrl-C ended it."""
     task = load_task(settings.task)
     task.start(settings.question)
-    parts = parts_of(task, **settings.parts)
-    decoder = settings.decoders
-    budget = Budget.model_validate(settings.budget)
+    config = settings.config(task)
     out = None if settings.out is None else Path(settings.out)
     if out is not None and trace is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
@@ -77,20 +74,10 @@ def carry_out(
             solution = solve(
                 task,
                 settings.question,
-                model=settings.model_name,
-                decoder=decoder,
-                **parts,
-                budget=budget,
-                max_tokens=settings.max_tokens,
-                top_k=settings.top_k,
-                top_p=settings.top_p,
-                min_p=settings.min_p,
-                seed=settings.seed,
-                trace=trace,
-                reproducible=settings.reproducible,
+                config,
+                checkpoint=trace,
                 watch=lambda problem: problems.append(problem) if not problems else None,
                 profile=profile,
-                **settings.model_options,
             )
     except BaseException:
         if out is not None and out.suffix != ".jsonl" and problems:  # what was grown until then is kept

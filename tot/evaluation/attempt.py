@@ -31,22 +31,22 @@ async def attempt(
     What depends on the machine and on what else ran is under `measured`, the last entry; in reproducible runs all
     before it is the same every time. Raises ModelError and OptionError, which no other question could do without.
     """
-    configuration, task = work.configuration, work.task
-    backend, meter = _Counting(decoders), Meter(work.budget)
-    judge = _Judge(decoders.get("evaluate")) if configuration.judge else None
+    config, task = work.config, work.task
+    backend, meter = _Counting(decoders), Meter(config.budget)
+    judge = _Judge(decoders.get("evaluate")) if work.configuration.judge else None
     sample = _unanswered(question, repeat)
     problem: Problem | None = None
-    seed = derive(configuration.seed, question.index, repeat)
+    seed = derive(config.seed, question.index, repeat)
     try:
         problem = Problem(
             task,
             question.text,
             backend,
             meter=meter,
-            **work.parts,
+            **config.parts(task),
             seed=seed,
-            max_tokens=configuration.max_tokens,
-            filters={name: value for name, value in configuration.filters.items() if value is not None},
+            max_tokens=config.max_tokens,
+            filters={name: value for name, value in work.configuration.filters.items() if value is not None},
             watch=watch,
         )
         await problem.run()

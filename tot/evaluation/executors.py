@@ -16,7 +16,6 @@ from tot.evaluation.attempt import attempt
 from tot.evaluation.questions import Question
 from tot.evaluation.work import Work
 from tot.search.session import Problem, Watcher
-from tot.solver import open_decoders
 
 Pending = Iterator[tuple[Question, int]]
 """Questions, each with the number of its repeat."""
@@ -44,7 +43,7 @@ class Local:
     async def run(self, pending: Pending, finish: Finish) -> None:
         with ExitStack() as stack:
             work = self._work
-            decoders = await asyncio.to_thread(open_decoders, work.decoder, work.model, work.model_options, stack)
+            decoders = await asyncio.to_thread(work.config.open, stack)
 
             async def draw() -> None:
                 for question, repeat in pending:

@@ -25,7 +25,6 @@ from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 from tot.evaluation.ray_worker import Worker, unpacked
 from tot.evaluation.work import Work
-from tot.solver import by_purpose
 
 DEATHS = 3
 """A search whose worker died so often is given up; it is alone on its worker from the second death on."""
@@ -68,7 +67,7 @@ class RayExecutor:
     async def run(self, pending: Pending, finish: Finish) -> None:
         """As `Executor.run`. Raises OptionError where the cluster can't be joined or has no room."""
         work, configuration = self._work, self._work.configuration
-        parts = [work.task, *by_purpose(work.decoder).values(), *work.parts.values()]
+        parts = [work.task, *work.config.decoders.values(), *work.config.parts(work.task).values()]
         payload = packed(work, [type(part) for part in parts])
         with ExitStack() as stack:
             # In a thread, so that Ctrl-C is heard; what was begun there is waited for, and then undone.

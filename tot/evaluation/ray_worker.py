@@ -18,7 +18,6 @@ from tot.evaluation import fingerprint
 from tot.evaluation.attempt import attempt
 from tot.evaluation.questions import Question
 from tot.evaluation.work import Work
-from tot.solver import open_decoders
 
 
 class Worker:
@@ -53,12 +52,12 @@ class Worker:
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install that on every node") from None
         work = self._work
-        if (here := fingerprint.of_model(work.weights)) != self._model_sha256:
+        if (here := fingerprint.of_model(work.config.weights)) != self._model_sha256:
             raise ModelError(
                 f"model {work.configuration.model} has the SHA-256 {str(here)[:16]} on a Ray worker, and "
                 f"{str(self._model_sha256)[:16]} where the run was started: put the same files on every node"
             )
-        self._decoders = open_decoders(work.decoder, work.model, work.model_options, self._stack)
+        self._decoders = work.config.open(self._stack)
 
     async def attempt(self, question: Question, repeat: int) -> tuple[str, str | None]:
         """A sample, and its tree, where there is one. Raises what `attempt` raises."""

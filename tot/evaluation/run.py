@@ -16,7 +16,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.budget import Budget
+from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
 from tot.evaluation.executors import executor_of
@@ -26,19 +26,15 @@ from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
 from tot.evaluation.tracking import Tracker, tracker
 from tot.evaluation.work import Work
-from tot.evaluators.model import StateEvaluator
-from tot.filters import filters_of
-from tot.generators.base import ThoughtGenerator
-from tot.search import Search
-from tot.search.backends import DecoderSpec
 from tot.search.session import Problem
-from tot.solver import exact, run_to_end
+from tot.solver import run_to_end
 from tot.task import Task
 
 
 def evaluate(
     task: Task | type[Task] | str,
     data: str | Path,
+    config: SearchConfig | None = None,
     *,
     out: str | Path | None = None,
     resume: bool = False,
@@ -54,19 +50,7 @@ def evaluate(
     gpus_per_replica: float | None = None,
     cpus_per_replica: int | None = None,
     track: str | Tracker | None = None,
-    model: str | Path | Any | None = "smollm2-135m",
-    decoder: DecoderSpec = "ar",
-    search: Search | str | None = None,
-    generator: ThoughtGenerator | str | None = None,
-    evaluator: StateEvaluator | str | None = None,
-    budget: Budget | None = None,
-    max_tokens: int | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    min_p: float | None = None,
-    seed: int = 0,
-    reproducible: bool = False,
-    **model_options: Any,
+    **options: Any,
 ) -> Results:
     """Search every question of a data set, score the answers, and keep all of it in the folder `out`.
 
@@ -76,21 +60,15 @@ def evaluate(
     `ray_address` or one on this machine. `judge` has the model judge the answers too, where the task can ask it
     (Creative Writing). `out` is by default a new folder in `runs/`; `resume` goes on with one that a kill, Ctrl-C
     or a full disk left, and begins where there is none. `track` tells MLflow ("mlflow"), Weights & Biases
-    ("wandb"), trackio or an object of one's own. The other options are those of `solve`; the budget is that of each
-    search.
+    ("wandb"), trackio or an object of one's own. How is said by `config` or `options`, as for `solve`; the
+    budget is that of each search.
 
     A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
     TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
     """
-    if budget is not None and not isinstance(budget, Budget):
-        raise OptionError(f"budget={budget!r}: give a Budget, such as Budget(tokens=500)")
     work = Work.given(
         task,
-        {"search": search, "generator": generator, "evaluator": evaluator},
-        decoder,
-        model,
-        model_options,
-        budget or Budget(),
+        SearchConfig.of(config, options),
         {
             "data": str(data),
             "limit": limit,
@@ -104,12 +82,6 @@ def evaluate(
             "replicas": replicas,
             "gpus_per_replica": gpus_per_replica,
             "cpus_per_replica": cpus_per_replica,
-            "max_tokens": max_tokens,
-            "top_k": top_k,
-            "top_p": top_p,
-            "min_p": min_p,
-            "seed": seed,
-            "reproducible": reproducible,
         },
     )
     return carry_out(work, place(out, resume, work), resume, tracker(track))
@@ -135,18 +107,18 @@ def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Resu
     local = Path(configuration.data).is_file()
     if local:
         configuration = configuration.model_copy(update={"data": str(Path(configuration.data).resolve())})
-    configuration = configuration.model_copy(update=filters_of(work.weights, configuration.filters))
-    options = exact(work.decoder, work.model_options) if configuration.reproducible else work.model_options
+    config = work.config.exact()
+    configuration = configuration.model_copy(update=config.filters)
     taken = (configuration.limit, configuration.offset, configuration.shuffle_seed)
     questions = Questions(task, configuration.data, *taken)
     found, bad = questions.survey()
     record = {
-        "model_sha256": fingerprint.of_model(work.weights),
+        "model_sha256": fingerprint.of_model(config.weights),
         "data_sha256": fingerprint.of_path(Path(configuration.data)) if local else None,
         "versions": fingerprint.versions(),
     }
     with Folder(out, configuration.written(), record, resume) as folder:
-        work = replace(work, configuration=configuration, model_options=options)
+        work = replace(work, configuration=configuration, config=config)
         return _Session(work, folder, questions, record, told).run(found, bad)
 
 

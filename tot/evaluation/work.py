@@ -1,4 +1,4 @@
-"""What an evaluation does: its configuration, and the task, the parts and the model that its names stand for.
+"""What an evaluation does: its configuration as a folder keeps it, the task, and how that is searched.
 
 Given in Python, objects are named for the configuration, so that a resumed run can tell whether they are the same.
 """
@@ -14,11 +14,10 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tot.config import SearchConfig
 from tot.decoders.budget import Budget
 from tot.evaluation.configuration import Configuration
-from tot.registry import load_task, parts_of
-from tot.search.backends import DecoderSpec
-from tot.solver import model_of, runs_elsewhere
+from tot.registry import load_task
 from tot.task import Task
 
 _LOADING = ("dtype", "device", "kv_budget", "quantize")
@@ -30,59 +29,39 @@ class Work:
 
     configuration: Configuration
     task: Task
-    parts: dict[str, Any]
-    decoder: DecoderSpec
-    model: Any
-    model_options: dict[str, Any]
-    budget: Budget
+    config: SearchConfig
 
     @classmethod
     def named(cls, configuration: Configuration) -> Work:
         """From names alone. Raises TotError for those that mean nothing."""
         task = load_task(configuration.task)
-        return cls(
-            configuration,
-            task,
-            parts_of(task, **configuration.parts),
-            configuration.decoders,
-            configuration.model_name,
-            configuration.model_options,
-            Budget.model_validate(configuration.budget),
-        )
+        return cls(configuration, task, configuration.config(task))
 
     @classmethod
-    def given(
-        cls,
-        task: Task | type[Task] | str,
-        parts: Mapping[str, Any],
-        decoder: DecoderSpec,
-        model: Any,
-        model_options: dict[str, Any],
-        budget: Budget,
-        options: Mapping[str, Any],
-    ) -> Work:
+    def given(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> Work:
         """From names and objects; `options` are the configuration's other ones. Raises TotError."""
         name, task = task if isinstance(task, str) else None, load_task(task)
+        model_options = config.model_options
         loading = {name: str(model_options[name]) for name in _LOADING if model_options.get(name) is not None}
         own = [f"{name}={_text(value)}" for name, value in model_options.items() if name not in _LOADING]
+        parts = {kind: _text(getattr(config, kind)) for kind in ("search", "generator", "evaluator")}
+        same = {
+            name: getattr(config, name) for name in ("max_tokens", "top_k", "top_p", "min_p", "seed", "reproducible")
+        }
         configuration = Configuration.made(
             {
                 "task": name or _task_name(task),
-                "model": _text(model_of(decoder, model)) or "none",
-                "decoder": _text(decoder),
+                "model": _text(config.asked_model) or "none",
+                "decoder": _text(config.decoder),
                 "decoder_option": own,
-                **{kind: _text(part) for kind, part in parts.items()},
-                **{f"budget_{limit}": value for limit, value in budget.model_dump().items()},
+                **{f"budget_{limit}": value for limit, value in (config.budget or Budget()).model_dump().items()},
+                **parts,
+                **same,
                 **loading,
                 **options,
             }
         )
-        return cls(configuration, task, parts_of(task, **parts), decoder, model, model_options, budget)
-
-    @property
-    def weights(self) -> Any:
-        """The model's name or the model itself; None for none here: a server has its own."""
-        return None if runs_elsewhere(self.decoder) else model_of(self.decoder, self.model)
+        return cls(configuration, task, config.model_copy(update=config.parts(task)))
 
 
 def _task_name(task: Task) -> str:

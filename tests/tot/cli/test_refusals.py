@@ -89,7 +89,7 @@ import pytest
         (("solve", "gsm8k", "q", "--max-tokens", "0"), r".*'--max-tokens': .*greater than or equal to 1"),
         (("solve", "gsm8k", "q", "--temperature", "-1"), r".*'--temperature': .*greater than or equal to 0"),
         (("solve", "gsm8k", "q", "--budget-seconds", "nan"), r".*'--budget-seconds': .*"),
-        (("solve", "gsm8k", "q", "--budget-seconds", "inf"), r"seconds = inf: Input should be a finite number"),
+        (("solve", "gsm8k", "q", "--budget-seconds", "inf"), r"budget.seconds = inf: Input should be a finite number"),
         (("solve", "gsm8k", ""), r"the question is empty: give some text"),
         (("solve", "gsm8k", " \n"), r"the question is empty: give some text"),
         (("solve", "gsm8k", "caf\udce9"), r"the question is not Unicode text: give it in UTF-8"),

@@ -1,0 +1,201 @@
+"""SearchConfig: how questions are searched: the model, what decodes on it, the search and its parts, the budget."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Annotated, Any, Self, get_args
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from tot.decoders.budget import Budget
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.protocol import REMOTE, Decoder
+from tot.decoders.remote.decoder import RemoteDecoder
+from tot.decoders.remote.options import RemoteOptions
+from tot.decoders.request import Purpose
+from tot.filters import filters_of
+from tot.registry import parts_of
+from tot.task import Task
+
+_OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
+"""Options that are the engine's, whatever decodes on it."""
+
+
+class SearchConfig(BaseModel):
+    """How `solve`, `asolve` and `evaluate` search: the options that the three share.
+
+    Objects of one's own (searches, decoders, a loaded model) are taken as well as names.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+
+    model: Any = "smollm2-135m"
+    """A name (`tot models`), a hub id, a folder, a .gguf file or a loaded model; None is no model, for searches that
+    ask none. One that is named stays open for the next call; `close_models()` gives its memory back."""
+    decoder: Any = "ar"
+    """A method's name, a decoder object, which then has its own model, or one or the other by purpose ({"generate": …,
+    "evaluate": …, "answer": …}): names share one engine, and a purpose left out is decoded by "ar" there, or, where
+    only objects are given, by the one that generates."""
+    search: Any = None
+    """A Search or its name with options ("mcts:iterations=20"); None takes the task's own, as for the next two. "rap"
+    sets all three."""
+    generator: Any = None
+    """Where thoughts come from."""
+    evaluator: Any = None
+    """How states are valued."""
+    budget: Budget | None = None
+    """What a search may cost; one that hits it returns its best so far."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Most new tokens of any text."""
+    top_k: int | None = None
+    """Which tokens are drawn from, as for the next two: by default as the model's own generation_config says; a task's
+    template may say otherwise."""
+    top_p: float | None = None
+    min_p: float | None = None
+    seed: int = 0
+    reproducible: bool = False
+    """Compute in float32, and `fastcot` with a fixed window: the same tree whatever else is packed with it, and when
+    resumed."""
+    model_options: dict[str, Any] = {}
+    """What `load_decoder` is given besides: tokenizer, dtype, device, kv_budget, quantize and the decoder's own."""
+
+    @classmethod
+    def of(cls, config: SearchConfig | None, options: Mapping[str, Any]) -> Self:
+        """`config` with some options changed; names that it doesn't know are model options. Raises OptionError."""
+        known = {name: value for name, value in options.items() if name in cls.model_fields}
+        others = {name: value for name, value in options.items() if name not in cls.model_fields}
+        base = {} if config is None else dict(config)
+        try:
+            made = cls(**{**base, **known})
+        except ValidationError as error:
+            first = error.errors()[0]
+            raise OptionError(f"{'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from None
+        return made.model_copy(update={"model_options": {**made.model_options, **others}}) if others else made
+
+    def parts(self, task: Task) -> dict[str, Any]:
+        """The search, the generator and the evaluator, by kind. Raises OptionError for what is not known."""
+        return parts_of(task, self.search, self.generator, self.evaluator)
+
+    @property
+    def decoders(self) -> dict[Purpose, str | Decoder]:
+        """What each purpose is asked of. Raises OptionError for what is no purpose, or no decoder."""
+        purposes: tuple[Purpose, ...] = get_args(Purpose)
+        given: Mapping[Purpose, str | Decoder] = (
+            self.decoder if isinstance(self.decoder, Mapping) else dict.fromkeys(purposes, self.decoder)
+        )
+        for purpose, each in given.items():
+            if purpose not in purposes:
+                raise OptionError(unknown("purpose", str(purpose), purposes))
+            if isinstance(each, type):
+                raise OptionError(f"decoder={each.__name__} is a class: give an object of it, {each.__name__}(...)")
+            if not isinstance(each, str) and not callable(getattr(each, "generate", None)):
+                raise OptionError(
+                    f"decoder={each!r} has no method 'generate': give a name, such as ar, or an object whose "
+                    "generate(requests) returns a list of completions, request.sampling.n for each request"
+                )
+        if not given or any(isinstance(each, str) for each in given.values()):
+            return {**dict.fromkeys(purposes, "ar"), **given}
+        return {**dict.fromkeys(purposes, given.get("generate", next(iter(given.values())))), **given}
+
+    @property
+    def asked_model(self) -> Any:
+        """The model, or its name, wherever it runs: that of the names, else the first decoder object's that has one."""
+        chosen = self.decoders.values()
+        if any(isinstance(each, str) for each in chosen):
+            return self.model
+        models = (getattr(each, "model", None) for each in sorted(chosen, key=_is_remote))
+        return next((found for found in models if found is not None), None)
+
+    @property
+    def weights(self) -> Any:
+        """The same; None where no model runs here, all being asked of servers."""
+        return None if all(map(_is_remote, self.decoders.values())) else self.asked_model
+
+    @property
+    def filters(self) -> dict[str, float]:
+        """Which tokens are drawn from: as given, and for the rest the model's own. Raises OptionError."""
+        return filters_of(self.weights, {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p})
+
+    def exact(self) -> SearchConfig:
+        """The same; where it is to be reproducible, in float32 and with a window for FastCoT that doesn't follow what
+        is packed beside a request.
+
+        Raises OptionError where something else was asked for then, or a server computes.
+        """
+        if not self.reproducible:
+            return self
+        from tot.decoders.methods.fastcot import FIXED, Buffers
+
+        chosen, options = self.decoders.values(), self.model_options
+        if any(map(_is_remote, chosen)):
+            raise OptionError(
+                "reproducible runs compute in float32 here, and what a server computes is its own affair: leave "
+                "reproducible out, or take a decoder other than openai"
+            )
+        for each in chosen:
+            found = str(getattr(getattr(each, "model", None), "dtype", "torch.float32"))
+            if found != "torch.float32":
+                raise OptionError(f"reproducible runs compute in float32, and this decoder's model is in {found}")
+            drafter = getattr(each, "drafter", None)
+            if isinstance(drafter, Buffers) and drafter.window is None:
+                raise OptionError(
+                    "this decoder's window, and so its answers, follow what is packed beside a request: for "
+                    f"reproducible runs give it one, such as window={FIXED}"
+                )
+        if not any(isinstance(each, str) for each in chosen):
+            return self
+        if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
+            raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
+        if options.get("quantize") is not None:
+            raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
+        if "fastcot" in chosen and options.get("window") is None:
+            options = {**options, "window": FIXED}
+        return self.model_copy(update={"model_options": {**options, "dtype": "fp32"}})
+
+    def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
+        """A decoder for each purpose; those made here share one engine, which the stack closes, as it does connections.
+
+        Raises TotError for a model or an option that can't be had.
+        """
+        chosen, options = self.decoders, self.model_options
+        names = {purpose: each for purpose, each in chosen.items() if isinstance(each, str)}
+        objects = {purpose: each for purpose, each in chosen.items() if not isinstance(each, str)}
+        if options and not names:
+            raise OptionError(f"{', '.join(options)}: a decoder object has its model already; leave these out")
+        if self.model is None or not names:
+            return objects
+        from tot.decoders.decoder import checked_options, load_decoder
+        from tot.decoders.open_models import shared_engine
+
+        first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)
+        own = {name: _options_of(name) for name in (first, *others)}
+        # The first gets what is nobody's own, too: it refuses what it doesn't know.
+        ours = {option: value for option, value in options.items() if not any(option in own[name] for name in others)}
+        where: dict[str, Any] = {"model": self.model}
+        given = ours | _of(own[first], options)
+        if first not in REMOTE:
+            shared = {option: given.pop(option) for option in _OF_ENGINE if option in given}
+            checked_options(first, given)  # what is wrong is said before a model is loaded
+            where = {"engine": stack.enter_context(shared_engine(self.model, **shared))}
+        made: dict[str, Any] = {first: stack.enter_context(load_decoder(first, **where, **given))}
+        for name in others:
+            where = {"model": self.model} if name in REMOTE else {"engine": made[first].engine}
+            made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
+        return {**objects, **{purpose: made[name] for purpose, name in names.items()}}
+
+
+def _is_remote(decoder: str | Decoder) -> bool:
+    return decoder in REMOTE if isinstance(decoder, str) else isinstance(decoder, RemoteDecoder)
+
+
+def _options_of(name: str) -> set[str]:
+    from tot.decoders.decoder import METHODS
+
+    if name in REMOTE:
+        return set(RemoteOptions.model_fields)
+    return set(METHODS[name].options.model_fields) if name in METHODS else set()
+
+
+def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in names}
