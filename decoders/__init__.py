@@ -10,23 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tot.decoders.budget import Budget, Meter
-    from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
+    from tot.decoders.decoder import METHODS, Decoder, load_decoder
     from tot.decoders.engine.engine import Engine
     from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
+    from tot.decoders.local import LocalDecoder
     from tot.decoders.models.loading import list_models, load_model
     from tot.decoders.open_models import close_models
-    from tot.decoders.protocol import Decoder
     from tot.decoders.remote.decoder import RemoteDecoder
     from tot.decoders.request import Completion, Message, Request, Sampling, Usage
 
 _HOME = {
     "budget": ("Budget", "Meter"),
-    "decoder": ("METHODS", "LocalDecoder", "load_decoder"),
+    "decoder": ("METHODS", "Decoder", "load_decoder"),
     "engine.engine": ("Engine",),
     "models.loading": ("list_models", "load_model"),
     "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
     "open_models": ("close_models",),
-    "protocol": ("Decoder",),
+    "local": ("LocalDecoder",),
     "remote.decoder": ("RemoteDecoder",),
     "request": ("Completion", "Message", "Request", "Sampling", "Usage"),
 }

@@ -6,7 +6,7 @@ The one place with state of the whole process. Loading another model closes it, 
 from __future__ import annotations
 
 import os
-from collections.abc import Hashable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from tot.decoders.errors import TotError
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
 from tot.decoders.models.loading import load_model
-from tot.decoders.models.model_names import find_model
+from tot.decoders.models.model_names import model_key
 
 
 @contextmanager
@@ -56,14 +56,6 @@ def close_models() -> None:
     """Close the model that was kept open after its last use, and give its memory back. Those in use stay."""
     if _engines.close_idle():
         give_back()
-
-
-def model_key(model: str | Path) -> Hashable:
-    """Equal where the name means the same files, unchanged."""
-    path = find_model(model)
-    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
-    stats = [(file.name, file.stat()) for file in files]
-    return str(model), str(path.resolve()), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def _as_new(engine: Engine) -> bool:

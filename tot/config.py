@@ -9,8 +9,8 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
+from tot.decoders.decoder import REMOTE, Decoder
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.protocol import REMOTE, Decoder
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
@@ -190,11 +190,11 @@ def _is_remote(decoder: str | Decoder) -> bool:
 
 
 def _options_of(name: str) -> set[str]:
-    from tot.decoders.decoder import METHODS
+    from tot.decoders.decoder import METHODS, find_method
 
     if name in REMOTE:
         return set(RemoteOptions.model_fields)
-    return set(METHODS[name].options.model_fields) if name in METHODS else set()
+    return set(find_method(name).options.model_fields) if name in METHODS else set()
 
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

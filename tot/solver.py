@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tot.checkpoint import Checkpoint
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
+from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
-from tot.decoders.protocol import Decoder
 from tot.decoders.request import Purpose, Usage
 from tot.registry import load_task
 from tot.search.backends import Backend
@@ -185,7 +185,7 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
 
 
 def _choices(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
-    from tot.decoders.decoder import LocalDecoder
+    from tot.decoders.local import LocalDecoder
 
     return {
         purpose: decoder.choices[purpose]

@@ -10,20 +10,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, get_args
 
 from pydantic import BaseModel, ConfigDict
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain, LookupDrafter
 from tot.decoders.drafting.kept import Kept, model_identity, named
+from tot.decoders.drafting.latency_model import engine_costs, latency_model
+from tot.decoders.drafting.opening import trained_drafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, LatencyModel, SpeculationPlanner
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
 from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.jacobi import Jacobi, Windows
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import Speculation
 from tot.decoders.request import Purpose
 
@@ -162,3 +168,14 @@ def _said(tallies: Mapping[str, _Tally]) -> str:
         for tally, kind in drafts
     ]
     return ", ".join([*parts, *(["else ar" if parts else "ar"] if "" in tallies else [])])
+
+
+def _open(engine: Engine, options: AutoOptions, stack: ExitStack) -> OpenedMethod:
+    trained = trained_drafter(engine, stack)
+    costs = engine_costs(engine), None if trained is None else latency_model(trained.runner)
+    choosing = Choosing(engine, options, costs, trained)
+    stack.callback(choosing.close)
+    return OpenedMethod(partial(Auto, companion=choosing), choosing.drafter, choices=choosing.choices)
+
+
+METHOD = Method(_open, AutoOptions)

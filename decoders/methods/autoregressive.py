@@ -13,6 +13,7 @@ from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.request import ChoiceLogprob
 
 _RETOKENISED = 16
@@ -162,3 +163,6 @@ class Autoregressive:
             if sequence.scorer is not None:
                 sequence.scorer.release()
             self._job.cache.release(sequence.branch)
+
+
+METHOD = Method(lambda engine, options, stack: OpenedMethod(Autoregressive))

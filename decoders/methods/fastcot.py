@@ -12,18 +12,23 @@ All requests share each forward, so nothing is padded and no keys are stripped (
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft
+from tot.decoders.drafting.latency_model import engine_costs
 from tot.decoders.drafting.planner import LatencyModel, SpeculationPlanner
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
 from tot.decoders.methods.autoregressive import ChoiceScorer, DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
 
@@ -262,3 +267,12 @@ def _question(job: Job) -> list[int]:
         texts = [part.content for part in prompt if isinstance(part, Message) and part.role == "user"]
     paragraphs = [paragraph for text in texts for paragraph in text.split("\n\n") if paragraph.strip()]
     return (job.codec.encode(paragraphs[-1], continues=False) if paragraphs else []) or list(job.prompt)
+
+
+def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
+    buffers = Buffers(options.window, engine_costs(engine) if options.window is None else None)
+    shared = Speculation(buffers, options, engine)
+    return OpenedMethod(partial(FastCoT, companion=shared, buffers=buffers, options=options), buffers)
+
+
+METHOD = Method(_open, FastCoTOptions)

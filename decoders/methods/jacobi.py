@@ -10,17 +10,22 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter
+from tot.decoders.drafting.latency_model import engine_costs
 from tot.decoders.drafting.planner import SpeculationPlanner
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
 from tot.decoders.methods.autoregressive import DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import Speculation, Speculative
 
 _PLACES = 8
@@ -126,3 +131,13 @@ class Jacobi(Speculative):
             output.trajectory.append((len(output.tokens) - kept - 1, tuple(draft.tokens)))
         # Node i is token i of the window; after the first wrong one, drawn[i] guesses what comes after it.
         self._windows.saw(self.keys[output.index], kept, [drawn[node].token for node in range(kept, len(draft.tokens))])
+
+
+def _open(engine: Engine, options: JacobiOptions, stack: ExitStack) -> OpenedMethod:
+    windows = Windows(options.n, options.guess)
+    costs = (engine_costs(engine), None) if options.adapt else None
+    shared = Speculation(windows, options, engine, costs)
+    return OpenedMethod(partial(Jacobi, companion=shared, windows=windows, trajectory=options.trajectory), windows)
+
+
+METHOD = Method(_open, JacobiOptions)

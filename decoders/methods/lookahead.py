@@ -10,18 +10,23 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.drafting.drafters import Context, Draft
+from tot.decoders.drafting.latency_model import engine_costs
 from tot.decoders.drafting.planner import SpeculationPlanner
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.acceptance import Coupled, Rule
 from tot.decoders.methods.autoregressive import DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Purpose
 
@@ -185,3 +190,12 @@ class Lookahead(Speculative):
             for branch in columns:
                 self._job.cache.rollback(branch, 0)
         super().release()
+
+
+def _open(engine: Engine, options: LookaheadOptions, stack: ExitStack) -> OpenedMethod:
+    pool = Pool(options.guesses)
+    looking = Looking(pool, options, engine, (engine_costs(engine), None) if options.adapt else None)
+    return OpenedMethod(partial(Lookahead, companion=looking), pool)
+
+
+METHOD = Method(_open, LookaheadOptions)

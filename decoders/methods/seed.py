@@ -11,6 +11,7 @@ import queue
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -18,11 +19,15 @@ import torch
 from pydantic import model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter
+from tot.decoders.drafting.latency_model import engine_costs, latency_model
+from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.timeline import Span
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
 from tot.decoders.methods.autoregressive import DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import DraftingOptions, KConfig, Speculation, Speculative
 from tot.decoders.request import Purpose
 
@@ -177,3 +182,19 @@ def _worker(device: torch.device) -> Executor:
     """One thread, which leaves the other cores to the target."""
     alone = partial(torch.set_num_threads, 1) if device.type == "cpu" else None
     return ThreadPoolExecutor(1, "tot-draft", alone)
+
+
+def _open(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
+    drafter = make_drafter(options.draft, engine, stack)
+    costs = None
+    if options.adapt:
+        costs = engine_costs(engine), None if drafter.runner is None else latency_model(drafter.runner)
+    if options.policy == "packed":
+        packed = Speculation(drafter, options, engine, costs)
+        return OpenedMethod(partial(Speculative, companion=packed), drafter)
+    rounds = Rounds(drafter, options, engine, costs)
+    stack.callback(rounds.close)
+    return OpenedMethod(partial(Scheduled, companion=rounds), drafter)
+
+
+METHOD = Method(_open, SEEDOptions)

@@ -11,20 +11,24 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter
+from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, LatencyModel, SpeculationPlanner
 from tot.decoders.drafting.trial import Trial
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
 from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.request import Purpose
 
 if TYPE_CHECKING:
@@ -335,3 +339,13 @@ class Speculative(Autoregressive):
         for key in self.keys:
             self._speculation.end(key)
         super().release()
+
+
+def _open(engine: Engine, options: SDOptions | MCSDOptions, stack: ExitStack) -> OpenedMethod:
+    drafter = make_drafter(options.draft, engine, stack)
+    shared = Speculation(drafter, options, engine)
+    return OpenedMethod(partial(Speculative, companion=shared), drafter)
+
+
+SD = Method(_open, SDOptions)
+MCSD = Method(_open, MCSDOptions)

@@ -11,6 +11,7 @@ import hashlib
 import importlib.util
 import json
 import re
+from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,6 +106,14 @@ def _from_hub(hub_id: str, advice: str) -> Path:
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ModelError(f"{hub_id} can't be had from the hub ({reason}): {advice}") from error
+
+
+def model_key(model: str | Path) -> Hashable:
+    """Equal where the name means the same files, unchanged."""
+    path = find_model(model)
+    files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
+    stats = [(file.name, file.stat()) for file in files]
+    return str(model), str(path.resolve()), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
 
 
 def draft_folder(target: str, cache_dir: Path | None = None) -> Path:

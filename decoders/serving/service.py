@@ -14,9 +14,10 @@ from functools import partial
 from typing import Any
 
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder
+from tot.decoders.decoder import METHODS, find_method, load_decoder
 from tot.decoders.engine.job import Handle
 from tot.decoders.errors import ModelError, RequestError, unknown
+from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.decoders.serving.asked import Asked
 from tot.decoders.serving.errors import ServingError
@@ -154,7 +155,7 @@ class Service:
             return self._decoders[name]
 
     def _set_up(self, name: str) -> LocalDecoder:
-        fields = METHODS[name].options.model_fields
+        fields = find_method(name).options.model_fields
         options = {key: value for key, value in self._options.items() if key in fields}
         return load_decoder(name, engine=self.engine, **options)
 

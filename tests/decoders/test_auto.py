@@ -30,7 +30,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LatencyModel], None]:
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     def script(target: LatencyModel) -> None:
-        monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: target)
+        monkeypatch.setattr("tot.decoders.methods.auto.engine_costs", lambda engine: target)
 
     return script
 
@@ -293,9 +293,9 @@ def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
 ) -> None:
     costs(FREE)
     monkeypatch.setattr(
-        "tot.decoders.decoder.latency_model", lambda runner, rows=(): LatencyModel((1, 64), (0.001, 0.002))
+        "tot.decoders.methods.auto.latency_model", lambda runner, rows=(): LatencyModel((1, 64), (0.001, 0.002))
     )
-    monkeypatch.setattr("tot.decoders.decoder.warn_if_slow", lambda *_: None)
+    monkeypatch.setattr("tot.decoders.drafting.opening.warn_if_slow", lambda *_: None)
     engine = engines()
     folder = draft_folder("tiny")
     engine.loaded.model.save_pretrained(folder)

@@ -15,7 +15,8 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tot.decoders import Completion, Engine, Request, Sampling, load_decoder, load_model
-from tot.decoders.decoder import LocalDecoder, Ready
+from tot.decoders.local import LocalDecoder
+from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.training.distill.record import TOP, Record, Recorder, load, save
 from tot.decoders.training.distill.train import DraftOptions, agreement, student, train
 
@@ -38,7 +39,7 @@ def engine(target: Any, tokenizer: Any) -> Iterator[Engine]:
 
 def recorded(engine: Engine, requests: Sequence[Request], window: int = 500) -> tuple[list[Record], list[Completion]]:
     recorder = Recorder(window)
-    decoder = LocalDecoder("ar", engine, Ready(recorder.policy), ExitStack(), owns_engine=False)
+    decoder = LocalDecoder("ar", engine, OpenedMethod(recorder.policy), ExitStack(), owns_engine=False)
     return recorder.records, decoder.generate(requests)
 
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.decoder import make_drafter
 from tot.decoders.drafting.drafters import Context, Draft, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
+from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.sampling import Draw, candidates
 
 PADDED = 340

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from tot.decoders import Completion, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.decoder import make_drafter
 from tot.decoders.drafting.drafters import DrafterChain, LookupDrafter, ModelDrafter
 from tot.decoders.drafting.early_exit import first_layers
+from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.engine import Engine
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"]

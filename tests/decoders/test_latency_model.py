@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
-from tot.decoders.decoder import make_drafter
 from tot.decoders.drafting import latency_model as row_costs_module
 from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.drafting.latency_model import FAR_ROWS, ROWS, engine_costs, latency_model, warn_if_slow
+from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.runner import Runner
 

@@ -13,7 +13,7 @@ import yaml
 
 from tot import BFS, Enumerate, Explain, Likelihood, Value, asolve, evaluate, solve
 from tot.decoders import METHODS, OptionError
-from tot.decoders.protocol import LOCAL
+from tot.decoders.decoder import find_method
 
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
 
@@ -148,5 +148,6 @@ def test_a_decoder_that_gives_too_few_or_too_many_completions_is_told_how_many_t
         solve(letters, "q", decoder=Other({}), **SEARCH)
 
 
-def test_the_names_that_are_known_without_torch_are_those_of_the_methods() -> None:
-    assert sorted(METHODS) == sorted(LOCAL)
+def test_every_decoding_method_is_found_by_its_name() -> None:
+    for name in METHODS:
+        assert find_method(name).options().model_config["extra"] == "forbid"

@@ -223,8 +223,8 @@ def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, 
 def test_purposes_may_name_their_decoders_on_one_engine(
     letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tot.decoders.decoder import Ready
     from tot.decoders.methods.autoregressive import Autoregressive
+    from tot.decoders.methods.method import Method, OpenedMethod
 
     jobs: list[Any] = []
 
@@ -232,7 +232,7 @@ def test_purposes_may_name_their_decoders_on_one_engine(
         jobs.append(job)
         return Autoregressive(job)
 
-    monkeypatch.setitem(METHODS, "twin", METHODS["ar"]._replace(set_up=lambda *_: Ready(policy)))
+    monkeypatch.setitem(METHODS, "twin", Method(lambda *_: OpenedMethod(policy)))
     with tiny() as decoder:
         whole = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
         model, tokenizer = decoder.model, decoder.tokenizer

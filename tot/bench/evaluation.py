@@ -20,8 +20,9 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.machine import spread
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.files import write_json
+from tot.decoders.local import LocalDecoder
 from tot.evaluation.run import evaluate
 from tot.machine import describe
 from tot.training.instances import made_up

@@ -23,13 +23,14 @@ from rich.table import Table
 
 from tot.bench.machine import interval, share, spread
 from tot.data import rows
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.drafting.latency_model import engine_costs
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
+from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Completion, Request, Sampling

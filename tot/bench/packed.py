@@ -23,10 +23,11 @@ from rich.table import Table
 from transformers import AttentionInterface
 
 from tot.bench.machine import spread
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.files import write_json
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
+from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
 from tot.machine import describe

@@ -21,10 +21,11 @@ from tot.bench.machine import spread
 from tot.bench.pdos_judge import marks
 from tot.bench.pdos_sides import Side, sides
 from tot.bench.pdos_tasks import Question, multi_document, planning, retrieval
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import ModelError, OptionError, unknown
 from tot.decoders.files import write_json
+from tot.decoders.local import LocalDecoder
 from tot.machine import describe
 
 TASKS = ("retrieval", "planning", "qa")

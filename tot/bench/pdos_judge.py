@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tot.decoders.protocol import Decoder
+from tot.decoders.decoder import Decoder
 from tot.decoders.request import Message, Request
 from tot.evaluators.model import expected
 

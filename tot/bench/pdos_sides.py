@@ -15,7 +15,7 @@ from itertools import groupby
 from statistics import fmean
 
 from tot.bench.pdos_tasks import Example, Question
-from tot.decoders.decoder import LocalDecoder
+from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat, listed
 from tot.decoders.request import Completion, Message, Request, Sampling
 

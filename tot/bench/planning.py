@@ -20,8 +20,9 @@ from rich.table import Table
 
 from tot.data import rows
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.errors import OptionError
+from tot.decoders.local import LocalDecoder
 from tot.evaluators.combine import Combine, Prior, Random
 from tot.evaluators.model import Likelihood
 from tot.generators.base import Enumerate, Sample

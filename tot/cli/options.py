@@ -16,8 +16,8 @@ from annotated_types import Ge
 from pydantic import BaseModel, ConfigDict, Field
 from typer.models import OptionInfo
 
+from tot.decoders.decoder import METHODS, REMOTE
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.protocol import LOCAL, REMOTE
 
 if TYPE_CHECKING:
     from tot.config import SearchConfig
@@ -141,8 +141,8 @@ class SearchOptions(BaseModel):
 
 
 def _decoder(name: str) -> str:
-    if name not in (*LOCAL, *REMOTE):
-        raise OptionError(unknown("decoder", name, (*LOCAL, *REMOTE)))
+    if name not in (*METHODS, *REMOTE):
+        raise OptionError(unknown("decoder", name, (*METHODS, *REMOTE)))
     return name
 
 

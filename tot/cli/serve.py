@@ -61,7 +61,7 @@ def serve_command(
     except ModuleNotFoundError as error:
         raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
     from tot.cli.options import pairs
-    from tot.decoders.decoder import METHODS, load_decoder
+    from tot.decoders.decoder import METHODS, find_method, load_decoder
     from tot.decoders.errors import unknown
     from tot.decoders.serving.limits import KEY_VARIABLE, Limits
     from tot.decoders.serving.service import Service
@@ -83,11 +83,11 @@ def serve_command(
     for method in (decoder, *offered):
         if method not in METHODS:
             raise OptionError(unknown("decoder", method, METHODS))
-    known = {option for method in {decoder, *offered} for option in METHODS[method].options.model_fields}
+    known = {option for method in {decoder, *offered} for option in find_method(method).options.model_fields}
     for option in options:
         if option not in known:
             raise OptionError(unknown(f"option of {', '.join(sorted({decoder, *offered}))}", option, known))
-    own = {option: value for option, value in options.items() if option in METHODS[decoder].options.model_fields}
+    own = {option: value for option, value in options.items() if option in find_method(decoder).options.model_fields}
     with listen(host, port) as listening:
         packing = None if quantize == "none" else quantize
         loaded = load_decoder(decoder, model, dtype=dtype, device=device, kv_budget=kv_budget, quantize=packing, **own)

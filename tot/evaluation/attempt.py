@@ -12,8 +12,8 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from tot.decoders.budget import Meter
+from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.protocol import Decoder
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.questions import Question
 from tot.evaluation.work import Work

@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tot.bench.peak import limit, matrix_rate, read_bandwidth
-from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.parts import LANE
 from tot.decoders.engine.recording import recording
@@ -31,6 +30,7 @@ from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_text
 from tot.decoders.kernels.forward import BYTES
+from tot.decoders.local import LocalDecoder
 from tot.machine import describe
 
 NO_ENGINE = (

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from itertools import islice
 
 from tot.decoders.budget import Meter
+from tot.decoders.decoder import AsyncDecoder, Decoder
 from tot.decoders.errors import OptionError, RequestError
-from tot.decoders.protocol import AsyncDecoder, Decoder
 from tot.decoders.request import Completion, Purpose, Request
 
 DecoderSpec = str | Decoder | Mapping[Purpose, str | Decoder]

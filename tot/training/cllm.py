@@ -17,10 +17,11 @@ from rich.table import Table
 
 from tot.bench.machine import share, spread
 from tot.data import rows
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
+from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Completion, Request, Sampling
 from tot.decoders.training.cllm.trajectories import stationary, windows

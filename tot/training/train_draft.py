@@ -21,10 +21,11 @@ from filelock import FileLock, Timeout
 from rich.console import Console
 
 from tot.data import rows
-from tot.decoders.decoder import LocalDecoder, Ready
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
+from tot.decoders.local import LocalDecoder
+from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.models.loading import LoadedModel, load_model, quiet_transformers
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
@@ -177,7 +178,7 @@ def _windows(engine: Engine, given: Sequence[Path], window: int, most: int) -> l
 
 async def _ask(engine: Engine, recorder: Recorder, asked: Sequence[tuple[int, Task, str]]) -> None:
     """Search each (seed, task, question), all at once, and record what is said."""
-    decoder = LocalDecoder("ar", engine, Ready(recorder.policy), ExitStack(), owns_engine=False)
+    decoder = LocalDecoder("ar", engine, OpenedMethod(recorder.policy), ExitStack(), owns_engine=False)
 
     async def ask(seed: int, task: Task, question: str) -> None:
         chance = random.Random(seed)

@@ -11,15 +11,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from functools import partial
 from itertools import takewhile
 
+from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.errors import RequestError
+from tot.decoders.kernels.rotary import inverse_frequencies
 from tot.decoders.methods.autoregressive import Autoregressive, ChoiceScorer, DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.pdos.steps_block import Block, Head, Line, Step
-from tot.decoders.methods.pdos.steps_format import StepsFormat
+from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat
 from tot.decoders.methods.pdos.steps_output import Passage, SteppedOutput
 
 STEP_KEY = 2**32
@@ -316,3 +321,15 @@ class ParallelSteps(Autoregressive):
                 f"{len(given)} steps need {least} tokens at least, {frame} of them for titles and markers, and there "
                 f"is room for {room}: raise max_tokens, shorten the prompt, or give fewer steps"
             )
+
+
+def _open(engine: Engine, options: PDOSOptions, stack: ExitStack) -> OpenedMethod:
+    form = StepsFormat(options, engine.codec)
+    move = None
+    if options.reuse_keys:
+        inverse_frequencies(engine.loaded.model)
+        move = engine.runner.move
+    return OpenedMethod(partial(ParallelSteps, form=form, chunk=engine.chunk, move=move), prepare=form.prepare)
+
+
+METHOD = Method(_open, PDOSOptions)

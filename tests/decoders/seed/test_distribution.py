@@ -82,8 +82,8 @@ def test_drafting_as_it_pays_keeps_the_distribution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lengths and breadths of drafts follow from what was accepted; what comes out does not."""
-    monkeypatch.setattr("tot.decoders.decoder.engine_costs", lambda engine: LatencyModel((1, 64), (0.01, 0.013)))
-    monkeypatch.setattr("tot.decoders.decoder.latency_model", lambda runner: LatencyModel((1,), (0.001,)))
+    monkeypatch.setattr("tot.decoders.methods.seed.engine_costs", lambda engine: LatencyModel((1, 64), (0.01, 0.013)))
+    monkeypatch.setattr("tot.decoders.methods.seed.latency_model", lambda runner: LatencyModel((1,), (0.001,)))
     counts: Counter[tuple[int, ...]] = Counter()
     asked = {"policy": policy, "rule": rule, "k_config": k_config, "draft": llama(0.3)}
     sampling = Sampling(max_tokens=3, temperature=HEAT, n=16, ignore_eos=True)

@@ -10,7 +10,7 @@ import torch
 
 from tot.bench.gpu.models import SHAPES, build, build_draft, loaded, make_tokenizer, on_a_walk, twin
 from tot.decoders import Engine, Request, Sampling, load_decoder
-from tot.decoders.decoder import make_drafter
+from tot.decoders.drafting.opening import make_drafter
 
 TINY = SHAPES["tiny"]
 CPU = torch.device("cpu")

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from functools import partial
 
 from tot.bench.gpu.sides import Bench, Found, Stages, seconds
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
+from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Request, Sampling
 
 WINDOWS = tuple(range(0, 39, 2))

@@ -17,7 +17,8 @@ from tot.bench.gpu.models import build_draft, on_a_walk
 from tot.bench.gpu.sides import PATIENCE, WARM_UP, Bench, Found, Method, Stages, compared
 from tot.bench.peers.turns import Turns
 from tot.bench.peers.waves import Asked, Wave
-from tot.decoders.decoder import load_decoder, make_drafter
+from tot.decoders.decoder import load_decoder
+from tot.decoders.drafting.opening import make_drafter
 
 DRAFTED = 4
 """Tokens of a draft, a chain."""

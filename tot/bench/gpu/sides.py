@@ -16,9 +16,9 @@ from tot.bench.peers.here import requests
 from tot.bench.peers.side import Work
 from tot.bench.peers.turns import Results
 from tot.bench.peers.waves import Wave
-from tot.decoders.decoder import LocalDecoder
 from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.engine.engine import Engine
+from tot.decoders.local import LocalDecoder
 from tot.decoders.metrics import Metrics
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request

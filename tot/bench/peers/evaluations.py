@@ -12,7 +12,8 @@ from collections.abc import Callable, Sequence
 
 from tot.bench.machine import spread
 from tot.bench.peers.goals import Goal
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
+from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Request, Sampling
 from tot.evaluators.model import Explain
 from tot.search import BFS

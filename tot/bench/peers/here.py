@@ -12,7 +12,8 @@ import torch
 
 from tot.bench.peers.side import SideError, Work, drawn
 from tot.bench.peers.waves import Asked, Wave, new_tokens
-from tot.decoders.decoder import LocalDecoder, load_decoder
+from tot.decoders.decoder import load_decoder
+from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Request, Sampling
 from tot.machine import describe

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.decoder import LocalDecoder
+from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request
 from tot.search import BFS
 from tot.solver import solve

@@ -1,0 +1,40 @@
+"""A decoding method, as `load_decoder` finds it by name: how it is opened on an engine, and its options.
+
+METHOD = Method(lambda engine, options, stack: OpenedMethod(MyPolicy))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+from pydantic import BaseModel, ConfigDict
+
+from tot.decoders.drafting.drafters import Drafter
+from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.job import PolicyFactory
+from tot.decoders.request import Purpose, Request
+
+
+class NoOptions(BaseModel):
+    """For a method that has nothing to set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OpenedMethod(NamedTuple):
+    """A method on one engine: the policy that each request gets, and what drafts."""
+
+    policy: PolicyFactory
+    drafter: Drafter | None = None
+    prepare: Callable[[Request], Request] | None = None
+    """What it does to a request beforehand: adds instructions to the prompt, say."""
+    choices: Callable[[], dict[Purpose, str]] = dict
+    """What it chose by itself so far."""
+
+
+class Method(NamedTuple):
+    open: Callable[[Engine, Any, ExitStack], OpenedMethod]
+    """On an engine, with options; the stack closes what its requests share."""
+    options: type[BaseModel] = NoOptions
