@@ -1,8 +1,10 @@
-"""A mean with its 95% interval: Wilson's for shares, by bootstrap for all else, also for paired differences."""
+"""A mean with its 95% interval: Wilson's for shares, by bootstrap for all else, also for paired differences; and what
+is said of repeated measurements."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -45,3 +47,9 @@ def bootstrap(values: Sequence[float]) -> Estimate:
         return Estimate(mean, mean, mean)
     found = resample((np.asarray(values),), np.mean, n_resamples=2000, batch=50, method="percentile", rng=0)
     return Estimate(mean, float(found.confidence_interval.low), float(found.confidence_interval.high))
+
+
+def spread(values: Sequence[float], form: str = ".1f") -> str:
+    """The median of at least one value with the range seen, such as "226.1 (221.0 to 230.4)"."""
+    middle = f"{statistics.median(values):{form}}"
+    return middle if len(values) == 1 else f"{middle} ({min(values):{form}} to {max(values):{form}})"

@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from tot.bench.peak import limit, matrix_rate, read_bandwidth
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.parts import LANE
 from tot.decoders.engine.recording import recording
@@ -31,7 +30,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.files import write_text
 from tot.decoders.kernels.forward import BYTES
 from tot.decoders.local import LocalDecoder
-from tot.machine import describe
+from tot.machine import describe, limit, matrix_rate, read_bandwidth
 
 NO_ENGINE = (
     "a profile is of a model that runs here, and none does: leave profile out, or take a decoder other than openai and "

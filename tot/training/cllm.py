@@ -15,7 +15,6 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import share, spread
 from tot.data import rows
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
@@ -25,6 +24,7 @@ from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Completion, Request, Sampling
 from tot.decoders.training.cllm.trajectories import stationary, windows
+from tot.evaluation.estimate import estimate, spread
 from tot.machine import describe
 from tot.registry import load_task
 
@@ -159,14 +159,13 @@ def _first_table(sides: Sequence[_Side], asked: Sequence[Question], console: Con
             for question, answer in zip(asked, side.answers, strict=True)
             if question.score is not None
         ]
-        score, unchanged = share(scores), share([float(one) for one in same])
         table.add_row(
             side.name,
             spread(side.speeds),
             f"{statistics.median(ratios):.2f}x",
             f"{side.tokens_per_forward:.2f}",
-            score if scored else "",
-            unchanged,
+            estimate(scores).said(".0%") if scored else "",
+            estimate([float(one) for one in same]).said(".0%"),
         )
         numbers[side.name] = {
             "speeds": side.speeds,

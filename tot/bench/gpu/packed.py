@@ -14,13 +14,13 @@ import torch
 
 from tot.bench.gpu.gauge import Watched
 from tot.bench.gpu.sides import PATIENCE, WARM_UP, Bench, Found, Method, Stages, compared
-from tot.bench.peak import limit, matrix_rate, read_bandwidth
 from tot.bench.peers.here import Generate
 from tot.bench.peers.side import branches
 from tot.bench.peers.turns import Turns
 from tot.bench.peers.waves import Wave
 from tot.decoders.decoder import load_decoder
 from tot.decoders.models.loading import quiet_transformers
+from tot.machine import limit, matrix_rate, read_bandwidth
 
 _HELD = 1.25
 """Keys and values that transformers holds at most, over those of all branches: it copies a layer's to add to them."""
