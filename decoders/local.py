@@ -12,8 +12,8 @@ from tot.decoders.budget import Meter
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Handle
-from tot.decoders.engine.memory import give_back
 from tot.decoders.errors import RequestError, TotError
+from tot.decoders.memory import give_back
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Completion, Purpose, Request
 

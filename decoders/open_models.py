@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.memory import give_back
 from tot.decoders.errors import TotError
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
+from tot.decoders.memory import give_back
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import model_key
 

@@ -23,18 +23,17 @@ import torch
 from tot.decoders.budget import Meter
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.output import Output
-from tot.decoders.engine.parts import LANE, part, recorded
 from tot.decoders.engine.recording import load_of
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Sampled, read
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
 from tot.decoders.metrics import Metrics
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Purpose, Request
+from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
 
 log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -316,7 +315,7 @@ class Engine:
         for companion in filter(None, companions.values()):
             jobs = [job for job in ready if job.policy.companion is companion]
             try:
-                with part("draft"):
+                with span("draft"):
                     companion.prepare([job.policy for job in jobs])
             except Exception as error:
                 log.exception("%s has failed", type(companion).__name__)
@@ -334,7 +333,7 @@ class Engine:
         """Run the feeds, read the logits, let the policies commit and count what was spent."""
         times = [began, time.perf_counter()]
         try:
-            with part("forward"):
+            with span("forward"):
                 forward = self.runner.forward(feeds)
             times.append(time.perf_counter())
             wanted = [
@@ -344,7 +343,7 @@ class Engine:
             ]
             rows = [row for row, _ in wanted]
             logits = forward.logits if rows == list(range(len(forward.logits))) else forward.logits[rows]
-            with part("sampling"):
+            with span("sampling"):
                 sampled = iter(read(logits, [want for _, want in wanted]) if wanted else ())
         except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
             log.exception("a forward pass failed")
@@ -359,7 +358,7 @@ class Engine:
             job.computed += max(0, min(feed.stop, len(job.prompt)) - own)
         for meter in {id(job.meter): job.meter for job in owners}.values():
             meter.count(forwards=1)
-        with part("commit"):
+        with span("commit"):
             self._commit(reads, proposals, failed)
         self._book(feeds, owners, load, drafting, *times)
 

@@ -25,11 +25,10 @@ from torch import nn
 from transformers import AttentionInterface
 
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.parts import LANE, timed
 from tot.decoders.engine.runner import Chunk, Forward
-from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import TotError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
+from tot.decoders.timeline import LANE, Load, Span, Timeline, timed
 
 if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine

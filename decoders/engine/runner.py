@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from transformers import AttentionInterface
 
-from tot.decoders.engine.cascade import Run
-from tot.decoders.engine.memory import free_memory
 from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
 from tot.decoders.engine.sampling import Read
 from tot.decoders.errors import ModelError, OptionError
@@ -27,7 +25,9 @@ from tot.decoders.kernels.forward import NativeForward, Quantization, native_for
 from tot.decoders.kernels.kernel import kernel_for
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.rotary import inverse_frequencies, turned
+from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import make_tiles
+from tot.decoders.memory import free_memory
 
 _SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""

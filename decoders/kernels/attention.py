@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tot.decoders.engine.cascade import Run, cascade
+from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
 if TYPE_CHECKING:
     from tot.decoders.kernels.kernel import Kernel
@@ -75,7 +75,7 @@ def make_blocks(
     runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[list[int], tuple[Block, ...]]:
     """Cut the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers."""
-    shares, tails = cascade(runs, _WORTH_SHARING)
+    shares, tails = shared_prefixes(runs, _WORTH_SHARING)
     first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
     total = int(first_row[-1])
     minus = torch.finfo(dtype).min

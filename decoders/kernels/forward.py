@@ -16,13 +16,13 @@ from typing import Any, Literal, NamedTuple, get_args
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.engine.memory import free_memory
-from tot.decoders.engine.parts import counted
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.attention import Plan
 from tot.decoders.kernels.kernel import SIZES, CTiles, kernel_options
 from tot.decoders.kernels.native import address, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed
+from tot.decoders.memory import free_memory
+from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8", "int8-dynamic"]
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -176,7 +176,7 @@ class NativeForward:
             self._space = torch.empty(needed, dtype=torch.float32)
         batch.space = self._space.data_ptr()
         functions.forward(byref(self._model), byref(batch))
-        counted({"linear": seconds[0], "attention": seconds[1]})
+        add_spans({"linear": seconds[0], "attention": seconds[1]})
         return logits
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -12,8 +12,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.engine.memory import free_memory
 from tot.decoders.kernels.native import log_once
+from tot.decoders.memory import free_memory
 
 _ROWS = 32
 """What weights are packed for; other numbers of rows run nearly as well."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tot.decoders.engine.cascade import Run, cascade
+from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
 _ROWS = 16
 """Of a tile, at most: TILE in attention.c."""
@@ -39,7 +39,7 @@ class Tiles(NamedTuple):
 
 def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
     """Cut the attention of `runs`. Returns the packing order of the runs, and the tiles in row numbers."""
-    shares, tails = cascade(runs, _WORTH_SHARING)
+    shares, tails = shared_prefixes(runs, _WORTH_SHARING)
     first_row = [0]
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)

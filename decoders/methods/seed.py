@@ -24,12 +24,12 @@ from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.timeline import Span
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
 from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import DraftingOptions, KConfig, Speculation, Speculative
 from tot.decoders.request import Purpose
+from tot.decoders.timeline import Span
 
 if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._dynamo.utils import counters
 
-from tot.decoders.engine.cascade import Run, cascade
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
+from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 
@@ -26,12 +26,12 @@ def run(path: list[int] | range, rows: int = 1) -> Run:
 
 
 def cut(runs: list[Run]) -> tuple[list[tuple[int, int, list[int]]], list[tuple[int, int]]]:
-    """`cascade`, as plain values: (first tail, past the last, slots) of each share, (run, depth) of each tail."""
-    shares, tails = cascade(runs, 256)
+    """As plain values: (first tail, past the last, slots) of each share, (run, depth) of each tail."""
+    shares, tails = shared_prefixes(runs, 256)
     return [(s.first, s.last, s.slots.tolist()) for s in shares], [tuple(tail) for tail in tails]
 
 
-# -- cascade ----------------------------------------------------------------------------------
+# -- shared prefixes ----------------------------------------------------------------------------
 
 
 def test_nothing_to_run_is_nothing_to_cut() -> None:
@@ -95,7 +95,7 @@ def slots_of(stretches: list[tuple[int, int]]) -> list[int]:
 @given(paths)
 def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
     runs = [run(path, min(rows, len(path))) for path, rows in ((slots_of(way), rows) for way, rows in drawn)]
-    shares, tails = cascade(runs, 256)
+    shares, tails = shared_prefixes(runs, 256)
     assert sorted(tail.run for tail in tails) == list(range(len(runs)))
     for i, tail in enumerate(tails):
         of_run = [share.slots for share in shares if share.first <= i < share.last]

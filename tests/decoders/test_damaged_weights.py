@@ -12,10 +12,10 @@ import torch
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.engine import sampling
-from tot.decoders.engine.cascade import Run
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.kernels.attention import attend, attend_in_steps
 from tot.decoders.kernels.kernel import kernel_for, kernel_options
+from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import make_tiles
 
 CPU = torch.device("cpu")

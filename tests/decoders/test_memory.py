@@ -14,8 +14,8 @@ import psutil
 import pytest
 import torch
 
-from tot.decoders import Engine, RequestError, load_decoder, load_model
-from tot.decoders.engine import memory, runner
+from tot.decoders import Engine, RequestError, load_decoder, load_model, memory
+from tot.decoders.engine import runner
 
 CPU = torch.device("cpu")
 CYCLES = """

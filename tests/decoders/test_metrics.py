@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
 from tot.decoders.drafting.drafters import ModelDrafter
-from tot.decoders.engine.timeline import Span, Timeline
 from tot.decoders.metrics import Metrics
+from tot.decoders.timeline import Span, Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 METHODS: list[tuple[str, dict[str, Any]]] = [

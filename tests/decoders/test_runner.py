@@ -67,15 +67,15 @@ def bench(make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]) -
 def shares(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """For each forward, the lengths of the stretches that were computed once for many."""
     seen: list[list[int]] = []
-    cascade = attention.cascade  # of blocks for torch, and of tiles for the kernels in C
+    found = attention.shared_prefixes  # of blocks for torch, and of tiles for the kernels in C
 
     def spy(runs: Any, worth: int) -> Any:
-        result = cascade(runs, worth)
+        result = found(runs, worth)
         seen.append([len(share.slots) for share in result[0]])
         return result
 
-    monkeypatch.setattr(attention, "cascade", spy)
-    monkeypatch.setattr(tiles, "cascade", spy)
+    monkeypatch.setattr(attention, "shared_prefixes", spy)
+    monkeypatch.setattr(tiles, "shared_prefixes", spy)
     return seen
 
 

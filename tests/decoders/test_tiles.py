@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from tot.decoders.engine.cascade import Run
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import native
 from tot.decoders.kernels.kernel import Kernel, kernel_for
+from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import make_tiles
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ import pytest
 
 from tot import BFS, solve
 from tot.decoders import OptionError
-from tot.decoders.engine.timeline import Load, Span, Timeline
+from tot.decoders.timeline import Load, Span, Timeline
 from tot.report.profiling import Achieved, Demand, Layers, Profile
 
 DECODE, PREFILL = ("generate", "decode"), ("evaluate", "prefill")

@@ -13,7 +13,7 @@ from tot.bench.decoders_sides import Bench, Group
 from tot.bench.machine import spread
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.drafting.early_exit import first_layers
-from tot.decoders.engine.memory import free_memory
+from tot.decoders.memory import free_memory
 from tot.decoders.models.loading import LoadedModel, load_model
 from tot.decoders.models.model_names import draft_folder
 

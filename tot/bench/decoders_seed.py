@@ -8,9 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from tot.bench.decoders_sides import Bench, Group
-from tot.decoders.engine.timeline import Timeline
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Purpose
+from tot.decoders.timeline import Timeline
 from tot.report.plots import gantt, save, utilisation
 
 

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.engine.timeline import Timeline
 from tot.decoders.errors import OptionError
+from tot.decoders.timeline import Timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -23,13 +23,12 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.parts import LANE
 from tot.decoders.engine.recording import recording
-from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_text
 from tot.decoders.kernels.forward import BYTES
 from tot.decoders.local import LocalDecoder
+from tot.decoders.timeline import LANE, Load, Span, Timeline
 from tot.machine import describe, limit, matrix_rate, read_bandwidth
 
 NO_ENGINE = (

@@ -12,10 +12,9 @@ from torch import nn
 from transformers import AttentionInterface
 
 from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
-from tot.decoders.engine.parts import LANE, counted, part, recorded, timed
 from tot.decoders.engine.recording import recording
-from tot.decoders.engine.timeline import Load, Span, Timeline
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
+from tot.decoders.timeline import LANE, Load, Span, Timeline, add_spans, recorded, span, timed
 
 Serve = Callable[..., LocalDecoder]
 PARTS = {"forward", "sampling", "commit"}
@@ -58,16 +57,16 @@ def ask(prompt: str = "The sum of 10 and 11", tokens: int = 6, purpose: Any = "g
 
 
 def test_parts_are_exclusive_and_sum_up_to_the_time_that_went_by(clock: Script, timeline: Timeline) -> None:
-    with part("forward"):
+    with span("forward"):
         clock.now = 1.0
-        with part("attention"):
+        with span("attention"):
             clock.now = 4.0
-            with part("linear"):
+            with span("linear"):
                 clock.now = 9.0
-        with part("linear"):
+        with span("linear"):
             clock.now = 11.0
         clock.now = 12.5
-    with part("sampling"):
+    with span("sampling"):
         clock.now = 20.0
     assert kinds(timeline) == [
         ("forward/attention/linear", 5.0),
@@ -80,7 +79,7 @@ def test_parts_are_exclusive_and_sum_up_to_the_time_that_went_by(clock: Script, 
 
 
 def test_of_spans_at_the_same_time_the_last_recorded_holds_the_others(clock: Script, timeline: Timeline) -> None:
-    with part("forward"), part("attention"):
+    with span("forward"), span("attention"):
         clock.now = 2.0
     assert kinds(timeline) == [("forward/attention", 2.0), ("forward", 0.0)]
 
@@ -96,9 +95,9 @@ def test_a_timed_function_is_a_part_and_says_what_it_said(clock: Script, timelin
 
 
 def test_seconds_counted_elsewhere_are_parts_that_end_now(clock: Script, timeline: Timeline) -> None:
-    with part("forward"):
+    with span("forward"):
         clock.now = 10.0
-        counted({"linear": 6.0, "attention": 3.0})
+        add_spans({"linear": 6.0, "attention": 3.0})
         clock.now = 10.5
     assert kinds(timeline) == [("forward/linear", 6.0), ("forward/attention", 3.0), ("forward", 1.5)]
     assert [span.began for span in timeline.spans] == [1.0, 7.0, 0.0]
@@ -106,22 +105,22 @@ def test_seconds_counted_elsewhere_are_parts_that_end_now(clock: Script, timelin
 
 def test_parts_are_recorded_on_detailed_timelines_only(clock: Script) -> None:
     plain = Timeline(clock)
-    with recorded(plain), part("forward"):
+    with recorded(plain), span("forward"):
         clock.now = 1.0
-    with recorded(None), part("forward"):
+    with recorded(None), span("forward"):
         clock.now = 2.0
-        counted({"linear": 1.0})
+        add_spans({"linear": 1.0})
     detailed = Timeline(clock, detailed=True)
     with recorded(detailed):
         pass
-    with part("forward"):
+    with span("forward"):
         clock.now = 3.0
     assert plain.spans == detailed.spans == []
 
 
 def test_parts_break_no_compiled_graph(timeline: Timeline) -> None:
     def function(values: torch.Tensor) -> torch.Tensor:
-        with part("attention"):
+        with span("attention"):
             return values * 2
 
     compiled = torch.compile(function, backend="eager", fullgraph=True)

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request
-from tot.decoders.engine.timeline import Timeline
 from tot.decoders.methods.seed import Rounds, Scheduled, SEEDOptions
+from tot.decoders.timeline import Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Request
-from tot.decoders.engine.timeline import Timeline
+from tot.decoders.timeline import Timeline
 
 ROUNDS: dict[str, Any] = {"policy": "rounds", "adapt": False, "k_config": (2, 1)}
 

@@ -9,8 +9,8 @@ from typing import Any
 from tot.bench.machine import spread
 from tot.bench.peers.goals import Goal
 from tot.bench.peers.here import Tot
-from tot.decoders.engine.timeline import Load
 from tot.decoders.request import Request, Sampling
+from tot.decoders.timeline import Load
 from tot.machine import limit, matrix_rate, read_bandwidth
 from tot.report.profiling import Demand
 

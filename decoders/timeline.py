@@ -1,12 +1,27 @@
-"""Who did what when: spans of seconds in lanes, and a queue's length, for pictures and profiles of a run."""
+"""Who did what when: spans of seconds in lanes, and a queue's length, for pictures and profiles of a run.
+
+What a thread is at within a step of the engine is said by `with span("attention"): ...`, which is free unless that step
+is recorded in detail.
+"""
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, ParamSpec, TypeVar
+
+import torch
+
+LANE = "engine"
+"""Where on a timeline the spans of steps are."""
+
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
+_NOTHING = nullcontext()
 
 
 class Load(NamedTuple):
@@ -120,3 +135,47 @@ def _described(span: Span) -> dict[str, Any]:
         return {} if span.branch is None else {"args": {"branch": span.branch}}
     rows = {f"{purpose}, {kind}": count for (purpose, kind), count in span.load.rows.items()}
     return {"args": {"rows": rows, **{name: getattr(span.load, name) for name in ("reads", "keys", "slots")}}}
+
+
+_recorded_on: ContextVar[Timeline | None] = ContextVar("tot_timeline", default=None)
+
+
+def span(kind: str) -> AbstractContextManager[None]:
+    """A span of the step that this thread is in, if that is recorded in detail. None in compiled code."""
+    timeline = None if torch.compiler.is_compiling() else _recorded_on.get()
+    return _NOTHING if timeline is None else timeline.span(LANE, kind)
+
+
+def add_spans(seconds: Mapping[str, float]) -> None:
+    """Spans that end now, end to end, whose seconds by kind were counted elsewhere (in C, say)."""
+    timeline = _recorded_on.get()
+    if timeline is None:
+        return
+    began = timeline.clock() - sum(seconds.values())
+    for kind, took in seconds.items():
+        timeline.spans.append(Span(LANE, kind, began, began + took))
+        began += took
+
+
+def timed(kind: str, function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """The function, each call of it a span."""
+
+    @functools.wraps(function)
+    def run(*args: _P.args, **kwargs: _P.kwargs) -> _T:
+        with span(kind):
+            return function(*args, **kwargs)
+
+    return run
+
+
+@contextmanager
+def recorded(timeline: Timeline | None) -> Iterator[None]:
+    """Has this thread's spans recorded on the timeline, if it is a detailed one."""
+    if timeline is None or not timeline.detailed:
+        yield
+        return
+    token = _recorded_on.set(timeline)
+    try:
+        yield
+    finally:
+        _recorded_on.reset(token)

@@ -35,7 +35,7 @@ class Tail(NamedTuple):
     depth: int
 
 
-def cascade(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[Tail]]:
+def shared_prefixes(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[Tail]]:
     """Find the stretches of path worth computing once for many runs: `worth` keys times rows saved, and more.
 
     Returns the shared stretches, each with the range of tails it serves, and the tails in the order in which they are
