@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tot.decoders.engine.timeline import Load
+from tot.decoders.timeline import Load
 from tot.machine import limit, matrix_rate, read_bandwidth
 from tot.report.profiling import Demand
 
