@@ -3,7 +3,12 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+_Model = TypeVar("_Model", bound=BaseModel)
 
 
 class TotError(Exception):
@@ -32,3 +37,22 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     return f"unknown {kind} {name!r}{hint}: choose one of {', '.join(known)}"
+
+
+def readable(error: ValidationError) -> str:
+    """What is wrong first, such as "max_tokens = 0: Input should be greater than or equal to 1"."""
+    first = error.errors(include_url=False)[0]
+    return f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
+
+
+def made(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Model:
+    """An options model from values by name. Raises OptionError that says which of `what` can't be taken, without the
+    value, which may be a secret, and which there are."""
+    try:
+        return cls(**options)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = f", option {'.'.join(map(str, first['loc']))}" if first["loc"] else ""
+        known = ", ".join(cls.model_fields) or "none"
+        reason = first["msg"].removeprefix("Value error, ")
+        raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None

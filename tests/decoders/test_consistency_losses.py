@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tot.decoders.training.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.training.options import Divergence
 
 PROMPT = [11, 12, 13]
 RESPONSE = [21, 22, 23, 24, 25, 26, 27]

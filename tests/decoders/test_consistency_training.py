@@ -22,8 +22,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
 from tot.decoders.training.cllm.losses import Window, layout
-from tot.decoders.training.cllm.train import CHECKPOINT, CURVE, TrainOptions, train
-from tot.decoders.training.cllm.trajectories import CollectOptions, collect, trajectories
+from tot.decoders.training.cllm.train import CHECKPOINT, CURVE, train
+from tot.decoders.training.cllm.trajectories import collect, trajectories
+from tot.decoders.training.options import CollectOptions, TrainOptions
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 WORDS = ("alpha", "bravo", "delta", "gamma", "omega", "sigma", "theta", "kappa")

@@ -18,7 +18,8 @@ from tot.decoders import Completion, Engine, Request, Sampling, load_decoder, lo
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.training.distill.record import TOP, Record, Recorder, load, save
-from tot.decoders.training.distill.train import DraftOptions, agreement, student, train
+from tot.decoders.training.distill.train import agreement, student, train
+from tot.decoders.training.options import DraftOptions
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 

@@ -20,9 +20,8 @@ from scipy.stats import binomtest
 from tot.decoders import OptionError
 from tot.evaluation.compare import compare, picture, table
 from tot.evaluation.estimate import Estimate, bootstrap, estimate
-from tot.evaluation.progress import Progress
+from tot.evaluation.progress import Progress, tracker
 from tot.evaluation.results import summarise
-from tot.evaluation.tracking import tracker
 
 
 def sample(index: int, score: float, tokens: int, repeat: int = 0, **other: Any) -> dict[str, Any]:

@@ -3,29 +3,30 @@
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any
+from typing import Any
 
 import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
 from tot import Budget, load_task
-from tot.cli.options import SearchOptions, is_given, takes
+from tot.cli.options import is_given, takes
 from tot.decoders import OptionError
+from tot.options import SearchOptions
 
 
 class Base(BaseModel):
     """Options of several commands."""
 
-    names: Annotated[list[str], typer.Option(help="Some.")] = []
+    names: list[str] = Field([], description="Some.")
 
 
 class Few(Base):
     """Options of a command made here."""
 
-    place: Annotated[str, typer.Option(help="Has to be somewhere.")]
+    place: str = Field(description="Has to be somewhere.")
     hidden: int = 1
-    size: Annotated[int | None, Field(ge=2), typer.Option(help="How large.")] = None
+    size: int | None = Field(None, ge=2, description="How large.")
 
 
 @pytest.fixture
@@ -76,20 +77,17 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
         model="none", decoder="generate=seed, evaluate=ar", decoder_option=["k=4"], breadth=2, budget_tokens=9,
         temperature=0.5,
     )  # fmt: skip
-    assert options.model_name is None
-    assert options.decoders == {"generate": "seed", "evaluate": "ar"}
-    assert options.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": None, "k": "4"}
-    assert options.budget == {"tokens": 9, "forwards": None, "seconds": None, "nodes": None}
     config = options.config(load_task("gsm8k"))
     assert (config.search.breadth, config.generator.temperature) == (2, 0.5)
-    assert (config.model, config.decoder, config.budget) == (None, options.decoders, Budget(tokens=9))
-    assert config.model_options == options.model_options
+    assert (config.model, config.decoder) == (None, {"generate": "seed", "evaluate": "ar"})
+    assert config.budget == Budget(tokens=9)
+    assert config.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": None, "k": "4"}
 
 
 def test_what_can_not_be_read_is_refused() -> None:
     with pytest.raises(OptionError, match=r"--decoder 'generate=' can't be read"):
-        _ = SearchOptions(decoder="generate=").decoders
+        SearchOptions(decoder="generate=").config(load_task("gsm8k"))
     with pytest.raises(OptionError, match=r"--decoder-option 'dtype=fp32' can't be read"):
-        _ = SearchOptions(decoder_option=["dtype=fp32"]).model_options
+        SearchOptions(decoder_option=["dtype=fp32"]).config(load_task("gsm8k"))
     with pytest.raises(ValidationError, match="max_tokens"):
         SearchOptions(max_tokens=0)

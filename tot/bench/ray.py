@@ -18,8 +18,7 @@ from rich.table import Table
 from tot.bench.machine import spread
 from tot.decoders.files import write_json
 from tot.decoders.models.loading import resolve_device, resolve_dtype
-from tot.evaluation.executors import require_ray
-from tot.evaluation.run import evaluate
+from tot.evaluation.run import evaluate, require_ray
 from tot.machine import describe
 
 SIDES, GOAL = (1, 2), 1.4

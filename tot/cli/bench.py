@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from tot.cli import fastcot, pdos, peers, serve
+from tot.cli.options import writable
 from tot.decoders.errors import OptionError
+from tot.options import pairs
+from tot.report.terminal import console
 
 app = typer.Typer(
     no_args_is_help=True, help="Benchmarks: both sides in one run, ratios printed.", rich_markup_mode=None
@@ -30,7 +31,7 @@ def packed_command(
     """Packed decoding against model.generate: speed, reuse of prompts, cost of attention, memory."""
     from tot.bench.packed import run
 
-    run(model, rounds, out, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+    run(model, rounds, out, console())
 
 
 @app.command("decoders")
@@ -49,15 +50,12 @@ def decoders_command(
 ) -> None:
     """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
     from tot.bench.decoders import run
-    from tot.cli.options import pairs
-    from tot.cli.settings import checked
 
     try:
         heats = [float(heat) for heat in temperatures.split(",")]
     except ValueError:
         raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, checked(out), console)
+    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, writable(out), console())
 
 
 @app.command("planning")
@@ -72,7 +70,7 @@ def planning_command(
     """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
     from tot.bench.planning import run
 
-    run(data, model, count, steps, nodes, seeds, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+    run(data, model, count, steps, nodes, seeds, console())
 
 
 @app.command("eval")
@@ -90,8 +88,7 @@ def eval_command(
     """Evaluating many questions at once against one at a time; what evaluating costs beside decoding."""
     from tot.bench.evaluation import run
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(task, data, model, searches.split(), limit, max_tokens, concurrency, rounds, out, console)
+    run(task, data, model, searches.split(), limit, max_tokens, concurrency, rounds, out, console())
 
 
 @app.command("ray")
@@ -108,11 +105,9 @@ def ray_command(
 ) -> None:
     """Two Ray workers of one core each against one, on the same questions."""
     from tot.bench.ray import run
-    from tot.cli.settings import checked
 
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    place = None if out is None else checked(out)
-    run(task, data, model, limit, concurrency, rounds, place, console, search=search, max_tokens=max_tokens)
+    place = None if out is None else writable(out)
+    run(task, data, model, limit, concurrency, rounds, place, console(), search=search, max_tokens=max_tokens)
 
 
 @app.command("servers")
@@ -130,11 +125,9 @@ def servers_command(
 ) -> None:
     """All requests of a level in flight at an OpenAI-compatible server, against one request at a time."""
     from tot.bench.servers import Asked, run
-    from tot.cli.settings import checked
 
     asked = Asked(base_url, model, data, task, search, limit, max_tokens, concurrency)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(asked, rounds, None if out is None else checked(out), console)
+    run(asked, rounds, None if out is None else writable(out), console())
 
 
 @app.command("gpu")
@@ -160,7 +153,6 @@ def gpu_command(
     """Packed decoding against model.generate, parallel steps, SEED and FastCoT on models of 7B's sizes, in bfloat16."""
     from tot.bench.gpu.run import Options, run
     from tot.bench.gpu.sides import Amounts
-    from tot.cli.settings import checked
 
     try:
         counts = tuple(sorted({int(count) for count in branches.split(",")}))
@@ -170,5 +162,5 @@ def gpu_command(
         raise OptionError(f"--branches {branches!r} can't be read: write numbers from 1 on, such as 1,16")
     amounts = Amounts(counts, new_tokens, rounds, acceptance)
     sizes, measured = (tuple(name.strip() for name in given.split(",")) for given in (shapes, parts))
-    options = Options(checked(out), sizes, measured, device, minutes, amounts)
-    run(options, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+    options = Options(writable(out), sizes, measured, device, minutes, amounts)
+    run(options, console())

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterable
-from enum import StrEnum
 from itertools import chain, islice
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
-from rich.console import Console
+
+from tot.cli.options import is_given, takes, writable
+from tot.decoders.errors import OptionError
+from tot.decoders.training.options import CollectOptions, TrainOptions
+from tot.report.terminal import console, counting
 
 app = typer.Typer(
     no_args_is_help=True,
@@ -25,20 +27,11 @@ Prompts = Annotated[list[Path] | None, typer.Option(help="Files of prompts: .jso
 Column = Annotated[str, typer.Option(help="The column of --prompts that holds the prompt.")]
 MaxTokens = Annotated[int, typer.Option(min=2, help="Most new tokens of a text.")]
 Limit = Annotated[int | None, typer.Option(min=1, help="Take so many questions.")]
-
-
-class Loss(StrEnum):
-    GLOBAL = "global"
-    LOCAL = "local"
-
-
-class Divergence(StrEnum):
-    FORWARD_KL = "forward_kl"
-    REVERSE_KL = "reverse_kl"
-    JSD = "jsd"
+Offset = Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")]
 
 
 @app.command("collect")
+@takes(CollectOptions)
 def collect_command(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder to write trajectories to; one that was begun is gone on with.")],
@@ -46,100 +39,76 @@ def collect_command(
     prompts: Prompts = None,
     column: Column = "prompt",
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    n: Annotated[int, typer.Option(min=2, max=128, help="Tokens of a window.")] = 16,
     max_tokens: MaxTokens = 128,
     limit: Limit = None,
-    offset: Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")] = 0,
+    offset: Offset = 0,
     solutions: Annotated[
         bool, typer.Option(help="Keep the rows' own solutions instead, to fine-tune a model on a task first.")
     ] = False,
-    augment: Annotated[float, typer.Option(min=0, max=1, help="Chance of a wrong token to be corrected.")] = 0.3,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Decode questions by Jacobi iteration and keep the trajectories."""
     from tot.decoders.engine.engine import Engine
-    from tot.decoders.errors import OptionError
     from tot.decoders.models.loading import load_model
-    from tot.decoders.training.cllm.trajectories import CollectOptions, collect, given
-    from tot.report.terminal import counting
+    from tot.decoders.training.cllm import trajectories
     from tot.training.cllm import NOTHING_TO_ASK, questions_of
 
-    stop = None if limit is None else offset + limit
     if solutions and prompts:
         raise OptionError("--prompts have no solutions: leave them or --solutions out")
-    for name in ("n", "augment", "max_tokens", "seed") if solutions else ():
-        source = context.get_parameter_source(name)
-        if source is not None and source.name != "DEFAULT":
-            raise OptionError(
-                f"--{name.replace('_', '-')} is about texts that a model writes: leave it or --solutions out"
-            )
-    asked = islice(questions_of(questions or [], prompts or [], column, max_tokens, solutions), offset, stop)
+    for name in [*given, "max_tokens"] if solutions else ():
+        if is_given(context, name):
+            flag = name.replace("_", "-")
+            raise OptionError(f"--{flag} is about texts that a model writes: leave it or --solutions out")
+    asked = islice(
+        questions_of(questions or [], prompts or [], column, max_tokens, solutions),
+        offset,
+        None if limit is None else offset + limit,
+    )
     first = next(asked, None)
     if first is None:
         raise OptionError(NOTHING_TO_ASK)
-    if solutions:
-        texts = ((one.request, one.solution or "") for one in chain([first], asked))
-        with counting("writing", limit, _console()) as tell:
-            given(load_model(model), texts, out, lambda count: tell(count, f"{count} texts"))
-        return
-    options = CollectOptions(n=n, augment=augment, seed=seed)
-    with Engine(load_model(model)) as engine, counting("collecting", limit, _console()) as tell:
-        collect(
-            engine,
-            (question.request for question in chain([first], asked)),
-            out,
-            options,
-            lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} left out"),
-        )
+    asked = chain([first], asked)
+    with counting("writing" if solutions else "collecting", limit, console()) as tell:
+        if solutions:
+            texts = ((one.request, one.solution or "") for one in asked)
+            trajectories.given(load_model(model), texts, out, lambda count: tell(count, f"{count} texts"))
+            return
+        with Engine(load_model(model)) as engine:
+            trajectories.collect(
+                engine,
+                (question.request for question in asked),
+                out,
+                CollectOptions(**given),
+                lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} left out"),
+            )
 
 
 @app.command("train")
+@takes(TrainOptions)
 def train_command(
     data: Annotated[Path, typer.Option(help="A folder that tot cllm collect wrote.")],
     out: Annotated[Path, typer.Option(help="The new model's folder; one that was begun is gone on with.")],
     model: Annotated[str, typer.Option(help="The model that the trajectories are of.")] = "smollm2-135m",
-    epochs: Annotated[int, typer.Option(min=1)] = 1,
-    learning_rate: Annotated[float, typer.Option(min=0)] = 2e-5,
-    loss: Annotated[Loss, typer.Option(help="global: to the fixed point; local: to the next point.")] = Loss.GLOBAL,
-    divergence: Annotated[Divergence, typer.Option()] = Divergence.FORWARD_KL,
-    ar_weight: Annotated[float, typer.Option(min=0, help="Weight of the AR loss (w).")] = 10.0,
-    windows: Annotated[int, typer.Option(min=1, help="Windows of a text in one forward.")] = 4,
-    accumulate: Annotated[int, typer.Option(min=1, help="Texts a step.")] = 4,
-    together: Annotated[int, typer.Option(min=1, help="Texts a forward.")] = 4,
-    lora: Annotated[int | None, typer.Option(min=1, help="Train LoRA matrices of this rank only.")] = None,
-    gradient_checkpointing: Annotated[bool, typer.Option(help="Less memory, more time.")] = False,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    *,
+    given: dict[str, Any],
 ) -> None:
     """Train a model on its trajectories, so that any point of one leads to its end."""
     from tot.decoders.models.loading import load_model
-    from tot.decoders.training.cllm.train import TrainOptions, train
+    from tot.decoders.training.cllm.train import train
     from tot.report.plots import losses, save
-    from tot.report.terminal import counting
 
-    options = TrainOptions(
-        epochs=epochs,
-        learning_rate=learning_rate,
-        loss=loss.value,
-        divergence=divergence.value,
-        ar_weight=ar_weight,
-        windows=windows,
-        accumulate=accumulate,
-        together=together,
-        lora=lora,
-        gradient_checkpointing=gradient_checkpointing,
-        seed=seed,
-    )
-    console = _console()
-    with counting("training", None, console) as tell:
+    shown = console()
+    with counting("training", None, shown) as tell:
         train(
             load_model(model),
             data,
             out,
-            options,
+            TrainOptions(**given),
             lambda step, steps, value: tell(step, f"step {step} of {steps}, loss {value:.3f} nats", steps),
         )
     save(losses(out / "losses.jsonl"), out / "losses.png")
-    console.print(f"{out}: the model, losses.jsonl and losses.png")
+    shown.print(f"{out}: the model, losses.jsonl and losses.png")
 
 
 @app.command("eval")
@@ -152,7 +121,7 @@ def eval_command(
     n: Annotated[int, typer.Option(min=1, max=128, help="Tokens of a window.")] = 16,
     max_tokens: MaxTokens = 128,
     limit: Limit = 50,
-    offset: Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")] = 0,
+    offset: Offset = 0,
     shuffle_seed: Annotated[
         int | None, typer.Option(min=0, help="Take the questions in a random order; other seeds, other orders.")
     ] = None,
@@ -162,17 +131,11 @@ def eval_command(
     """A consistency LLM against its base: speed, tokens a forward, score, answers unchanged."""
     from random import Random
 
-    from tot.cli.settings import checked
     from tot.training.cllm import Question, evaluate, questions_of
 
-    stop = None if limit is None else offset + limit
     found: Iterable[Question] = questions_of(questions or [], prompts or [], column, max_tokens)
     if shuffle_seed is not None:
         found = list(found)
         Random(shuffle_seed).shuffle(found)
-    asked = list(islice(found, offset, stop))
-    evaluate(model, base, asked, n, dtype, None if out is None else checked(out), _console())
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 150)
+    asked = list(islice(found, offset, None if limit is None else offset + limit))
+    evaluate(model, base, asked, n, dtype, None if out is None else writable(out), console())

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
-from tot.cli.options import takes
+from tot.cli.options import takes, writable
 from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.configuration import Configuration, read_yaml
+from tot.report.terminal import console
 
 if TYPE_CHECKING:
     from tot.evaluation.results import Results
@@ -22,7 +22,6 @@ _PICTURES = (".png", ".svg", ".pdf")
 
 @takes(Configuration)
 def eval_command(
-    context: typer.Context,
     *,
     names: Annotated[
         list[str] | None,
@@ -46,12 +45,11 @@ def eval_command(
 ) -> None:
     """Search all questions of a data set, many at once, and score the answers."""
     names = names or []
-    console = Console(highlight=False, soft_wrap=True, width=None if sys.stdout.isatty() else 150)
     if compare:
         others = {**given, "config": config, "out": out, "resume": resume, "track": track}
         if unused := [name for name, value in others.items() if value]:
             raise OptionError(f"--compare reads finished folders: leave --{unused[0].replace('_', '-')} out")
-        _compare([Path(name) for name in names], plot, console)
+        _compare([Path(name) for name in names], plot)
         return
     if plot is not None:
         raise OptionError("--plot draws what --compare compares: give --compare and folders")
@@ -62,9 +60,9 @@ def eval_command(
         options["task"] = names[0]
     configuration = Configuration.made(options)
 
+    from tot.evaluation.attempt import Work
+    from tot.evaluation.progress import tracker
     from tot.evaluation.run import carry_out, place
-    from tot.evaluation.tracking import tracker
-    from tot.evaluation.work import Work
 
     work = Work.named(configuration)
     out = place(out, resume, work)
@@ -73,7 +71,7 @@ def eval_command(
     except KeyboardInterrupt:
         sys.stderr.write(f"tot: interrupted; the same command with --resume --out {out} goes on\n")
         raise typer.Exit(130) from None
-    console.print(_summary(results))
+    console().print(_summary(results))
     if results.errors or results.bad_rows:
         raise typer.Exit(1)
 
@@ -104,16 +102,15 @@ def _summary(results: Results) -> Table:
     return rows
 
 
-def _compare(folders: list[Path], plot: Path | None, console: Console) -> None:
-    from tot.cli.settings import checked
+def _compare(folders: list[Path], plot: Path | None) -> None:
     from tot.evaluation.compare import compare, picture, table
+    from tot.report.plots import save
 
-    if plot is not None and checked(plot, "--plot").suffix not in _PICTURES:
+    if plot is not None and writable(plot, "--plot").suffix not in _PICTURES:
         raise OptionError(f"--plot {plot}: " + unknown("kind of picture", plot.suffix, _PICTURES))
     common, sides = compare(folders)
-    console.print(table(sides))
-    console.print(f"problems that all have: {common}")
+    shown = console()
+    shown.print(table(sides))
+    shown.print(f"problems that all have: {common}")
     if plot is not None:
-        from tot.report.plots import save
-
         save(picture(sides), plot)

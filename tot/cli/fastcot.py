@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+
+from tot.cli.options import writable
+from tot.report.terminal import console
 
 app = typer.Typer(no_args_is_help=True, help="FastCoT: answers from rationales that are cut.", rich_markup_mode=None)
 
@@ -49,7 +50,6 @@ def calibrate_command(
     from dataclasses import asdict
 
     from tot.bench.fastcot import find_cap, questions
-    from tot.cli.settings import checked
     from tot.decoders.drafting.latency_model import engine_costs
     from tot.decoders.engine.engine import Engine
     from tot.decoders.files import write_json
@@ -57,7 +57,7 @@ def calibrate_command(
     from tot.decoders.models.loading import load_model
     from tot.report.plots import curves, save
 
-    out = checked(out)
+    out = writable(out)
     asked = questions(task, data, limit, max_tokens, seed)
     with Engine(load_model(model)) as engine:
         width = Buffers(window, None if window is not None else engine_costs(engine)).width(1)
@@ -68,11 +68,11 @@ def calibrate_command(
         "answers unchanged": (found.iterations, [100 * value for value in found.agreement]),
     }
     save(curves(lines, "iterations", "%", {"accuracy of whole rationales": 100 * found.full}), out.with_suffix(".png"))
-    console = _console()
-    console.print(f"{len(asked)} questions, window {width}: {note}")
+    shown = console()
+    shown.print(f"{len(asked)} questions, window {width}: {note}")
     if found.cap is not None:
-        console.print(f"use them: --decoder fastcot --decoder-option cap={found.cap} --decoder-option window={width}")
-    console.print(f"curve: {out}, {out.with_suffix('.png')}")
+        shown.print(f"use them: --decoder fastcot --decoder-option cap={found.cap} --decoder-option window={width}")
+    shown.print(f"curve: {out}, {out.with_suffix('.png')}")
 
 
 def bench_command(
@@ -92,7 +92,6 @@ def bench_command(
 ) -> None:
     """FastCoT against whole rationales: time, accuracy, answers unchanged; the paper's tables and figures."""
     from tot.bench.fastcot import run
-    from tot.cli.settings import checked
 
     run(
         task,
@@ -105,10 +104,6 @@ def bench_command(
         loss,
         agreement,
         seeds,
-        checked(out),
-        _console(),
+        writable(out),
+        console(),
     )
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else 150)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tot.cli.options import writable
 from tot.decoders.errors import OptionError
+from tot.report.terminal import console
 
 
 def bench_command(
@@ -39,7 +39,6 @@ def bench_command(
 ) -> None:
     """Parallel steps against normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
     from tot.bench.pdos import Chosen, run
-    from tot.cli.settings import checked
 
     named = tasks or ("retrieval,planning" if data is None else "retrieval,planning,qa")
     chosen = Chosen(
@@ -50,8 +49,7 @@ def bench_command(
         judge,
         rounds,
     )
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(model, chosen, None if out is None else checked(out), console)
+    run(model, chosen, None if out is None else writable(out), console())
 
 
 def _counts(option: str, given: str | None) -> tuple[int, ...]:

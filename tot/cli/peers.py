@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
+from tot.cli.options import writable
 from tot.decoders.errors import OptionError
+from tot.report.terminal import console
 
 
 def bench_command(
@@ -46,7 +46,6 @@ def bench_command(
     """Branches and whole searches, here and in transformers, llama.cpp and vLLM: speed, and what is to be reached."""
     from tot.bench.peers.run import PARTS, Options, run
     from tot.bench.peers.sides import KINDS, Plan
-    from tot.cli.settings import checked
 
     kinds = KINDS if sides is None else tuple(name.strip() for name in sides.split(","))
     options = Options(
@@ -59,10 +58,10 @@ def bench_command(
         data=data,
         patience=patience,
         parts=PARTS if parts is None else tuple(part.strip() for part in parts.split(",")),
-        out=None if out is None else checked(out),
+        out=None if out is None else writable(out),
         markdown=markdown,
     )
-    run(options, Console(highlight=False, width=None if sys.stdout.isatty() else 150))
+    run(options, console())
 
 
 def _counts(option: str, given: str) -> tuple[int, ...]:

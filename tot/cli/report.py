@@ -1,14 +1,16 @@
-"""`tot report`: a run's tree as a page or a picture, an evaluation as a page with all its trees."""
+"""`tot report` and `tot export`: a run's tree as a page, a picture or a graph, an evaluation as a page with all its
+trees."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.text import Text
+
+from tot.decoders.errors import OptionError, TaskError, unknown
+from tot.report.terminal import console
 
 
 def report_command(
@@ -21,9 +23,10 @@ def report_command(
     ] = None,
 ) -> None:
     """Draw a run's tree: one page that needs no network, or a picture. Of an evaluation, a page with all its trees."""
-    from tot.decoders.errors import OptionError, TaskError, unknown
     from tot.decoders.files import write_text
+    from tot.evaluation.overview import evaluation_page
     from tot.report.page import tree_page
+    from tot.report.picture import save
     from tot.saved import read_run
     from tot.tree import ThoughtTree
 
@@ -37,8 +40,6 @@ def report_command(
     if evaluation and kind != ".html":
         raise OptionError(f"--out {out}: an evaluation is shown as a page: give a .html file, or one of {run}/trees")
     if evaluation:
-        from tot.report.overview import evaluation_page
-
         write_text(out, evaluation_page(run))
     else:
         saved = read_run(run)
@@ -46,7 +47,16 @@ def report_command(
         if kind == ".html":
             write_text(out, tree_page(tree, saved))
         else:
-            from tot.report.picture import save
-
             save(tree, out)
-    Console(highlight=False, width=None if sys.stdout.isatty() else 10_000).print(Text(f"report: {out}"))
+    console().print(Text(f"report: {out}"))
+
+
+def export_command(
+    run: Annotated[Path, typer.Argument(help="A run or a trace that tot solve --out wrote.")],
+    to: Annotated[Path, typer.Argument(help="A .graphml, .dot or .gv file.")],
+) -> None:
+    """Write a run's tree as GraphML or DOT."""
+    from tot.report.export import export
+    from tot.tree import ThoughtTree
+
+    export(ThoughtTree.load(run), to)

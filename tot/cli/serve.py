@@ -10,7 +10,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from tot.cli.options import writable
 from tot.decoders.errors import OptionError
+from tot.options import pairs
 
 
 def serve_command(
@@ -60,7 +62,6 @@ def serve_command(
         from tot.decoders.serving.server import address_of, listen, serve
     except ModuleNotFoundError as error:
         raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
-    from tot.cli.options import pairs
     from tot.decoders.decoder import METHODS, find_method, load_decoder
     from tot.decoders.errors import unknown
     from tot.decoders.serving.limits import KEY_VARIABLE, Limits
@@ -116,16 +117,13 @@ def bench_command(
     out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
 ) -> None:
     """A server with many clients at once against the same server with one: tokens a second, tokens a forward."""
-    from rich.console import Console
-
     from tot.bench.serve import run
-    from tot.cli.settings import checked
+    from tot.report.terminal import console
 
     options = ["--decoder", decoder]
     for option in decoder_option or []:
         options += ["--decoder-option", option]
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 150)
-    run(model, options, clients, requests, tokens, rounds, None if out is None else checked(out), console)
+    run(model, options, clients, requests, tokens, rounds, None if out is None else writable(out), console())
 
 
 def _offered(also: str | None, methods: Iterable[str]) -> tuple[str, ...]:

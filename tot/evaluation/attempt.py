@@ -1,26 +1,77 @@
-"""One question searched and scored: the sample that is written of it.
+"""What is to be done with each question, and one question searched and scored: the sample that is written of it.
 
-It knows neither folders nor what else is under way.
+It knows neither folders nor what else is under way. Objects given in Python are named for the configuration, so that a
+resumed run can tell whether they are the same.
 """
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
-from tot.decoders.budget import Meter
+from pydantic import BaseModel
+
+from tot.config import SearchConfig
+from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.request import Completion, Purpose, Request, Usage
+from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
-from tot.evaluation.work import Work
+from tot.options import LOADING, SAME
+from tot.registry import load_task
 from tot.search.backends import Backend
 from tot.search.seeds import derive
 from tot.search.session import Problem, Watcher
 from tot.solver import conclude
+from tot.task import Task
+
+Pending = Iterator[tuple[Question, int]]
+"""Questions, each with the number of its repeat."""
+Finish = Callable[[dict[str, Any], dict[str, Any] | None, Problem | None], None]
+"""Told of a sample, of its tree as JSON data, and of the search, where it ran in this process."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """A configuration, and what its names stand for."""
+
+    configuration: Configuration
+    task: Task
+    config: SearchConfig
+
+    @classmethod
+    def named(cls, configuration: Configuration) -> Work:
+        """From names alone. Raises TotError for those that mean nothing."""
+        task = load_task(configuration.task)
+        return cls(configuration, task, configuration.config(task))
+
+    @classmethod
+    def given(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> Work:
+        """From names and objects; `options` are the configuration's other ones. Raises TotError."""
+        name, task = task if isinstance(task, str) else None, load_task(task)
+        loading = {name: str(value) for name in LOADING if (value := config.model_options.get(name)) is not None}
+        configuration = Configuration.made(
+            {
+                "task": name or _task_name(task),
+                "model": _text(config.asked_model) or "none",
+                "decoder_option": [
+                    f"{name}={_text(value)}" for name, value in config.model_options.items() if name not in LOADING
+                ],
+                **{f"budget_{limit}": value for limit, value in (config.budget or Budget()).model_dump().items()},
+                **{kind: _text(getattr(config, kind)) for kind in ("decoder", "search", "generator", "evaluator")},
+                **{name: getattr(config, name) for name in SAME},
+                **loading,
+                **options,
+            }
+        )
+        return cls(configuration, task, config.model_copy(update=config.parts(task)))
 
 
 async def attempt(
@@ -148,3 +199,22 @@ class _Counting(Backend):
         total = sum((completion.usage for completion in completions), usage)
         self.spent[requests[0].purpose] = calls + len(completions), total
         return done
+
+
+def _task_name(task: Task) -> str:
+    """The name that `load_task` takes, where there is one."""
+    place = f"{type(task).__module__}:{type(task).__qualname__}"
+    return next((entry.name for entry in entry_points(group="tot.tasks") if entry.value == place), place)
+
+
+def _text(part: Any) -> str | None:
+    """Names as they are, pairs as flags spell them, objects by their class, with options where they have some."""
+    if part is None or isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        return ",".join(f"{name}={_text(value)}" for name, value in part.items())
+    if isinstance(part, list | tuple):
+        return ",".join(map(str, part))
+    if isinstance(part, Path | int | float):
+        return str(part)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(part)) if isinstance(part, BaseModel) else type(part).__name__

@@ -7,19 +7,18 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self
 
-import typer
 import yaml
 from pydantic import Field, ValidationError
 
-from tot.cli.options import SearchOptions
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError, readable, unknown
+from tot.options import SearchOptions
 
 FORMAT = "tot.evaluation"
 VERSION = 1
+OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 _SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
-_OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 
@@ -27,45 +26,35 @@ class Configuration(SearchOptions):
     """Everything that decides what the samples are; and where and how many at once they are made, which does not."""
 
     task: str
-    data: Annotated[
-        str,
-        typer.Option(
-            help="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the hub."
-        ),
-    ]
-    limit: Annotated[int | None, Field(ge=1), typer.Option(help="Rows to take.")] = None
-    offset: Annotated[int, Field(ge=0), typer.Option(help="Rows to leave out before them.")] = 0
-    shuffle_seed: Annotated[
-        int | None, Field(ge=0), typer.Option(help="Take the rows in a random order; other seeds, other orders.")
-    ] = None
-    repeats: Annotated[int, Field(ge=1), typer.Option(help="How often each question is searched, by other seeds.")] = 1
-    judge: Annotated[bool, typer.Option(help="Also have the model judge the answers, in tasks that ask for it.")] = (
-        False
+    data: str = Field(
+        description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the "
+        "hub."
     )
-    concurrency: Annotated[
-        int, Field(ge=1), typer.Option(help="Searches at once, which share forward passes; no other results.")
-    ] = 16
-    executor: Annotated[
-        Literal["local", "ray"], typer.Option(help="Where searches run: here, or on the workers of a Ray cluster.")
-    ] = "local"
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="A Ray cluster's host:port; by default RAY_ADDRESS, else one that is started for the run."),
-    ] = None
-    replicas: Annotated[
-        int | None,
-        Field(ge=1),
-        typer.Option(
-            help="Ray workers, each with an engine of its own, among which the concurrency is split; one a "
-            "node by default."
-        ),
-    ] = None
-    gpus_per_replica: Annotated[
-        float | None, Field(ge=0), typer.Option(help="GPUs of each Ray worker, or a share of one; none by default.")
-    ] = None
-    cpus_per_replica: Annotated[
-        int | None, Field(ge=1), typer.Option(help="Cores and threads of each Ray worker; 1 by default.")
-    ] = None
+    limit: int | None = Field(None, ge=1, description="Rows to take.")
+    offset: int = Field(0, ge=0, description="Rows to leave out before them.")
+    shuffle_seed: int | None = Field(
+        None, ge=0, description="Take the rows in a random order; other seeds, other orders."
+    )
+    repeats: int = Field(1, ge=1, description="How often each question is searched, by other seeds.")
+    judge: bool = Field(False, description="Also have the model judge the answers, in tasks that ask for it.")
+    concurrency: int = Field(16, ge=1, description="Searches at once, which share forward passes; no other results.")
+    executor: Literal["local", "ray"] = Field(
+        "local", description="Where searches run: here, or on the workers of a Ray cluster."
+    )
+    ray_address: str | None = Field(
+        None,
+        description="A Ray cluster's host:port; by default RAY_ADDRESS, else one that is started for the run.",
+    )
+    replicas: int | None = Field(
+        None,
+        ge=1,
+        description="Ray workers, each with an engine of its own, among which the concurrency is split; one a node by "
+        "default.",
+    )
+    gpus_per_replica: float | None = Field(
+        None, ge=0, description="GPUs of each Ray worker, or a share of one; none by default."
+    )
+    cpus_per_replica: int | None = Field(None, ge=1, description="Cores and threads of each Ray worker; 1 by default.")
 
     def written(self) -> dict[str, Any]:
         """As JSON data, without keys and passwords: what a folder keeps."""
@@ -89,9 +78,8 @@ class Configuration(SearchOptions):
         try:
             made = cls.model_validate(given)
         except ValidationError as error:
-            first = error.errors()[0]
-            raise OptionError(f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg']}") from None
-        for name in _OF_RAY:
+            raise OptionError(readable(error)) from None
+        for name in OF_RAY:
             if made.executor != "ray" and (value := getattr(made, name)) is not None:
                 flag = name.replace("_", "-")
                 raise OptionError(f"--{flag} {value} is for Ray's workers: add --executor ray, or leave --{flag} out")
@@ -103,6 +91,17 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
     What an evaluation's own file says of versions and hashes is for --resume, and left out. Raises OptionError.
     """
+    found = read_mapping(path)
+    own = {name: found.pop(name, None) for name in ("format", "version", "record")}
+    if own["format"] is not None and (own["format"], own["version"]) != (FORMAT, VERSION):
+        raise OptionError(
+            f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
+        )
+    return {str(name).replace("-", "_"): value for name, value in found.items()}
+
+
+def read_mapping(path: Path) -> dict[Any, Any]:
+    """A YAML file of `name: value` lines. Raises OptionError for any other."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
@@ -110,9 +109,4 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} can't be read as YAML: {reason}") from None
     if not isinstance(found, dict):
         raise OptionError(f"{path} has no options: write lines such as `limit: 50`")
-    own = {name: found.pop(name, None) for name in ("format", "version", "record")}
-    if own["format"] is not None and (own["format"], own["version"]) != (FORMAT, VERSION):
-        raise OptionError(
-            f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
-        )
-    return {str(name).replace("-", "_"): value for name, value in found.items()}
+    return found

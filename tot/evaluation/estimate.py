@@ -3,7 +3,6 @@ is said of repeated measurements."""
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,10 +31,10 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 def wilson(share: float, count: int) -> Estimate:
     """A share of `count` with its interval. For other means of values from 0 to 1 that one is wider than need be."""
-    z = 1.959964  # 95% of the normal distribution
-    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
-    half = z * math.sqrt(share * (1 - share) / count + (z / (2 * count)) ** 2) / (1 + z * z / count)
-    return Estimate(share, max(centre - half, 0.0), min(centre + half, 1.0))
+    from scipy.stats import binomtest
+
+    found = binomtest(round(share * count), count).proportion_ci(method="wilson")
+    return Estimate(share, float(found.low), float(found.high))
 
 
 def bootstrap(values: Sequence[float]) -> Estimate:

@@ -17,11 +17,11 @@ import yaml
 from filelock import FileLock, Timeout
 
 from tot.decoders.errors import OptionError, TaskError
-from tot.decoders.files import write_json, write_text
+from tot.decoders.files import replacing, write_json, write_text
 from tot.decoders.remote.options import TRANSPORT
-from tot.evaluation.configuration import FORMAT, VERSION
+from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, read_mapping
 
-UNCOMPARED = ("concurrency", "executor", "ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
+UNCOMPARED = ("concurrency", "executor", *OF_RAY)
 """Options that don't change what samples are."""
 _Key = tuple[int, int]
 """(index, repeat) of a sample."""
@@ -134,18 +134,16 @@ class Folder:
         write_json(self.path / "results.json", results)
 
     def _sort(self) -> None:
-        path, sorted_path = self.path / "samples.jsonl", self.path / ".samples.jsonl.tmp"
+        path = self.path / "samples.jsonl"
         try:
-            with path.open("rb") as file, sorted_path.open("wb") as new:
+            with replacing(path) as unfinished, path.open("rb") as file, unfinished.open("wb") as new:
                 for key in sorted(self._places):
                     start, length = self._places[key]
                     file.seek(start)
                     new.write(file.read(length))
                 new.flush()
                 os.fsync(new.fileno())
-            sorted_path.replace(path)
         except OSError as error:
-            sorted_path.unlink(missing_ok=True)
             raise TaskError(
                 f"{path} can't be put in order: {error.strerror or error}; make room, then go on with --resume"
             ) from None
@@ -168,13 +166,10 @@ class Folder:
 
 def read_config(path: Path) -> dict[str, Any]:
     """The options of an evaluation's folder, and its `record`. Raises OptionError where it is none."""
-    try:
-        found = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise OptionError(f"{path} is not the folder of an evaluation: it has no config.yaml") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise OptionError(f"{path / 'config.yaml'} can't be read: {' '.join(str(error).split())}") from None
-    if not isinstance(found, dict) or found.pop("format", None) != FORMAT:
+    if not (path / "config.yaml").exists():
+        raise OptionError(f"{path} is not the folder of an evaluation: it has no config.yaml")
+    found = read_mapping(path / "config.yaml")
+    if found.pop("format", None) != FORMAT:
         raise OptionError(f"{path} holds something other than an evaluation: give another folder")
     if (version := found.pop("version", None)) != VERSION:
         raise OptionError(f"{path} has version {version!r}: this program reads {VERSION}")

@@ -1,19 +1,22 @@
-"""How far an evaluation is: a bar with the time to go, the score so far, tokens a second, acceptance. Silent in pipes,
-but for what went wrong."""
+"""How far an evaluation is, told to the terminal: a bar with the time to go, the score so far, tokens a second,
+acceptance; silent in pipes, but for what went wrong. And, where asked for, to MLflow, Weights & Biases or trackio; a
+tracker of one's own is an object with the same three methods."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Callable, Mapping
+from importlib import import_module
+from typing import Any, Protocol
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
+from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
-from tot.report.terminal import plain
+from tot.report.terminal import console, plain
 from tot.search.session import Problem
 
 _SHOWN = 10
@@ -32,7 +35,7 @@ class Progress:
         self._spent = {"tokens": 0, "drafted": 0, "accepted": 0, "reached": 0}
         self._began = time.monotonic()
         self._complaints = 0
-        self._console = Console(stderr=True, highlight=False, soft_wrap=True)
+        self._console = console(stderr=True)
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), _Line(self))
         self._bars = Bars(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
         self._task = self._bars.add_task("", total=total)
@@ -100,3 +103,72 @@ class _Line(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         return Text(self._progress.line)
+
+
+class Tracker(Protocol):
+    """Told of a run as it happens."""
+
+    def start(self, name: str, options: Mapping[str, Any]) -> None:
+        """A run begins, or goes on. Options are plain values."""
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        """A sample is finished, the `step`-th."""
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        """The run has ended; where it was stopped, without numbers."""
+
+
+class _MLflow:
+    def __init__(self, module: Any) -> None:
+        self._mlflow = module
+        self._step = 0
+
+    def start(self, name: str, options: Mapping[str, Any]) -> None:
+        self._mlflow.set_experiment("tot")
+        self._mlflow.start_run(run_name=name)
+        self._mlflow.log_params(dict(options))
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._step = step
+        self._mlflow.log_metrics(dict(numbers), step=step)
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        self._mlflow.log_metrics(dict(numbers), step=self._step)
+        self._mlflow.end_run("FINISHED" if numbers else "KILLED")
+
+
+class _WeightsAndBiases:
+    """Trackio has the same functions."""
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def start(self, name: str, options: Mapping[str, Any]) -> None:
+        self._module.init(project="tot", name=name, config=dict(options))
+
+    def log(self, step: int, numbers: Mapping[str, float]) -> None:
+        self._module.log(dict(numbers), step=step)
+
+    def finish(self, numbers: Mapping[str, float]) -> None:
+        if numbers:
+            self._module.log(dict(numbers))
+        self._module.finish()
+
+
+_TRACKERS: dict[str, Callable[[Any], Tracker]] = {
+    "mlflow": _MLflow,
+    "wandb": _WeightsAndBiases,
+    "trackio": _WeightsAndBiases,
+}
+
+
+def tracker(named: str | Tracker | None) -> Tracker | None:
+    """The tracker of that name; an object is itself. Raises OptionError where it isn't known or not installed."""
+    if not isinstance(named, str):
+        return named
+    if named not in _TRACKERS:
+        raise OptionError(unknown("tracker", named, _TRACKERS))
+    try:
+        return _TRACKERS[named](import_module(named))
+    except ImportError as error:
+        raise OptionError(f"{named} can't be used ({error}): pip install {named}") from None

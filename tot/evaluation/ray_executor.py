@@ -1,15 +1,18 @@
 """Questions dealt out to Ray actors, each with an engine of its own, and dealt again where one dies.
 
 Ray starts actors, and starts them again on nodes with room; here it is decided who searches what, and how often. The
-process that runs this alone writes samples down. OPENAI_API_KEY and the like are read where a worker runs: they are
-not sent, as Ray would show them to whoever looks at the cluster.
+process that runs this alone writes samples down: they and their trees leave a worker as JSON text. OPENAI_API_KEY and
+the like are read where a worker runs: they are not sent, as Ray would show them to whoever looks at the cluster.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import pickle
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,13 +21,11 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from tot.decoders.errors import ModelError, TotError
-from tot.evaluation.attempt import lost
-from tot.evaluation.executors import Finish, Pending
+from tot.decoders.errors import ModelError, OptionError, TotError
+from tot.evaluation import fingerprint
+from tot.evaluation.attempt import Finish, Pending, Work, attempt, lost
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
-from tot.evaluation.ray_worker import Worker, unpacked
-from tot.evaluation.work import Work
 
 DEATHS = 3
 """A search whose worker died so often is given up; it is alone on its worker from the second death on."""
@@ -56,40 +57,80 @@ class _Replica:
         return self.up and not suspected and len(self.running) < (1 if alone else self.share)
 
 
-class RayExecutor:
-    """Searches on the workers of a Ray cluster. `record` has the model's hash and the versions of the run."""
+async def search_on_ray(
+    work: Work, record: dict[str, Any], pending: Pending, finish: Finish, note: Callable[[str], None]
+) -> None:
+    """As `search_here`, on the workers of a Ray cluster. `record` has the model's hash and the versions of the run;
+    `note` is told what the user should know. Raises OptionError where the cluster can't be joined or has no room."""
+    configuration = work.configuration
+    parts = [work.task, *work.config.decoders.values(), *work.config.parts(work.task).values()]
+    payload = packed(work, [type(part) for part in parts])
+    with ExitStack() as stack:
+        # In a thread, so that Ctrl-C is heard; what was begun there is waited for, and then undone.
+        joining = asyncio.create_task(asyncio.to_thread(stack.enter_context, cluster(configuration.ray_address)))
+        try:
+            await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            await asyncio.gather(joining, return_exceptions=True)
+            raise
+        size = fitting(
+            configuration.replicas, configuration.cpus_per_replica or 1, configuration.gpus_per_replica or 0.0
+        )
+        arguments = (payload, record["model_sha256"], str(Path.cwd()))
+        replicas = [
+            _Replica(_actor(size, share).remote(*arguments), share)
+            for share in _shares(configuration.concurrency, size)
+        ]
+        try:
+            await _Deal(replicas, pending, finish, note, record["versions"], size).all()
+        finally:
+            for replica in replicas:
+                ray.kill(replica.actor)
 
-    def __init__(self, work: Work, record: dict[str, Any], note: Callable[[str], None]) -> None:
-        self._work = work
-        self._record = record
-        self._note = note
 
-    async def run(self, pending: Pending, finish: Finish) -> None:
-        """As `Executor.run`. Raises OptionError where the cluster can't be joined or has no room."""
-        work, configuration = self._work, self._work.configuration
-        parts = [work.task, *work.config.decoders.values(), *work.config.parts(work.task).values()]
-        payload = packed(work, [type(part) for part in parts])
-        with ExitStack() as stack:
-            # In a thread, so that Ctrl-C is heard; what was begun there is waited for, and then undone.
-            joining = asyncio.create_task(asyncio.to_thread(stack.enter_context, cluster(configuration.ray_address)))
-            try:
-                await asyncio.shield(joining)
-            except asyncio.CancelledError:
-                await asyncio.gather(joining, return_exceptions=True)
-                raise
-            size = fitting(
-                configuration.replicas, configuration.cpus_per_replica or 1, configuration.gpus_per_replica or 0.0
+class Worker:
+    """Unpickles its work and opens decoders once, when it is first asked to; again wherever it is started again."""
+
+    def __init__(self, packed: bytes, model_sha256: str | None, folder: str) -> None:
+        self._packed = packed
+        self._model_sha256 = model_sha256
+        self._folder = folder
+        self._opening: asyncio.Task[None] | None = None
+        self._stack = ExitStack()
+
+    async def begin(self) -> str:
+        """Where it runs; an answer means that it does."""
+        return f"process {os.getpid()} on {ray.util.get_node_ip_address()}"
+
+    async def open(self) -> dict[str, str]:
+        """Have the engine ready; the versions here. Raises TotError where it can't be, or where the model's name means
+        other weights here."""
+        if self._opening is None:
+            self._opening = asyncio.create_task(asyncio.to_thread(self._open))
+        await asyncio.shield(self._opening)
+        return fingerprint.versions()
+
+    def _open(self) -> None:
+        if Path(self._folder).is_dir():  # relative paths mean the same here
+            os.chdir(self._folder)
+        try:
+            self._work: Work = pickle.loads(self._packed)
+        except (ImportError, AttributeError) as error:
+            raise OptionError(f"a Ray worker can't load the task ({error}): install that on every node") from None
+        work = self._work
+        if (here := fingerprint.of_model(work.config.weights)) != self._model_sha256:
+            raise ModelError(
+                f"model {work.configuration.model} has the SHA-256 {str(here)[:16]} on a Ray worker, and "
+                f"{str(self._model_sha256)[:16]} where the run was started: put the same files on every node"
             )
-            arguments = (payload, self._record["model_sha256"], str(Path.cwd()))
-            replicas = [
-                _Replica(_actor(size, share).remote(*arguments), share)
-                for share in _shares(configuration.concurrency, size)
-            ]
-            try:
-                await _Deal(replicas, pending, finish, self._note, self._record["versions"], size).all()
-            finally:
-                for replica in replicas:
-                    ray.kill(replica.actor)
+        self._decoders = work.config.open(self._stack)
+
+    async def attempt(self, question: Question, repeat: int) -> tuple[str, str]:
+        """A sample and its tree as JSON, null where there is none. Raises what `attempt` raises."""
+        await self.open()
+        sample, problem = await attempt(self._work, question, repeat, self._decoders)
+        tree = None if problem is None else problem.tree.to_json()
+        return json.dumps(sample, default=str), json.dumps(tree)
 
 
 def _shares(concurrency: int, size: Size) -> list[int]:
@@ -117,7 +158,7 @@ class _Deal:
     def __init__(
         self,
         replicas: list[_Replica],
-        pending: Iterator[tuple[Question, int]],
+        pending: Pending,
         finish: Finish,
         note: Callable[[str], None],
         versions: dict[str, str],
@@ -210,7 +251,7 @@ class _Deal:
         mine = job in replica.running
         replica.running.discard(job)
         try:
-            sample, tree = unpacked(*_result(future))
+            sample, tree = map(json.loads, _result(future))
         except RayError as error:
             job.deaths += 1
             if replica.up and mine:

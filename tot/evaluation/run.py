@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from datetime import datetime
+from importlib.util import find_spec
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -19,14 +20,12 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.executors import executor_of
+from tot.evaluation.attempt import Finish, Pending, Work, attempt
 from tot.evaluation.folder import Folder
-from tot.evaluation.progress import Progress
+from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
-from tot.evaluation.tracking import Tracker, tracker
-from tot.evaluation.work import Work
-from tot.search.session import Problem
+from tot.search.session import Problem, Watcher
 from tot.solver import run_to_end
 from tot.task import Task
 
@@ -122,6 +121,35 @@ def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Resu
         return _Session(work, folder, questions, record, told).run(found, bad)
 
 
+async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watcher) -> None:
+    """Search all of them on one engine, as many at once as the configuration says, and tell of each as it is finished,
+    in any order; cancelled, stop what runs. `watch` is told of each search as it begins.
+
+    Raises TotError for what no other question could do without.
+    """
+    with ExitStack() as stack:
+        decoders = await asyncio.to_thread(work.config.open, stack)
+
+        async def draw() -> None:
+            for question, repeat in pending:
+                sample, problem = await attempt(work, question, repeat, decoders, watch)
+                finish(sample, None if problem is None else problem.tree.to_json(), problem)
+
+        workers = [asyncio.create_task(draw()) for _ in range(work.configuration.concurrency)]
+        try:
+            await asyncio.gather(*workers)
+        finally:
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
+
+
+def require_ray() -> None:
+    """Raises OptionError where Ray is not installed."""
+    if find_spec("ray") is None:
+        raise OptionError("--executor ray needs Ray, which is not installed: pip install 'tot[ray]'")
+
+
 class _Session:
     """One process's work on a folder."""
 
@@ -145,8 +173,7 @@ class _Session:
             try:
                 self._recall(bad)
                 if had < wanted:
-                    chosen = executor_of(self._work, self._record, self._progress.running.add, self._note)
-                    run_to_end(chosen.run(self._pending(), self._finish))
+                    run_to_end(self._search())
                 results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
                 folder.finish(results.to_json())
                 folder.log(f"finished: score {results.score_said}")
@@ -162,6 +189,15 @@ class _Session:
             finally:
                 self._tell(lambda told: told.finish(numbers))
         return results
+
+    async def _search(self) -> None:
+        """Search what is pending, where the configuration says. Raises OptionError where Ray is wanted and absent."""
+        if self._work.configuration.executor == "local":
+            return await search_here(self._work, self._pending(), self._finish, self._progress.running.add)
+        require_ray()
+        from tot.evaluation.ray_executor import search_on_ray
+
+        return await search_on_ray(self._work, self._record, self._pending(), self._finish, self._note)
 
     def _recall(self, bad: Sequence[BadRow]) -> None:
         """Say what is amiss before anything is asked, and count what an earlier run did."""

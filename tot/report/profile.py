@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections import defaultdict
 
-from rich.console import Console
 from rich.table import Table
 
 from tot.report.profiling import Profile
+from tot.report.terminal import console
 
 _PARTS = {
     "loading": "loading the model",
@@ -27,10 +26,9 @@ _AT = {"linear": "linear layers", "attention": "attention", "": "everything else
 
 def show_profile(profile: Profile, on_stderr: bool = False) -> None:
     """Print where the time went."""
-    stream = sys.stderr if on_stderr else sys.stdout
-    console = Console(file=stream, highlight=False, width=None if stream.isatty() else 120)
-    console.print(_seconds(profile))
-    console.print(_achieved(profile))
+    shown = console(width=120, stderr=on_stderr)
+    shown.print(_seconds(profile))
+    shown.print(_achieved(profile))
 
 
 def _seconds(profile: Profile) -> Table:

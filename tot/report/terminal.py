@@ -20,19 +20,24 @@ from rich.progress import Progress as Bars
 from rich.text import Text
 from rich.tree import Tree
 
-from tot.tree import Node, ThoughtTree
-
 if TYPE_CHECKING:
     from tot.solver import Solution
+    from tot.tree import Node, ThoughtTree
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
+def console(width: int = 150, stderr: bool = False) -> Console:
+    """Where commands print: nothing is coloured by guess, long lines stay whole; tables in a pipe have this width."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if stream.isatty() else width)
+
+
 @contextmanager
-def counting(what: str, total: int | None, console: Console) -> Iterator[Callable[..., None]]:
+def counting(what: str, total: int | None, shown_on: Console) -> Iterator[Callable[..., None]]:
     """A bar for long work: yields tell(done, note, total), the total being optional."""
     columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
-    with Bars(*columns, console=console) as bars:
+    with Bars(*columns, console=shown_on) as bars:
         task = bars.add_task(what, total=total, note="")
 
         def tell(done: int, note: str, of: int | None = total) -> None:
@@ -61,10 +66,10 @@ def tree_text(tree: ThoughtTree, most: int = 50) -> str:
     first = sorted(tree, key=lambda node: (not node.chosen, node.id))[: most + 1]
     kept = {step.id for node in first for step in tree.path(node)}
     text = io.StringIO()
-    console = Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False)
-    console.print(tree_view(tree, kept), no_wrap=True, overflow="ellipsis")
+    page = Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False)
+    page.print(tree_view(tree, kept), no_wrap=True, overflow="ellipsis")
     if len(kept) < len(tree):
-        console.print(f"… and {len(tree) - len(kept)} more thoughts")
+        page.print(f"… and {len(tree) - len(kept)} more thoughts")
     return text.getvalue().rstrip("\n")
 
 
@@ -104,29 +109,29 @@ def usage_line(solution: Solution) -> str:
 
 def show(solution: Solution) -> None:
     """Print the tree, the answer and what it took to standard output."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else 10_000)  # a pipe gets whole lines
-    console.print(tree_view(solution.tree))
-    console.print()
+    shown = console(width=10_000)  # a pipe gets whole lines
+    shown.print(tree_view(solution.tree), soft_wrap=False)
+    shown.print()
     if solution.stopped:
-        console.print(Text(f"Stopped ({plain(solution.stopped)}); this is the best so far."))
+        shown.print(Text(f"Stopped ({plain(solution.stopped)}); this is the best so far."))
     answer = solution.answer
     if isinstance(answer, list):
         answer = "  ".join(map(str, answer)) or "nothing has to be done"
     verified = " (verified)" if solution.solved else ""
-    console.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
-    console.print(Text(usage_line(solution), style="dim"))
+    shown.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
+    shown.print(Text(usage_line(solution), style="dim"))
 
 
 class Progress:
     """A live line on standard error while a search runs: level, thoughts, tokens, elapsed. Silent in a pipe."""
 
     def __init__(self, problems: list[Any], started: float, quiet: bool) -> None:
-        console = Console(stderr=True)
+        screen = console(stderr=True)
         self._problems = problems
         self._started = started
         self._live = None
-        if console.is_terminal and not quiet:
-            self._live = Live(console=console, get_renderable=self._line, refresh_per_second=8, transient=True)
+        if screen.is_terminal and not quiet:
+            self._live = Live(console=screen, get_renderable=self._line, refresh_per_second=8, transient=True)
 
     def _line(self) -> Text:
         elapsed = time.monotonic() - self._started

@@ -29,7 +29,8 @@ from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.models.loading import LoadedModel, load_model, quiet_transformers
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
-from tot.decoders.training.distill.train import DraftOptions, agreement, student, train
+from tot.decoders.training.distill.train import agreement, student, train
+from tot.decoders.training.options import DraftOptions
 from tot.generators.base import Sample
 from tot.registry import load_task
 from tot.report.terminal import counting

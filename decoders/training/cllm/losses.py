@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
+from tot.decoders.training.options import Divergence
 
 
 @dataclass(frozen=True)

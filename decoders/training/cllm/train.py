@@ -16,48 +16,22 @@ import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.models.loading import LoadedModel, quiet_transformers, resolve_dtype
-from tot.decoders.training.cllm.losses import Divergence, Layout, Window, ar_loss, consistency_loss, layout
+from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
 from tot.decoders.training.cllm.trajectories import trajectories
 from tot.decoders.training.distill.checkpoint import keep, restore
 from tot.decoders.training.distill.schedule import set_learning_rate
+from tot.decoders.training.options import TrainOptions
 
 CHECKPOINT = "checkpoint.safetensors"
 CURVE = "losses.jsonl"
-
-
-class TrainOptions(BaseModel):
-    """How a model is made consistent."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    epochs: Annotated[int, Field(ge=1)] = 1
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-5
-    """At its peak; it rises for a twentieth of the steps, then falls by a cosine to a tenth."""
-    loss: Literal["global", "local"] = "global"
-    divergence: Divergence = "forward_kl"
-    ar_weight: Annotated[float, Field(ge=0)] = 10.0
-    """w in equation 7, by default what the paper's authors train with; with less, answers change more."""
-    windows: Annotated[int, Field(ge=1)] = 4
-    """Windows of a text in one forward, drawn from its trajectory."""
-    accumulate: Annotated[int, Field(ge=1)] = 4
-    """Texts a step."""
-    together: Annotated[int, Field(ge=1)] = 4
-    """Texts a forward: more use the processor better, and take more memory."""
-    lora: Annotated[int, Field(ge=1)] | None = None
-    """Rank of LoRA matrices; None trains all weights."""
-    gradient_checkpointing: bool = False
-    checkpoint_every: Annotated[int, Field(ge=1)] = 200
-    """Steps."""
-    seed: Annotated[int, Field(ge=0)] = 0
 
 
 def train(

@@ -15,9 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any, TypeVar
 
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
@@ -26,26 +24,13 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import replacing, write_json
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
+from tot.decoders.training.options import CollectOptions
 
 _T = TypeVar("_T")
 FORMAT = 2
 """1 had neither windows at a text's end nor texts without a whole window; it is read as it is."""
 _GIVEN = 1000
 """Texts of a shard that are not the model's own."""
-
-
-class CollectOptions(BaseModel):
-    """How trajectories are collected."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    n: Annotated[int, Field(ge=2, le=128)] = 16
-    """Tokens of a window."""
-    augment: Annotated[float, Field(ge=0, le=1)] = 0.3
-    """Each point is kept once more with wrong tokens corrected, each with this chance."""
-    together: Annotated[int, Field(ge=1)] = 16
-    """Texts decoded at once, and kept in one shard."""
-    seed: Annotated[int, Field(ge=0)] = 0
 
 
 def collect(

@@ -10,10 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
 from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -22,28 +21,9 @@ from tot.decoders.models.loading import LoadedModel, resolve_dtype
 from tot.decoders.training.distill.checkpoint import keep, restore
 from tot.decoders.training.distill.record import Record
 from tot.decoders.training.distill.schedule import set_learning_rate
+from tot.decoders.training.options import HEAD_DIM, DraftOptions
 
 _CHECKPOINT_EVERY = 100
-_HEAD_DIM = 64
-
-
-class DraftOptions(BaseModel):
-    """What a draft model is to be, and how it is trained."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    tokens: Annotated[int, Field(ge=1)] = 500_000
-    """Recorded tokens to train on."""
-    layers: Annotated[int, Field(ge=1)] = 4
-    width: Annotated[int, Field(ge=_HEAD_DIM, multiple_of=_HEAD_DIM)] = 192
-    window: Annotated[int, Field(ge=16)] = 256
-    """Tokens that the draft sees of a text: its last ones."""
-    epochs: Annotated[float, Field(gt=0)] = 2.0
-    batch: Annotated[int, Field(ge=1)] = 8
-    """Texts a step."""
-    learning_rate: Annotated[float, Field(gt=0)] = 2e-3
-    """At its peak; it rises for a twentieth of the steps, then falls by a cosine to a tenth."""
-    seed: Annotated[int, Field(ge=0)] = 0
 
 
 def student(target: LoadedModel, options: DraftOptions) -> LlamaForCausalLM:
@@ -59,8 +39,8 @@ def student(target: LoadedModel, options: DraftOptions) -> LlamaForCausalLM:
         hidden_size=options.width,
         intermediate_size=options.width * 8 // 3,
         num_hidden_layers=options.layers,
-        num_attention_heads=options.width // _HEAD_DIM,
-        num_key_value_heads=options.width // _HEAD_DIM,
+        num_attention_heads=options.width // HEAD_DIM,
+        num_key_value_heads=options.width // HEAD_DIM,
         max_position_embeddings=options.window,
         tie_word_embeddings=True,
         bos_token_id=config.bos_token_id,

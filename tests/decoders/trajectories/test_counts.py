@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, OptionError, Request
-from tot.decoders.training.cllm.trajectories import CollectOptions, collect, given, repeats_itself, stationary
+from tot.decoders.training.cllm.trajectories import collect, given, repeats_itself, stationary
+from tot.decoders.training.options import CollectOptions
 
 SMALL = CollectOptions(n=6, together=4)
 

@@ -12,8 +12,9 @@ import datasets
 import pytest
 
 from tot.decoders import Engine, ModelError, OptionError, Request, load_model
-from tot.decoders.training.cllm.train import TrainOptions, train
-from tot.decoders.training.cllm.trajectories import CollectOptions, collect, trajectories
+from tot.decoders.training.cllm.train import train
+from tot.decoders.training.cllm.trajectories import collect, trajectories
+from tot.decoders.training.options import CollectOptions, TrainOptions
 
 SMALL = CollectOptions(n=6, together=4)
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.training.cllm.train import TrainOptions, train
-from tot.decoders.training.cllm.trajectories import CollectOptions, collect, trajectories
+from tot.decoders.training.cllm.train import train
+from tot.decoders.training.cllm.trajectories import collect, trajectories
+from tot.decoders.training.options import CollectOptions, TrainOptions
 
 SMALL = CollectOptions(n=6, together=4)
 

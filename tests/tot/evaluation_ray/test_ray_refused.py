@@ -54,7 +54,7 @@ def test_an_address_where_no_one_listens_is_refused_at_once(run: Any, closed_por
 
 
 def test_without_ray_the_command_that_installs_it_is_named(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tot.evaluation.executors.find_spec", lambda name: None)
+    monkeypatch.setattr("tot.evaluation.run.find_spec", lambda name: None)
     with pytest.raises(TotError, match=r"needs Ray, which is not installed: pip install 'tot\[ray\]'"):
         run(executor="ray")
 
@@ -65,13 +65,13 @@ def test_a_decoder_that_holds_an_engine_can_not_be_sent(run: Any, tiny: Any) -> 
 
 
 def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, task: Any, rows: Path) -> None:
-    from tot.decoders.budget import Budget
+    from tot.config import SearchConfig
+    from tot.evaluation.attempt import Work
     from tot.evaluation.ray_cluster import packed
-    from tot.evaluation.ray_worker import Worker
-    from tot.evaluation.work import Work
+    from tot.evaluation.ray_executor import Worker
 
     with tiny() as decoder:
-        work = Work.given(task("Riddles"), {}, "ar", decoder.model, {}, Budget(), {"data": str(rows)})
+        work = Work.given(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
         worker = Worker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())

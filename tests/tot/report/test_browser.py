@@ -17,7 +17,7 @@ from tot.calls import Call
 from tot.decoders import Message
 from tot.decoders.files import write_text
 from tot.decoders.request import Part
-from tot.report.overview import evaluation_page
+from tot.evaluation.overview import evaluation_page
 
 HOSTILE = {
     "script": "<script>window.hacked = 1</script>",

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from tot import State, Thought, ThoughtTree
 from tot.cli.app import main
 from tot.decoders import OptionError
-from tot.report.overview import evaluation_page
+from tot.evaluation.overview import evaluation_page
 from tot.report.page import embedded, tree_page
 
 HOSTILE = (

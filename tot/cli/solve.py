@@ -1,0 +1,176 @@
+"""`tot solve`: one question, answered; the run is kept in files as it goes, and taken up again from them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tot.cli.options import is_given, takes, writable
+from tot.decoders.errors import OptionError
+from tot.options import SearchOptions
+
+if TYPE_CHECKING:
+    from tot.checkpoint import Checkpoint
+    from tot.report.profiling import Profile
+    from tot.search.session import Problem
+
+_WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
+
+
+class Settings(SearchOptions):
+    """What was asked, as it is kept in a checkpoint to go on from."""
+
+    task: str
+    question: str
+    out: str | None = None
+
+
+@takes(SearchOptions)
+def solve_command(
+    context: typer.Context,
+    *,
+    task: Annotated[
+        str | None, typer.Argument(help="A task's name, such as gsm8k, or path/to/file.py:ClassName.")
+    ] = None,
+    question: Annotated[
+        str | None, typer.Argument(help="The question; - reads standard input; none: an example.")
+    ] = None,
+    data: Annotated[
+        Path | None, typer.Option(help="Take the question from this file: .jsonl, .json, .csv, .parquet or .txt.")
+    ] = None,
+    row: Annotated[int, typer.Option(min=0, help="Which row of --data, counted from 0.")] = 0,
+    given: dict[str, Any],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Write the run (answer, usage, tree) to this .json file, and each step to a .jsonl beside."),
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Go on with a killed run from its .jsonl, as it was started.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Print where the time went; on standard error with --json.")
+    ] = False,
+    profile_out: Annotated[
+        Path | None,
+        typer.Option(help="Write that to this .json file, too, as a trace for Perfetto or chrome://tracing."),
+    ] = None,
+) -> None:
+    """Grow a tree of thoughts about a question and answer it."""
+    started = time.monotonic()
+    from tot.checkpoint import Checkpoint
+
+    checkpoint: Checkpoint | None = None
+    if resume is not None:
+        for name in context.params:
+            if name not in _WITH_RESUME and is_given(context, name):
+                raise OptionError(f"--resume goes on as the run was started: leave {name.replace('_', '-')!r} out")
+        checkpoint = Checkpoint.resume(resume)
+        if "settings" not in checkpoint.header:
+            raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
+        settings = Settings.model_validate(checkpoint.header["settings"])
+    else:
+        if task is None:
+            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
+        place = None if out is None else str(writable(out))
+        settings = Settings(task=task, question=_question(task, question, data, row), out=place, **given)
+    recorded = None
+    if profile or profile_out is not None:
+        from tot.report.profiling import Profile
+
+        recorded = Profile()
+    if profile_out is not None:
+        writable(profile_out, "--profile-out")
+    interrupted = _run(settings, checkpoint, started, as_json, recorded)
+    if recorded is not None:
+        from tot.report.profile import show_profile
+
+        show_profile(recorded, as_json)
+        if profile_out is not None:
+            recorded.save(profile_out)
+    if interrupted:
+        raise typer.Exit(130)
+
+
+def _question(task: str, question: str | None, data: Path | None, row: int) -> str:
+    """The question as given, from standard input, from a row of data, or the task's example."""
+    from tot.data import row as read_row
+    from tot.registry import load_task
+
+    chosen = load_task(task)
+    if data is not None:
+        if question is not None:
+            raise OptionError(f"--data and a question: give one of the two, not {question[:40]!r} as well")
+        found = read_row(data, row)
+        try:
+            return chosen.question_of(found)
+        except KeyError as error:
+            raise OptionError(
+                f"{data}, row {row} has no {error} (it has {', '.join(found)}): give another file"
+            ) from None
+    if question is None:
+        return chosen.example()
+    try:
+        return sys.stdin.read() if question == "-" else question
+    except UnicodeDecodeError as error:
+        raise OptionError(f"standard input is not {error.encoding} text ({error.reason}): convert it first") from None
+
+
+def _run(
+    settings: Settings, checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
+) -> bool:
+    """Do what the settings say; write, then print. True where Ctrl-C ended it."""
+    from tot.checkpoint import Checkpoint
+    from tot.decoders.files import write_json
+    from tot.registry import load_task
+    from tot.report.terminal import Progress, show
+    from tot.solver import conclude, solve
+
+    task = load_task(settings.task)
+    task.start(settings.question)
+    config = settings.config(task)
+    out = None if settings.out is None else Path(settings.out)
+    if out is not None and checkpoint is None:
+        steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
+        checkpoint = Checkpoint.create(steps, settings=settings.model_dump(mode="json"))
+    if out is not None and out.suffix == ".jsonl":
+        out = None  # the checkpoint ends in the run
+
+    problems: list[Problem] = []
+    try:
+        with Progress(problems, started, quiet=as_json):
+            solution = solve(
+                task,
+                settings.question,
+                config,
+                checkpoint=checkpoint,
+                watch=lambda problem: problems.append(problem) if not problems else None,
+                profile=profile,
+            )
+    except BaseException:
+        if out is not None and problems:  # what was grown until then is kept
+            write_json(out, conclude(problems[0]).to_json())
+        if checkpoint is not None:
+            checkpoint.close()
+            if checkpoint.empty:
+                checkpoint.path.unlink(missing_ok=True)
+        raise
+    interrupted = solution.stopped == "interrupted"
+    if out is not None:
+        write_json(out, solution.to_json())
+    if checkpoint is not None and interrupted:
+        checkpoint.close()
+    elif checkpoint is not None:
+        checkpoint.finish(solution.to_json())
+        if out is not None:
+            checkpoint.path.unlink(missing_ok=True)  # all of it is in the run
+    if as_json:
+        sys.stdout.write(json.dumps(solution.summary()) + "\n")
+    else:
+        show(solution)
+    return interrupted

@@ -1,0 +1,123 @@
+"""The options of a search as texts and numbers: what command lines take, and files keep to run a search again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from tot.decoders.decoder import METHODS, REMOTE
+from tot.decoders.errors import OptionError, unknown
+
+if TYPE_CHECKING:
+    from tot.config import SearchConfig
+    from tot.task import Task
+
+LOADING = ("dtype", "device", "kv_budget", "quantize")
+"""Model options that have a name of their own here; all others are decoder options."""
+SAME = ("max_tokens", "top_k", "top_p", "min_p", "seed", "reproducible")
+"""What a SearchConfig has by the same name."""
+
+
+class SearchOptions(BaseModel):
+    """How questions are searched, with which model: what `tot solve` and `tot eval` have in common."""
+
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+
+    model: str = Field(
+        "smollm2-135m",
+        description="A name (tot models), a hub id, a folder or a .gguf file; none for no model.",
+    )
+    decoder: str = Field("ar", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
+    decoder_option: list[str] = Field(
+        [], description="An option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6."
+    )
+    search: str | None = Field(
+        None,
+        description="bfs, dfs, best-first, mcts, rap, cot, self-consistency or best-of-n, with options after a colon: "
+        "mcts:iterations=20,exploration=2. The task's own by default, as for the next two.",
+    )
+    generator: str | None = Field(
+        None, description="Where thoughts come from: sample, propose or enumerate, with options likewise."
+    )
+    evaluator: str | None = Field(
+        None,
+        description="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, random or "
+        "reward-model, with options likewise.",
+    )
+    thoughts: int | None = Field(None, description="Thoughts proposed after each state (n).")
+    breadth: int | None = Field(None, description="States kept at each level (b).")
+    depth: int | None = Field(None, description="Depth of the tree (T); the task's own by default.")
+    max_tokens: int | None = Field(None, ge=1, description="Most new tokens of any text.")
+    temperature: float | None = Field(
+        None, ge=0, description="Temperature of the thoughts, 0.7 by default; the papers use 1."
+    )
+    top_k: int | None = Field(None, ge=0, description="Draw from the k likeliest tokens; by default as the model says.")
+    top_p: float | None = Field(
+        None, description="Draw from the fewest tokens that hold this share; by default likewise."
+    )
+    min_p: float | None = Field(
+        None, description="Leave out tokens below this share of the likeliest; by default likewise."
+    )
+    seed: int = Field(0, ge=0, description="Seed of the run.")
+    budget_tokens: int | None = Field(None, ge=0, description="Stop after so many new tokens.")
+    budget_forwards: int | None = Field(None, ge=0, description="Stop after so many forward passes.")
+    budget_seconds: float | None = Field(None, ge=0, description="Stop after so many seconds of search.")
+    budget_nodes: int | None = Field(None, ge=0, description="Stop after so many thoughts.")
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto", description="auto: bf16 where the machine computes in it."
+    )
+    quantize: Literal["none", "int8", "int8-dynamic"] = Field(
+        "none",
+        description="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs.",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")
+    reproducible: bool = Field(False, description="Compute in float32: the same tree every time.")
+
+    def config(self, task: Task) -> SearchConfig:
+        """What they mean for a task. Raises OptionError for what is not known."""
+        from tot.config import SearchConfig  # here, as help and wrong options need none of it
+        from tot.registry import parts_of
+
+        return SearchConfig(
+            model=None if self.model == "none" else self.model,
+            decoder=self._decoders(),
+            budget={name: getattr(self, f"budget_{name}") for name in ("tokens", "forwards", "seconds", "nodes")},
+            model_options=self._model_options(),
+            **{name: getattr(self, name) for name in SAME},
+            **parts_of(
+                task,
+                *(self.search, self.generator, self.evaluator),
+                search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth")},
+                generator_options={"temperature": self.temperature},
+            ),
+        )
+
+    def _decoders(self) -> str | dict[str, str]:
+        """The decoder's name, or names by purpose."""
+        if "=" not in self.decoder:
+            return _decoder(self.decoder)
+        given = [pair.partition("=") for pair in self.decoder.split(",")]
+        if not all(equals and name for _, equals, name in given):
+            raise OptionError(f"--decoder {self.decoder!r} can't be read: write generate=NAME,evaluate=NAME")
+        return {purpose.strip(): _decoder(name.strip()) for purpose, _, name in given}
+
+    def _model_options(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in LOADING}
+        return {**given, "quantize": None if self.quantize == "none" else self.quantize, **pairs(self.decoder_option)}
+
+
+def _decoder(name: str) -> str:
+    if name not in (*METHODS, *REMOTE):
+        raise OptionError(unknown("decoder", name, (*METHODS, *REMOTE)))
+    return name
+
+
+def pairs(options: list[str]) -> dict[str, str]:
+    """name=value texts as a mapping. Raises OptionError for one that can't be read."""
+    split = [option.partition("=") for option in options]
+    for option, (name, equals, _) in zip(options, split, strict=True):
+        if not (name.strip() and equals) or name.strip() in (*LOADING, "tokenizer"):
+            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
+    return {name.strip(): value.strip() for name, _, value in split}
