@@ -11,10 +11,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError, made, unknown
 from tot.decoders.request import Completion, Request
 
 if TYPE_CHECKING:
@@ -134,11 +134,4 @@ def load_decoder(
 
 def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """The options of a method that runs here. Raises OptionError for an unknown method or option."""
-    method = find_method(name)
-    try:
-        return method.options(**options)
-    except ValidationError as error:
-        first = error.errors()[0]
-        known = ", ".join(method.options.model_fields) or "none"
-        place = f", option {first['loc'][0]}" if first["loc"] else ""
-        raise OptionError(f"decoder {name}{place}: {first['msg']} (its options: {known})") from None
+    return made(find_method(name).options, options, f"decoder {name}")

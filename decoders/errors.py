@@ -52,7 +52,7 @@ def made(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Model:
         return cls(**options)
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        place = f", option {'.'.join(map(str, first['loc']))}" if first["loc"] else ""
+        place = f", option {first['loc'][0]}" if first["loc"] else ""
         known = ", ".join(cls.model_fields) or "none"
         reason = first["msg"].removeprefix("Value error, ")
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None

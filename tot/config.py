@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import REMOTE, Decoder
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
@@ -69,8 +69,7 @@ class SearchConfig(BaseModel):
         try:
             made = cls(**{**base, **known})
         except ValidationError as error:
-            first = error.errors()[0]
-            raise OptionError(f"{'.'.join(map(str, first['loc']))}={first['input']!r}: {first['msg']}") from None
+            raise OptionError(readable(error)) from None
         return made.model_copy(update={"model_options": {**made.model_options, **others}}) if others else made
 
     def parts(self, task: Task) -> dict[str, Any]:

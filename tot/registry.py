@@ -12,9 +12,9 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel
 
-from tot.decoders.errors import OptionError, TaskError, unknown
+from tot.decoders.errors import OptionError, TaskError, made, unknown
 from tot.evaluators.combine import Combine, Confidence, Heuristic, Prior, Random
 from tot.evaluators.model import Classify, Explain, Likelihood, Value, Vote
 from tot.evaluators.reward_model import RewardModel
@@ -73,13 +73,7 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel] | BaseM
             raise OptionError(f"{kind} {spec!r}: {pair!r} is no option: write {name}:option=value,option=value")
         given[option] = None if value.lower() == "none" and option != "rollout" else value
     given |= wanted
-    try:
-        return _with_fast(cls(**given))
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(map(str, first["loc"])) or name
-        options_known = ", ".join(cls.model_fields)
-        raise OptionError(f"{kind} {name}, option {place}: {first['msg']} (its options: {options_known})") from None
+    return _with_fast(made(cls, given, f"{kind} {name}"))
 
 
 def _checked(kind: str, part: Any) -> Any:

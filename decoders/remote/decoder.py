@@ -16,10 +16,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from pydantic import ValidationError
-
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, made
 from tot.decoders.remote.body import Dialect, Prompt, address, extended, messages_of, sampled, seed_of
 from tot.decoders.remote.choices import Choices
 from tot.decoders.remote.faults import RefusedError
@@ -240,14 +238,7 @@ def open_remote(model: Any, given: dict[str, Any]) -> RemoteDecoder:
     """
     if "api_key" in given or "key" in given:
         raise OptionError(f"the key is no option, lest it be kept in files: set the environment's {KEY_VARIABLE}")
-    try:
-        options = RemoteOptions(**given)
-    except ValidationError as error:
-        first = error.errors(include_input=False)[0]
-        known = ", ".join(RemoteOptions.model_fields)
-        place = f", option {first['loc'][0]}" if first["loc"] else ""
-        reason = first["msg"].removeprefix("Value error, ")
-        raise OptionError(f"decoder openai{place}: {reason} (its options: {known})") from None
+    options = made(RemoteOptions, given, "decoder openai")
     if options.served is None and not isinstance(model, str):
         raise OptionError("a server is asked for a model by name: give model=NAME, or served=NAME")
     decoder = RemoteDecoder(str(model), options)

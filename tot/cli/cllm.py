@@ -60,15 +60,12 @@ def collect_command(
         if is_given(context, name):
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} is about texts that a model writes: leave it or --solutions out")
-    asked = islice(
-        questions_of(questions or [], prompts or [], column, max_tokens, solutions),
-        offset,
-        None if limit is None else offset + limit,
-    )
-    first = next(asked, None)
+    found = questions_of(questions or [], prompts or [], column, max_tokens, solutions)
+    found = islice(found, offset, None if limit is None else offset + limit)
+    first = next(found, None)
     if first is None:
         raise OptionError(NOTHING_TO_ASK)
-    asked = chain([first], asked)
+    asked = chain([first], found)
     with counting("writing" if solutions else "collecting", limit, console()) as tell:
         if solutions:
             texts = ((one.request, one.solution or "") for one in asked)

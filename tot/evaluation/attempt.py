@@ -24,6 +24,7 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
+from tot.filters import FILTERS
 from tot.options import LOADING, SAME
 from tot.registry import load_task
 from tot.search.backends import Backend
@@ -97,7 +98,7 @@ async def attempt(
             **config.parts(task),
             seed=seed,
             max_tokens=config.max_tokens,
-            filters={name: value for name, value in work.configuration.filters.items() if value is not None},
+            filters={name: value for name in FILTERS if (value := getattr(work.configuration, name)) is not None},
             watch=watch,
         )
         await problem.run()
