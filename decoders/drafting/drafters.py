@@ -21,7 +21,7 @@ from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, candidates, distribution, read
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels.forward import NativeForward
+from tot.decoders.kernels.backend import Backend
 from tot.decoders.models.loading import LoadedModel
 
 _CHUNK = 512
@@ -171,7 +171,7 @@ class ModelDrafter:
         kv_budget: int | str | None,
         vocabulary: int,
         owned: bool = False,
-        shared: NativeForward | None = None,
+        shared: Backend | None = None,
     ) -> None:
         """`owned` and `shared` as for a Runner: a model that nobody else has, or one of the target's layers."""
         self.loaded = loaded

@@ -100,8 +100,7 @@ def machine_identity(runner: Runner) -> dict[str, Any]:
     return {
         "processor": processor() if device.type == "cpu" else torch.cuda.get_device_name(device),
         "threads": torch.get_num_threads(),
-        "forward": None if runner.native is None else runner.native.weights,
-        "attention": None if runner.kernel is None else "native",
+        "backend": runner.backend.name,
         "layers": dict(Counter(_computed_by(module) for module in runner.model.modules())),
         "engine": _engine_sources(),
         "torch": torch.__version__,

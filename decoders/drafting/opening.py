@@ -14,7 +14,7 @@ from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.drafting.latency_model import warn_if_slow
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError, TotError
-from tot.decoders.kernels.forward import NativeForward
+from tot.decoders.kernels.backend import Backend
 from tot.decoders.models.loading import LoadedModel, load_model
 from tot.decoders.models.model_names import draft_folder, model_key
 
@@ -42,7 +42,7 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     if isinstance(draft, str) and re.fullmatch(r"early-exit(:\d{1,4})?", draft):
         layers = draft.partition(":")[2]
         first = first_layers(target, int(layers) if layers else None)
-        shallow = _model_drafter(first, engine, shared=engine.runner.native)
+        shallow = _model_drafter(first, engine, shared=engine.runner.backend)
         stack.callback(shallow.close)
         return shallow
     if draft == "trained":
@@ -78,7 +78,7 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
 
 
 def _model_drafter(
-    loaded: LoadedModel, engine: Engine, owned: bool = False, shared: NativeForward | None = None
+    loaded: LoadedModel, engine: Engine, owned: bool = False, shared: Backend | None = None
 ) -> ModelDrafter:
     """With a store for as many tokens as the target has: whatever is admitted there has room here."""
     try:

@@ -10,6 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -20,13 +21,11 @@ from transformers import AttentionInterface
 from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
 from tot.decoders.engine.sampling import Read
 from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.kernels.attention import ATTENTION, Plan, bucket, make_blocks, packed_attention
-from tot.decoders.kernels.forward import NativeForward, Quantization, native_forward
-from tot.decoders.kernels.kernel import kernel_for
-from tot.decoders.kernels.linear import PackedLinears
+from tot.decoders.kernels.attention import ATTENTION, packed_attention
+from tot.decoders.kernels.backend import Backend, open_backend
+from tot.decoders.kernels.forward import Quantization
 from tot.decoders.kernels.rotary import inverse_frequencies, turned
 from tot.decoders.kernels.shared_prefixes import Run
-from tot.decoders.kernels.tiles import make_tiles
 from tot.decoders.memory import free_memory
 
 _SHARE = {"cpu": 0.25, "cuda": 0.5}
@@ -46,6 +45,10 @@ class Chunk:
     reads: Sequence[Read] = field(default=())
     """What is wanted of the logits at the last `len(reads)` positions."""
 
+    @property
+    def read_slots(self) -> Sequence[int]:
+        return self.branch.slots[self.stop - len(self.reads) : self.stop]
+
 
 @dataclass(slots=True)
 class Forward:
@@ -54,9 +57,9 @@ class Forward:
     logits: Tensor
     """(rows read, vocab), float32."""
     rows: list[list[int]]
-    """A list a feed: the row of `logits` of each of its reads."""
+    """A list a chunk: the row of `logits` of each of its reads."""
     own_from: list[int]
-    """A position a feed: from here on it ran rows of its own; before, another feed or the cache had them."""
+    """A position a chunk: from here on it ran rows of its own; before, another chunk or the cache had them."""
 
 
 class Runner:
@@ -68,10 +71,10 @@ class Runner:
         kv_budget: int | str | None = None,
         quantize: Quantization | None = None,
         owned: bool = False,
-        shared: NativeForward | None = None,
+        shared: Backend | None = None,
     ) -> None:
         """With `owned` nobody else reads the model's weights: they are held once, as kernels read them, and the model
-        computes nothing any more. `shared` is the forward of a model whose layers this one has."""
+        computes nothing any more. `shared` is the backend of a model whose layers this one has."""
         config = model.config
         if config._attn_implementation == ATTENTION:
             raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
@@ -82,7 +85,6 @@ class Runner:
         heads = config.num_attention_heads
         kv_heads = getattr(config, "num_key_value_heads", None) or heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self._heads_per_kv = heads // kv_heads
         self.slot_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.dtype.itemsize
         """Bytes of keys and values a token."""
         self.cache = RadixCache(self._capacity(kv_budget))
@@ -93,11 +95,8 @@ class Runner:
         self._values: tuple[Tensor, ...] = tuple(store() for _ in layers)
         for tensor in (*self._keys, *self._values):
             tensor[:, SCRATCH] = 0
-        self.native = native_forward(model, self._keys, self._values, quantize, owned, shared)
-        """The whole forward in C, where there is one for such a model."""
-        self.kernel = None if self.native else kernel_for(head_dim, self._heads_per_kv, self.dtype, self.device)
-        """Else attention in C, where this machine can have it."""
-        self._linears = PackedLinears(model) if self.native is None else None
+        self.backend = open_backend(model, self._keys, self._values, quantize, owned, shared)
+        """What computes."""
         self._closed = False
         self._native_attention = config._attn_implementation
         AttentionInterface.register(ATTENTION, packed_attention)
@@ -108,11 +107,9 @@ class Runner:
         if self._closed:
             return
         self._closed = True
-        if self._linears is not None:
-            self._linears.close()
+        self.backend.close()
         self.model.set_attn_implementation(self._native_attention)
         self._keys = self._values = ()
-        self.native = self.kernel = None
 
     def _capacity(self, budget: int | str | None) -> int:
         """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default by what is free."""
@@ -148,83 +145,47 @@ class Runner:
         for keys in self._keys:
             keys[:, at] = turned(keys[:, at], by * inverse)
 
-    def forward(self, feeds: Sequence[Chunk]) -> Forward:
-        """Compute what the feeds lack, in one packed forward, and read their logits.
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+        """Compute what the chunks lack, in one packed forward, and read their logits.
 
-        Whatever precedes a feed's `start` must be computed already or be part of an earlier feed of this call.
+        Whatever precedes a chunk's `start` must be computed already or be part of an earlier chunk of this call.
         """
+        computed = self.cache.is_computed
         runs: list[Run] = []
         writes: list[list[int]] = []
-        placed: dict[int, tuple[int, int]] = {}
-        own_from = []
-        for feed in feeds:
-            slots, first_read = feed.branch.slots, feed.stop - len(feed.reads)
-            own = feed.start
-            while own < feed.stop and (
-                slots[own] in placed or (own < first_read and self.cache.is_computed(slots[own]))
-            ):
+        row_of: dict[int, tuple[int, int]] = {}
+        own_from: list[int] = []
+        for chunk in chunks:
+            slots, first_read = chunk.branch.slots, chunk.stop - len(chunk.reads)
+            own = chunk.start
+            while own < chunk.stop and (slots[own] in row_of or (own < first_read and computed(slots[own]))):
                 own += 1
             own_from.append(own)
-            if own == feed.stop:
-                continue
-            new = slots[own : feed.stop]
-            # A token computed before is run again only for its logits: it reads its slot and writes to none.
-            writes.append([SCRATCH if s in placed or self.cache.is_computed(s) else s for s in new])
-            placed.update((slot, (len(runs), i)) for i, slot in enumerate(new))
-            runs.append(Run(np.array(slots[: feed.stop], dtype=np.int32), own))
-
-        logits, first_row = self._run(runs, writes, feeds, placed)
+            if own < chunk.stop:
+                new = slots[own : chunk.stop]
+                # A token computed before is run again only for its logits: it reads its slot and writes to none.
+                writes.append([SCRATCH if slot in row_of or computed(slot) else slot for slot in new])
+                row_of.update((slot, (len(runs), i)) for i, slot in enumerate(new))
+                runs.append(Run(np.array(slots[: chunk.stop], dtype=np.int32), own))
+        logits, kept = self._run(runs, writes, [row_of[slot] for chunk in chunks for slot in chunk.read_slots])
         self.cache.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
-        rows = []
-        for feed in feeds:
-            read = feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]
-            rows.append([first_row[placed[slot]] for slot in read])
-        return Forward(logits, rows, own_from)
+        return Forward(logits, [[kept[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks], own_from)
 
     def _run(
-        self,
-        runs: list[Run],
-        writes: list[list[int]],
-        feeds: Sequence[Chunk],
-        placed: dict[int, tuple[int, int]],
+        self, runs: list[Run], writes: list[list[int]], wanted: list[tuple[int, int]]
     ) -> tuple[Tensor, dict[tuple[int, int], int]]:
-        """The model's part: (rows read, vocab) logits, and which of their rows a (run, offset) has."""
-        runs, writes = list(runs), list(writes)
-        real = len(runs)
-        if self.native is None and all(run.rows == 1 for run in runs):  # decoding: round up, so that shapes repeat
-            last = runs[-1]
-            spare = Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)
-            runs += [spare] * (bucket(real) - real)
-            writes += [[SCRATCH]] * (len(runs) - real)
-        if self.native is not None or self.kernel is not None:
-            order, tiles = make_tiles(runs)
-            seen: dict[str, Any] = {"tiles": tiles, "kernel": self.kernel}
-        else:
-            order, blocks = make_blocks(runs, self._heads_per_kv, self.dtype, self.device)
-            seen = {"blocks": blocks}
-        start_of: dict[int, int] = {}
-        total = 0
-        for run in order:
-            start_of[run] = total
-            total += runs[run].rows
+        """Pack the rows of `runs`. Returns (rows read, vocab) logits, and which of them a (run, offset) has."""
+        kept = {row: i for i, row in enumerate(dict.fromkeys(wanted))}
+        spare = self.backend.rounded(len(runs)) - len(runs) if all(run.rows == 1 for run in runs) else 0
+        last = runs[-1]
+        runs = runs + spare * [Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)]
+        writes = writes + spare * [[SCRATCH]]
+        order, pieces = self.backend.cut(runs)
+        first = dict(zip(order, accumulate((runs[run].rows for run in order), initial=0), strict=False))
         token = self.cache.token
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
         positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]
         rows = torch.tensor([tokens, positions, write], device=self.device)  # at once: a copy to a device each
-        plan = Plan(self._keys, self._values, rows[2], **seen)
-
-        wanted: dict[tuple[int, int], int] = {}
-        for feed in feeds:
-            for slot in feed.branch.slots[feed.stop - len(feed.reads) : feed.stop]:
-                wanted.setdefault(placed[slot], len(wanted))
-        keep = torch.tensor([start_of[run] + offset for run, offset in wanted], dtype=torch.int64, device=self.device)
-        return self.call(rows[:1], rows[1:2], keep, plan), wanted
-
-    def call(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
-        """The model itself: tensors in, float32 logits of the rows in `keep` out; compiles without graph break."""
-        if self.native is not None:
-            return self.native(tokens, positions, keep, plan)
-        result = self.model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
-        logits: Tensor = result.logits[0].float()
-        return logits
+        keep = torch.tensor([first[run] + offset for run, offset in kept], dtype=torch.int64, device=self.device)
+        return self.backend.forward(rows[:1], rows[1:2], rows[2], keep, pieces), kept

@@ -1,27 +1,23 @@
 """Attention for packed forwards: many branches in one row of tokens, each seeing its own path only.
 
-Registered with transformers as an attention function; models stay unmodified. Where there is the kernel in C, it reads
-by tiles. Elsewhere a plan cuts the work into blocks (query rows x key slots): one block for every stretch of text that
-many rows share, blocks of tails for what is left, merged by log-sum-exp. Rows never meet keys of other branches, so
-the cost is that of the live keys.
+`packed_attention` is registered with transformers; models stay unmodified. What computes it is in the plan: the kernel
+in C (`tiles.py`), or torch, here. For torch the work is cut into blocks (query rows x key slots): one block for every
+stretch of text that many rows share, blocks of tails for what is left, merged by log-sum-exp. Rows never meet keys of
+other branches, so the cost is that of the live keys.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
-
-if TYPE_CHECKING:
-    from tot.decoders.kernels.kernel import Kernel
-    from tot.decoders.kernels.tiles import Tiles
 
 _Array = np.ndarray[Any, Any]
 
@@ -50,17 +46,17 @@ class Block(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What every layer of one forward does: where rows are written, and the blocks or tiles that read."""
+    """What every layer of one forward does: where rows are written, and what then reads for them."""
 
     keys: tuple[Tensor, ...]
     """A layer each: (kv_heads, slots, head_dim)."""
     values: tuple[Tensor, ...]
     write: Tensor
     """(rows,) the slot of each row."""
-    blocks: tuple[Block, ...] = ()
-    tiles: Tiles | None = None
-    """For `kernel`, where it does what blocks would."""
-    kernel: Kernel | None = None
+    attend: Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
+    """Query (heads, rows, head_dim), keys, values, pieces and scale in, (rows, heads, head_dim) out."""
+    pieces: Any
+    """What the rows' attention was cut into for `attend`."""
 
 
 def bucket(n: int, smallest: int = 1) -> int:
@@ -174,14 +170,20 @@ def packed_attention(
     keys, values = plan.keys[layer], plan.values[layer]
     keys.index_copy_(1, plan.write, key[0])
     values.index_copy_(1, plan.write, value[0])
+    scale = keys.shape[2] ** -0.5 if scaling is None else scaling
+    return plan.attend(query[0], keys, values, plan.pieces, scale)[None], None
+
+
+def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
+    """Attention over blocks by torch's operations.
+
+    Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim). Returns (rows, heads, head_dim).
+    """
     kv_heads, head_dim = keys.shape[0], keys.shape[2]
-    rows, groups = query.shape[2], query.shape[1] // kv_heads
-    scale = head_dim**-0.5 if scaling is None else scaling
-    if plan.kernel is not None and plan.tiles is not None:
-        return plan.kernel(query[0], keys, values, plan.tiles, scale)[None], None
-    by_row = query[0].view(kv_heads, groups, rows, head_dim)
+    rows, groups = query.shape[1], query.shape[0] // kv_heads
+    by_row = query.view(kv_heads, groups, rows, head_dim)
     out = normaliser = None
-    for block in plan.blocks:
+    for block in blocks:
         chosen = by_row if block.rows is None else by_row.index_select(2, block.rows)
         per_entry = chosen.shape[2] // block.entries
         # (kv_heads, groups, entries, rows, dim) -> (entries, kv_heads, groups * rows, dim)
@@ -213,7 +215,7 @@ def packed_attention(
             out = out.float().index_copy_(2, block.rows, part.float())
             normaliser = normaliser.index_copy_(2, block.rows, part_norm)
     assert out is not None
-    return out.reshape(1, -1, rows, head_dim).transpose(1, 2).to(query.dtype), None
+    return out.reshape(-1, rows, head_dim).transpose(0, 1).to(query.dtype)
 
 
 def _merge(out: Tensor, norm: Tensor, part: Tensor, part_norm: Tensor) -> tuple[Tensor, Tensor]:

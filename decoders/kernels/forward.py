@@ -17,10 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.kernels.attention import Plan
-from tot.decoders.kernels.kernel import SIZES, CTiles, kernel_options
 from tot.decoders.kernels.native import address, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed
+from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
 from tot.decoders.memory import free_memory
 from tot.decoders.timeline import add_spans
 
@@ -100,10 +99,12 @@ class _Packed(NamedTuple):
 
 
 class NativeForward:
-    """A model's forward over the given stores of keys and values: tensors in, logits out.
+    """The backend in C: a model's forward over the given stores of keys and values.
 
     What another forward has packed of the same layers is `shared`. With `owned`, layers give up their weights.
     """
+
+    cut = staticmethod(make_tiles)
 
     def __init__(
         self,
@@ -159,18 +160,32 @@ class NativeForward:
             functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
             functions.space_for.argtypes, functions.space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
 
-    def __call__(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
-        """Shapes: tokens and positions (1, rows), keep (kept,), all int64. Returns (kept, vocabulary) in float32."""
-        assert plan.tiles is not None
+    @property
+    def name(self) -> str:
+        return f"C, weights kept in {self.weights}"
+
+    @property
+    def weight_bytes(self) -> float:
+        return BYTES[self.weights]
+
+    def rounded(self, rows: int) -> int:
+        return rows
+
+    def close(self) -> None:
+        """Let go of the packed weights and of the stores."""
+        del self._few, self._many
+        self._packed, self._held, self._model, self._space = {}, [], _Model(), torch.empty(0)
+
+    def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles) -> Tensor:
         rows, kept = tokens.shape[1], len(keep)
         functions = self._few if rows <= _FEW else self._many
         cosines, sines, turns = self._turns(positions)
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
         seconds = (c_double * 3)()
         batch = _Batch(
-            *(address(tensor, torch.int64) for tensor in (tokens, turns, plan.write, keep)),
+            *(address(tensor, torch.int64) for tensor in (tokens, turns, write, keep)),
             *(address(tensor, torch.float32) for tensor in (cosines, sines, logits)),
-            None, ctypes.addressof(seconds), CTiles.of(plan.tiles), rows, kept, torch.get_num_threads(),
+            None, ctypes.addressof(seconds), CTiles.of(pieces), rows, kept, torch.get_num_threads(),
         )  # fmt: skip
         if len(self._space) < (needed := functions.space_for(byref(self._model), byref(batch))):
             self._space = torch.empty(needed, dtype=torch.float32)

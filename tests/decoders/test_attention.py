@@ -16,6 +16,7 @@ from torch._dynamo.utils import counters
 
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
+from tot.decoders.kernels.backend import TransformersForward
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
@@ -202,7 +203,8 @@ def test_the_forward_compiles_whole_and_seldom(
     branches = [*(runner.cache.fork(prompts[0]) for _ in range(5)), prompts[1]]
     with torch.inference_mode():
         runner.forward([Chunk(prompt, 0, len(prompt)) for prompt in prompts])
-        runner.call = torch.compile(runner.call, fullgraph=True, backend="eager")  # type: ignore[method-assign]
+        assert isinstance(runner.backend, TransformersForward)
+        runner.backend.compute = torch.compile(runner.backend.compute, fullgraph=True, backend="eager")  # type: ignore[method-assign]
         for step in range(steps):
             for i, branch in enumerate(branches):
                 runner.cache.extend(branch, [(37 * i + step) % 300])

@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import forward, kernel, native
+from tot.decoders.kernels import forward, native, tiles
+from tot.decoders.kernels.backend import TransformersForward
 from tot.decoders.kernels.forward import NativeForward, native_forward
-from tot.decoders.kernels.kernel import kernel_options
 from tot.decoders.kernels.packing import quantized
+from tot.decoders.kernels.tiles import kernel_options
 
 VOCAB = 300
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -75,8 +76,8 @@ def test_it_gives_the_logits_of_the_model(
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()
     reference, runner = copy.deepcopy(model), Runner(model, 6000)
-    assert runner.native is not None
-    assert runner.native.weights == ("bfloat16" if rounded else "float32")
+    assert isinstance(runner.backend, NativeForward)
+    assert runner.backend.weights == ("bfloat16" if rounded else "float32")
     for count in (1, 2, 3, 4, 5, 7, 12, 13, 26):
         texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
         for tokens, logits in zip(texts, computed(runner, texts), strict=True):
@@ -102,7 +103,7 @@ def test_positions_are_turned_as_the_model_turns_them_however_far(
 ) -> None:
     model = known(rope_parameters={"rope_theta": 10_000.0, **rope}, max_position_embeddings=4096)
     reference, runner = copy.deepcopy(model), Runner(model, 4000)
-    assert runner.native is not None
+    assert isinstance(runner.backend, NativeForward)
     for length in (30, 1100, 700, 2300):  # more than are computed at once, and less again
         tokens = text(length, seed=length)
         torch.testing.assert_close(
@@ -130,8 +131,8 @@ def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
     model = halved(family)
     truth, plain = copy.deepcopy(model).float(), copy.deepcopy(model)
     runner = Runner(model, 6000)
-    assert runner.native is not None
-    assert runner.native.weights == "bfloat16"
+    assert isinstance(runner.backend, NativeForward)
+    assert runner.backend.weights == "bfloat16"
     ours, theirs = [], []
     for count in (1, 2, 5, 12, 13, 26):
         texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
@@ -158,8 +159,8 @@ def test_in_bfloat16_many_rows_meet_the_rounded_weights_as_bfloat16(halved: Call
         # A product may be rounded to the other of two bfloat16 numbers where it is in the middle between them.
         torch.testing.assert_close(torch.cat(computed(runner, texts[:many])), expected, atol=0.02, rtol=0)
         assert (expected - torch.cat(computed(plain, texts[:many]))).abs().max() > 0.1
-    assert exact.native is not None
-    assert runner.native is not None
+    assert isinstance(exact.backend, NativeForward)
+    assert isinstance(runner.backend, NativeForward)
     few, bits = torch.cat(computed(runner, texts[:16])), torch.cat(computed(exact, texts[:16]))
     assert not torch.equal(few, bits)
     assert (few - bits).std() < 0.1 * bits.std()
@@ -271,7 +272,7 @@ def test_what_it_does_not_know_the_model_does(
 ) -> None:
     model = known(family, **changes)
     reference, runner = copy.deepcopy(model), Runner(model, 300)
-    assert runner.native is None
+    assert isinstance(runner.backend, TransformersForward)
     torch.testing.assert_close(
         computed(runner, [text(20)])[0][0], logits_alone(reference, text(20))[-1], atol=1e-3, rtol=1e-4
     )
@@ -287,7 +288,7 @@ def test_layers_that_do_more_than_multiply_are_the_models_own(known: Callable[..
     layer = model.model.layers[0].mlp.down_proj
     model.model.layers[0].mlp.down_proj = Adapted(layer.in_features, layer.out_features, bias=False)
     runner = Runner(model, 100)
-    assert runner.native is None
+    assert isinstance(runner.backend, TransformersForward)
     runner.close()
 
 
@@ -354,7 +355,7 @@ def test_eight_bits_give_what_the_rounded_weights_give(
     """Rounding what layers are given to 16 bits hardly shows, to 8 bits a little."""
     model = known(family)
     reference, runner = copy.deepcopy(model), Runner(model, 3000, quantize)
-    assert isinstance(runner.native, NativeForward)
+    assert isinstance(runner.backend, NativeForward)
     for layer in reference.modules():
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)))
@@ -369,8 +370,7 @@ def test_eight_bits_give_what_the_rounded_weights_give(
 
 def test_a_decoder_says_how_its_weights_are_kept_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
     with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8") as decoder:
-        assert decoder.engine.runner.native is not None
-        assert decoder.engine.runner.native.weights == "int8"
+        assert decoder.engine.runner.backend.name == "C, weights kept in int8"
         (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
         assert len(done.tokens) == 5
 
@@ -400,15 +400,15 @@ def test_where_python_and_c_disagree_on_a_structure_torch_computes(
     known: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, where: str
 ) -> None:
     native.log_once.cache_clear()
-    structure = kernel._Attention if where == "kernel" else forward._Batch
+    structure = tiles._Attention if where == "kernel" else forward._Batch
     longer = type("Longer", (ctypes.Structure,), {"_fields_": [*structure._fields_, ("more", ctypes.c_int64)]})
     if where == "kernel":
-        monkeypatch.setattr(kernel, "SIZES", (*kernel.SIZES[:2], ctypes.sizeof(longer)))
-        monkeypatch.setattr(forward, "SIZES", kernel.SIZES)
+        monkeypatch.setattr(tiles, "SIZES", (*tiles.SIZES[:2], ctypes.sizeof(longer)))
+        monkeypatch.setattr(forward, "SIZES", tiles.SIZES)
     else:
         monkeypatch.setattr(forward, "_Batch", longer)
     runner = Runner(known(), 100)
-    assert runner.native is None
-    assert (runner.kernel is None) == (where == "kernel")
+    assert isinstance(runner.backend, TransformersForward)
+    assert runner.backend.name == f"transformers, attention in {'torch' if where == 'kernel' else 'C'}"
     assert f"{'attention' if where == 'kernel' else 'forward'}_sizes are" in caplog.text
     runner.close()

@@ -62,13 +62,13 @@ def test_windows_that_do_not_pay_are_not_iterated(make: Make) -> None:
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=100, temperature=1.0, ignore_eos=True, n=8))
     decoder = make("lookahead", window=32, ngram=5, guesses=15, kv_budget=20_000)
     rows = []
-    forward = decoder.engine.runner.call
+    forward = decoder.engine.runner.backend.forward
 
     def counted(tokens: Any, *rest: Any) -> Any:
         rows.append(tokens.shape[1])
         return forward(tokens, *rest)
 
-    decoder.engine.runner.call = counted  # type: ignore[method-assign]
+    decoder.engine.runner.backend.forward = counted  # type: ignore[method-assign]
     decoder.generate([request])
     assert sorted(rows)[len(rows) // 2] < 8 * 32
 

@@ -16,9 +16,9 @@ from tot.decoders import ModelError, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.drafting.kept import model_identity
 from tot.decoders.kernels.forward import NativeForward
-from tot.decoders.kernels.kernel import kernel_options
 from tot.decoders.kernels.native import library
 from tot.decoders.kernels.packing import packed
+from tot.decoders.kernels.tiles import kernel_options
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 6}
 REQUEST = Request(prompt="the rain", sampling=Sampling(max_tokens=12, ignore_eos=True))

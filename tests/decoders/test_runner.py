@@ -163,8 +163,8 @@ def test_a_forward_may_read_nothing(bench: Bench) -> None:
 def test_a_draft_tree_computes_each_of_its_tokens_once(bench: Bench) -> None:
     """Branches 1-2-3, 1-2-4 and 1-5 over one prompt: five rows, read as seven."""
     rows: list[int] = []
-    call = bench.runner.call
-    bench.runner.call = lambda tokens, *rest: rows.append(tokens.shape[1]) or call(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
+    forward = bench.runner.backend.forward
+    bench.runner.backend.forward = lambda tokens, *rest: rows.append(tokens.shape[1]) or forward(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
     drafts = bench.forks(bench.prompt(text(300)), 3)
     paths = ([1, 2, 3], [1, 2, 4], [1, 5])
     result = bench.run(*(bench.grow(draft, path, len(path)) for draft, path in zip(drafts, paths, strict=True)))
@@ -189,8 +189,8 @@ def test_a_replay_may_run_into_tokens_of_another_feed(bench: Bench) -> None:
 
 def test_decoding_rows_are_rounded_up_so_that_shapes_repeat(bench: Bench) -> None:
     rows: list[int] = []
-    call = bench.runner.call
-    bench.runner.call = lambda tokens, *rest: rows.append(tokens.shape[1]) or call(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
+    forward = bench.runner.backend.forward
+    bench.runner.backend.forward = lambda tokens, *rest: rows.append(tokens.shape[1]) or forward(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
     forks = bench.forks(bench.prompt(text(10)), 13)
     for count in (1, 8, 9, 11, 13):
         result = bench.run(*(bench.grow(fork, [i]) for i, fork in enumerate(forks[:count])))

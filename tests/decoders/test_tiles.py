@@ -15,10 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import native
-from tot.decoders.kernels.kernel import Kernel, kernel_for
+from tot.decoders.kernels import backend, native
 from tot.decoders.kernels.shared_prefixes import Run
-from tot.decoders.kernels.tiles import make_tiles
+from tot.decoders.kernels.tiles import Kernel, kernel_for, make_tiles
 
 CPU = torch.device("cpu")
 OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")
@@ -194,14 +193,13 @@ def heads_of_32(request: pytest.FixtureRequest, make_model: Callable[..., Any], 
     return make_model("gemma", head_dim=32).to(request.param)
 
 
-def test_a_model_computes_the_same_with_and_without(heads_of_32: Any) -> None:
+def test_a_model_computes_the_same_with_and_without(heads_of_32: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     logits = []
-    for native_kernel in (True, False):
+    for where in ("C", "torch"):
+        if where == "torch":
+            monkeypatch.setattr(backend, "kernel_for", lambda *_: None)
         runner = Runner(heads_of_32, 2000)
-        assert runner.kernel is not None
-        assert runner.native is None
-        if not native_kernel:
-            runner.kernel = None
+        assert runner.backend.name == f"transformers, attention in {where}"
         with torch.inference_mode():
             texts = [[*range(5, 205), 10 + i, *range(100, 100 + 9 * i)] for i in range(6)]
             branches = [runner.cache.open(text) for text in texts]
@@ -247,7 +245,7 @@ def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
 def test_without_a_compiler_torch_does_it(heads_of_32: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     runner = Runner(heads_of_32, 100)
-    assert runner.kernel is None
+    assert runner.backend.name == "transformers, attention in torch"
     with torch.inference_mode():
         branch = runner.cache.open([5, 6, 7])
         assert math.isfinite(float(runner.forward([Chunk(branch, 0, 3, [0])]).logits.sum()))

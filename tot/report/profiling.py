@@ -26,7 +26,6 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.recording import recording
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_text
-from tot.decoders.kernels.forward import BYTES
 from tot.decoders.local import LocalDecoder
 from tot.decoders.timeline import LANE, Load, Span, Timeline
 from tot.machine import describe, limit, matrix_rate, read_bandwidth
@@ -58,9 +57,7 @@ class Demand(NamedTuple):
 
     @classmethod
     def of(cls, engine: Engine) -> Demand:
-        native = engine.runner.native
-        size = engine.runner.dtype.itemsize if native is None else BYTES[native.weights]
-        return cls.of_model(engine.loaded.model, size, engine.runner.slot_bytes)
+        return cls.of_model(engine.loaded.model, engine.runner.backend.weight_bytes, engine.runner.slot_bytes)
 
     @classmethod
     def of_model(cls, model: Any, weight_size: float, slot_bytes: int) -> Demand:

@@ -73,8 +73,9 @@ def test_usage_counts_forwards_and_sums_up(decoder: LocalDecoder) -> None:
 
 def test_prompts_are_read_in_chunks_beside_running_branches(serve: Serve) -> None:
     decoder = serve(chunk=100)
-    call, rows = decoder.engine.runner.call, list[int]()
-    decoder.engine.runner.call = lambda ids, *rest: rows.append(ids.shape[1]) or call(ids, *rest)  # type: ignore
+    backend, rows = decoder.engine.runner.backend, list[int]()
+    forward = backend.forward
+    backend.forward = lambda ids, *rest: rows.append(ids.shape[1]) or forward(ids, *rest)  # type: ignore
     rng = random.Random(0)
     prompts = [tuple(rng.choices(range(3, 270), k=size)) for size in (31, 251, 51)]
     decoder.generate([Request(prompt=p, sampling=Sampling(max_tokens=5, ignore_eos=True)) for p in prompts])

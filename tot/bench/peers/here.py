@@ -38,9 +38,7 @@ class Tot:
         self.searches = searches
         self.decoder: LocalDecoder = load_decoder("ar", model, **options)
         engine = self.decoder.engine
-        native = engine.runner.native
-        kept = "" if native is None else f", weights kept in {native.weights}"
-        self.about = describe(engine.loaded.device, engine.loaded.dtype) + kept
+        self.about = f"{describe(engine.loaded.device, engine.loaded.dtype)}, {engine.runner.backend.name}"
 
     def run(self, waves: Sequence[Wave]) -> Work:
         engine = self.decoder.engine

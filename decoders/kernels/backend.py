@@ -1,0 +1,99 @@
+"""What computes a packed forward: the whole of it in C, or the transformers model with attention in C or in torch.
+
+Chosen once, by `open_backend`; whoever runs it need not know which it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from tot.decoders.kernels.attention import Plan, attend_blocks, bucket, make_blocks
+from tot.decoders.kernels.forward import NativeForward, Quantization, native_forward
+from tot.decoders.kernels.linear import PackedLinears
+from tot.decoders.kernels.shared_prefixes import Run
+from tot.decoders.kernels.tiles import kernel_for, make_tiles
+
+
+class Backend(Protocol):
+    """One model over its stores of keys and values."""
+
+    @property
+    def name(self) -> str:
+        """What computes, in words."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes that a weight of a linear layer takes."""
+
+    def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
+        """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
+
+    def rounded(self, rows: int) -> int:
+        """How many rows it would rather compute than so many, each of a branch of its own, so that shapes repeat."""
+
+    def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any) -> Tensor:
+        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`.
+
+        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab), float32.
+        """
+
+    def close(self) -> None:
+        """Give the model back as it was, and let go of the stores."""
+
+
+class TransformersForward:
+    """The transformers model itself, its attention in C where there is a kernel for such heads, else in torch."""
+
+    def __init__(self, model: Any, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+        self._model = model
+        self._keys, self._values = tuple(keys), tuple(values)
+        heads_per_kv = model.config.num_attention_heads // keys[0].shape[0]
+        kernel = kernel_for(keys[0].shape[2], heads_per_kv, model.dtype, model.device)
+        self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
+        self.weight_bytes: float = model.dtype.itemsize
+        self.cut = (
+            make_tiles
+            if kernel
+            else partial(make_blocks, heads_per_kv=heads_per_kv, dtype=model.dtype, device=model.device)
+        )
+        self._attend = kernel or attend_blocks
+        self._linears = PackedLinears(model)
+
+    def rounded(self, rows: int) -> int:
+        return bucket(rows)
+
+    def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any) -> Tensor:
+        return self.compute(tokens, positions, keep, Plan(self._keys, self._values, write, self._attend, pieces))
+
+    def compute(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
+        """The model's part: compiles without graph break."""
+        result = self._model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
+        logits: Tensor = result.logits[0].float()
+        return logits
+
+    def close(self) -> None:
+        self._linears.close()
+        self._keys = self._values = ()
+        self._model = None
+
+
+def open_backend(
+    model: Any,
+    keys: Sequence[Tensor],
+    values: Sequence[Tensor],
+    quantize: Quantization | None = None,
+    owned: bool = False,
+    shared: Backend | None = None,
+) -> Backend:
+    """The fastest there is for a model and its stores, a layer each: (kv_heads, slots, head_dim).
+
+    With `owned` nobody else reads the model's weights. `shared` is the backend of a model whose layers these are.
+    Raises OptionError for a quantization that is not known, or can't be had here.
+    """
+    packed = shared if isinstance(shared, NativeForward) else None
+    native = native_forward(model, keys, values, quantize, owned, packed)
+    return TransformersForward(model, keys, values) if native is None else native
