@@ -1,8 +1,8 @@
 """Engine: one model, one RadixCache, and the only step loop.
 
-Each step admits what fits, asks every running policy what to run, computes all of it in one packed forward (prompts in
-chunks beside running branches), reads the logits, and lets the policies commit. It knows no decoding method: a policy
-is an object with `propose` and `commit`, one for each running request.
+Each step schedules prompts in chunks and what every running policy proposes, computes all of it in one packed forward,
+samples from the logits, and lets the policies commit. It knows no decoding method: a policy is an object with `propose`
+and `commit`, one for each running request.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 import weakref
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -24,15 +24,16 @@ from tot.decoders.budget import Meter
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.recording import load_of
-from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.engine.sampling import Sampled, read
+from tot.decoders.engine.runner import Forward, Runner
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
 from tot.decoders.metrics import Metrics
 from tot.decoders.models.loading import LoadedModel
-from tot.decoders.request import Purpose, Request
+from tot.decoders.request import FinishReason, Purpose, Request
 from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
 
 log = logging.getLogger(__name__)
@@ -75,8 +76,7 @@ class Engine:
         """The draft models beside this one, by name."""
         self._inbox: list[Job] = []
         self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
-        self._waiting: deque[Job] = deque()
-        self._running: list[Job] = []
+        self._scheduler = Scheduler(self.cache, chunk)
         self._condition = threading.Condition()
         self._woken = False
         """Something happened that the loop may wait for."""
@@ -210,218 +210,145 @@ class Engine:
             log.exception("the engine has failed")
             with self._condition:
                 self._broken = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
-                for job in [*self._running, *self._waiting, *self._inbox]:
+                for job in [*self._scheduler.running, *self._scheduler.waiting, *self._inbox]:
                     job.handle.finish(self._broken)
                 for future, _ in self._calls:
                     future.set_exception(self._broken)
 
     @torch.inference_mode()
     def _loop(self) -> None:
-        while True:
-            with self._condition:
-                while not (self._inbox or self._waiting or self._running or self._calls or self._closed):
-                    if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._calls or self._closed):
-                        self._thread = None  # the next request starts another; an engine nobody holds is collected
-                        return
-                self._woken = False
-                self._waiting += self._inbox
-                self._inbox = []
-                calls, self._calls = self._calls, []
-                closed = self._closed
-            for future, function in calls:
-                try:
-                    future.set_result(function())
-                except Exception as error:  # the caller's  # noqa: BLE001
-                    future.set_exception(error)
-            for job in [*self._running, *self._waiting]:
-                if closed or job.handle.cancelled:
-                    self._finish(job, "cancelled")
-                elif job.meter.overspent():
-                    self._finish(job, "budget")
-            if closed:
-                return
-            self._admit()
-            if self._running:
+        while self._take_in():
+            self._scheduler.admit()
+            if self._scheduler.running:
                 with recorded(self.timeline):
                     ran = self._step()
                 with self._condition:
                     if not (ran or self._woken):
                         self._condition.wait(_LOOK_SECONDS)
 
-    def _admit(self) -> None:
-        """First come, first served: let requests in while the most they may all need fits."""
-        promised = sum(job.policy.growth() for job in self._running)
-        while self._waiting:
-            job = self._waiting[0]
-            head = job.prompt[:-1]
-            growth = job.policy.growth()
-            if self.cache.live + self.cache.new_slots(head) + promised + growth > self.cache.capacity:
-                return
-            job.branch = self.cache.open(head)
-            promised += growth
-            self._running.append(self._waiting.popleft())
+    def _take_in(self) -> bool:
+        """Take in new requests, calls and cancellations, waiting where there is nothing to do. False ends the loop."""
+        scheduler = self._scheduler
+        with self._condition:
+            while not (self._inbox or self._calls or self._closed or scheduler.waiting or scheduler.running):
+                if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._calls or self._closed):
+                    self._thread = None  # the next request starts another; an engine nobody holds is collected
+                    return False
+            self._woken = False
+            scheduler.waiting += self._inbox
+            self._inbox = []
+            calls, self._calls = self._calls, []
+            closed = self._closed
+        for future, function in calls:
+            try:
+                future.set_result(function())
+            except Exception as error:  # the caller's  # noqa: BLE001
+                future.set_exception(error)
+        for job in [*scheduler.running, *scheduler.waiting]:
+            if closed or job.handle.cancelled:
+                self._finish(job, "cancelled")
+            elif job.meter.overspent():
+                self._finish(job, "budget")
+        return not closed
 
     def _step(self) -> bool:
-        """False where no request had anything to run: all wait for what their companions do meanwhile."""
-        began = time.perf_counter()
-        feeds: list[Chunk] = []
-        owners: list[Job] = []
-        proposals: list[tuple[Job, int, int]] = []
-        failed: dict[Job, BaseException] = {}
-        scheduled: set[int] = set()
-        room = self.chunk
-        ready: list[Job] = []
-        for job in self._running:
-            slots, end = job.branch.slots, len(job.branch)
-            at = job.head = self.cache.computed_length(job.branch, job.head)
-            while at < end and slots[at] in scheduled:
-                at += 1
-            if at < end and room:
-                stop = min(end, at + room)
-                feeds.append(Chunk(job.branch, at, stop))
-                owners.append(job)
-                scheduled.update(slots[at:stop])
-                room -= stop - at
-                at = stop
-            if at == end:
-                ready.append(job)
-        prepared = time.perf_counter()
-        self._prepare(ready, failed)
-        drafting = time.perf_counter() - prepared
-        for job in ready:
-            if job in failed:
-                continue
+        """Schedule, draft, run, sample, commit. False where there was nothing to run: all wait for drafts."""
+        times = [time.perf_counter()]
+        step = self._scheduler.schedule()
+        drafting = self._draft(step)
+        self._scheduler.propose(step)
+        if step.chunks:
+            times.append(time.perf_counter())
             try:
-                proposed = job.policy.propose()
-            except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
-                failed[job] = error
-                continue
-            if not proposed and job.policy.companion is None:  # it would be asked again for ever
-                failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
-            if not proposed:
-                continue
-            proposals.append((job, len(feeds), len(proposed)))
-            feeds += proposed
-            owners += [job] * len(proposed)
-        if feeds:
-            self._forward(feeds, owners, proposals, failed, began, drafting)
-        for job, reason in failed.items():
+                with span("forward"):
+                    forward = self.runner.forward(step.chunks)
+                times.append(time.perf_counter())
+                with span("sampling"):
+                    reads = forward.sample(step.chunks)
+                times.append(time.perf_counter())
+            except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
+                log.exception("a forward pass failed")
+                step.failed.update(dict.fromkeys(step.jobs, error))
+            else:
+                load = load_of(step, forward) if self.timeline is not None and self.timeline.detailed else None
+                self._count(step, forward)
+                with span("commit"):
+                    self._commit(step, reads)
+                self._book(step, load, drafting, *times, time.perf_counter())
+        for job, reason in step.failed.items():
             self._fail(job, reason)
-        return bool(feeds or failed)
+        return bool(step.chunks or step.failed)
 
-    def _prepare(self, ready: Sequence[Job], failed: dict[Job, BaseException]) -> None:
-        """Let companions do what they do for all of their policies at once."""
-        companions = {id(job.policy.companion): job.policy.companion for job in ready}
+    def _draft(self, step: Step) -> float:
+        """Let companions do what they do for all of their policies at once. Returns the seconds it took."""
+        began = time.perf_counter()
+        companions = {id(job.policy.companion): job.policy.companion for job in step.ready}
         for companion in filter(None, companions.values()):
-            jobs = [job for job in ready if job.policy.companion is companion]
+            jobs = [job for job in step.ready if job.policy.companion is companion]
             try:
                 with span("draft"):
                     companion.prepare([job.policy for job in jobs])
             except Exception as error:
                 log.exception("%s has failed", type(companion).__name__)
-                failed.update(dict.fromkeys(jobs, error))
+                step.failed.update(dict.fromkeys(jobs, error))
+        return time.perf_counter() - began
 
-    def _forward(
-        self,
-        feeds: list[Chunk],
-        owners: list[Job],
-        proposals: list[tuple[Job, int, int]],
-        failed: dict[Job, BaseException],
-        began: float,
-        drafting: float,
-    ) -> None:
-        """Run the feeds, read the logits, let the policies commit and count what was spent."""
-        times = [began, time.perf_counter()]
-        try:
-            with span("forward"):
-                forward = self.runner.forward(feeds)
-            times.append(time.perf_counter())
-            wanted = [
-                (row, want)
-                for feed, rows in zip(feeds, forward.rows, strict=True)
-                for row, want in zip(rows, feed.reads, strict=True)
-            ]
-            rows = [row for row, _ in wanted]
-            logits = forward.logits if rows == list(range(len(forward.logits))) else forward.logits[rows]
-            with span("sampling"):
-                sampled = iter(read(logits, [want for _, want in wanted]) if wanted else ())
-        except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
-            log.exception("a forward pass failed")
-            failed.update(dict.fromkeys(owners, error))
-            return
-        reads = [[next(sampled) for _ in feed.reads] for feed in feeds]
-        times.append(time.perf_counter())
-        timeline = self.timeline
-        load = load_of(feeds, owners, forward) if timeline is not None and timeline.detailed else None
-        self.forwards += 1
-        for feed, own, job in zip(feeds, forward.own_from, owners, strict=True):
-            job.computed += max(0, min(feed.stop, len(job.prompt)) - own)
-        for meter in {id(job.meter): job.meter for job in owners}.values():
-            meter.count(forwards=1)
-        with span("commit"):
-            self._commit(reads, proposals, failed)
-        self._book(feeds, owners, load, drafting, *times)
-
-    def _commit(
-        self, reads: list[list[Sampled]], proposals: list[tuple[Job, int, int]], failed: dict[Job, BaseException]
-    ) -> None:
-        """Let the policies take what was drawn for their feeds."""
-        for job, first, count in proposals:
+    def _commit(self, step: Step, reads: list[list[Sampled]]) -> None:
+        """Let the policies take what was drawn for their chunks, and pass new text on."""
+        for job, chunks in step.proposed.items():
             before = sum(len(output.tokens) for output in job.outputs)
             try:
-                _check_finite(reads[first : first + count])
-                job.policy.commit(reads[first : first + count])
+                _check_finite(reads[chunks])
+                job.policy.commit(reads[chunks])
             except Exception as error:  # noqa: BLE001
-                failed[job] = error
+                step.failed[job] = error
                 continue
             new = sum(len(output.tokens) for output in job.outputs) - before
             job.meter.count(new_tokens=new)
             job.account.tokens += new
-            job.handle.tell(job.outputs)
+            job.handle.emit(job.outputs)
             if not job.running:
                 self._finish(job, None)
 
-    def _book(self, feeds: list[Chunk], owners: list[Job], load: Load | None, drafting: float, *times: float) -> None:
+    def _count(self, step: Step, forward: Forward) -> None:
+        """Count the forward for all who had a part in it, and the rows of prompts that it computed."""
+        self.forwards += 1
+        for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
+            job.computed += max(0, min(chunk.stop, len(job.prompt)) - own)
+        for meter in {id(job.meter): job.meter for job in step.jobs}.values():
+            meter.count(forwards=1)
+
+    def _book(self, step: Step, load: Load | None, drafting: float, *times: float) -> None:
         """Split the step's seconds among the purposes that its rows were computed for. Companions book drafting."""
-        began, ready, computed, sampled, ended = *times, time.perf_counter()
+        began, ready, computed, sampled, ended = times
         rows: Counter[Purpose] = Counter()
-        for feed, job in zip(feeds, owners, strict=True):
-            rows[job.request.purpose] += feed.stop - feed.start
+        for chunk, job in zip(step.chunks, step.jobs, strict=True):
+            rows[job.request.purpose] += chunk.stop - chunk.start
         spent = {"verify": computed - ready, "sampling": sampled - computed}
         spent["scheduling"] = ended - began - drafting - sum(spent.values())
         for purpose, share in rows.items():
             for what, seconds in spent.items():
                 self.accounts[purpose].seconds[what] += seconds * share / rows.total()
         if (timeline := self.timeline) is not None:
-            timeline.spans += [
-                Span("target", "verify", ready, computed),
-                Span("target", "sampling", computed, sampled),
-            ]
+            timeline.spans += [Span("target", "verify", ready, computed), Span("target", "sampling", computed, sampled)]
             if load is not None:
                 timeline.spans.append(Span(LANE, "step", began, ended, load=load))
 
-    def _finish(self, job: Job, reason: Any) -> None:
+    def _finish(self, job: Job, reason: FinishReason | None) -> None:
+        """`reason` ends what has not ended by itself."""
         for output in job.running:
-            output.end(reason)
-        job.handle.tell(job.outputs)
-        self._remove(job)
+            output.end(reason or "cancelled")
+        job.handle.emit(job.outputs)
+        self._scheduler.remove(job)
         job.handle.finish(job.completions())
 
     def _fail(self, job: Job, error: BaseException) -> None:
-        self._remove(job)
+        self._scheduler.remove(job)
         if isinstance(error, _NotFiniteError):  # what such a forward computed is not to be found by later requests
             self.cache.clear()
         if not isinstance(error, TotError):
             error = ModelError(f"decoding failed: {type(error).__name__}: {error}")
         job.handle.finish(error)
-
-    def _remove(self, job: Job) -> None:
-        if job in self._waiting:
-            self._waiting.remove(job)
-            return
-        job.policy.release()
-        self.cache.release(job.branch)
-        self._running.remove(job)
 
 
 class _NotFiniteError(ModelError):

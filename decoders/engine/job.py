@@ -20,7 +20,7 @@ from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
 from tot.decoders.metrics import Metrics
-from tot.decoders.request import Completion, Request, Usage
+from tot.decoders.request import Completion, Request
 
 
 class Companion(Protocol):
@@ -43,7 +43,7 @@ class Policy(Protocol):
         """
 
     def commit(self, reads: list[list[Sampled]]) -> None:
-        """What to make of it: a list of reads for every feed proposed. Ends the job's outputs when they are done."""
+        """What to make of it: a list of reads for every chunk proposed. Ends the job's outputs when they are done."""
 
     def growth(self) -> int:
         """The most slots this may yet take beyond the prompt's."""
@@ -79,38 +79,11 @@ class Job:
         return [output for output in self.outputs if output.finish_reason is None]
 
     def completions(self) -> list[Completion]:
+        """A completion a sample; the first carries the prompt."""
         seconds = time.monotonic() - self.started
-        done = []
-        for i, output in enumerate(self.outputs):
-            prompt = len(self.prompt) if i == 0 else 0
-            usage = Usage(
-                prompt_tokens=prompt,
-                reused_prompt_tokens=prompt - self.computed if i == 0 and output.forwards else 0,
-                new_tokens=len(output.tokens),
-                forwards=output.forwards,
-                drafted=output.drafted,
-                accepted=output.accepted,
-                seconds=seconds,
-                approximate_tokens=len(output.glimpse),
-                undecoded_tokens=output.undecoded,
-                reached=output.reached,
-            )
-            reason = output.finish_reason or "cancelled"
-            parts = output.close()
-            text = "".join(part.text for part in parts)
-            done.append(
-                Completion(
-                    text,
-                    tuple(output.tokens),
-                    output.logprob,
-                    reason,
-                    usage,
-                    output.choice_logprobs,
-                    parts,
-                    tuple(output.trajectory),
-                )
-            )
-        return done
+        reused = len(self.prompt) - self.computed if self.outputs[0].forwards else 0
+        first, *others = self.outputs
+        return [first.completion(seconds, len(self.prompt), reused), *(other.completion(seconds) for other in others)]
 
 
 PolicyFactory = Callable[[Job], Policy]
@@ -124,9 +97,10 @@ class Handle:
         self.cancelled = False
         self._wake = wake
         self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
-        self._ring: Callable[[], object] | None = None
-        """Tells the event loop that waits for pieces, if one does, that there are some."""
-        self._told: dict[int, int] = {}
+        self._notify: Callable[[], object] | None = None
+        """Wakes the event loop that waits for pieces, if one does."""
+        self._emitted: dict[int, int] = {}
+        """Characters, by sample."""
 
     def result(self, timeout: float | None = None) -> list[Completion]:
         """Wait for the n completions. Raises what went wrong, or TimeoutError."""
@@ -157,10 +131,10 @@ class Handle:
     async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
         """The same, awaited; no thread waits with it. Cancelling the task that does cancels the request."""
         pieces = self._stream()
-        bell = asyncio.Event()
-        self._ring = partial(asyncio.get_running_loop().call_soon_threadsafe, bell.set)
+        arrived = asyncio.Event()
+        self._notify = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
         while True:
-            bell.clear()  # before looking: what comes after the look rings again
+            arrived.clear()  # before looking: what comes after the look sets it again
             try:
                 while (piece := pieces.get_nowait()) is not None:
                     yield piece
@@ -168,7 +142,7 @@ class Handle:
             except queue.Empty:
                 pass
             try:
-                await bell.wait()
+                await arrived.wait()
             except asyncio.CancelledError:
                 self.cancel()
                 raise
@@ -179,22 +153,22 @@ class Handle:
             raise RequestError("this request was not submitted for streaming: submit(..., stream=True)")
         return self._pieces
 
-    def tell(self, outputs: Sequence[Output]) -> None:
+    def emit(self, outputs: Sequence[Output]) -> None:
         """Pass new text on (engine only)."""
         if self._pieces is None:
             return
         for output in outputs:
-            settled, told = output.settled(), self._told.get(output.index, 0)
-            if len(settled) > told:
-                self._pass_on((output.index, settled[told:]))
-                self._told[output.index] = len(settled)
+            settled, emitted = output.settled(), self._emitted.get(output.index, 0)
+            if len(settled) > emitted:
+                self._put((output.index, settled[emitted:]))
+                self._emitted[output.index] = len(settled)
 
-    def _pass_on(self, piece: tuple[int, str] | None) -> None:
+    def _put(self, piece: tuple[int, str] | None) -> None:
         assert self._pieces is not None
         self._pieces.put(piece)
-        if self._ring is not None:
+        if self._notify is not None:
             with suppress(RuntimeError):  # that loop is closed: nobody waits any more
-                self._ring()
+                self._notify()
 
     def finish(self, result: list[Completion] | BaseException) -> None:
         """Settle the future and end the stream (engine only)."""
@@ -204,4 +178,4 @@ class Handle:
             else:
                 self.future.set_result(result)
         if self._pieces is not None:
-            self._pass_on(None)
+            self._put(None)

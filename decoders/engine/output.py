@@ -13,7 +13,7 @@ from tokenizers.decoders import DecodeStream
 
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.request import ChoiceLogprob, FinishReason, Part, Sampling
+from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Sampling, Usage
 
 
 class Output:
@@ -37,6 +37,7 @@ class Output:
         self._sampling = sampling
         self._how = sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p, sampling.seed, index
         """How all of its tokens are."""
+        self._stop_starts = [stop[:k] for stop in sampling.stop for k in range(1, len(stop))]
         self._open_part(limit)
 
     def _open_part(self, limit: int) -> None:
@@ -119,9 +120,31 @@ class Output:
         self._open_part(limit)
         return kept, rest
 
-    def close(self) -> tuple[Part, ...]:
-        """The text in parts."""
-        return (*self.parts, self._part())
+    def completion(self, seconds: float, prompt_tokens: int = 0, reused: int = 0) -> Completion:
+        """What came of it, `seconds` after its request was submitted."""
+        parts = (*self.parts, self._part())
+        usage = Usage(
+            prompt_tokens=prompt_tokens,
+            reused_prompt_tokens=reused,
+            new_tokens=len(self.tokens),
+            forwards=self.forwards,
+            drafted=self.drafted,
+            accepted=self.accepted,
+            seconds=seconds,
+            approximate_tokens=len(self.glimpse),
+            undecoded_tokens=self.undecoded,
+            reached=self.reached,
+        )
+        return Completion(
+            text="".join(part.text for part in parts),
+            tokens=tuple(self.tokens),
+            logprob=self.logprob,
+            finish_reason=self.finish_reason or "cancelled",
+            usage=usage,
+            choice_logprobs=self.choice_logprobs,
+            parts=parts,
+            trajectory=tuple(self.trajectory),
+        )
 
     def _part(self) -> Part:
         return Part("exact", self._text, len(self.tokens) - self._first)
@@ -130,13 +153,5 @@ class Output:
         """The text without an end that may yet turn out to be the beginning of a stop string."""
         if self.finish_reason is not None:
             return self.text
-        text = self.text
-        held = 0
-        for stop in self._sampling.stop:
-            held = max(
-                held,
-                next(
-                    (k for k in range(min(len(stop) - 1, len(self._text)), 0, -1) if self._text.endswith(stop[:k])), 0
-                ),
-            )
-        return text[: len(text) - held]
+        held = max((len(start) for start in self._stop_starts if self._text.endswith(start)), default=0)
+        return self.text[: len(self.text) - held]

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -24,8 +24,8 @@ import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Chunk, Forward
+from tot.decoders.engine.runner import Forward
+from tot.decoders.engine.scheduler import Step
 from tot.decoders.errors import TotError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.timeline import LANE, Load, Span, Timeline, timed
@@ -86,15 +86,15 @@ def _synchronized(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def load_of(feeds: Sequence[Chunk], owners: Sequence[Job], forward: Forward) -> Load:
-    """What a forward of these feeds computed. To be asked before their branches change."""
+def load_of(step: Step, forward: Forward) -> Load:
+    """What a step's forward computed. To be asked before its branches change."""
     rows: Counter[tuple[str, str]] = Counter()
-    slots: set[Any] = set()
+    slots: set[int] = set()
     keys = 0
-    for feed, own, job in zip(feeds, forward.own_from, owners, strict=True):
-        text = min(max(own, len(job.prompt)), feed.stop)
+    for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
+        text = min(max(own, len(job.prompt)), chunk.stop)
         rows[job.request.purpose, "prefill"] += text - own
-        rows[job.request.purpose, "decode" if job.policy.companion is None else "verify"] += feed.stop - text
-        keys += sum(range(own + 1, feed.stop + 1))  # a row sees itself and all before it
-        slots.update(feed.branch.slots[: feed.stop])
+        rows[job.request.purpose, "decode" if job.policy.companion is None else "verify"] += chunk.stop - text
+        keys += sum(range(own + 1, chunk.stop + 1))  # a row sees itself and all before it
+        slots.update(chunk.branch.slots[: chunk.stop])
     return Load(+rows, len(forward.logits), keys, len(slots))

@@ -19,7 +19,7 @@ from torch import Tensor
 from transformers import AttentionInterface
 
 from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
-from tot.decoders.engine.sampling import Read
+from tot.decoders.engine.sampling import Read, Sampled, read
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.kernels.backend import Backend, open_backend
@@ -60,6 +60,14 @@ class Forward:
     """A list a chunk: the row of `logits` of each of its reads."""
     own_from: list[int]
     """A position a chunk: from here on it ran rows of its own; before, another chunk or the cache had them."""
+
+    def sample(self, chunks: Sequence[Chunk]) -> list[list[Sampled]]:
+        """Serve the reads of the chunks that it computed: a list a chunk."""
+        wanted = [want for chunk in chunks for want in chunk.reads]
+        rows = [row for rows in self.rows for row in rows]
+        logits = self.logits if rows == list(range(len(self.logits))) else self.logits[rows]
+        sampled = iter(read(logits, wanted) if wanted else ())
+        return [[next(sampled) for _ in chunk.reads] for chunk in chunks]
 
 
 class Runner:

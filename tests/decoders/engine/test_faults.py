@@ -104,7 +104,7 @@ def test_a_forward_that_fails_loses_its_step_and_not_the_engine(
         raise torch.OutOfMemoryError("no memory left")
 
     with monkeypatch.context() as patch:
-        patch.setattr(decoder.engine.runner, "call", no_memory)
+        patch.setattr(decoder.engine.runner.backend, "forward", no_memory)
         for handle in decoder.submit([request, request]):
             with pytest.raises(ModelError, match="OutOfMemoryError: no memory left"):
                 handle.result(30)

@@ -68,13 +68,13 @@ class Watch:
         self.texts: list[list[str]] = []
         self.rows: list[int] = []
         self.slots: list[tuple[str, int]] = []
-        self._forward, self._admit = decoder.engine.runner.forward, decoder.engine._admit
+        self._forward, self._admit = decoder.engine.runner.forward, decoder.engine._scheduler.admit
         decoder.engine.runner.forward = self.forward  # type: ignore[method-assign]
-        decoder.engine._admit = self.admit  # type: ignore[method-assign]
+        decoder.engine._scheduler.admit = self.admit  # type: ignore[method-assign]
 
     def admit(self) -> None:
         self._admit()
-        running = self.engine._running
+        running = self.engine._scheduler.running
         if running:
             self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
 
@@ -87,7 +87,7 @@ class Watch:
         return self._forward(feeds)
 
     def leave(self) -> None:
-        self.engine.runner.forward, self.engine._admit = self._forward, self._admit  # type: ignore[method-assign]
+        self.engine.runner.forward, self.engine._scheduler.admit = self._forward, self._admit  # type: ignore[method-assign]
 
 
 class Script(Watch):

@@ -63,7 +63,7 @@ def test_an_engine_that_has_failed_is_not_healthy(server: Any) -> None:
     def broken(*_: Any) -> None:
         fault()
 
-    server.decoder.engine._admit = broken
+    server.decoder.engine._scheduler.admit = broken
     asked = {"model": "tiny", "prompt": "x", "max_tokens": 2}
     for _ in range(2):  # one that was there as it failed, one that came later
         reply = server.post("/v1/completions", json=asked)

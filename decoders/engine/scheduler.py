@@ -1,0 +1,102 @@
+"""Scheduler: which requests run, and what the next forward computes for whom.
+
+First come, first served: a request is let in once the most that all which run may yet need fits beside it. A step takes
+prompts in chunks of so many rows, and from every request whose prompt is computed what its policy proposes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.radix_cache import RadixCache
+from tot.decoders.engine.runner import Chunk
+from tot.decoders.errors import ModelError
+
+
+@dataclass
+class Step:
+    """What one forward computes, and for whom."""
+
+    ready: list[Job] = field(default_factory=list)
+    """Those whose prompts are computed by then."""
+    chunks: list[Chunk] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)
+    """A job a chunk: whose it is."""
+    proposed: dict[Job, slice] = field(default_factory=dict)
+    """Which of the chunks a job's policy proposed; the others are of prompts."""
+    failed: dict[Job, BaseException] = field(default_factory=dict)
+
+    def add(self, job: Job, chunks: Sequence[Chunk]) -> slice:
+        begin = len(self.chunks)
+        self.chunks += chunks
+        self.jobs += [job] * len(chunks)
+        return slice(begin, len(self.chunks))
+
+
+class Scheduler:
+    """Holds the requests that wait and those that run; `chunk` is how many rows of prompts a step takes."""
+
+    def __init__(self, cache: RadixCache, chunk: int) -> None:
+        self.waiting: deque[Job] = deque()
+        self.running: list[Job] = []
+        self._cache = cache
+        self._chunk = chunk
+
+    def admit(self) -> None:
+        """Let requests in while the most that they may all need fits."""
+        promised = sum(job.policy.growth() for job in self.running)
+        while self.waiting:
+            job = self.waiting[0]
+            head = job.prompt[:-1]
+            growth = job.policy.growth()
+            if self._cache.live + self._cache.new_slots(head) + promised + growth > self._cache.capacity:
+                return
+            job.branch = self._cache.open(head)
+            promised += growth
+            self.running.append(self.waiting.popleft())
+
+    def schedule(self) -> Step:
+        """A step with as many rows of prompts as it takes; a token that prompts share is scheduled once."""
+        step = Step()
+        scheduled: set[int] = set()
+        room = self._chunk
+        for job in self.running:
+            slots, end = job.branch.slots, len(job.branch)
+            start = job.head = self._cache.computed_length(job.branch, job.head)
+            while start < end and slots[start] in scheduled:
+                start += 1
+            stop = min(end, start + room)
+            if start < stop:
+                step.add(job, [Chunk(job.branch, start, stop)])
+                scheduled.update(slots[start:stop])
+                room -= stop - start
+            if stop == end:
+                step.ready.append(job)
+        return step
+
+    def propose(self, step: Step) -> None:
+        """Add what the policies of requests that are ready would run."""
+        for job in step.ready:
+            if job in step.failed:
+                continue
+            try:
+                chunks = job.policy.propose()
+            except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
+                step.failed[job] = error
+                continue
+            if chunks:
+                step.proposed[job] = step.add(job, chunks)
+            elif job.policy.companion is None:  # it would be asked again for ever
+                step.failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
+
+    def remove(self, job: Job) -> None:
+        """Take a request out, and give its slots back."""
+        if job in self.waiting:
+            self.waiting.remove(job)
+            return
+        job.policy.release()
+        self._cache.release(job.branch)
+        self.running.remove(job)
