@@ -6,10 +6,24 @@ import importlib.util
 import json
 import os
 import signal
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from tot.cli.app import main
+from tot.decoders import LocalDecoder, load_decoder
+
+CHATML = (
+    "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,3 +61,75 @@ def rows(tmp_path: Path) -> Path:
     path = tmp_path / "rows.jsonl"
     path.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(8)))
     return path
+
+
+@pytest.fixture(scope="session")
+def tiny() -> Callable[[], LocalDecoder]:
+    """Makes decoders on one random Llama, in float32, over a tokenizer of single bytes with a ChatML template."""
+    torch.set_num_threads(1)
+    control = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    vocabulary = [*control, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    backend = Tokenizer(models.BPE(vocab={text: i for i, text in enumerate(vocabulary)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, eos_token="<|im_end|>", additional_special_tokens=control[:2], chat_template=CHATML
+    )
+
+    def make(**options: Any) -> LocalDecoder:
+        config = LlamaConfig(
+            vocab_size=len(vocabulary),
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=512,
+            initializer_range=0.3,
+            attn_implementation="sdpa",
+        )
+        torch.manual_seed(0)  # an Engine changes its model and its config: every decoder gets its own
+        model = LlamaForCausalLM(config).eval().requires_grad_(False)
+        return load_decoder("ar", model, tokenizer=tokenizer, **{"kv_budget": 4000} | options)
+
+    return make
+
+
+@pytest.fixture
+def python(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts Python in an empty folder, with pipes: python("-m", "tot.cli.app", "models")."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1", "TERM": "xterm", "COLUMNS": "120"}
+        command = [sys.executable, *arguments]
+        ours = signal.signal(signal.SIGINT, signal.SIG_DFL)  # a shell's background jobs, and their children, ignore it
+        try:
+            process = subprocess.Popen(
+                command, **{"cwd": tmp_path, "env": environment, "text": True, **pipes, **options}
+            )
+        finally:
+            signal.signal(signal.SIGINT, ours)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def tot(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., tuple[int, str, str]]:
+    """Runs the command line in this process, in an empty folder; gives its status, standard output and error."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        status = main(list(arguments))
+        return status, *capfd.readouterr()
+
+    return run

@@ -1,4 +1,5 @@
-"""Who may ask at all: the hosts a request may name, pages of other sites kept out, the key. Pure ASGI, before all else.
+"""Who may ask at all: the hosts a request may name, pages of other sites kept out, the key; and what a body may be:
+JSON of limited size.
 
 A server on loopback is within reach of every page in a browser on that machine: by its address (`Origin`), or by a
 name that the page's owner has pointed at 127.0.0.1 (`Host`). Both are refused. The key is compared in constant time.
@@ -6,15 +7,21 @@ name that the page's owner has pointed at 127.0.0.1 (`Host`). Both are refused. 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tot.decoders.serving.errors import ServingError
+from tot.decoders.serving.limits import Limits
+
+_DROPPED = 64 * 2**20
+"""Bytes beyond the limit on bodies that are read on."""
 
 
 def is_loopback(host: str) -> bool:
@@ -28,7 +35,7 @@ def is_loopback(host: str) -> bool:
 
 
 class Guard:
-    """`hosts` are names that requests may be for besides loopback's; None lets all through."""
+    """Before all else. `hosts` are names that requests may be for besides loopback's; None lets all through."""
 
     def __init__(self, app: ASGIApp, key: str | None = None, hosts: Iterable[str] | None = ()) -> None:
         self._app = app
@@ -74,3 +81,38 @@ def _host_of(address: str) -> str:
         return urlsplit(address).hostname or ""
     except ValueError:
         return ""
+
+
+async def body_of(request: Request, limits: Limits) -> bytes:
+    """A request's body: JSON only, of limited size, in limited time. One that is too large is read on and dropped for a
+    while, so that its sender gets to see the refusal.
+
+    Raises ServingError, or ClientDisconnect where the client hung up.
+    """
+    most, headers = limits.max_body, request.headers
+    too_large = ServingError(
+        413, f"the body is larger than {most} bytes, which is this server's limit", code="too_large"
+    )
+    announced = headers.get("content-length", "0")
+    if announced.isdecimal() and int(announced[:20]) > most + _DROPPED:
+        raise too_large
+    body, size = bytearray(), 0
+    try:
+        async with asyncio.timeout(limits.body_timeout):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size <= most:
+                    body += chunk
+                elif size > most + _DROPPED:
+                    break
+    except TimeoutError:
+        said = f"the body was not here within {limits.body_timeout:g} seconds"
+        raise ServingError(408, said, code="body_timeout") from None
+    if size > most:
+        raise too_large
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ServingError(415, f"the body is of type {kind!r}: send application/json", code="unsupported_type")
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise ServingError(415, "the body is compressed: send it as it is", code="unsupported_encoding")
+    return bytes(body)

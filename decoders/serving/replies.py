@@ -19,7 +19,8 @@ from tokenizers.decoders import DecodeStream
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.request import Completion, FinishReason, Usage
 from tot.decoders.serving.asked import Asked
-from tot.decoders.serving.service import Outcome, Scored
+from tot.decoders.serving.scoring import Scored
+from tot.decoders.serving.service import Outcome
 
 
 class Reply:
@@ -42,11 +43,11 @@ class Reply:
         for at, completions in enumerate(outcome.completions):
             for sample, completion in enumerate(completions):
                 scored = outcome.scored[at][sample] if outcome.scored else None
-                echo = self.echoed(at, outcome.prompts) if self._asked.echo else ""
+                echo = self._echoed(at, outcome.prompts) if self._asked.echo else ""
                 choices.append(self._choice(len(choices), completion, scored, echo))
         return {**self._head, "choices": choices, "usage": usage(outcome.completions, outcome.forwards)}
 
-    def echoed(self, at: int, prompts: list[list[int]]) -> str:
+    def _echoed(self, at: int, prompts: list[list[int]]) -> str:
         """A prompt as text."""
         given = self._asked.requests[at].prompt
         return given if isinstance(given, str) else self._codec.decode(prompts[at])
@@ -101,7 +102,7 @@ class Reply:
     # -- log-probabilities --------------------------------------------------------------------------------------
 
     def _chat_logprobs(self, scored: Scored) -> dict[str, Any]:
-        rows = zip(scored.tokens, scored.scores.logprobs, _top(scored), strict=True)
+        rows = zip(scored.tokens, scored.logprobs, _top(scored), strict=True)
         return {
             "content": [
                 {**self._told(token, logprob), "top_logprobs": [self._told(*one) for one in top]}
@@ -115,8 +116,8 @@ class Reply:
         top = [{self._spelled(token): logprob for token, logprob in reversed(one)} for one in _top(scored)]
         return {
             "tokens": [self._spelled(token) for token in scored.tokens],
-            "token_logprobs": [*none, *scored.scores.logprobs],
-            "top_logprobs": [*none, *top] if scored.scores.top else None,
+            "token_logprobs": [*none, *scored.logprobs],
+            "top_logprobs": [*none, *top] if scored.top else None,
             "text_offset": list(self._offsets(scored.tokens)),
         }
 
@@ -144,7 +145,7 @@ class Reply:
 
 
 def _top(scored: Scored) -> list[list[tuple[int, float]]]:
-    return scored.scores.top or [[] for _ in scored.scores.logprobs]
+    return scored.top or [[] for _ in scored.logprobs]
 
 
 def _reason(completion: Completion) -> str:

@@ -19,28 +19,32 @@ _ROWS = 128
 
 
 @dataclass(slots=True)
-class Scores:
-    """By token that was scored, in nats, by the model alone (before temperature and filters)."""
+class Scored:
+    """The tokens of one text and, as they come to be scored, what the model alone says of them, in nats (before
+    temperature and filters)."""
 
+    tokens: list[int]
+    unscored: int
+    """So many of them, at the beginning, have nothing before them."""
     logprobs: list[float] = field(default_factory=list)
     top: list[list[tuple[int, float]]] = field(default_factory=list)
     """The likeliest tokens at its place, likeliest first; as many as were asked for."""
 
 
 class Scoring:
-    """Scores `tokens` as the continuation of the request's prompt, into `scores`."""
+    """Scores the rest of a text's tokens as the continuation of the request's prompt."""
 
     companion: Companion | None = None
 
-    def __init__(self, job: Job, tokens: list[int], top: int, scores: Scores) -> None:
+    def __init__(self, job: Job, text: Scored, top: int) -> None:
         self._job = job
-        self._tokens = tokens
+        self._text = text
+        self._tokens = text.tokens[text.unscored :]
         self._top = top
-        self._scores = scores
         self._branch: Branch | None = None
 
     def propose(self) -> list[Chunk]:
-        job, done = self._job, len(self._scores.logprobs)
+        job, done = self._job, len(self._text.logprobs)
         if self._branch is None:
             self._branch = job.cache.fork(job.branch)
         chunk = self._tokens[done : done + _ROWS]
@@ -52,24 +56,24 @@ class Scoring:
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         (rows,) = reads
-        scores = self._scores
+        text = self._text
         if self._top:
-            done = len(scores.logprobs)
+            done = len(text.logprobs)
             logits = torch.stack([row.logits for row in rows if row.logits is not None])
             logprobs = logits.log_softmax(-1)
             chosen = torch.tensor(self._tokens[done : done + len(rows)], device=logits.device)
-            scores.logprobs += logprobs.gather(1, chosen[:, None])[:, 0].tolist()
+            text.logprobs += logprobs.gather(1, chosen[:, None])[:, 0].tolist()
             best = logprobs.topk(min(self._top, logprobs.shape[1]))
             pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)
-            scores.top += [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
+            text.top += [list(zip(tokens, values, strict=True)) for tokens, values in pairs]
         else:
-            scores.logprobs += [row.logprob for row in rows]
-        if len(scores.logprobs) == len(self._tokens):
+            text.logprobs += [row.logprob for row in rows]
+        if len(text.logprobs) == len(self._tokens):
             self._job.outputs[0].end("stop")
             self.release()
 
     def growth(self) -> int:
-        return 1 + len(self._tokens) - len(self._scores.logprobs)
+        return 1 + len(self._tokens) - len(self._text.logprobs)
 
     def release(self) -> None:
         if self._branch is not None:

@@ -21,18 +21,8 @@ from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.decoders.serving.asked import Asked
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.gate import Gate, closing, late
-from tot.decoders.serving.limits import Limits
-from tot.decoders.serving.scoring import Scores, Scoring
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Tokens of one text and what the model says of them; the first `unscored` of them have nothing before them."""
-
-    tokens: list[int]
-    unscored: int
-    scores: Scores
+from tot.decoders.serving.limits import Gate, Limits, closing, late
+from tot.decoders.serving.scoring import Scored, Scoring
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +60,6 @@ class Service:
         """Why the engine runs no more, if so."""
         self._options = dict(options or {})
         self._decoders = {decoder.name: decoder}
-        self._own: list[LocalDecoder] = []
         self._setting_up = asyncio.Lock()
         self._active: set[Handle] = set()
 
@@ -141,17 +130,16 @@ class Service:
 
     def close(self) -> None:
         """Give back what the methods set up here hold."""
-        for decoder in self._own:
-            decoder.close()
+        for name, decoder in self._decoders.items():
+            if name != self.default:
+                decoder.close()
 
     async def _decoder(self, name: str) -> LocalDecoder:
         if name in self._decoders:
             return self._decoders[name]
         async with self._setting_up:
             if name not in self._decoders:
-                made = await asyncio.to_thread(self._set_up, name)
-                self._decoders[name] = made
-                self._own.append(made)
+                self._decoders[name] = await asyncio.to_thread(self._set_up, name)
             return self._decoders[name]
 
     def _set_up(self, name: str) -> LocalDecoder:
@@ -209,32 +197,26 @@ class Service:
             heads, policies = [], []
             for ids, texts in zip(prompts, scored, strict=True):
                 for text in texts:
-                    given = text.tokens[text.unscored :]
-                    if not given:
+                    if len(text.tokens) == text.unscored:
                         continue
                     head = tuple(text.tokens[: text.unscored] or ids)
                     heads.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
-                    policies.append(partial(Scoring, tokens=given, top=top, scores=text.scores))
+                    policies.append(partial(Scoring, text=text, top=top))
             return self.engine.submit_all(heads, policies, meter)
 
         async with self._on_their_way(submit) as handles:
-            results = [await handle for handle in handles]
-        reasons = {completion.finish_reason for completions in results for completion in completions}
-        if "cancelled" in reasons:
-            raise closing()
-        if "budget" in reasons:
-            raise late(self.limits)
+            self.check([await handle for handle in handles])
         return scored
 
     def _to_score(self, prompt: list[int], drawn: list[int], echo: bool) -> Scored:
         if not echo:
-            return Scored(drawn, 0, Scores())
+            return Scored(drawn, 0)
         if len(prompt) + len(drawn) > self.engine.runner.context:
             raise RequestError(
                 f"the prompt has {len(prompt)} tokens and the model's context holds {self.engine.runner.context}: "
                 "shorten the prompt"
             )
-        return Scored([*prompt, *drawn], 1, Scores())
+        return Scored([*prompt, *drawn], 1)
 
 
 def _nothing_drawn(prompt: list[int]) -> Completion:

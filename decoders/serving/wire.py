@@ -165,6 +165,16 @@ class ChatWanted(Wanted):
     add_generation_prompt: bool | None = None
     """The opposite of `continue_final_message`: taken where it says so."""
 
+    @property
+    def new_tokens(self) -> int | None:
+        """The most that are asked for."""
+        return self.max_completion_tokens if self.max_tokens is None else self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """To each token, where log-probabilities are asked for."""
+        return self.top_logprobs if self.logprobs else None
+
     @model_validator(mode="after")
     def _can_be_told_to_the_model(self) -> ChatWanted:
         if self.max_tokens is not None and self.max_completion_tokens is not None:
@@ -196,6 +206,16 @@ class TextWanted(Wanted):
     echo: bool = False
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     """How many alternatives to tell at each position, besides the token itself; by the model alone, as for chats."""
+
+    @property
+    def new_tokens(self) -> int | None:
+        """The most that are asked for."""
+        return self.max_tokens
+
+    @property
+    def alternatives(self) -> int | None:
+        """To each token, where log-probabilities are asked for."""
+        return self.logprobs
 
     @model_validator(mode="after")
     def _has_something_to_do(self) -> TextWanted:

@@ -57,15 +57,13 @@ def serve_command(
     """Serve a model to OpenAI clients; all of them are decoded in the same packed forwards. A key, if one is wanted, is
     taken from the environment variable TOT_SERVE_KEY."""
     try:
-        from tot.decoders.serving.app import make_app
         from tot.decoders.serving.guard import is_loopback
-        from tot.decoders.serving.server import address_of, listen, serve
+        from tot.decoders.serving.limits import KEY_VARIABLE, Limits
     except ModuleNotFoundError as error:
         raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
-    from tot.decoders.decoder import METHODS, find_method, load_decoder
+    from tot.decoders.decoder import METHODS, checked_options, find_method, load_decoder
     from tot.decoders.errors import unknown
-    from tot.decoders.serving.limits import KEY_VARIABLE, Limits
-    from tot.decoders.serving.service import Service
+    from tot.decoders.models.model_names import find_model
 
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not key.strip():
@@ -89,6 +87,16 @@ def serve_command(
         if option not in known:
             raise OptionError(unknown(f"option of {', '.join(sorted({decoder, *offered}))}", option, known))
     own = {option: value for option, value in options.items() if option in find_method(decoder).options.model_fields}
+    checked_options(decoder, own)
+    find_model(model)
+    try:
+        from tot.decoders.serving.app import make_app
+        from tot.decoders.serving.server import address_of, listen, serve
+        from tot.decoders.serving.service import Service
+    except ModuleNotFoundError as error:
+        raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
+    from tot.machine import describe
+
     with listen(host, port) as listening:
         packing = None if quantize == "none" else quantize
         loaded = load_decoder(decoder, model, dtype=dtype, device=device, kv_budget=kv_budget, quantize=packing, **own)
@@ -98,7 +106,8 @@ def serve_command(
             near = is_loopback(host)
             if not near and key is None:
                 _say(f"{host} is within reach of other machines and there is no key: set {KEY_VARIABLE}")
-            app = make_app(service, key, (allowed_host or []) if near or allowed_host else None)
+            hosts = (allowed_host or []) if near or allowed_host else None
+            app = make_app(service, key, hosts, describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype))
             where = address_of(listening)
             try:
                 serve(app, service, listening, lambda: _say(f"{called} ({decoder}) is served at {where}/v1"))

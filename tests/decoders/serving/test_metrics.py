@@ -51,9 +51,8 @@ def test_requests_tokens_and_slots_are_counted(server: Any, client: openai.OpenA
 
 def test_health_names_what_is_served(server: Any) -> None:
     reply = httpx.get(f"{server.url}/health")
-    said = reply.json()
-    assert "float32" in said.pop("machine")
-    assert (reply.status_code, said) == (200, {"status": "ok", "model": "tiny", "decoder": "ar"})
+    said = {"status": "ok", "model": "tiny", "decoder": "ar", "machine": "a machine"}
+    assert (reply.status_code, reply.json()) == (200, said)
 
 
 def test_an_engine_that_has_failed_is_not_healthy(server: Any) -> None:

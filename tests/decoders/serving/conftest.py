@@ -39,7 +39,7 @@ class Running:
         self.service = Service(MODEL, decoder, Limits(**limits), options)
         listening = listen("127.0.0.1", 0)
         self.url = address_of(listening)
-        self.server = Server(make_app(self.service, key, hosts), self.service)
+        self.server = Server(make_app(self.service, key, hosts, "a machine"), self.service)
         self.tasks_left: set[Any] = set()
         self._thread = threading.Thread(target=self._run, args=(listening,), daemon=True)
         self._thread.start()
