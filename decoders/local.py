@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import wait
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from tot.decoders.budget import Meter
-from tot.decoders.drafting.drafters import Drafter
-from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Handle
 from tot.decoders.errors import RequestError, TotError
-from tot.decoders.memory import give_back
-from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.request import Completion, Purpose, Request
+
+if TYPE_CHECKING:
+    from tot.decoders.drafting.drafters import Drafter
+    from tot.decoders.engine.engine import Engine
+    from tot.decoders.engine.job import Handle
+    from tot.decoders.methods.method import OpenedMethod
 
 _WORTH_GIVING_BACK = 2**24
 """Bytes of weights from which it takes less time to give them back than it took to load them."""
@@ -94,6 +95,8 @@ class LocalDecoder:
             weights = sum(weight.nbytes for weight in self.model.parameters())
             self._shared.close()
             if weights > _WORTH_GIVING_BACK:
+                from tot.decoders.memory import give_back
+
                 give_back()
             return
         try:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Annotated, Any, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import REMOTE, Decoder
+from tot.decoders.decoder import METHODS, REMOTE, Decoder, checked_options, find_method, load_decoder
 from tot.decoders.errors import OptionError, readable, unknown
+from tot.decoders.models.model_names import find_model
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
@@ -124,14 +126,14 @@ class SearchConfig(BaseModel):
         """
         if not self.reproducible:
             return self
-        from tot.decoders.methods.fastcot import FIXED, Buffers
-
         chosen, options = self.decoders.values(), self.model_options
         if any(map(_is_remote, chosen)):
             raise OptionError(
                 "reproducible runs compute in float32 here, and what a server computes is its own affair: leave "
                 "reproducible out, or take a decoder other than openai"
             )
+        from tot.decoders.methods.fastcot import FIXED, Buffers
+
         for each in chosen:
             found = str(getattr(getattr(each, "model", None), "dtype", "torch.float32"))
             if found != "torch.float32":
@@ -164,9 +166,6 @@ class SearchConfig(BaseModel):
             raise OptionError(f"{', '.join(options)}: a decoder object has its model already; leave these out")
         if self.model is None or not names:
             return objects
-        from tot.decoders.decoder import checked_options, load_decoder
-        from tot.decoders.open_models import shared_engine
-
         first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)
         own = {name: _options_of(name) for name in (first, *others)}
         # The first gets what is nobody's own, too: it refuses what it doesn't know.
@@ -175,7 +174,11 @@ class SearchConfig(BaseModel):
         given = ours | _of(own[first], options)
         if first not in REMOTE:
             shared = {option: given.pop(option) for option in _OF_ENGINE if option in given}
-            checked_options(first, given)  # what is wrong is said before a model is loaded
+            checked_options(first, given)  # what is wrong is said before a model is loaded, or torch
+            if isinstance(self.model, str | Path):
+                find_model(self.model)
+            from tot.decoders.open_models import shared_engine
+
             where = {"engine": stack.enter_context(shared_engine(self.model, **shared))}
         made: dict[str, Any] = {first: stack.enter_context(load_decoder(first, **where, **given))}
         for name in others:
@@ -189,8 +192,6 @@ def _is_remote(decoder: str | Decoder) -> bool:
 
 
 def _options_of(name: str) -> set[str]:
-    from tot.decoders.decoder import METHODS, find_method
-
     if name in REMOTE:
         return set(RemoteOptions.model_fields)
     return set(find_method(name).options.model_fields) if name in METHODS else set()

@@ -47,7 +47,7 @@ def script() -> Gsm8kScript:
 def scripted_model(script: Gsm8kScript, scripted: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The decoder that every run in this process gets."""
     decoder = scripted(script)
-    monkeypatch.setattr("tot.decoders.decoder.load_decoder", lambda *_, **__: nullcontext(decoder))
+    monkeypatch.setattr("tot.config.load_decoder", lambda *_, **__: nullcontext(decoder))
     return decoder
 
 

@@ -1,0 +1,44 @@
+"""What takes seconds to import is imported only where a model runs here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+COMMANDS = [
+    "--help",
+    "solve --help",
+    "bench --help",
+    "serve --help",
+    "models",
+    "solve gsm8k q --search beam",
+    "solve chess q",
+    "solve gsm8k q --model gpt",
+    "solve gsm8k q --decoder beam",
+    "solve gsm8k q --decoder sd --decoder-option kk=3",
+    "solve gsm8k q --decoder openai --decoder-option url=x",
+    "eval chess --data x.jsonl",
+    "eval gsm8k --data x.jsonl --evaluator beam",
+    "serve --decoder-option kk=3",
+    "serve --model gpt",
+]
+SCRIPT = """
+import json, sys
+from tot.cli.app import main
+found = {}
+for command in json.loads(sys.argv[1]):
+    main(command.split())
+    found[command] = [name for name in ("torch", "transformers", "datasets") if name in sys.modules]
+sys.stderr.write("\\n" + json.dumps(found))
+"""
+
+
+def test_help_lists_and_refusals_import_no_torch(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(COMMANDS)], capture_output=True, text=True, cwd=tmp_path, timeout=100
+    )
+    *said, found = done.stderr.splitlines()
+    assert json.loads(found) == {command: [] for command in COMMANDS}
+    assert len([line for line in said if line.startswith("tot: ")]) == 10  # those that are refused
