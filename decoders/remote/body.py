@@ -24,6 +24,14 @@ CONTINUING = {"continue_final_message": True, "add_generation_prompt": False}
 """vLLM's and SGLang's fields for an assistant message that is to be gone on with."""
 
 
+class RefusedError(RequestError):
+    """The server can't serve a body; `said` is why, in its words."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said
+
+
 class Dialect:
     """What one server takes. Everything, until it refuses something."""
 
@@ -78,26 +86,19 @@ def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]
 
 def sampled(sampling: Sampling, options: RemoteOptions, seed: int, n: int, chat: bool) -> dict[str, Any]:
     """The fields that say how to sample; those that only some servers know are there only where they are needed."""
-    body: dict[str, Any] = {
-        "max_tokens": sampling.max_tokens + options.thinking_tokens,
-        "temperature": sampling.temperature,
-        "seed": seed,
-    }
-    if n > 1:
-        body["n"] = n
-    if sampling.stop and not options.thinking_tokens:
-        body["stop"] = list(sampling.stop)
-    if sampling.top_p < 1:
-        body["top_p"] = sampling.top_p
-    if sampling.top_k:
-        body["top_k"] = sampling.top_k
-    if sampling.min_p:
-        body["min_p"] = sampling.min_p
-    if sampling.ignore_eos:
-        body["ignore_eos"] = True
+    tokens = sampling.max_tokens + options.thinking_tokens
+    body: dict[str, Any] = {"max_tokens": tokens, "temperature": sampling.temperature, "seed": seed}
     if options.logprobs:
         body["logprobs"] = True if chat else 0
-    return body
+    needed = {
+        "n": n if n > 1 else None,
+        "stop": None if options.thinking_tokens else list(sampling.stop),
+        "top_p": sampling.top_p if sampling.top_p < 1 else None,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p,
+        "ignore_eos": sampling.ignore_eos,
+    }
+    return body | {name: value for name, value in needed.items() if value}
 
 
 def extended(prompt: Prompt, text: str) -> Prompt:

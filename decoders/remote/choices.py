@@ -5,46 +5,37 @@ next   the server's own tokens (/tokenize), and at each place the log-probabilit
 echo   the same tokens, each choice after the prompt, echoed with their log-probabilities (vLLM, SGLang): as exact, but
        each computes the prompt again.
 asked  by the server itself, which is sent the choices (`tot serve`). These three are what a local decoder computes.
-text   for prompts that are text, without /tokenize: echoed, and a choice's tokens found by their places in it.
-first  by the likely first tokens of a reply, where no token begins two choices.
-said   by what the server writes, greedily.
+said   by what the server writes, greedily: a guess, for servers that can do none of them.
 
-Which is used is logged once; the last two are guesses (`guesses.py`). Knows nothing of connections or budgets.
+Which is used is logged once. Knows nothing of connections or budgets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from tot.decoders.errors import RequestError
-from tot.decoders.remote.body import CHAT, COMPLETIONS, CONTINUING, Prompt, address, joined, messages_of
-from tot.decoders.remote.faults import RefusedError
-from tot.decoders.remote.guesses import by_first_token, by_text
+from tot.decoders.remote.body import COMPLETIONS, CONTINUING, Prompt, RefusedError, address, joined, messages_of
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.remote.reply import apart
-from tot.decoders.remote.tokens import CannotError, ServerTokens
-from tot.decoders.remote.wire import Logprobs, Reply
-from tot.decoders.request import ChoiceLogprob, Request
+from tot.decoders.remote.reply import Logprobs, Reply, apart
+from tot.decoders.request import ChoiceLogprob, Message, Request
 
 log = logging.getLogger(__name__)
 
-_LIKELY = 20
-"""Tokens asked for in the first place: OpenAI's and vLLM's most."""
+IMPOSSIBLE = -100.0
+"""Nats of a choice that was not said."""
 _WORDS = 24
 """Most tokens of a reply that is to name a choice."""
 _MEANING = {
     "next": "exactly, token by token",
     "echo": "exactly, by echo: this server computes a prompt anew for each choice",
     "asked": "exactly, by the server",
-    "text": "by the places of their texts: this server does not say where tokens begin, nor what ends a turn",
-    "first": "by their first tokens alone: this server scores no texts",
-    "said": "by what the model writes: this server gives no log-probabilities, or one token begins several choices",
+    "said": "by what the model writes: this server scores no texts",
 }
-_EXACT = ("next", "echo", "asked")
 
 Scores = tuple[ChoiceLogprob, ...]
 
@@ -55,48 +46,104 @@ class Ask(Protocol):
     async def __call__(self, path: str, body: dict[str, Any]) -> Reply: ...
 
 
+class CannotError(Exception):
+    """This server can't do it: another way has to be found."""
+
+
+class ServerTokens:
+    """Prompts and choices as the token ids that the server makes of them.
+
+    The template is the server's; what a choice is as a continuation is what a local decoder makes of it.
+    """
+
+    def __init__(self, options: RemoteOptions, tokenize: Callable[[dict[str, Any]], Awaitable[Sequence[int]]]) -> None:
+        """`tokenize` sends a body; it gives nothing where the server has no such route."""
+        self._options = options
+        self._tokenize = tokenize
+        self._choices: dict[str, list[int]] = {}
+        self._end: int | None = None
+        self._asking = asyncio.Lock()
+        """So that the requests of a level, which come together, ask once."""
+
+    async def of_prompt(self, prompt: Prompt) -> list[int]:
+        """With the template for messages, and whatever the server puts before any text."""
+        messages = messages_of(prompt)
+        if isinstance(prompt, tuple) and not messages:
+            return [part for part in prompt if isinstance(part, int)]
+        if isinstance(prompt, str) or self._options.api == "completions":
+            return await self._ask(prompt=prompt if isinstance(prompt, str) else joined(messages))
+        return await self._of_chat(messages, messages[-1].role == "assistant")
+
+    async def of_choice(self, choice: str) -> list[int]:
+        """As a continuation: after a line break, for tokenizers that begin every text with a space."""
+        async with self._asking:
+            if choice not in self._choices:
+                line = await self._ask(prompt="\n", add_special_tokens=False)
+                whole = await self._ask(prompt="\n" + choice, add_special_tokens=False)
+                if whole[: len(line)] != line:
+                    whole, line = await self._ask(prompt=choice, add_special_tokens=False), []
+                self._choices[choice] = whole[len(line) :]
+            return self._choices[choice]
+
+    async def end_of_turn(self) -> int:
+        """The token that the template puts after what an assistant said."""
+        async with self._asking:
+            if self._end is None:
+                said = (Message(role="user", content="x"), Message(role="assistant", content="x"))
+                opened = await self._of_chat(said, True)
+                closed = await self._of_chat(said, False, replies=False)
+                if closed[: len(opened)] != opened or len(closed) == len(opened):
+                    raise CannotError
+                self._end = closed[len(opened)]
+            return self._end
+
+    async def _of_chat(self, messages: Sequence[Message], goes_on: bool, replies: bool = True) -> list[int]:
+        template = {name: value for name, value in self._options.extra.items() if name == "chat_template_kwargs"}
+        return await self._ask(
+            messages=[{"role": message.role, "content": message.content} for message in messages],
+            add_generation_prompt=replies and not goes_on,
+            continue_final_message=goes_on,
+            **template,
+        )
+
+    async def _ask(self, **body: Any) -> list[int]:
+        ids = list(await self._tokenize(body))
+        if not ids:
+            raise CannotError
+        return ids
+
+
 class Choices:
     """Scores the choices of one server's requests; remembers what it can't do."""
 
     def __init__(self, options: RemoteOptions, tokens: ServerTokens) -> None:
         self._options = options
         self._tokens = tokens
-        self._cannot: set[str] = set()
+        self._ways: dict[str, Callable[[Prompt, Request, Ask], Awaitable[Scores]]] = {
+            "next": self._by_next,
+            "echo": self._by_echo,
+            "asked": self._by_asking,
+            "said": self._by_said,
+        }
         self._told: set[str] = set()
-        self._echoes = False
         self._least = 0
         """`max_tokens` of a prompt that is only to be echoed: 0, or 1 where the server wants some."""
 
     async def score(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         """A score for each of the request's choices after the prompt. Raises what `ask` does, or RequestError."""
-        ways: dict[str, Callable[[Prompt, Request, Ask], Awaitable[Scores | None]]] = {
-            "next": self._by_next,
-            "echo": self._by_echo,
-            "asked": self._by_asking,
-            "text": self._by_text,
-            "first": self._by_first,
-            "said": self._by_said,
-        }
-        for way, scored in ways.items():
-            if way in self._cannot or (way == "text" and not self._is_text(prompt)):
-                continue
+        for way, scored in list(self._ways.items()):
             try:
                 scores = await scored(prompt, request, ask)
             except CannotError:
-                self._cannot.add(way)
-                continue
-            if scores is None:  # these choices can't be told apart so
+                self._ways.pop(way, None)
                 continue
             if way not in self._told:
                 self._told.add(way)
-                log.log(logging.INFO if way in _EXACT else logging.WARNING, "choices are scored %s", _MEANING[way])
+                log.log(logging.WARNING if way == "said" else logging.INFO, "choices are scored %s", _MEANING[way])
             return scores
-        raise RequestError("this server can't score choices after token ids: give text or messages")
+        raise AssertionError("what is said can always be read")
 
-    def _is_text(self, prompt: Prompt) -> bool:
-        return isinstance(prompt, str) or (bool(messages_of(prompt)) and self._options.api == "completions")
-
-    # -- by the server's tokens ---------------------------------------------------------------------------------------
+    # -- exactly ------------------------------------------------------------------------------------------------------
 
     async def _ids(self, prompt: Prompt, request: Request) -> tuple[list[int], list[list[int]]]:
         """The prompt's tokens, and those of each choice, closed where they are to be."""
@@ -132,45 +179,14 @@ class Choices:
     async def _by_echo(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         head, choices = await self._ids(prompt, request)
         found = await together([partial(self._echoed, [*head, *choice], ask) for choice in choices])
-        scores = []
-        for choice, logprobs in zip(choices, found, strict=True):
-            told = logprobs.token_logprobs or ()
-            if len(told) < len(head) + len(choice):
-                raise CannotError
-            scores.append(_summed(told[len(head) : len(head) + len(choice)]))
-        return tuple(scores)
-
-    async def _by_asking(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        path, body = address(prompt, self._options)
-        choices = {"choices": list(request.choices), "close_choices": request.close_choices}
-        asked = {**body, **choices, "max_tokens": 1, "temperature": 0.0}
-        reply = await _unless_refused(ask(path, asked), "choices", *CONTINUING)
-        found = reply.choices[0].choice_logprobs
-        if len(found) != len(request.choices):
+        if any(len(told) < len(head) + len(choice) for choice, told in zip(choices, found, strict=True)):
             raise CannotError
-        return tuple(ChoiceLogprob(one.total, one.tokens) for one in found)
+        ends = zip(choices, found, strict=True)
+        return tuple(_summed(told[len(head) : len(head) + len(choice)]) for choice, told in ends)
 
-    # -- by the places of their texts ---------------------------------------------------------------------------------
-
-    async def _by_text(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
-        head = prompt if isinstance(prompt, str) else joined(messages_of(prompt))
-        await self._see_whether_it_echoes(head, ask)
-        found = await together([partial(self._echoed, head + choice, ask) for choice in request.choices])
-        return at_the_end(found, request.choices)
-
-    async def _see_whether_it_echoes(self, text: str, ask: Ask) -> None:
-        """With a token to draw, once: servers that know of no echo may break down where there is none."""
-        if not self._echoes:
-            body = {"prompt": text, "echo": True, "logprobs": 1, "max_tokens": 1, "temperature": 0.0}
-            reply = await _unless_refused(ask(COMPLETIONS, body), "echo", "logprobs")
-            if not (reply.choices[0].text or "").startswith(text) or not _logprobs(reply).token_logprobs:
-                raise CannotError
-            self._echoes = True
-
-    async def _echoed(self, prompt: str | list[int], ask: Ask) -> Logprobs:
-        """What the server says about a prompt's own tokens, without any that it drew after them."""
-        body: dict[str, Any] = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": self._least}
-        body["temperature"] = 0.0
+    async def _echoed(self, prompt: list[int], ask: Ask) -> Sequence[float | None]:
+        """What the server says about a prompt's own tokens, and about any that it drew after them."""
+        body = {"prompt": prompt, "echo": True, "logprobs": 1, "max_tokens": self._least, "temperature": 0.0}
         try:
             reply = await _unless_refused(ask(COMPLETIONS, body), "echo", "logprobs", "prompt")
         except RefusedError as error:
@@ -178,23 +194,18 @@ class Choices:
                 raise
             self._least = 1
             return await self._echoed(prompt, ask)
-        found = _logprobs(reply)
-        if not body["max_tokens"]:
-            return found
-        drawn = (reply.usage is not None and reply.usage.completion_tokens) or 1
-        lists = ("tokens", "token_logprobs", "text_offset")
-        return Logprobs(**{name: value[:-drawn] for name in lists if (value := getattr(found, name)) is not None})
+        return _logprobs(reply).token_logprobs or ()
 
-    # -- by what little is said ---------------------------------------------------------------------------------------
-
-    async def _by_first(self, prompt: Prompt, request: Request, ask: Ask) -> Scores | None:
+    async def _by_asking(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         path, body = address(prompt, self._options)
-        likely = {"logprobs": True, "top_logprobs": _LIKELY} if path == CHAT else {"logprobs": _LIKELY}
-        asked = {**body, "max_tokens": 1, "temperature": 0.0, **likely}
-        found = _logprobs(await _unless_refused(ask(path, asked), "logprobs"))
-        if not found.first:
+        choices = {"choices": list(request.choices), "close_choices": request.close_choices}
+        asked = {**body, **choices, "max_tokens": 1, "temperature": 0.0}
+        found = (await _unless_refused(ask(path, asked), "choices", *CONTINUING)).choices[0].choice_logprobs
+        if len(found) != len(request.choices):
             raise CannotError
-        return by_first_token(request.choices, found.first)
+        return found
+
+    # -- by what is written -------------------------------------------------------------------------------------------
 
     async def _by_said(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         path, body = address(prompt, self._options)
@@ -203,31 +214,19 @@ class Choices:
         return by_text(request.choices, apart(reply.choices[0])[0])
 
 
-def at_the_end(echoed: Sequence[Logprobs], choices: Sequence[str]) -> Scores:
-    """The scores of texts at the end of echoed prompts that are the same before, by their tokens' places.
-
-    Places are counted from the end: a begin-of-text token may count as characters or not. Where a token holds the end
-    of the prompt and the beginning of a choice, all choices are scored from its place on. Raises CannotError where
-    places are not told.
-    """
-    begins = []
-    for logprobs, choice in zip(echoed, choices, strict=True):
-        offsets, tokens = logprobs.text_offset or (), logprobs.tokens or ()
-        if not (len(offsets) == len(tokens) == len(logprobs.token_logprobs or ()) > 0):
-            raise CannotError
-        begin = offsets[-1] + len(tokens[-1]) - len(choice)
-        begins.append(max((offset for offset in offsets if offset <= begin), default=offsets[0]))
-    first = min(begins)
-    return tuple(
-        _summed(
-            [
-                told
-                for offset, told in zip(one.text_offset or (), one.token_logprobs or (), strict=True)
-                if offset >= first
-            ]
-        )
-        for one in echoed
-    )
+def by_text(choices: Sequence[str], text: str) -> Scores:
+    """0 for the choice that a text begins with, the longest if there are several, or else for the one it names first;
+    -100 for the others."""
+    text = text.strip().lower()
+    wanted = {choice: choice.strip().lower() for choice in choices}
+    begun = [choice for choice, said in wanted.items() if text.startswith(said)]
+    named = [choice for choice, said in wanted.items() if said in text]
+    chosen = None
+    if begun:
+        chosen = max(begun, key=len)
+    elif named:
+        chosen = min(named, key=lambda choice: (text.index(wanted[choice]), -len(choice)))
+    return tuple(ChoiceLogprob(0.0 if choice == chosen else IMPOSSIBLE, 1) for choice in choices)
 
 
 async def _unless_refused(asked: Awaitable[Reply], *about: str) -> Reply:

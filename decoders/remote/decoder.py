@@ -14,20 +14,19 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, made
-from tot.decoders.remote.body import Dialect, Prompt, address, extended, messages_of, sampled, seed_of
-from tot.decoders.remote.choices import Choices
-from tot.decoders.remote.faults import RefusedError
+from tot.decoders.remote.body import Dialect, Prompt, RefusedError, address, extended, messages_of, sampled, seed_of
+from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
-from tot.decoders.remote.reply import CUT, Sample, samples_of, without
-from tot.decoders.remote.server import Server, Spent
-from tot.decoders.remote.tokens import ServerTokens
-from tot.decoders.remote.wire import Reply, TokenIds
+from tot.decoders.remote.reply import CUT, Reply, Sample, samples_of, without
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
+
+if TYPE_CHECKING:
+    from tot.decoders.remote.server import Spent
 
 log = logging.getLogger(__name__)
 
@@ -47,6 +46,10 @@ class RemoteDecoder:
         self.model = options.served or model
         """The model's name at the server."""
         self.options = options
+        try:
+            from tot.decoders.remote.server import Server
+        except ModuleNotFoundError as error:
+            raise OptionError(f"the openai decoder needs {error.name}: pip install 'tot[openai]'") from None
         self._server = Server(options, self.model)
         self._loop = LoopThread(self._server.close)
         self._dialect = Dialect()
@@ -189,7 +192,7 @@ class RemoteDecoder:
                 limit = meter.budget.seconds
                 try:
                     async with asyncio.timeout(None if limit is None else limit - meter.seconds):
-                        reply = await self._server.post(path, sent, Reply)
+                        reply = await self._server.post(path, sent)
                     break
                 except TimeoutError:
                     return None
@@ -205,10 +208,9 @@ class RemoteDecoder:
     def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model, **self._dialect.fitted(body), **self.options.extra}
 
-    async def _tokenize(self, body: dict[str, Any]) -> TokenIds:
-        root = self.options.base_url.removesuffix("/v1")
+    async def _tokenize(self, body: dict[str, Any]) -> tuple[int, ...]:
         async with self._slots:
-            return await self._server.post(f"{root}/tokenize", {"model": self.model, **body}, TokenIds, optional=True)
+            return await self._server.tokenize(body)
 
     def _usage(self, reply: Reply, body: dict[str, Any]) -> Usage:
         """What a reply took; nothing is known of one that does not say. Some servers count a token of an echo."""

@@ -8,32 +8,28 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from tot.decoders.errors import RequestError
 
-if TYPE_CHECKING:
-    from anyio.from_thread import BlockingPortal
-
 _T = TypeVar("_T")
+_Work = Callable[[], Coroutine[Any, Any, _T]]
 
 
 class LoopThread:
     """Starts with its first work; ends when it is closed, collected, or at the interpreter's end."""
 
-    def __init__(self, last: Callable[[], Awaitable[object]]) -> None:
+    def __init__(self, last: _Work[None]) -> None:
         """`last` is awaited before the loop ends."""
         self._last = last
         self._lock = threading.Lock()
-        self._portal: BlockingPortal | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._closed = False
-        self._under_way: set[Future[Any]] = set()
         self._finalizer: weakref.finalize[..., LoopThread] | None = None
 
-    def wait(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    def wait(self, work: _Work[_T]) -> _T:
         """What the work comes to. Interrupted, it is cancelled."""
         future = self._start(work)
         try:
@@ -41,24 +37,20 @@ class LoopThread:
         finally:
             future.cancel()
 
-    async def when_done(self, work: Callable[[], Awaitable[_T]]) -> _T:
+    async def when_done(self, work: _Work[_T]) -> _T:
         """The same in another event loop; cancelling this cancels the work."""
         return await asyncio.wrap_future(self._start(work))
 
-    def _start(self, work: Callable[[], Awaitable[_T]]) -> Future[_T]:
-        from anyio.from_thread import start_blocking_portal
-
+    def _start(self, work: _Work[_T]) -> Future[_T]:
         with self._lock:
             if self._closed:
                 raise RequestError("this decoder is closed: make a new one")
-            if self._portal is None:
-                opened = start_blocking_portal(name="tot-remote")
-                self._portal = opened.__enter__()
-                self._finalizer = weakref.finalize(self, _end, opened, self._portal, self._last, self._under_way)
-            future = self._portal.start_task_soon(work)
-        self._under_way.add(future)
-        future.add_done_callback(self._under_way.discard)
-        return future
+            if self._loop is None:
+                self._loop = asyncio.new_event_loop()
+                thread = threading.Thread(target=self._loop.run_forever, name="tot-remote", daemon=True)
+                thread.start()
+                self._finalizer = weakref.finalize(self, _end, self._loop, thread, self._last)
+            return asyncio.run_coroutine_threadsafe(work(), self._loop)
 
     def close(self) -> None:
         """Cancel what is under way, and end the thread."""
@@ -68,21 +60,22 @@ class LoopThread:
             self._finalizer()
 
 
-def _end(
-    opened: AbstractContextManager[BlockingPortal],
-    portal: BlockingPortal,
-    last: Callable[[], Awaitable[object]],
-    under_way: set[Future[Any]],
-) -> None:
-    with suppress(RuntimeError):  # collected in the loop's own thread, where nothing can wait for it
-        for future in list(under_way):
-            future.cancel()
-        portal.call(last)
-        portal.call(portal.stop, True)
-        opened.__exit__(None, None, None)
+def _end(loop: asyncio.AbstractEventLoop, thread: threading.Thread, last: _Work[None]) -> None:
+    async def finish() -> None:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
+            task.cancel()
+        await asyncio.gather(*others, return_exceptions=True)
+        await last()
+
+    finishing = asyncio.run_coroutine_threadsafe(finish(), loop)
+    finishing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    if threading.current_thread() is not thread:  # it may be collected there, where nothing can wait for it
+        thread.join()
+        loop.close()
 
 
-async def together(works: Sequence[Callable[[], Coroutine[Any, Any, _T]]]) -> list[_T]:
+async def together(works: Sequence[_Work[_T]]) -> list[_T]:
     """What all works come to, in order. Where one fails, or this is cancelled, the others are cancelled first."""
     tasks = [asyncio.ensure_future(work()) for work in works]
     try:

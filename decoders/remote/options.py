@@ -15,10 +15,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_valida
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 TRANSPORT = (
-    *("base_url", "concurrency", "timeout", "retries", "backoff", "longest_wait"),
-    *("input_price", "cached_price", "output_price"),
+    *("base_url", "concurrency", "timeout", "retries", "input_price", "cached_price", "output_price"),
+    *("backoff", "longest_wait"),
 )
-"""Options that texts don't depend on."""
+"""Options that texts don't depend on; the last two are of earlier versions, as folders of theirs have them."""
 _SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)$")
 _SET_ELSEWHERE = ("model", "messages", "prompt", "n", "stream")
 
@@ -47,13 +47,10 @@ class RemoteOptions(BaseModel):
     concurrency: Annotated[int, Field(ge=1, le=1000)] = 64
     """Requests in flight at once."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 600.0
-    """Seconds to wait for a whole reply."""
-    retries: Annotated[int, Field(ge=0, le=100)] = 6
-    """How often a request is repeated after a 429, a 5xx, a timeout, a dropped connection or a reply cut short."""
-    backoff: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """Seconds before the first repetition, doubled each time, and jitter of up to as much besides: a minute in all."""
-    longest_wait: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 120.0
-    """Seconds: the most that is waited between two, also where the server asks for more."""
+    """Seconds to wait for a reply."""
+    retries: Annotated[int, Field(ge=0, le=100)] = 10
+    """How often a request is repeated after a 429, a 5xx, a timeout, a dropped connection or a reply cut short, by the
+    `openai` package: after half a second at first and eight at most, about a minute in all, or as the server asks."""
     logprobs: bool = False
     """Ask for the log-probabilities of what is drawn; without them `Completion.logprob` is nan."""
     thinking_tokens: Annotated[int, Field(ge=0)] = 0

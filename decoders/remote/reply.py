@@ -1,6 +1,8 @@
-"""From a server's reply to samples: the text apart from the thinking, why it ended, its log-probability, its tokens.
+"""What OpenAI-compatible servers reply, as far as it is read here, and the samples in it: the text apart from the
+thinking, why it ended, its log-probability, its tokens.
 
-A thinking model's thoughts come in a field of their own (`reasoning_content`, `reasoning`) or as a `<think>` block.
+A reply that does not have this shape is broken, as one is that is no JSON. A thinking model's thoughts come in a field
+of their own (`reasoning_content`, `reasoning`) or as a `<think>` block.
 """
 
 from __future__ import annotations
@@ -8,12 +10,106 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tot.decoders.errors import RequestError
-from tot.decoders.remote.wire import Choice, Reply
-from tot.decoders.request import FinishReason, Part, Sampling, Usage
+from tot.decoders.request import ChoiceLogprob, FinishReason, Part, Sampling, Usage
 
 _OPEN, _CLOSE = "<think>", "</think>"
+
+
+class _Reply(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class PromptDetails(_Reply):
+    cached_tokens: Annotated[int, Field(ge=0)] | None = None
+
+
+class Tokens(_Reply):
+    """A reply's `usage`: its tokens."""
+
+    prompt_tokens: Annotated[int, Field(ge=0)] = 0
+    completion_tokens: Annotated[int, Field(ge=0)] | None = None
+    prompt_tokens_details: PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int:
+        details = self.prompt_tokens_details
+        return min(self.prompt_tokens, (details and details.cached_tokens) or 0)
+
+
+class Place(_Reply):
+    """A token drawn."""
+
+    logprob: float
+
+
+class Logprobs(_Reply):
+    """`content` is chat's; the lists, one entry a token, are completions' own."""
+
+    content: tuple[Place, ...] | None = None
+    token_logprobs: tuple[float | None, ...] | None = None
+    top_logprobs: tuple[dict[str, float] | None, ...] | None = None
+
+    @property
+    def drawn(self) -> tuple[float | None, ...]:
+        """The log-probability of each token."""
+        if self.content is not None:
+            return tuple(place.logprob for place in self.content)
+        return self.token_logprobs or ()
+
+    @property
+    def first(self) -> dict[str, float]:
+        """The tokens likely in a completion's first place, with their log-probabilities."""
+        return (self.top_logprobs[0] if self.top_logprobs else None) or {}
+
+
+class ReplyMessage(_Reply):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+
+class Choice(_Reply):
+    """One sample."""
+
+    index: int = 0
+    text: str | None = None
+    message: ReplyMessage | None = None
+    finish_reason: str | None = None
+    stop_reason: Any = None
+    """vLLM's and SGLang's: the stop string that ended the text; None for its own end, where it is said at all."""
+    logprobs: Logprobs | None = None
+    choice_logprobs: tuple[ChoiceLogprob, ...] = ()
+    """`tot serve`'s: of the choices it was to score."""
+
+    @property
+    def tells_stops(self) -> bool:
+        """True where the server tells a stop string from the model's own end."""
+        return "stop_reason" in self.model_fields_set
+
+    @field_validator("finish_reason")
+    @classmethod
+    def _finished(cls, given: str | None) -> str | None:
+        if given in ("abort", "error"):  # what a server says that is shut down in mid-reply
+            raise ValueError(f"the text was broken off ({given})")
+        return given
+
+
+class Reply(_Reply):
+    """Of chat and completions alike."""
+
+    choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
+    usage: Tokens | None = None
+
+
+class TokenIds(_Reply):
+    """Of vLLM's and SGLang's /tokenize."""
+
+    tokens: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

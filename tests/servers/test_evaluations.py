@@ -69,7 +69,7 @@ def test_a_run_whose_server_is_killed_stops_and_goes_on_when_it_is_back(
     rows = [{"question": f"Name {count} fruits.", "answer": "x"} for count in range(2, 2 + PROBLEMS)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     asked = ["fruit.py:Fruit", "--data", "rows.jsonl", "--search", "cot", "--concurrency", "1"]
-    asked += ["--decoder-option", "retries=1", "--decoder-option", "backoff=0.1"]
+    asked += ["--decoder-option", "retries=1"]
 
     broken = tot_eval(server, *asked, "--out", "broken")
     file = tmp_path / "broken" / "samples.jsonl"

@@ -225,6 +225,13 @@ class Scripted:
         return len(kept) == len(raw)
 
 
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Next to nothing is waited between repetitions."""
+    monkeypatch.setattr("openai._base_client.INITIAL_RETRY_DELAY", 0.001)
+    monkeypatch.setattr("openai._base_client.MAX_RETRY_DELAY", 0.01)
+
+
 @pytest.fixture
 def fault() -> type[Fault]:
     return Fault
@@ -246,11 +253,11 @@ def key() -> str:
 
 @pytest.fixture
 def remote(server: Scripted) -> Iterator[Callable[..., RemoteDecoder]]:
-    """Makes decoders of that server, which wait next to nothing between repetitions."""
+    """Makes decoders of that server."""
     made: list[RemoteDecoder] = []
 
     def load(**options: Any) -> RemoteDecoder:
-        made.append(load_decoder("openai", "tiny", **{"base_url": server.url, "backoff": 0.001} | options))
+        made.append(load_decoder("openai", "tiny", **{"base_url": server.url} | options))
         return made[-1]
 
     yield load

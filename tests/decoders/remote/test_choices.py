@@ -1,4 +1,4 @@
-"""Choices scored in each of the six ways, against values computed by hand; a server that can't do one gets the next.
+"""Choices scored in each of the four ways, against values computed by hand; a server that can't do one gets the next.
 
 The servers here are toys: a token is a character (or a pair of digits), and its log-probability is minus its number
 divided by its place, so that every score is a sum that fits in a line.
@@ -6,16 +6,13 @@ divided by its place, so that every score is a sum that fits in a line.
 
 from __future__ import annotations
 
-import math
 import re
 from typing import Any
 
 import pytest
 
 from tot.decoders import Budget, Message, Meter, ModelError, Request, Sampling
-from tot.decoders.remote.choices import at_the_end
-from tot.decoders.remote.guesses import by_first_token, by_text
-from tot.decoders.remote.wire import Logprobs
+from tot.decoders.remote.choices import by_text
 
 START, END = 1, 2
 
@@ -31,10 +28,6 @@ def id_of(token: str) -> int:
 
 def encode(text: str) -> list[int]:
     return [id_of(token) for token in tokens_of(text)]
-
-
-def spelled(token: int) -> str:
-    return {START: "<s>", END: "</s>"}.get(token) or (f"{token - 1000:02d}" if token >= 1000 else chr(token))
 
 
 def logprob(token: int, place: int) -> float:
@@ -79,16 +72,13 @@ class Toy:
             return [{"text": " and so on", "logprobs": None}]
         if body["max_tokens"] < self.least:
             return 400, {"error": {"message": "max_tokens must be at least 1"}}
-        prompt = body["prompt"]
-        ids = list(prompt) if isinstance(prompt, list) else [START, *encode(prompt)]
-        drawn = [ord("!")] * body["max_tokens"]
-        texts = [spelled(token) for token in [*ids, *drawn]]
-        offsets = [sum(map(len, texts[:i])) for i in range(len(texts))]
-        logprobs = [None, *(logprob(token, place) for place, token in enumerate([*ids, *drawn]) if place)]
-        text = "".join(texts[0 if isinstance(prompt, list) else 1 :])
-        told = {"tokens": texts, "token_logprobs": logprobs, "text_offset": offsets}
-        usage = {"prompt_tokens": len(ids), "completion_tokens": 1}  # vLLM counts one where there is none, too
-        return {"choices": [{"text": text, "logprobs": told}], "usage": usage}
+        ids = [*body["prompt"], *[ord("!")] * body["max_tokens"]]
+        logprobs = [None, *(logprob(token, place) for place, token in enumerate(ids) if place)]
+        usage = {
+            "prompt_tokens": len(body["prompt"]),
+            "completion_tokens": 1,
+        }  # vLLM counts one where none is
+        return {"choices": [{"text": "", "logprobs": {"token_logprobs": logprobs}}], "usage": usage}
 
     def next(self, body: dict[str, Any]) -> Any:
         place = len(body["prompt"])
@@ -98,13 +88,7 @@ class Toy:
         return [{"text": "?", "logprobs": {"tokens": ["token_id:63"], "top_logprobs": [top]}}]
 
     def drawn(self, path: str, body: dict[str, Any]) -> Any:
-        if "first" not in self.can or "logprobs" not in body:
-            return [{"text": "10 it is"}]
-        if path.endswith("chat/completions"):
-            assert (body["logprobs"], body["top_logprobs"]) == (True, 20)
-            top = [{"token": token, "logprob": value} for token, value in {"1": -0.5, " 2": -1.5, "x": -4.0}.items()]
-            return [{"text": "1", "logprobs": {"content": [{"token": "1", "logprob": -0.5, "top_logprobs": top}]}}]
-        return [{"text": "1", "logprobs": {"tokens": ["1"], "top_logprobs": [{"1": -0.5, " 2": -1.5, "x": -4.0}]}}]
+        return [{"text": "10 it is"}]
 
 
 CHAT = (Message(role="user", content="hi"),)
@@ -189,47 +173,11 @@ def test_choices_are_tokenized_once_for_all_prompts(server: Any, remote: Any, to
     assert len(asked) == 2 * 2 + 2 + 3  # each choice with its line break, the end of a turn, and the prompts
 
 
-def test_text_prompts_are_scored_by_places_where_there_are_no_tokens(server: Any, remote: Any, caplog: Any) -> None:
-    server.reply = Toy("echo")
-    (completion,) = remote().generate([Request(prompt="text", choices=("1", "10", "xyz"))])
-    assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "10", "xyz")])
-    assert [record.message for record in caplog.records if "choices" in record.message] == [
-        "choices are scored by the places of their texts: this server does not say where tokens begin, nor what ends a "
-        "turn"
-    ]
-
-
 def test_a_server_that_wants_to_draw_a_token_is_scored_without_it(server: Any, remote: Any) -> None:
-    server.reply = toy = Toy("echo")
+    server.reply = toy = Toy("tokenize", "echo")
     toy.least = 1
     (completion,) = remote().generate([Request(prompt="text", choices=("1", "xyz"))])
     assert totals(completion) == pytest.approx([scored(HEADS["text"], encode(one)) for one in ("1", "xyz")])
-
-
-def test_a_token_that_holds_the_end_of_the_prompt_counts_for_all_choices(server: Any, remote: Any) -> None:
-    server.reply = Toy("echo")
-    (completion,) = remote().generate([Request(prompt="is 1", choices=("0", "x"))])
-    head = [START, *encode("is ")]
-    assert totals(completion) == pytest.approx([-1010 / len(head), -ord("1") / len(head) - ord("x") / (len(head) + 1)])
-
-
-@pytest.mark.parametrize("prompt", [CHAT, "text"])
-def test_the_first_token_decides_where_nothing_is_scored(server: Any, remote: Any, prompt: Any, caplog: Any) -> None:
-    server.reply = Toy("first")
-    decoder = remote()
-    for _ in range(3):
-        (completion,) = decoder.generate([Request(prompt=prompt, choices=("1", "2", "3"))])
-        assert totals(completion) == pytest.approx([-0.5, -1.5, -4.0])
-    assert [record.message for record in caplog.records if "choices" in record.message] == [
-        "choices are scored by their first tokens alone: this server scores no texts"
-    ]
-    assert sum(post.path == "/tokenize" for post in server.posts) == 2  # for each of the exact ways, once
-
-
-def test_choices_that_begin_alike_are_scored_by_what_is_written(server: Any, remote: Any) -> None:
-    server.reply = Toy("first")
-    (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", "10"))])
-    assert totals(completion) == [-100.0, 0.0]  # the toy writes "10 it is"
 
 
 def test_a_server_that_says_nothing_of_likelihoods_is_read(server: Any, remote: Any, caplog: Any) -> None:
@@ -281,23 +229,6 @@ def test_what_was_spent_on_choices_is_what_the_server_counts(server: Any, remote
 # -- the rules themselves -------------------------------------------------------------------------------------------
 
 
-def test_tokens_that_begin_the_same_choice_are_added_up() -> None:
-    likely = {"Yes": math.log(0.5), " Y": math.log(0.2), "No": math.log(0.2), "Maybe": math.log(0.05)}
-    yes, no = by_first_token((" Yes", " No"), likely) or ()
-    assert (yes.total, no.total) == (pytest.approx(math.log(0.7)), pytest.approx(math.log(0.2)))
-
-
-def test_a_choice_that_is_not_likely_has_the_least_of_the_likely() -> None:
-    scores = by_first_token(("a", "b"), {"a": -0.1, "c": -3.0, "d": -7.0})
-    assert scores is not None
-    assert [one.total for one in scores] == [pytest.approx(-0.1), -7.0]
-
-
-@pytest.mark.parametrize("likely", [{"1": -0.1}, {"x": -0.1}, {" ": -0.1}, {}])
-def test_first_tokens_that_tell_nothing_are_none(likely: dict[str, float]) -> None:
-    assert by_first_token(("1", "10"), likely) is None
-
-
 @pytest.mark.parametrize(
     ("text", "chosen"), [("10.", "10"), ("1, not 10", "1"), (" I say 10 or 1", "10"), ("Sure!", "sure"), ("no", None)]
 )
@@ -305,13 +236,3 @@ def test_the_choice_that_a_text_begins_with_or_names_first(text: str, chosen: st
     choices = ("1", " 10", "sure")
     best = [one.strip() for one, score in zip(choices, by_text(choices, text), strict=True) if score.total == 0.0]
     assert best == ([chosen] if chosen else [])
-
-
-@pytest.mark.parametrize("start", [0, 3, 17])
-def test_places_are_counted_from_the_end(start: int) -> None:
-    texts = ["ab", "c", "de", "f"]
-    offsets = tuple(start + sum(map(len, texts[:i])) for i in range(4))
-    echoed = Logprobs(tokens=tuple(texts), token_logprobs=(None, -1.0, -2.0, -4.0), text_offset=offsets)
-    for choice, total in {"f": -4.0, "def": -6.0, "ef": -6.0, "cdef": -7.0}.items():
-        assert [one.total for one in at_the_end([echoed], [choice])] == [total]
-    assert [one.total for one in at_the_end([echoed, echoed], ["f", "ef"])] == [-6.0, -6.0]

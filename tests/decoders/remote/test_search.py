@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -42,7 +44,7 @@ def script(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.fixture
 def options(server: Any) -> dict[str, Any]:
     server.reply = script
-    return {"model": "tiny", "decoder": "openai", "base_url": server.url, "backoff": 0.001}
+    return {"model": "tiny", "decoder": "openai", "base_url": server.url}
 
 
 def lines(folder: Path) -> list[str]:
@@ -280,3 +282,20 @@ def test_an_unknown_model_is_told_in_one_line_with_the_servers(command: Any, ser
     assert (status, errors.count("\n")) == (2, 1)
     assert "has no model 'tiny'" in errors
     assert "Its models: big" in errors
+
+
+# -- what it takes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("verb", ["solve", "eval"])
+def test_asking_a_server_imports_no_torch(command: Any, rows: Path, server: Any, verb: str) -> None:
+    script = (
+        "import sys\nfrom tot.cli.app import main\nstatus = main(sys.argv[1:])\n"
+        "print(status, [name for name in ('torch', 'transformers', 'datasets') if name in sys.modules])"
+    )
+    rest = ["q"] if verb == "solve" else ["--data", str(rows), "--out", "out"]
+    flags = ["--model", "tiny", "--decoder", "openai", "--decoder-option", f"base_url={server.url}"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, verb, "letters.py:Letters", *rest, *flags], capture_output=True, text=True
+    )
+    assert (done.stdout.splitlines()[-1], server.posts != []) == ("0 []", True), done.stderr
