@@ -23,7 +23,6 @@ import torch
 from tot.decoders.budget import Meter
 from tot.decoders.engine.job import Handle, Job, PolicyFactory
 from tot.decoders.engine.output import Output
-from tot.decoders.engine.recording import load_of
 from tot.decoders.engine.runner import Forward, Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
@@ -270,7 +269,7 @@ class Engine:
                 log.exception("a forward pass failed")
                 step.failed.update(dict.fromkeys(step.jobs, error))
             else:
-                load = load_of(step, forward) if self.timeline is not None and self.timeline.detailed else None
+                load = step.load(forward) if self.timeline is not None and self.timeline.detailed else None
                 self._count(step, forward)
                 with span("commit"):
                     self._commit(step, reads)

@@ -14,24 +14,19 @@ Where nothing is recorded, nothing is wrapped.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 from transformers import AttentionInterface
 
-from tot.decoders.engine.runner import Forward
-from tot.decoders.engine.scheduler import Step
+from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
-from tot.decoders.timeline import LANE, Load, Span, Timeline, timed
-
-if TYPE_CHECKING:
-    from tot.decoders.engine.engine import Engine
+from tot.decoders.timeline import LANE, Span, Timeline, timed
 
 
 @contextmanager
@@ -84,17 +79,3 @@ def _synchronized(device: torch.device) -> float:
     if not torch.cuda.is_current_stream_capturing():
         torch.cuda.synchronize(device)
     return time.perf_counter()
-
-
-def load_of(step: Step, forward: Forward) -> Load:
-    """What a step's forward computed. To be asked before its branches change."""
-    rows: Counter[tuple[str, str]] = Counter()
-    slots: set[int] = set()
-    keys = 0
-    for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
-        text = min(max(own, len(job.prompt)), chunk.stop)
-        rows[job.request.purpose, "prefill"] += text - own
-        rows[job.request.purpose, "decode" if job.policy.companion is None else "verify"] += chunk.stop - text
-        keys += sum(range(own + 1, chunk.stop + 1))  # a row sees itself and all before it
-        slots.update(chunk.branch.slots[: chunk.stop])
-    return Load(+rows, len(forward.logits), keys, len(slots))

@@ -6,14 +6,15 @@ prompts in chunks of so many rows, and from every request whose prompt is comput
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.radix_cache import RadixCache
-from tot.decoders.engine.runner import Chunk
+from tot.decoders.engine.runner import Chunk, Forward
 from tot.decoders.errors import ModelError
+from tot.decoders.timeline import Load
 
 
 @dataclass
@@ -34,6 +35,19 @@ class Step:
         self.chunks += chunks
         self.jobs += [job] * len(chunks)
         return slice(begin, len(self.chunks))
+
+    def load(self, forward: Forward) -> Load:
+        """What its forward computed. To be asked before its branches change."""
+        rows: Counter[tuple[str, str]] = Counter()
+        slots: set[int] = set()
+        keys = 0
+        for chunk, own, job in zip(self.chunks, forward.own_from, self.jobs, strict=True):
+            text = min(max(own, len(job.prompt)), chunk.stop)
+            rows[job.request.purpose, "prefill"] += text - own
+            rows[job.request.purpose, "decode" if job.policy.companion is None else "verify"] += chunk.stop - text
+            keys += sum(range(own + 1, chunk.stop + 1))  # a row sees itself and all before it
+            slots.update(chunk.branch.slots[: chunk.stop])
+        return Load(+rows, len(forward.logits), keys, len(slots))
 
 
 class Scheduler:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, get_args
 
 from torch import Tensor
 
+from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.attention import Plan, attend_blocks, bucket, make_blocks
-from tot.decoders.kernels.forward import NativeForward, Quantization, native_forward
+from tot.decoders.kernels.forward import FAMILIES, NativeForward, Quantization, native_forward
 from tot.decoders.kernels.linear import PackedLinears
+from tot.decoders.kernels.packing import GROUP
 from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import kernel_for, make_tiles
 
@@ -94,6 +96,16 @@ def open_backend(
     With `owned` nobody else reads the model's weights. `shared` is the backend of a model whose layers these are.
     Raises OptionError for a quantization that is not known, or can't be had here.
     """
+    if quantize is not None and quantize not in get_args(Quantization):
+        raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
     packed = shared if isinstance(shared, NativeForward) else None
     native = native_forward(model, keys, values, quantize, owned, packed)
-    return TransformersForward(model, keys, values) if native is None else native
+    if native is not None:
+        return native
+    if quantize is not None:
+        raise OptionError(
+            f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
+            f"multiples of {GROUP}, a CPU with AVX-512 VNNI, a C compiler, and memory for the packed weights: leave it "
+            "out"
+        )
+    return TransformersForward(model, keys, values)

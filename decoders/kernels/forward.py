@@ -11,12 +11,11 @@ import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.native import address, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
@@ -24,7 +23,7 @@ from tot.decoders.memory import free_memory
 from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8", "int8-dynamic"]
-_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _TABLE = 1024
 """Positions whose cosines and sines are computed at once, at least."""
 _BY_LENGTH = ("dynamic", "longrope")
@@ -238,31 +237,10 @@ def native_forward(
     owned: bool = False,
     shared: NativeForward | None = None,
 ) -> NativeForward | None:
-    """The forward in C for a model and its stores of keys and values; None where the model has to do it itself.
+    """The forward in C for a model and its stores of keys and values; None where there is none for them here.
 
-    With `owned` nobody else reads the model's weights. `shared` is that of a model whose layers these are. Raises
-    OptionError for a quantization that is not known, or can't be had here.
+    With `owned` nobody else reads the model's weights. `shared` is that of a model whose layers these are.
     """
-    if quantize is not None and quantize not in get_args(Quantization):
-        raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
-    made = _made(model, keys, values, quantize, owned, shared)
-    if quantize is not None and made is None:
-        raise OptionError(
-            f"quantize={quantize} needs a model of the families {', '.join(_FAMILIES)} whose layers' inputs are "
-            f"multiples of {GROUP}, a CPU with AVX-512 VNNI, a C compiler, and memory for the packed weights: leave it "
-            "out"
-        )
-    return made
-
-
-def _made(
-    model: Any,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    quantize: Quantization | None,
-    owned: bool,
-    shared: NativeForward | None,
-) -> NativeForward | None:
     if shared is None and not _known(model):
         return None
     head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
@@ -314,7 +292,7 @@ def _kind(linears: Sequence[nn.Linear]) -> Weights:
 def _known(model: Any) -> bool:
     """Whether forward.c does what this model does."""
     config = model.config
-    if config.model_type not in _FAMILIES or config.hidden_act != "silu":
+    if config.model_type not in FAMILIES or config.hidden_act != "silu":
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import forward, native, tiles
-from tot.decoders.kernels.backend import TransformersForward
+from tot.decoders.kernels.backend import TransformersForward, open_backend
 from tot.decoders.kernels.forward import NativeForward, native_forward
 from tot.decoders.kernels.packing import quantized
 from tot.decoders.kernels.tiles import kernel_options
@@ -307,7 +307,7 @@ def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_onc
         "some to decode faster"
     ]
     with pytest.raises(OptionError, match="memory for the packed weights"):
-        native_forward(model, keys, keys, "int8")
+        open_backend(model, keys, keys, "int8")
 
 
 # -- eight bits ---------------------------------------------------------------------------------------------------
