@@ -7,7 +7,6 @@ only this reads; else the model stays as it is, and can compute elsewhere.
 from __future__ import annotations
 
 import ctypes
-import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
@@ -16,10 +15,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.native import address, library, log_once, processor_flags, sizes_agree
-from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed
+from tot.decoders.kernels.native import address, library, processor_flags, sizes_agree
+from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed, room_for
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
-from tot.decoders.memory import free_memory
 from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8", "int8-dynamic"]
@@ -257,10 +255,8 @@ def native_forward(
         ):
             return None
         takes = [layer.weight.numel() * BYTES[kind] for layer in linears]
-        needed, free = _SPARE * (max(takes) if owned else sum(takes)), free_memory(model.device)
-        if needed > free:
-            said = f"{needed / 2**30:.1f} GiB free, and there are {free / 2**30:.1f}: free some to decode faster"
-            log_once(logging.WARNING, f"decoding is slower, as to pack the weights for the forward in C takes {said}")
+        needed = _SPARE * (max(takes) if owned else sum(takes))
+        if not room_for("the weights for the forward in C", needed, model.device):
             return None
     kinds = [_COMPILED[kind]] + ([_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else [])
     with ThreadPoolExecutor(len(kinds)) as pool:

@@ -6,14 +6,12 @@ The model's own weights stay as they are; what is packed is a copy, so it is don
 
 from __future__ import annotations
 
-import logging
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.native import log_once
-from tot.decoders.memory import free_memory
+from tot.decoders.kernels.packing import room_for
 
 _ROWS = 32
 """What weights are packed for; other numbers of rows run nearly as well."""
@@ -48,11 +46,8 @@ def _can_be_packed(layers: list[nn.Linear]) -> bool:
         return False
     if any(layer.weight.dtype != torch.bfloat16 or layer.weight.device.type != "cpu" for layer in layers):
         return False
-    needed, free = _SPARE * sum(layer.weight.nbytes for layer in layers), free_memory(layers[0].weight.device)
-    if needed > free:
-        said = f"{needed / 2**30:.1f} GiB free, and there are {free / 2**30:.1f}: free some to decode faster"
-        log_once(logging.WARNING, f"decoding is slower, as to pack the weights of linear layers takes {said}")
-    return needed <= free
+    needed = _SPARE * sum(layer.weight.nbytes for layer in layers)
+    return room_for("the weights of linear layers", needed, layers[0].weight.device)
 
 
 def _linear(weight: Tensor, bias: Tensor | None, rows: Tensor) -> Tensor:

@@ -6,6 +6,7 @@ to tell one model from another.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -13,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.errors import ModelError
+from tot.decoders.kernels.native import log_once
+from tot.decoders.memory import free_memory
 
 Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
 LINE = 16
@@ -25,6 +28,15 @@ _AT_ONCE = 2048
 """Outputs packed at a time: what that takes beside its result is float32, several times over."""
 _SOME = 16
 """Values of each tensor that tell a model from others of its shape."""
+
+
+def room_for(what: str, needed: float, device: torch.device) -> bool:
+    """Whether so many bytes are free to pack something; where they are not, that is logged once."""
+    free = free_memory(device)
+    if needed > free:
+        sizes = f"{needed / 2**30:.1f} GiB free, and there are {free / 2**30:.1f}"
+        log_once(logging.WARNING, f"decoding is slower, as to pack {what} takes {sizes}: free some to decode faster")
+    return needed <= free
 
 
 def packed(weight: Tensor, kind: Weights) -> Tensor:

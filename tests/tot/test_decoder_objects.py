@@ -12,8 +12,7 @@ import pytest
 import yaml
 
 from tot import BFS, Enumerate, Explain, Likelihood, Value, asolve, evaluate, solve
-from tot.decoders import METHODS, OptionError
-from tot.decoders.decoder import find_method
+from tot.decoders import OptionError
 
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
 
@@ -146,8 +145,3 @@ def test_a_decoder_that_gives_too_few_or_too_many_completions_is_told_how_many_t
     said = rf"decoder Other gave {count} completions and 2 were asked for: its `generate` has to return request\."
     with pytest.raises(OptionError, match=said):
         solve(letters, "q", decoder=Other({}), **SEARCH)
-
-
-def test_every_decoding_method_is_found_by_its_name() -> None:
-    for name in METHODS:
-        assert find_method(name).options().model_config["extra"] == "forbid"

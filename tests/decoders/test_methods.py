@@ -1,0 +1,66 @@
+"""Decoding methods by name: each is found, and another is a policy under a name of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, ConfigDict, Field
+
+from tot.decoders import METHODS, OptionError, Request, Sampling, load_decoder
+from tot.decoders.decoder import find_method
+from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
+from tot.decoders.methods.method import Method, OpenedMethod
+
+
+class FewAtOnce(Autoregressive):
+    """Decodes as `ar` does, so many samples of a request at a time."""
+
+    width = 1
+
+    def turn(self) -> list[DecodingSequence]:
+        return super().turn()[: self.width]
+
+
+class Options(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    width: Annotated[int, Field(ge=1)] = 1
+
+
+def open_few(engine: Any, options: Options, stack: Any) -> OpenedMethod:
+    return OpenedMethod(type("Few", (FewAtOnce,), {"width": options.width}))
+
+
+def test_every_decoding_method_is_found_by_its_name() -> None:
+    for name in METHODS:
+        assert find_method(name).options().model_config["extra"] == "forbid"
+
+
+@pytest.mark.parametrize(
+    ("method", "options", "forwards"),
+    [(Method(lambda *_: OpenedMethod(FewAtOnce)), {}, 15), (Method(open_few, Options), {"width": 2}, 10)],
+    ids=["no options", "options"],
+)
+def test_another_method_is_a_policy_under_a_name(
+    make_model: Callable[..., Any],
+    tokenizer: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    method: Method,
+    options: dict[str, Any],
+    forwards: int,
+) -> None:
+    monkeypatch.setitem(METHODS, "few", method)
+    request = Request(prompt="the rain", sampling=Sampling(max_tokens=5, n=3, temperature=1.0, ignore_eos=True))
+    with load_decoder("ar", make_model(), tokenizer=tokenizer, kv_budget=200) as plain:
+        with load_decoder("few", engine=plain.engine, **options) as few:
+            found = [completion.tokens for completion in few.generate([request])]
+            assert plain.engine.forwards == forwards
+        assert found == [completion.tokens for completion in plain.generate([request])]
+
+
+def test_a_bad_option_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "few", Method(open_few, Options))
+    with pytest.raises(OptionError, match=r"decoder few.*width"):
+        load_decoder("few", width=0)
