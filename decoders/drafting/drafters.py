@@ -8,9 +8,10 @@ the reasoning tree. A drafter never decides what comes out, only how fast.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn.functional import pad
@@ -19,10 +20,11 @@ from tot.decoders.drafting.ngram_index import NgramIndex
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.engine.sampling import Draw, candidates, distribution, read
+from tot.decoders.engine.sampling import Draw, candidates, distribution
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.backend import Backend
 from tot.decoders.models.loading import LoadedModel
+from tot.decoders.request import Purpose
 
 _CHUNK = 512
 """Rows of prompt that a draft model computes in one forward."""
@@ -46,8 +48,7 @@ class Context:
     """k_config: how many candidates at each of these positions, after each candidate before it."""
     weigh: bool = False
     """The probabilities that candidates are drawn with are wanted too."""
-    replacement: bool = False
-    """Candidates of one position are drawn independently of each other, so that some may be equal."""
+    purpose: Purpose = "generate"
 
 
 @dataclass(slots=True)
@@ -63,6 +64,9 @@ class Draft:
     weights: dict[int, Tensor] = field(default_factory=dict)
     """By node (-1 for the text's end): the probabilities (vocab,) that its children were drawn with, vocab being the
     target's."""
+    probes: list[list[int]] = field(default_factory=list)
+    """Tokens to be fed after the text's end beside the tree, for what the target draws after the last of them: nothing
+    of them is ever accepted. The longest come last, and are left out where the model's context ends."""
 
     def add(self, token: int, parent: int, kind: Hashable = None) -> int:
         self.tokens.append(token)
@@ -87,25 +91,40 @@ class Draft:
         return sorted((node for node in range(len(self.tokens)) if node not in inner), key=self.path)
 
 
-class Drafter(Protocol):
-    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
-        """A draft for each text, which may be empty. With an outlook, what does not pay is left out."""
+class Verified(NamedTuple):
+    """What became of a draft."""
 
-    @property
-    def runner(self) -> Runner | None:
-        """What runs its model, where it has one."""
+    context: Context
+    """The text as it was drafted for."""
+    draft: Draft
+    drawn: Mapping[int, int]
+    """By node (-1 for the text's end): the token that the target drew after it."""
+    probed: Sequence[int]
+    """The tokens that it drew after the draft's first probes."""
+    accepted: int
+    """How many of the draft's tokens are now part of the text; one more token was drawn after them."""
 
-    def end(self, key: int) -> None:
+
+class Drafter(ABC):
+    runner: Runner | None = None
+    """What runs its model, where it has one."""
+
+    @abstractmethod
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+        """A draft for each text, which may be empty. With a planner, what does not pay is left out."""
+
+    def observe(self, verified: Verified) -> None:  # noqa: B027
+        """Learn from what became of a draft, be it this drafter's or another's."""
+
+    def end(self, key: int) -> None:  # noqa: B027
         """That text will not be continued."""
 
 
-class LookupDrafter:
+class LookupDrafter(Drafter):
     """Drafts what followed the text's last tokens when they were last seen, in any text of this engine so far.
 
     Prompt lookup (Saxena, 2023) over sibling and ancestor branches too: they are prompts and texts like any other.
     """
-
-    runner = None
 
     def __init__(self) -> None:
         self.index = NgramIndex()
@@ -113,7 +132,7 @@ class LookupDrafter:
         """By key: the number in the index, and how many tokens it has of the text."""
         self._prompts: dict[tuple[int, ...], int] = {}
 
-    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
         for context in contexts:
             self._learn(context)
         drafts = []
@@ -122,9 +141,9 @@ class LookupDrafter:
             matched, tokens = self.index.follow(context.tokens, len(context.widths))
             for depth, token in enumerate(tokens):
                 kind = ("lookup", matched, min(depth, _LOOKUP_DEPTH))
-                if outlook is not None:
-                    chance *= outlook.experience.chance(kind)
-                    if not outlook.admit(chance):
+                if planner is not None:
+                    chance *= planner.statistics.chance(kind)
+                    if not planner.admit(chance):
                         break
                 parent = draft.add(token, parent, kind)
             drafts.append(draft)
@@ -158,11 +177,12 @@ class _Tip(NamedTuple):
     """That all up to the node is accepted."""
 
 
-def _level(context: Context, depth: int) -> Hashable:
+def level(context: Context, depth: int) -> Hashable:
+    """What the share of a model's forwards at that depth, after which something was accepted, is kept under."""
     return "level", depth, round(context.draws[0].temperature, 1)
 
 
-class ModelDrafter:
+class ModelDrafter(Drafter):
     """Drafts with a second model over a RadixCache of its own; all texts in one packed forward a position."""
 
     def __init__(
@@ -177,7 +197,7 @@ class ModelDrafter:
         self.loaded = loaded
         self.vocabulary = vocabulary
         """Tokens that the target has logits for; a draft may have more or fewer of them."""
-        self.runner = Runner(loaded.model, kv_budget, None, owned, shared)
+        self.runner: Runner = Runner(loaded.model, kv_budget, None, owned, shared)
         self.forwards = 0
         self._lock = threading.Lock()
         """Drafting may go on in a thread of its own (SEED's rounds), and decoders share a drafter."""
@@ -186,38 +206,38 @@ class ModelDrafter:
         self._starts: dict[int, int] = {}
         """By key: the first token of the text that its branch holds."""
 
-    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
         with self._lock:
-            return self._draft(contexts, outlook)
+            return self._draft(contexts, planner)
 
-    def _draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None) -> list[Draft]:
+    def _draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         asked = [i for i, context in enumerate(contexts) if context.widths]
-        if not asked or not (outlook is None or outlook.deepen(_level(contexts[asked[0]], 0), [1.0] * len(asked))):
+        if not asked or not (planner is None or planner.deepen(level(contexts[asked[0]], 0), [1.0] * len(asked))):
             return drafts
         forks: list[Branch] = []
         try:
             frontier = [_Tip(i, -1, branch, 1.0) for i, branch in self._follow(contexts)]
             depth = 0
             while frontier:
-                grown = self._candidates(contexts, frontier, depth, drafts, weigh=outlook is not None)
+                grown = self._candidates(contexts, frontier, depth, drafts, weigh=planner is not None)
                 depth += 1
                 deeper: list[_Tip] = []
                 for (i, node, branch, reached), (tokens, sure) in zip(frontier, grown, strict=True):
                     heat = round(contexts[i].draws[0].temperature, 1)
-                    drafts[i].levels[node] = _level(contexts[i], depth - 1)
+                    drafts[i].levels[node] = level(contexts[i], depth - 1)
                     for rank, token in enumerate(tokens):
                         kind, chance = ("model", heat, rank, sure), reached
-                        if outlook is not None:
-                            chance *= outlook.experience.chance(kind)
-                            if not outlook.admit(chance):
+                        if planner is not None:
+                            chance *= planner.statistics.chance(kind)
+                            if not planner.admit(chance):
                                 break  # rejection takes candidates in the order in which they were drawn
                         child = drafts[i].add(token, node, kind)
                         if depth < len(contexts[i].widths):
                             deeper.append(_Tip(i, child, branch, chance))
-                if outlook is not None and deeper:
-                    level = _level(contexts[deeper[0].context], depth)
-                    if not outlook.deepen(level, [tip.chance for tip in deeper]):
+                if planner is not None and deeper:
+                    deepest = level(contexts[deeper[0].context], depth)
+                    if not planner.deepen(deepest, [tip.chance for tip in deeper]):
                         break
                 frontier = []
                 for i, node, branch, chance in deeper:
@@ -301,16 +321,10 @@ class ModelDrafter:
                 missing = self.vocabulary - len(row)  # tokens that only the target may write
                 drafts[tip.context].weights[tip.node] = pad(distribution(row, draw), (0, missing))
         grown: list[list[int]] = [[] for _ in frontier]
-        kinds = [(contexts[tip.context].widths[depth], contexts[tip.context].replacement) for tip in frontier]
-        for width, replacement in sorted(set(kinds)):
-            same = [at for at, kind in enumerate(kinds) if kind == (width, replacement)]
-            if replacement:  # every candidate with noise of its own
-                many = [draws[at]._replace(sample=draws[at].sample + (j << 32)) for at in same for j in range(width)]
-                drawn = iter(read(logits[same].repeat_interleave(width, 0), many))
-                found = [[next(drawn).token for _ in range(width)] for _ in same]
-            else:
-                found = candidates(logits[same], [draws[at] for at in same], width)
-            for at, tokens in zip(same, found, strict=True):
+        widths = [contexts[tip.context].widths[depth] for tip in frontier]
+        for width in sorted(set(widths)):
+            same = [at for at, wanted in enumerate(widths) if wanted == width]
+            for at, tokens in zip(same, candidates(logits[same], [draws[at] for at in same], width), strict=True):
                 grown[at] = tokens
         if not weigh:
             return [(tokens, 0) for tokens in grown]
@@ -331,23 +345,24 @@ class ModelDrafter:
         self.runner.close()
 
 
-class DrafterChain:
+class DrafterChain(Drafter):
     """Asks one drafter, and for texts it has nothing for the next."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters
+        self.runner = next((drafter.runner for drafter in drafters if drafter.runner is not None), None)
 
-    @property
-    def runner(self) -> Runner | None:
-        return next((drafter.runner for drafter in self._drafters if drafter.runner is not None), None)
-
-    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         for drafter in self._drafters:
             missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
-            for i, draft in zip(missing, drafter.draft([contexts[i] for i in missing], outlook), strict=True):
+            for i, draft in zip(missing, drafter.draft([contexts[i] for i in missing], planner), strict=True):
                 drafts[i] = draft
         return drafts
+
+    def observe(self, verified: Verified) -> None:
+        for drafter in self._drafters:
+            drafter.observe(verified)
 
     def end(self, key: int) -> None:
         for drafter in self._drafters:

@@ -30,7 +30,7 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     it. Decoders of one engine share the draft models that they name. Warns of a draft that is slower than its target.
     Raises ModelError where the draft's tokens are not the target's.
     """
-    if isinstance(draft, LookupDrafter | ModelDrafter | DrafterChain):
+    if isinstance(draft, Drafter):
         return draft
     if isinstance(draft, str) and "," in draft:
         draft = [part.strip() for part in draft.split(",")]

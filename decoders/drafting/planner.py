@@ -1,139 +1,57 @@
 """What speculation may gain: how often drafted tokens were accepted so far, against what their rows cost.
 
 A drafted token is worth its row where the time that the row adds brings more tokens than the same time brings without
-it. So the length and the breadth of drafts follow from two measurements, the cost of a forward by its rows and the
+it. So the length and the breadth of drafts follow from two measurements, the latency of a forward by its rows and the
 share of drafts accepted, and where packing alone fills the machine nothing is drafted. What is decided about a token
-never depends on the token itself, or rejection rules would no longer keep the distribution.
+never depends on the token itself, or rejection rules would no longer keep the distribution. What is expected may be
+wrong in ways that only time tells: a trial by the clock decides whether to draft at all.
 """
 
 from __future__ import annotations
 
-import math
-from bisect import bisect_right
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate
-from typing import Any
+from dataclasses import dataclass
 
-NEAR, FAR = 128, 1024
-"""Tokens of context that costs are measured at."""
+from tot.decoders.drafting.latency_model import LatencyModel
+
 _WEIGHT = 2.0
 _GUESS = 0.5
 """What is not known yet counts as this many trials, of which this share was accepted."""
-_MEMORY = 200.0
-"""Trials that count in full; older ones fade."""
+_FORGETS = 0.995
+"""What was learned counts so much less with every step, so that what was given up is tried again."""
 _MARGIN = 1.2
 """A forward of the draft must promise so many times what it costs: what is expected is uncertain, its cost is not."""
-_CARRIED = 20.0
-"""Trials that count of what was learned before this decoder was made: other texts may be another matter."""
-_FADES = 0.995
-"""What was learned fades a little with every step that teaches nothing new, so that it will be tried again."""
+_TRIAL = 6
+"""Steps of a way that is being tried."""
+_BLOCKS = 60, 960
+"""Steps of the faster way before the other is tried again: twice as many each time that it has won again."""
+_FADES = 0.97
+"""Older steps of a way count less."""
+_INTERRUPTED = 4.0
+"""A step counts as at most so many times as long as usual: it was interrupted by something else, a long prompt say."""
 
 
-@dataclass(frozen=True)
-class LatencyModel:
-    """Seconds of one forward by its rows, between the points measured and beyond them in straight lines."""
-
-    rows: tuple[int, ...]
-    seconds: tuple[float, ...]
-    """Where each row sees NEAR tokens or fewer."""
-    more: tuple[float, ...] = ()
-    """Seconds that each token of context beyond NEAR adds, by the same rows; empty where that is not known."""
-
-    def of(self, rows: int) -> float:
-        if len(self.rows) == 1:
-            return self.seconds[0]
-        at = self._piece(rows)
-        return self.seconds[at] + self.slope(rows) * (rows - self.rows[at])
-
-    def slope(self, rows: int) -> float:
-        """Seconds that one more row adds."""
-        if len(self.rows) == 1:
-            return 0.0
-        at = self._piece(rows)
-        return (self.seconds[at + 1] - self.seconds[at]) / (self.rows[at + 1] - self.rows[at])
-
-    def at(self, context: float) -> LatencyModel:
-        """The costs where rows see so many tokens, on average."""
-        beyond = context - NEAR
-        if not self.more or beyond <= 0:
-            return self
-        return LatencyModel(
-            self.rows, tuple(near + beyond * more for near, more in zip(self.seconds, self.more, strict=True))
-        )
-
-    def _piece(self, rows: int) -> int:
-        return min(max(0, bisect_right(self.rows, rows) - 1), len(self.rows) - 2)
-
-    @classmethod
-    def fit(cls, near: Sequence[tuple[int, float]], far: Sequence[tuple[int, float]] = ()) -> LatencyModel:
-        """From (rows, seconds) pairs at a context of NEAR tokens, and some of these rows at FAR. More rows never cost
-        less, nor does more context: where a measurement says so, it is the noise."""
-        rows, seconds = _rising(near)
-        costs = cls(rows, seconds)
-        if not far:
-            return costs
-        further = cls(*_rising([(count, max(0.0, value - costs.of(count)) / (FAR - NEAR)) for count, value in far]))
-        return cls(rows, seconds, tuple(max(0.0, further.of(count)) for count in rows))
-
-
-def _rising(measured: Sequence[tuple[int, float]]) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    rows, values = zip(*sorted(measured), strict=True)
-    return rows, tuple(accumulate(values, max))
-
-
-@dataclass(slots=True)
-class _Share:
-    tried: float = 0.0
-    accepted: float = 0.0
-    step: int = 0
-
-
-@dataclass
 class AcceptanceStatistics:
     """Which share of drafted tokens of each kind was accepted."""
 
-    step: int = 0
-    _shares: dict[Hashable, _Share] = field(default_factory=dict)
+    def __init__(self) -> None:
+        self.step = 0
+        self._trials: dict[Hashable, tuple[float, float, int]] = {}
+        """By kind: how many, how many of them accepted, and as of which step."""
 
     def chance(self, kind: Hashable) -> float:
         """How likely a token of that kind is accepted, where the one before it is."""
-        share = self._shares.get(kind)
-        if share is None:
-            return _GUESS
-        kept = _FADES ** (self.step - share.step)
-        return (share.accepted * kept + _GUESS * _WEIGHT) / (share.tried * kept + _WEIGHT)
+        tried, accepted = self._as_of_now(kind)
+        return (accepted + _GUESS * _WEIGHT) / (tried + _WEIGHT)
 
     def learn(self, kind: Hashable, accepted: bool) -> None:
-        share = self._shares.setdefault(kind, _Share(step=self.step))
-        kept = _FADES ** (self.step - share.step) * min(1.0, _MEMORY / (share.tried + 1.0))
-        share.tried = share.tried * kept + 1.0
-        share.accepted = share.accepted * kept + accepted
-        share.step = self.step
+        tried, before = self._as_of_now(kind)
+        self._trials[kind] = tried + 1.0, before + accepted, self.step
 
-    def to_json(self) -> list[list[Any]]:
-        """[kind, trials, of them accepted], as faded by now."""
-        found = []
-        for kind, share in list(self._shares.items()):  # it may still be learning
-            kept = _FADES ** (self.step - share.step)
-            found.append([kind, share.tried * kept, share.accepted * kept])
-        return found
-
-    @classmethod
-    def from_json(cls, learned: Sequence[Sequence[Any]]) -> AcceptanceStatistics:
-        """What `to_json` gave, after a round trip too. Raises ValueError or TypeError for anything else."""
-        experience = cls()
-        for kind, tried, accepted in learned:
-            if not 0.0 <= accepted <= tried < math.inf:
-                raise ValueError(f"{accepted} of {tried} trials accepted")
-            kept = min(1.0, _CARRIED / max(tried, 1.0))
-            experience._shares[_kind(kind)] = _Share(tried * kept, accepted * kept)
-        return experience
-
-
-def _kind(read: Any) -> Hashable:
-    """JSON knows no tuples."""
-    return tuple(map(_kind, read)) if isinstance(read, list | tuple) else read
+    def _as_of_now(self, kind: Hashable) -> tuple[float, float]:
+        tried, accepted, step = self._trials.get(kind, (0.0, 0.0, self.step))
+        left = _FORGETS ** (self.step - step)
+        return tried * left, accepted * left
 
 
 class SpeculationPlanner:
@@ -141,13 +59,13 @@ class SpeculationPlanner:
 
     def __init__(
         self,
-        experience: AcceptanceStatistics,
+        statistics: AcceptanceStatistics,
         target: LatencyModel,
         draft: LatencyModel | None,
         branches: int,
         pace: float = 1.0,
     ) -> None:
-        self.experience = experience
+        self.statistics = statistics
         self.drafting = 0.0
         """Seconds of the draft's forwards."""
         self._target = target
@@ -175,7 +93,7 @@ class SpeculationPlanner:
 
     def invest(self, kind: Hashable, rows: int) -> bool:
         """Whether rows that bring a token with the chance kept under `kind`, but none themselves, pay."""
-        chance = self.experience.chance(kind)
+        chance = self.statistics.chance(kind)
         if chance <= self.rate * (self._target.of(self._rows + rows) - self._target.of(self._rows)):
             return False
         self._tokens += chance
@@ -189,8 +107,59 @@ class SpeculationPlanner:
             return False
         seconds = 0.0 if self._draft is None else self._pace * self._draft.of(len(reached))
         floor = self.rate * self._target.slope(self._rows)
-        share = self.experience.chance(kind)
+        share = self.statistics.chance(kind)
         if sum(max(0.0, chance * share - floor) for chance in reached) <= _MARGIN * seconds * self.rate:
             return False
         self.drafting += seconds
         return True
+
+
+@dataclass
+class _Way:
+    steps: float = 0.0
+    tokens: float = 0.0
+    seconds: float = 0.0
+
+
+class Trial:
+    """Whether to draft in the next step, by what every step so far brought and took: the faster way is kept, and the
+    other tried again now and then. The first trial is against the measured latency of a plain forward, so that what
+    clearly pays is never left out."""
+
+    def __init__(self, plain: float) -> None:
+        """`plain`: seconds that a step without drafts, one token a branch, is thought to take."""
+        self.drafts = True
+        self._ways = {True: _Way(), False: _Way(1.0, 1.0, plain)}
+        self._left = _TRIAL
+        self._block = _BLOCKS[0]
+        self._won: bool | None = None
+        self._trying = True
+        self._changed = True
+
+    def step(self, tokens: float, seconds: float) -> None:
+        """A step of the present way brought so many tokens a branch. The first one after a change counts for nothing:
+        the draft catches up with what it has not seen."""
+        self._changed, changed = False, self._changed
+        if changed:
+            return
+        way = self._ways[self.drafts]
+        if way.steps:
+            seconds = min(seconds, _INTERRUPTED * way.seconds / way.steps)
+        way.steps = way.steps * _FADES + 1
+        way.tokens = way.tokens * _FADES + tokens
+        way.seconds = way.seconds * _FADES + seconds
+        self._left -= 1
+        if self._left:
+            return
+        if not self._trying:
+            self._change(not self.drafts)
+            self._left, self._trying = _TRIAL, True
+            return
+        drafting, plain = self._ways[True], self._ways[False]
+        self._change(drafting.tokens * plain.seconds > plain.tokens * drafting.seconds)  # tokens a second
+        self._block = min(2 * self._block, _BLOCKS[1]) if self.drafts == self._won else _BLOCKS[0]
+        self._left, self._trying, self._won = self._block, False, self.drafts
+
+    def _change(self, drafts: bool) -> None:
+        self._changed = drafts != self.drafts
+        self.drafts = drafts

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from tot.decoders.budget import Meter
-from tot.decoders.engine.job import Handle, Job, PolicyFactory
+from tot.decoders.engine.job import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Forward, Runner
 from tot.decoders.engine.sampling import Sampled
@@ -279,16 +279,18 @@ class Engine:
         return bool(step.chunks or step.failed)
 
     def _draft(self, step: Step) -> float:
-        """Let companions do what they do for all of their policies at once. Returns the seconds it took."""
+        """Have drafted what is drafted for all requests of a decoder at once. Returns the seconds it took."""
         began = time.perf_counter()
-        companions = {id(job.policy.companion): job.policy.companion for job in step.ready}
-        for companion in filter(None, companions.values()):
-            jobs = [job for job in step.ready if job.policy.companion is companion]
+        sharing: dict[BatchDrafter, list[Job]] = {}
+        for job in step.ready:
+            if job.policy.batch_drafter is not None:
+                sharing.setdefault(job.policy.batch_drafter, []).append(job)
+        for drafter, jobs in sharing.items():
             try:
                 with span("draft"):
-                    companion.prepare([job.policy for job in jobs])
+                    drafter.draft_all([sequence for job in jobs for sequence in job.policy.decoding()])
             except Exception as error:
-                log.exception("%s has failed", type(companion).__name__)
+                log.exception("%s has failed", type(drafter).__name__)
                 step.failed.update(dict.fromkeys(jobs, error))
         return time.perf_counter() - began
 
@@ -318,7 +320,7 @@ class Engine:
             meter.count(forwards=1)
 
     def _book(self, step: Step, load: Load | None, drafting: float, *times: float) -> None:
-        """Split the step's seconds among the purposes that its rows were computed for. Companions book drafting."""
+        """Split the step's seconds among the purposes that its rows were computed for. Who drafts books that."""
         began, ready, computed, sampled, ended = times
         rows: Counter[Purpose] = Counter()
         for chunk, job in zip(step.chunks, step.jobs, strict=True):

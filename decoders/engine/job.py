@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import time
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,37 +18,46 @@ from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
 from tot.decoders.metrics import Metrics
 from tot.decoders.request import Completion, Request
 
 
-class Companion(Protocol):
-    """What policies of several requests share, and what it does for all of them at once: a drafter, say."""
+class BatchDrafter(Protocol):
+    """What several requests share that drafts for all of their sequences at once."""
 
-    def prepare(self, policies: Sequence[Any]) -> None:
-        """Called with those of its policies that are about to propose, before they do."""
+    def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
+        """Called with those that are about to decode, before their policies propose."""
 
 
-class Policy(Protocol):
+class Policy(ABC):
     """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
 
-    companion: Companion | None
+    batch_drafter: BatchDrafter | None = None
 
+    def decoding(self) -> list[DecodingSequence]:
+        """The samples about to draw tokens, where they are drafted for."""
+        return []
+
+    @abstractmethod
     def propose(self) -> list[Chunk]:
         """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed.
 
-        Counts a forward for each output that takes part (`Output.forwards`). Nothing, where it is not this request's
-        turn by its companion's schedule.
+        Counts a forward for each output that takes part (`Output.forwards`). Nothing, where drafts that are still being
+        made are waited for.
         """
 
+    @abstractmethod
     def commit(self, reads: list[list[Sampled]]) -> None:
         """What to make of it: a list of reads for every chunk proposed. Ends the job's outputs when they are done."""
 
+    @abstractmethod
     def growth(self) -> int:
         """The most slots this may yet take beyond the prompt's."""
 
+    @abstractmethod
     def release(self) -> None:
         """Give all branches back."""
 

@@ -55,7 +55,6 @@ class RadixCache:
         """Branches that end at a node, plus its live children."""
         self._children = [0] * (capacity + 1)
         self._computed = bytearray(capacity + 1)
-        self._private = bytearray(capacity + 1)
         self._last_used = [0] * (capacity + 1)
         self._child_of: dict[tuple[int, int], int] = {}
         self._free = list(range(capacity, SCRATCH, -1))
@@ -107,15 +106,15 @@ class RadixCache:
             self._acquire(twin.tip)
         return twin
 
-    def extend(self, branch: Branch, tokens: Sequence[int], private: bool = False) -> None:
-        """Append tokens, `private` as nodes of their own. Raises RadixCacheFullError (the branch keeps what fitted)."""
-        known = [] if private else self._known(branch.tip, tokens)
+    def extend(self, branch: Branch, tokens: Sequence[int]) -> None:
+        """Append tokens. Raises RadixCacheFullError (the branch keeps what fitted)."""
+        known = self._known(branch.tip, tokens)
         if known:
             self._move(branch, known)
         made: list[int] = []
         try:
             for token in tokens[len(known) :]:
-                made.append(self._allocate(made[-1] if made else branch.tip, token, private))
+                made.append(self._allocate(made[-1] if made else branch.tip, token))
         finally:
             if made:
                 self._move(branch, made)
@@ -155,15 +154,6 @@ class RadixCache:
                 self._release(tip, keep=True)
         self.rollback(draft, 0)
 
-    def splice(self, branches: Sequence[Branch], start: int) -> Branch:
-        """A branch over the first one, and then over what each of the others holds from position `start` on.
-
-        That is no path of the trie: only the last one is kept alive by it, so the others have to be held as long.
-        """
-        spliced = self.fork(branches[-1])
-        spliced.slots = sum((branch.slots[start:] for branch in branches[1:]), branches[0].slots[:])
-        return spliced
-
     def release(self, branch: Branch) -> None:
         """End a branch. What it computed stays as a cache until its slots are wanted."""
         self._shorten(branch, 0, keep=True)
@@ -188,14 +178,12 @@ class RadixCache:
             self._acquire(branch.tip)
         self._release(tip, keep)
 
-    def _allocate(self, parent: int, token: int, private: bool) -> int:
+    def _allocate(self, parent: int, token: int) -> int:
         if not self._free:
             self._evict()
         slot = self._free.pop()
         self._token[slot], self._parent[slot] = token, parent
-        self._private[slot] = private
-        if not private:
-            self._child_of[parent, token] = slot
+        self._child_of[parent, token] = slot
         if parent != _ROOT:
             self._children[parent] += 1
         return slot
@@ -219,7 +207,7 @@ class RadixCache:
             self._last_used[slot] = self._clock
             parent = self._parent[slot]
             if not self._children[slot]:
-                if keep and self._computed[slot] and not self._private[slot]:
+                if keep and self._computed[slot]:
                     self._offer(slot)
                 else:
                     self._remove(slot)
@@ -228,8 +216,7 @@ class RadixCache:
     def _remove(self, slot: int) -> None:
         """Free a leaf's slot. A parent left without children or branches may go next."""
         parent = self._parent[slot]
-        if not self._private[slot]:
-            del self._child_of[parent, self._token[slot]]
+        del self._child_of[parent, self._token[slot]]
         self._computed[slot] = 0
         self._free.append(slot)
         if parent != _ROOT:

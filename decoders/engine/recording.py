@@ -2,7 +2,7 @@
 
     run                from one step to another: what is in no step is waiting, and the work of others
       step             what is in no part of it is scheduling; its load says what the forward computed
-        draft          what companions do before it: drafting, or waiting for a draft
+        draft          drafting before it, or waiting for a draft
         forward
           attention, linear, …
         sampling

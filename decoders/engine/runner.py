@@ -24,7 +24,6 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.forward import Quantization
-from tot.decoders.kernels.rotary import inverse_frequencies, turned
 from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.memory import free_memory
 
@@ -145,13 +144,6 @@ class Runner:
                 f"values, and {free / 2**30:.1f} GiB are free: give less"
             )
         return capacity
-
-    def move(self, slots: Sequence[int], by: int) -> None:
-        """Turn the keys in `slots` as if their tokens stood `by` positions further on. Raises ModelError."""
-        inverse = inverse_frequencies(self.model)
-        at = torch.tensor(slots, dtype=torch.int64, device=self.device)
-        for keys in self._keys:
-            keys[:, at] = turned(keys[:, at], by * inverse)
 
     def forward(self, chunks: Sequence[Chunk]) -> Forward:
         """Compute what the chunks lack, in one packed forward, and read their logits.

@@ -103,7 +103,7 @@ class Scheduler:
                 continue
             if chunks:
                 step.proposed[job] = step.add(job, chunks)
-            elif job.policy.companion is None:  # it would be asked again for ever
+            elif job.policy.batch_drafter is None:  # it would be asked again for ever
                 step.failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
 
     def remove(self, job: Job) -> None:

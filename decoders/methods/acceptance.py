@@ -25,8 +25,6 @@ _ACCEPTANCE = 0x5DEECE66D1CE4E5B
 class Rule(Protocol):
     coupled: bool
     """Drafts are to be drawn with the target's own noise."""
-    replacement: bool
-    """Candidates are drawn independently of each other."""
 
     def want(self, draw: Draw) -> Read:
         """What to read at a position."""
@@ -39,7 +37,6 @@ class Coupled:
     """Equality with what the target draws; lossless token for token."""
 
     coupled = True
-    replacement = False
 
     def want(self, draw: Draw) -> Read:
         return draw
@@ -50,12 +47,9 @@ class Coupled:
 
 
 class Rejection:
-    """Recursive rejection over the candidates, which were drawn from the draft with or without replacement."""
+    """Recursive rejection over the candidates, which were drawn from the draft without replacement."""
 
     coupled = False
-
-    def __init__(self, replacement: bool) -> None:
-        self.replacement = replacement
 
     def want(self, draw: Draw) -> Read:
         return Raw()
@@ -66,7 +60,7 @@ class Rejection:
         target = distribution(sampled.logits, draw)
         children = draft.children(node)
         tokens = [draft.tokens[child] for child in children]
-        taken, left = reject(target, tokens, draft.weights.get(node), uniform, self.replacement)
+        taken, left = reject(target, tokens, draft.weights.get(node), uniform)
         token = tokens[taken] if taken is not None else _drawn(left, uniform())
         logprob = float(sampled.logits[token] - sampled.logits.logsumexp(-1))
         return Sampled(token, logprob), None if taken is None else children[taken]
@@ -77,7 +71,6 @@ def reject(
     candidates: Sequence[int],
     draft: Tensor | None,
     uniform: Callable[[], float],
-    replacement: bool,
 ) -> tuple[int | None, Tensor]:
     """Which candidate is accepted, and the distribution to draw from where none is.
 
@@ -93,7 +86,7 @@ def reject(
         if uniform() * float(now[x]) < float(p[x]):  # u < p(x) / q(x)
             return place, p
         p = _normalised((p - now).clamp_(min=0.0), p)  # Leviathan et al., eq. 4
-        if q is not None and not replacement:
+        if q is not None:
             q = q.clone()
             q[x] = 0.0
             q = _normalised(q, q)  # the next one was drawn from what was left

@@ -6,60 +6,22 @@ scores choices, and it goes on with the answer once a rationale has ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from tot.decoders.engine.job import Companion, Job
-from tot.decoders.engine.output import Output
-from tot.decoders.engine.radix_cache import Branch, RadixCache
+from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.request import ChoiceLogprob
 
 _RETOKENISED = 16
 """Room for a token that a stop string cut in two: its first half is encoded again."""
 
 
-class ChoiceScorer:
-    """Scores continuations of one branch, all of them in one forward: equal beginnings are computed once."""
-
-    def __init__(
-        self, cache: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
-    ) -> None:
-        self._cache = cache
-        self._choices = choices
-        self._feeds: list[Chunk] = []
-        for choice in choices:
-            fork = cache.fork(branch)
-            cache.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
-            self._feeds.append(Chunk(fork, len(branch), len(fork), list(choice)))
-
-    def feeds(self) -> list[Chunk]:
-        return self._feeds
-
-    def scores(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...]:
-        return tuple(ChoiceLogprob(sum(token.logprob for token in row), len(row)) for row in reads)
-
-    def release(self) -> None:
-        for feed in self._feeds:
-            self._cache.release(feed.branch)
-
-
-class DecodingSequence:
-    """One sample: its branch, and the tokens that were drawn or given but not yet fed."""
-
-    def __init__(self, output: Output, branch: Branch, pending: list[int]) -> None:
-        self.output = output
-        self.branch = branch
-        self.pending = pending
-        self.scorer: ChoiceScorer | None = None
-
-
-class Autoregressive:
+class Autoregressive(Policy):
     """Decodes, or scores the request's choices; with an answer trigger, first the rationale and then either."""
 
-    def __init__(self, job: Job, companion: Companion | None = None) -> None:
-        self.companion = companion
+    def __init__(self, job: Job) -> None:
         self._job = job
         self._sequences: list[DecodingSequence] | None = None
         self._choices = job.codec.encode_choices(job.request)
@@ -90,7 +52,7 @@ class Autoregressive:
         if self._sequences is None:
             cache, last = self._job.cache, self._job.prompt[-1:]
             self._sequences = [
-                DecodingSequence(output, cache.fork(self._job.branch), last) for output in self._job.outputs
+                DecodingSequence(self._job, output, cache.fork(self._job.branch), last) for output in self._job.outputs
             ]
             if self._choices and not self._trigger:
                 for sequence in self._sequences:
@@ -102,7 +64,7 @@ class Autoregressive:
         feeds = []
         for sequence in self.turn():
             sequence.output.forwards += 1
-            feeds += self.run(sequence) if sequence.scorer is None else sequence.scorer.feeds()
+            feeds += self.run(sequence) if sequence.scorer is None else sequence.scorer.chunks
         return feeds
 
     def commit(self, reads: list[list[Sampled]]) -> None:

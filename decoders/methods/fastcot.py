@@ -11,7 +11,7 @@ All requests share each forward, so nothing is padded and no keys are stripped (
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,15 +19,14 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from tot.decoders.drafting.drafters import Context, Draft
-from tot.decoders.drafting.latency_model import engine_costs
-from tot.decoders.drafting.planner import LatencyModel, SpeculationPlanner
+from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
+from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model
+from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
-from tot.decoders.methods.acceptance import Coupled, Rule
-from tot.decoders.methods.autoregressive import ChoiceScorer, DecodingSequence
+from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
@@ -67,13 +66,6 @@ class FastCoTOptions(BaseModel):
             raise ValueError("every is how often an answer that may be stable is looked at: give stable too")
         return self
 
-    @property
-    def k_config(self) -> tuple[int, ...]:
-        return (1,) * (WIDEST if self.window is None else max(1, self.window))
-
-    def acceptance(self) -> Rule:
-        return Coupled()
-
 
 @dataclass(slots=True)
 class _Buffer:
@@ -86,43 +78,43 @@ class _Buffer:
         return self.computed.get(position, self.question[position % len(self.question)])
 
 
-class Buffers:
-    """The approximate tokens of all texts, as a drafter."""
+class Buffers(Drafter):
+    """The approximate tokens of all rationales that are begun, as drafts."""
 
-    runner = None
-
-    def __init__(self, window: int | None, costs: LatencyModel | None) -> None:
+    def __init__(self, window: int | None, latency: LatencyModel | None) -> None:
         self.window = window
-        """c, or None where costs decide."""
-        self._costs = costs
+        """c, or None where the latency of forwards decides."""
+        self._latency = latency
         self._buffers: dict[int, _Buffer] = {}
 
     def begin(self, key: int, question: Sequence[int]) -> None:
         self._buffers[key] = _Buffer(question)
 
-    def width(self, texts: int, length: float = 0.0) -> int:
-        """c, while so many texts are decoded at once, of that length on average."""
-        if self.window is not None or self._costs is None:
+    def width(self, texts: int) -> int:
+        """c, while so many texts are decoded at once."""
+        if self.window is not None or self._latency is None:
             return self.window or 0
-        costs = self._costs.at(length)
-        most = _CHEAP * costs.of(texts)
-        return next((c for c in range(WIDEST, 0, -1) if costs.of(texts * (1 + c)) <= most), 0)
+        most = _CHEAP * self._latency.of(texts)
+        return next((c for c in range(WIDEST, 0, -1) if self._latency.of(texts * (1 + c)) <= most), 0)
 
-    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
-        lengths = [len(context.tokens) for context in contexts if context.widths]
-        width = self.width(len(contexts), sum(lengths) / max(1, len(lengths)))
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+        width = self.width(len(contexts))
         drafts = []
         for context in contexts:
             draft = Draft()
-            start = len(context.tokens) - len(context.prompt)
-            for place in range(min(width, len(context.widths))):
-                draft.add(self._buffers[context.key].at(start + place), place - 1, "approximate")
+            if (buffer := self._buffers.get(context.key)) is not None:
+                start = len(context.tokens) - len(context.prompt)
+                for place in range(min(width, len(context.widths))):
+                    draft.add(buffer.at(start + place), place - 1, "approximate")
             drafts.append(draft)
         return drafts
 
-    def saw(self, key: int, start: int, drawn: Sequence[int]) -> None:
-        """What the model drew for the positions from `start` on."""
-        self._buffers[key].computed.update(enumerate(drawn, start))
+    def observe(self, verified: Verified) -> None:
+        """Cache update (section 4.3): drawn[i] is what comes after node i."""
+        context, draft, drawn, _, accepted = verified
+        if (buffer := self._buffers.get(context.key)) is not None:
+            start = len(context.tokens) - len(context.prompt) + accepted + 1
+            buffer.computed.update(enumerate((drawn[node] for node in range(accepted, len(draft.tokens))), start))
 
     def glimpse(self, key: int, start: int) -> list[int]:
         """The approximate tokens from `start` on: what was drawn, never what the buffer was begun with."""
@@ -138,8 +130,8 @@ class Buffers:
 class FastCoT(Speculative):
     """Decodes rationales that have a trigger as described above, everything else one token a step."""
 
-    def __init__(self, job: Job, companion: Speculation, buffers: Buffers, options: FastCoTOptions) -> None:
-        super().__init__(job, companion)
+    def __init__(self, job: Job, speculation: Speculation, buffers: Buffers, options: FastCoTOptions) -> None:
+        super().__init__(job, speculation)
         self._buffers = buffers
         self._options = options
         whole = not self._trigger or job.request.whole_rationale
@@ -152,27 +144,20 @@ class FastCoT(Speculative):
         """By sample: the answer last looked at (a token or a choice's number), and in how many looks in a row."""
 
     def growth(self) -> int:
-        looks = len(self._trigger) + sum(map(len, self._choices)) + self._speculation.nodes
+        looks = len(self._trigger) + sum(map(len, self._choices)) + self._speculation.rows
         return super().growth() + (0 if self._looks_for is None else looks * len(self._job.running))
 
     def decoding(self) -> list[DecodingSequence]:
         first = self._sequences is None
+        sequences = super().decoding()
         if first and self._trigger:  # not before: a request may be refused, or cancelled while it waits
             question = _question(self._job)
-            for key in self.keys:
-                self._buffers.begin(key, question)
-        sequences = super().decoding()
-        if first and self._cap == 0:
             for sequence in sequences:
-                self._cut(sequence)
-                self._go_on_to_answer(sequence)
-            sequences = super().decoding()
-        return sequences
-
-    def context(self, sequence: DecodingSequence) -> Context:
-        if self._trigger and sequence.output.index not in self._in_answer:
-            return super().context(sequence)
-        return Context(self.keys[sequence.output.index], self._job.prompt, (), (), ())  # nothing is drafted
+                self._buffers.begin(sequence.key, question)
+                if self._cap == 0:
+                    self._cut(sequence)
+                    self._go_on_to_answer(sequence)
+        return super().decoding()
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         feeds = super().run(sequence)
@@ -184,7 +169,7 @@ class FastCoT(Speculative):
         then = [*self._glimpse(sequence), *self._trigger]
         if self._choices:
             scorer = self._looking[index] = ChoiceScorer(cache, sequence.branch, then, self._choices)
-            return [*feeds, *scorer.feeds()]
+            return [*feeds, *scorer.chunks]
         fork = cache.fork(sequence.branch)
         cache.extend(fork, then)
         likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
@@ -204,13 +189,6 @@ class FastCoT(Speculative):
         settled = self._looks_for is not None and looks >= self._looks_for
         if (capped or settled) and output.finish_reason is None:
             self._cut(sequence)
-
-    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
-        """Cache update (section 4.3): drawn[i] is what comes after node i."""
-        if sequence.output.index in self._in_answer or not self._trigger:
-            return
-        after = [drawn[node].token for node in range(kept, len(draft.tokens))]
-        self._buffers.saw(self.keys[sequence.output.index], len(sequence.output.tokens), after)
 
     def _look(self, index: int, rows: Iterator[list[Sampled]]) -> int:
         """What the answer would have been before this step; in how many looks in a row it has been that."""
@@ -233,7 +211,7 @@ class FastCoT(Speculative):
         output, codec = sequence.output, self._job.codec
         if not self._options.glimpse:
             return []
-        tokens = self._buffers.glimpse(self.keys[output.index], len(output.tokens))[: output.room]
+        tokens = self._buffers.glimpse(sequence.key, len(output.tokens))[: output.room]
         sampling = self._job.request.sampling
         stops, ends = sampling.stop, () if sampling.ignore_eos else codec.end_ids
         end = output.text[-max(map(len, stops), default=0) :] if stops else ""
@@ -245,9 +223,8 @@ class FastCoT(Speculative):
 
     def _cut(self, sequence: DecodingSequence) -> None:
         """End the rationale here. What is known of its rest goes before the trigger."""
-        output, key = sequence.output, self.keys[sequence.output.index]
-        output.cut(self._glimpse(sequence))
-        self._speculation.end(key)
+        sequence.output.cut(self._glimpse(sequence))
+        self._speculation.end(sequence.key)
 
     def release(self) -> None:
         for looking in self._looking.values():
@@ -270,9 +247,9 @@ def _question(job: Job) -> list[int]:
 
 
 def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
-    buffers = Buffers(options.window, engine_costs(engine) if options.window is None else None)
-    shared = Speculation(buffers, options, engine)
-    return OpenedMethod(partial(FastCoT, companion=shared, buffers=buffers, options=options), buffers)
+    buffers = Buffers(options.window, engine_latency_model(engine) if options.window is None else None)
+    shared = Speculation(engine, buffers, (1,) * (WIDEST if options.window is None else max(1, options.window)))
+    return OpenedMethod(partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers)
 
 
 METHOD = Method(_open, FastCoTOptions)

@@ -9,7 +9,7 @@ better. Seeded noise makes the fixed point the very text of `ar`, at any tempera
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,14 +17,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter
-from tot.decoders.drafting.latency_model import engine_costs
+from tot.decoders.drafting.drafters import Context, Draft, Drafter, LookupDrafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Job
-from tot.decoders.engine.sampling import Sampled
-from tot.decoders.methods.acceptance import Coupled, Rule
-from tot.decoders.methods.autoregressive import DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.speculative import Speculation, Speculative
 
@@ -47,13 +42,6 @@ class JacobiOptions(BaseModel):
     trajectory: bool = False
     """Keep what was guessed in every step: `Completion.trajectory`."""
 
-    @property
-    def k_config(self) -> tuple[int, ...]:
-        return (1,) * self.n
-
-    def acceptance(self) -> Rule:
-        return Coupled()
-
 
 @dataclass(slots=True)
 class _Window:
@@ -64,10 +52,8 @@ class _Window:
     """What was drawn at the end of the window before."""
 
 
-class Windows:
-    """The windows of all texts, as a drafter whose guesses are the target's own."""
-
-    runner = None
+class JacobiDrafter(Drafter):
+    """The windows of all texts: drafts that are the target's own guesses."""
 
     def __init__(self, n: int, guess: Literal["prompt", "lookup", "tail"]) -> None:
         self._n = n
@@ -75,13 +61,13 @@ class Windows:
         self._lookup = LookupDrafter() if guess == "lookup" else None
         self._windows: dict[int, _Window] = {}
 
-    def draft(self, contexts: Sequence[Context], outlook: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
         begun = [context for context in contexts if not self._windows.setdefault(context.key, _Window()).tokens]
         found = self._lookup.draft(contexts) if self._lookup is not None else [Draft() for _ in contexts]
         known = {context.key: draft.tokens for context, draft in zip(contexts, found, strict=True)}
         for context in begun:
             self._begin(context, known[context.key])
-        return [self._chain(context, outlook) for context in contexts]
+        return [self._chain(context, planner) for context in contexts]
 
     def _begin(self, context: Context, found: Sequence[int]) -> None:
         window = self._windows[context.key]
@@ -90,26 +76,28 @@ class Windows:
         guesses += chance.choices(context.prompt, k=self._n - len(guesses))
         window.tokens, window.stayed = guesses, [False] * self._n
 
-    def _chain(self, context: Context, outlook: SpeculationPlanner | None) -> Draft:
+    def _chain(self, context: Context, planner: SpeculationPlanner | None) -> Draft:
         window, draft, chance = self._windows[context.key], Draft(), 1.0
         for place, token in enumerate(window.tokens[: len(context.widths)]):
             kind = ("jacobi", min(place, _PLACES), window.stayed[place])
-            if outlook is not None:
-                chance *= outlook.experience.chance(kind)
-                if not outlook.admit(chance):
+            if planner is not None:
+                chance *= planner.statistics.chance(kind)
+                if not planner.admit(chance):
                     break
             draft.add(token, place - 1, kind)
         return draft
 
-    def saw(self, key: int, kept: int, drawn: Sequence[int]) -> None:
-        """So many tokens of a text's window were kept, and one more; what was drawn after each of the others."""
-        window = self._windows.get(key)
+    def observe(self, verified: Verified) -> None:
+        """What was drawn after the first wrong token and those behind it is the next guess."""
+        window = self._windows.get(verified.context.key)
         if window is None:  # nothing has been drafted for it yet
             return
+        kept = verified.accepted
+        drawn = [verified.drawn[node] for node in range(kept, len(verified.draft.tokens))]
         before, old = window.tokens[kept + 1 :], window.stayed[kept + 1 :]
         window.stayed = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
         window.tokens = [*drawn[: len(before)], *before[len(drawn) :]]
-        window.last = list(drawn) or window.last
+        window.last = drawn or window.last
 
     def end(self, key: int) -> None:
         self._windows.pop(key, None)
@@ -117,27 +105,10 @@ class Windows:
             self._lookup.end(key)
 
 
-class Jacobi(Speculative):
-    """Decodes as `Speculative` does; what the target draws after wrong tokens is its next guess."""
-
-    def __init__(self, job: Job, companion: Speculation, windows: Windows, trajectory: bool) -> None:
-        super().__init__(job, companion)
-        self._windows = windows
-        self._keeps = trajectory
-
-    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
-        output = sequence.output
-        if self._keeps:
-            output.trajectory.append((len(output.tokens) - kept - 1, tuple(draft.tokens)))
-        # Node i is token i of the window; after the first wrong one, drawn[i] guesses what comes after it.
-        self._windows.saw(self.keys[output.index], kept, [drawn[node].token for node in range(kept, len(draft.tokens))])
-
-
 def _open(engine: Engine, options: JacobiOptions, stack: ExitStack) -> OpenedMethod:
-    windows = Windows(options.n, options.guess)
-    costs = (engine_costs(engine), None) if options.adapt else None
-    shared = Speculation(windows, options, engine, costs)
-    return OpenedMethod(partial(Jacobi, companion=shared, windows=windows, trajectory=options.trajectory), windows)
+    drafter = JacobiDrafter(options.n, options.guess)
+    shared = Speculation(engine, drafter, (1,) * options.n, adapt=options.adapt, trajectory=options.trajectory)
+    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
 
 
 METHOD = Method(_open, JacobiOptions)

@@ -13,26 +13,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import model_validator
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter
-from tot.decoders.drafting.latency_model import engine_costs, latency_model
+from tot.decoders.drafting.drafters import Context, Drafter
 from tot.decoders.drafting.opening import make_drafter
-from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Job
-from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
-from tot.decoders.methods.autoregressive import DecodingSequence
+from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.methods.speculative import DraftingOptions, KConfig, Speculation, Speculative
-from tot.decoders.request import Purpose
+from tot.decoders.methods.speculative import Drafted, DraftingOptions, KConfig, Speculation, Speculative
 from tot.decoders.timeline import Span
-
-if TYPE_CHECKING:
-    from tot.decoders.engine.engine import Engine
 
 
 class SEEDOptions(DraftingOptions):
@@ -48,19 +40,14 @@ class SEEDOptions(DraftingOptions):
     """Candidates at each position drafted, at most."""
     rule: Literal["coupled", "leviathan", "mcsd"] = "coupled"
     """coupled gives what `ar` gives, token for token; the others, rejection rules, only its distribution."""
-    replacement: bool = False
-    """mcsd: candidates are drawn independently of each other, rather than each from what the others left."""
 
     @model_validator(mode="after")
     def _fitting(self) -> SEEDOptions:
-        if self.rule == "leviathan" and (max(self.k_config) > 1 or self.replacement):
+        if self.rule == "leviathan" and max(self.k_config) > 1:
             raise ValueError("rule leviathan knows one candidate a position: give k_config=1,1,1, or rule=mcsd")
         if self.policy == "packed" and not self.overlap:
             raise ValueError("overlap is for policy=rounds: leave it out")
         return self
-
-    def acceptance(self) -> Rule:
-        return Coupled() if self.rule == "coupled" else Rejection(self.replacement)
 
 
 class Rounds(Speculation):
@@ -68,60 +55,53 @@ class Rounds(Speculation):
 
     def __init__(
         self,
+        engine: Engine,
         drafter: Drafter,
         options: SEEDOptions,
-        engine: Engine,
-        costs: tuple[LatencyModel, LatencyModel | None] | None = None,
         executor: Executor | None = None,
     ) -> None:
-        super().__init__(drafter, options, engine, costs)
-        self._executor = executor or (_worker(engine.runner.device) if options.overlap else _Inline())
-        self._queue: queue.SimpleQueue[tuple[int, Future[tuple[Draft, float]]]] = queue.SimpleQueue()
-        """Finished drafts, in the order in which they were finished."""
-        self._drafting: dict[int, tuple[Scheduled, DecodingSequence]] = {}
-        """By key: whose draft is being made or queued."""
+        super().__init__(engine, drafter, options.k_config, options.rule, options.adapt)
+        device = engine.runner.device
+        self._executor = executor or (_worker(device) if options.overlap else _Inline())
+        self._queue: queue.SimpleQueue[tuple[int, Future[tuple[Drafted, float]]]] = queue.SimpleQueue()
+        """Finished drafts, in the order in which they were finished, and the seconds each took."""
+        self._drafting: dict[int, DecodingSequence] = {}
+        """Those whose drafts are being made or queued."""
         self._verifying: tuple[int, float] | None = None
         """Whose draft is being verified, and since when on the timeline."""
-        device = engine.runner.device
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
-    def prepare(self, policies: Sequence[Any]) -> None:
+    def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Let every branch draft that is not queued, and give the front of the queue its turn."""
         self._verified()
-        for purpose in {policy.purpose for policy in policies}:
-            self.experience[purpose].step += 1
-        for policy in policies:
-            policy.turns = set()
-            for sequence in policy.decoding():
-                key = policy.keys[sequence.output.index]
-                if key not in self._drafting:
-                    self._drafting[key] = policy, sequence
-                    future = self._executor.submit(partial(self._draft, policy.purpose), key, policy.context(sequence))
-                    future.add_done_callback(partial(self._enqueue, key))
+        self._age(sequences)
+        for sequence in sequences:
+            if (key := sequence.key) not in self._drafting:
+                self._drafting[key] = sequence
+                future = self._executor.submit(self._draft, key, self.context(sequence))
+                future.add_done_callback(partial(self._enqueue, key))
         while not self._queue.empty():  # else others run meanwhile, and the next draft that is done wakes the engine
             key, future = self._queue.get()
             self._note_length()
             if key not in self._drafting:  # it was cancelled meanwhile
                 continue
-            policy, sequence = self._drafting.pop(key)
-            draft, seconds = future.result()
-            policy.account.seconds["draft"] += seconds
-            policy.drafts[sequence.output.index] = draft
-            policy.turns = {sequence.output.index}
+            sequence = self._drafting.pop(key)
+            self.drafts[key], seconds = future.result()
+            sequence.job.account.seconds["draft"] += seconds
             if self.engine.timeline is not None:
                 self._verifying = key, self.engine.timeline.clock()
             return
 
-    def _draft(self, purpose: Purpose, key: int, context: Context) -> tuple[Draft, float]:
+    def _draft(self, key: int, context: Context) -> tuple[Drafted, float]:
         """A branch's next draft, and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(self._stream), self.span(f"branch {key}", key):
-            (draft,) = self.drafter.draft([context], self.outlook(1, len(context.tokens), purpose))
+            (draft,) = self.drafter.draft([context], self.planner(1, context.purpose))
             if self._stream is not None:
                 self._stream.synchronize()
-        return draft, time.perf_counter() - began
+        return Drafted(context, draft), time.perf_counter() - began
 
-    def _enqueue(self, key: int, future: Future[tuple[Draft, float]]) -> None:
+    def _enqueue(self, key: int, future: Future[tuple[Drafted, float]]) -> None:
         self._queue.put((key, future))
         self._note_length()
         self.engine.wake()
@@ -137,7 +117,7 @@ class Rounds(Speculation):
             timeline.spans.append(Span(f"branch {key}", "verify", began, timeline.clock(), key))
         self._verifying = None
 
-    def end(self, key: int) -> None:
+    def _end_drafting(self, key: int) -> None:
         self._drafting.pop(key, None)
         if self._verifying is not None and self._verifying[0] == key:
             self._verified()
@@ -148,22 +128,6 @@ class Rounds(Speculation):
 
     def close(self) -> None:
         self._executor.shutdown()
-
-
-class Scheduled(Speculative):
-    """Decodes as `Speculative` does, a sample only when it is its turn."""
-
-    def __init__(self, job: Job, companion: Speculation) -> None:
-        super().__init__(job, companion)
-        self.turns: set[int] = set()
-        """Samples whose drafts are verified in this step."""
-
-    def turn(self) -> list[DecodingSequence]:
-        return [
-            sequence
-            for sequence in super().turn()
-            if sequence.scorer is not None or sequence.output.index in self.turns
-        ]
 
 
 class _Inline(Executor):
@@ -186,15 +150,12 @@ def _worker(device: torch.device) -> Executor:
 
 def _open(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
     drafter = make_drafter(options.draft, engine, stack)
-    costs = None
-    if options.adapt:
-        costs = engine_costs(engine), None if drafter.runner is None else latency_model(drafter.runner)
     if options.policy == "packed":
-        packed = Speculation(drafter, options, engine, costs)
-        return OpenedMethod(partial(Speculative, companion=packed), drafter)
-    rounds = Rounds(drafter, options, engine, costs)
-    stack.callback(rounds.close)
-    return OpenedMethod(partial(Scheduled, companion=rounds), drafter)
+        shared = Speculation(engine, drafter, options.k_config, options.rule, options.adapt)
+    else:
+        shared = rounds = Rounds(engine, drafter, options)
+        stack.callback(rounds.close)
+    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
 
 
 METHOD = Method(_open, SEEDOptions)

@@ -10,31 +10,28 @@ import itertools
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter
+from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
+from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
 from tot.decoders.drafting.opening import make_drafter
-from tot.decoders.drafting.planner import AcceptanceStatistics, LatencyModel, SpeculationPlanner
-from tot.decoders.drafting.trial import Trial
+from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
-from tot.decoders.engine.sampling import Draw, Sampled
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
-from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
+from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.request import Purpose
 
-if TYPE_CHECKING:
-    from tot.decoders.engine.engine import Engine
-
-_keys = itertools.count()
 _DRAFT_SEED = 0x3C6EF372FE94F82B
 """Keeps the noise of a draft apart from the target's, where they are not coupled."""
 KConfig = Annotated[
@@ -51,19 +48,6 @@ class DraftingOptions(BaseModel):
     """None looks tokens up in what was written so far, which gives a single chain; "early-exit:6" drafts with the
     target's first layers; else a draft model: a name, a hub id, a folder or a GGUF file. Several, with commas, each for
     texts that those before had nothing for."""
-    draft_temperature: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    """Of the draft's candidates under a rejection rule; None is the request's own."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> DraftingOptions:
-        given = {
-            "draft_temperature": self.draft_temperature is not None,
-            "replacement": getattr(self, "replacement", 0),
-        }
-        for name, is_given in given.items():
-            if is_given and getattr(self, "rule", None) == "coupled":
-                raise ValueError(f"{name} is for rejection rules: leave it out, or give a rule other than coupled")
-        return self
 
 
 class SDOptions(DraftingOptions):
@@ -78,9 +62,6 @@ class SDOptions(DraftingOptions):
     def k_config(self) -> tuple[int, ...]:
         return (1,) * self.k
 
-    def acceptance(self) -> Rule:
-        return Coupled() if self.rule == "coupled" else Rejection(replacement=False)
-
 
 class MCSDOptions(DraftingOptions):
     """Options of `mcsd`."""
@@ -89,33 +70,46 @@ class MCSDOptions(DraftingOptions):
     """Candidates at each position drafted, after each candidate of the position before."""
     rule: Literal["coupled", "mcsd"] = "coupled"
     """coupled gives what `ar` gives, token for token; mcsd, recursive rejection, only its distribution."""
-    replacement: bool = False
-    """mcsd: candidates are drawn independently of each other, rather than each from what the others left."""
 
-    def acceptance(self) -> Rule:
-        return Coupled() if self.rule == "coupled" else Rejection(self.replacement)
+
+class Drafted(NamedTuple):
+    """A draft, and the text that it is for."""
+
+    context: Context
+    draft: Draft
 
 
 class Speculation:
     """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule.
 
-    With costs, drafts are as long and as broad as pays by what was accepted so far of requests with the same purpose;
-    else always as k_config says.
+    `k_config` is how many candidates each position has. With `adapt`, drafts are as long and as broad as pays, by what
+    forwards take and what was accepted so far of requests with the same purpose; else always as k_config says.
+    `probes` are the most rows of a draft's probes. With `trajectory` completions hold what was drafted in every step.
     """
 
     def __init__(
         self,
-        drafter: Drafter,
-        options: Any,
         engine: Engine,
-        costs: tuple[LatencyModel, LatencyModel | None] | None = None,
+        drafter: Drafter,
+        k_config: Sequence[int],
+        rule: str = "coupled",
+        adapt: bool = False,
+        probes: int = 0,
+        trajectory: bool = False,
     ) -> None:
-        self.drafter = drafter
         self.engine = engine
-        self.experience: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(AcceptanceStatistics)
-        self._costs = costs
-        self.drafts = True
-        """False in a step in which nothing is drafted, since that is faster."""
+        self.drafter = drafter
+        self.k_config = tuple(k_config)
+        self.rule: Rule = Coupled() if rule == "coupled" else Rejection()
+        self.trajectory = trajectory
+        self.rows = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config))) + probes
+        """Of one full draft."""
+        self.statistics: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(AcceptanceStatistics)
+        self.drafts: dict[int, Drafted] = {}
+        """By sequence: what is to be verified next."""
+        self._texts: dict[int, list[int]] = {}
+        """By sequence: prompt and what was drawn or given."""
+        self._latency = _latency(engine, drafter) if adapt else None
         self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
         """By the number of branches, in powers of two, and what they are decoded for."""
         self._begun: tuple[Trial, int, float] | None = None
@@ -124,207 +118,87 @@ class Speculation:
         self._gained = 0
         self._pace = 1.0
         """How many times as long drafting takes as its forwards do."""
-        self.k_config: tuple[int, ...] = options.k_config
-        self.rule: Rule = options.acceptance()
-        self.temperature: float | None = getattr(options, "draft_temperature", None)
-        self.nodes: int = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config)))
-        """Tokens of one full draft."""
 
-    def prepare(self, policies: Sequence[Any]) -> None:
-        """Draft for every sample that is about to go on."""
-        asked = [(policy, sequence) for policy in policies for sequence in policy.decoding()]
-        if not asked:
+    def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
+        """Draft for every sequence that is about to go on."""
+        if not sequences:
             return
         began = time.perf_counter()
-        purposes = {policy.purpose for policy, _ in asked}
-        for purpose in purposes:
-            self.experience[purpose].step += 1
-        length = sum(len(sequence.branch) for _, sequence in asked) / len(asked)
-        self.drafts = self._settle(len(asked), length, frozenset(purposes), began)
-        if not self.drafts:
+        contexts = [self.context(sequence) for sequence in sequences]
+        self._age(sequences)
+        if not self._pays(contexts, began):
+            self.drafts |= {context.key: Drafted(context, Draft()) for context in contexts}
             return
-        outlook = self.outlook(len(asked), length)
-        asked.sort(key=_purpose)
-        groups = [asked] if outlook is None else [list(group) for _, group in itertools.groupby(asked, _purpose)]
-        drafts: list[Draft] = []
+        planner = self.planner(len(contexts))
+        groups = [contexts]
+        if planner is not None:  # one plan for all, by what is known of each purpose
+            contexts = sorted(contexts, key=_purpose)
+            groups = [list(group) for _, group in itertools.groupby(contexts, _purpose)]
         with self.span("draft"):
-            for group in groups:  # one plan for all, by what is known of each purpose
-                if outlook is not None:
-                    outlook.experience = self.experience[_purpose(group[0])]
-                drafts += self.drafter.draft([policy.context(sequence) for policy, sequence in group], outlook)
+            for group in groups:
+                if planner is not None:
+                    planner.statistics = self.statistics[group[0].purpose]
+                drafts = self.drafter.draft(group, planner)
+                self.drafts |= {c.key: Drafted(c, draft) for c, draft in zip(group, drafts, strict=True)}
         seconds = time.perf_counter() - began
-        if outlook is not None and outlook.drafting:
-            self._pace *= 1 + 0.2 * (min(seconds / outlook.drafting, 3.0) - 1)
+        if planner is not None and planner.drafting:
+            self._pace *= 1 + 0.2 * (min(seconds / planner.drafting, 3.0) - 1)
             self._pace = min(max(self._pace, 1.0), 5.0)
-        for (policy, sequence), draft in zip(asked, drafts, strict=True):
-            policy.drafts[sequence.output.index] = draft
-            policy.account.seconds["draft"] += seconds / len(asked)
+        for sequence in sequences:
+            sequence.job.account.seconds["draft"] += seconds / len(sequences)
 
-    def _settle(self, branches: int, length: float, purposes: frozenset[Purpose], now: float) -> bool:
+    def context(self, sequence: DecodingSequence) -> Context:
+        """What a drafter needs to know. Drafts end one token early: the target always adds one of its own."""
+        job, output = sequence.job, sequence.output
+        if sequence.key not in self._texts:
+            self._texts[sequence.key] = [*job.cache.tokens(sequence.branch), *sequence.pending]
+        widths = self.k_config[: max(0, output.room - 1)]
+        draws = [output.draw(ahead) for ahead in range(len(widths))]
+        if not self.rule.coupled:  # the draft has noise of its own
+            draws = [draw._replace(seed=draw.seed ^ _DRAFT_SEED) for draw in draws]
+        return Context(
+            key=sequence.key,
+            prompt=job.prompt,
+            tokens=self._texts[sequence.key],
+            draws=draws,
+            widths=widths,
+            weigh=not self.rule.coupled,
+            purpose=job.request.purpose,
+        )
+
+    def _age(self, sequences: Sequence[DecodingSequence]) -> None:
+        """Another step is taken with these."""
+        for purpose in {sequence.job.request.purpose for sequence in sequences}:
+            self.statistics[purpose].step += 1
+
+    def _pays(self, contexts: Sequence[Context], now: float) -> bool:
         """Book what the step before brought; whether to draft in this one."""
-        if self._costs is None:
+        if self._latency is None:
             return True
         if self._begun is not None and self._gained:
             trial, before, began = self._begun
             trial.step(self._gained / before, self._ended - began)
         self._gained = 0
-        plain = self._costs[0].at(length).of(branches)
-        trial = self._trials.setdefault((branches.bit_length(), purposes), Trial(plain))
-        self._begun = trial, branches, now
+        plain = self._latency[0].of(len(contexts))
+        purposes = frozenset(context.purpose for context in contexts)
+        trial = self._trials.setdefault((len(contexts).bit_length(), purposes), Trial(plain))
+        self._begun = trial, len(contexts), now
         return trial.drafts
 
-    def gained(self, tokens: int) -> None:
-        """A sample has got so many tokens in this step."""
-        self._gained += tokens
-        self._ended = time.perf_counter()
-
-    def outlook(self, branches: int, length: float, purpose: Purpose = "generate") -> SpeculationPlanner | None:
-        """The plan for a forward of so many branches, of that length on average, to be drafted for."""
-        if self._costs is None:
+    def planner(self, branches: int, purpose: Purpose = "generate") -> SpeculationPlanner | None:
+        """The plan for a forward of so many branches, to be drafted for."""
+        if self._latency is None:
             return None
-        target, draft = (None if costs is None else costs.at(length) for costs in self._costs)
-        assert target is not None
-        return SpeculationPlanner(self.experience[purpose], target, draft, branches, self._pace)
+        return SpeculationPlanner(self.statistics[purpose], *self._latency, branches, self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
         """Drafting, on the engine's timeline if it has one."""
         timeline = self.engine.timeline
         return nullcontext() if timeline is None else timeline.span(lane, "draft", branch)
 
-    def end(self, key: int) -> None:
-        """That text will not be continued."""
-        self.drafter.end(key)
-
-
-def _purpose(asked: tuple[Any, DecodingSequence]) -> Purpose:
-    purpose: Purpose = asked[0].purpose
-    return purpose
-
-
-class Speculative(Autoregressive):
-    """Decodes as `Autoregressive` does, several tokens a step where the draft is right."""
-
-    def __init__(self, job: Job, companion: Speculation) -> None:
-        super().__init__(job, companion)
-        self._speculation = companion
-        self.account = job.account
-        self.purpose = job.request.purpose
-        self.keys = [next(_keys) for _ in job.outputs]
-        """By sample: what its text is known by to the drafter."""
-        self.drafts: dict[int, Draft] = {}
-        """By sample: what is to be verified next."""
-        self._paths: dict[int, list[tuple[Branch, list[int], int]]] = {}
-        """By sample: a branch for each leaf of the draft, its nodes, and how many of them an earlier one reads."""
-        self._texts: dict[int, list[int]] = {}
-        """By sample: prompt and what was drawn or given, as far as drafters were told."""
-
-    def growth(self) -> int:
-        return super().growth() + self._speculation.nodes * len(self._job.running)
-
-    def context(self, sequence: DecodingSequence) -> Context:
-        """What a drafter needs to know. Drafts end one token early: the target always adds one of its own."""
-        output, config = sequence.output, self._speculation.k_config
-        widths = config[: max(0, output.room - 1)]
-        if output.index not in self._texts:
-            self._texts[output.index] = [*self._job.cache.tokens(sequence.branch), *sequence.pending]
-        return Context(
-            key=self.keys[output.index],
-            prompt=self._job.prompt,
-            tokens=self._texts[output.index],
-            draws=[self._draft_draw(output.draw(ahead)) for ahead in range(len(widths))],
-            widths=widths,
-            weigh=not self._speculation.rule.coupled,
-            replacement=self._speculation.rule.replacement,
-        )
-
-    def _draft_draw(self, draw: Draw) -> Draw:
-        """How the draft draws: with the target's noise where they are coupled, else with noise of its own."""
-        if self._speculation.rule.coupled:
-            return draw
-        temperature = self._speculation.temperature
-        return draw._replace(
-            seed=draw.seed ^ _DRAFT_SEED, temperature=draw.temperature if temperature is None else temperature
-        )
-
-    def run(self, sequence: DecodingSequence) -> list[Chunk]:
-        cache, output = self._job.cache, sequence.output
-        start = len(sequence.branch)
-        cache.extend(sequence.branch, sequence.pending)
-        root, want = len(sequence.branch), self._speculation.rule.want
-        draft = self.drafts.setdefault(output.index, Draft())
-        if not draft.tokens:
-            return [Chunk(sequence.branch, start, root, [want(output.draw())])]
-        feeds: list[Chunk] = []
-        paths = self._paths[output.index] = []
-        read: set[int] = set()
-        for leaf in draft.leaves():
-            nodes = draft.path(leaf)
-            branch = cache.fork(sequence.branch)
-            shared = sum(node in read for node in nodes)
-            paths.append((branch, nodes, shared))
-            cache.extend(branch, [draft.tokens[node] for node in nodes])
-            draws = [want(output.draw(ahead)) for ahead in range(shared + 1, len(nodes) + 1)]
-            if not feeds:  # the first also reads what follows the text itself
-                feeds.append(Chunk(branch, start, len(branch), [want(output.draw()), *draws]))
-            else:
-                feeds.append(Chunk(branch, root + shared, len(branch), draws))
-            read.update(nodes)
-        return feeds
-
-    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
-        """Go down the draft along what the target drew; what it drew last is no part of the draft."""
-        cache, output = self._job.cache, sequence.output
-        draft, paths = self.drafts.pop(output.index), self._paths.pop(output.index, [])
-        root = len(sequence.branch)
-        drawn: dict[int, Sampled] = {}
-        if not paths:
-            (drawn[-1],) = next(rows)
-        for _, nodes, shared in paths:
-            first, *rest = reads = next(rows)
-            if not drawn:
-                drawn[-1], reads = first, rest
-            drawn.update(zip(nodes[shared:], reads, strict=True))
-        accepted: list[int] = []
-        node: int | None = -1
-        while node is not None:
-            sampled, chosen = self._speculation.rule.choose(drawn[node], output.draw(), draft, node)
-            missed = self._learn(draft, node, chosen)
-            node = chosen
-            if output.add(sampled):
-                break
-            accepted += [] if node is None else [node]
-        sequence.pending = [sampled.token]
-        if (text := self._texts.get(output.index)) is not None:
-            text += [*(draft.tokens[node] for node in accepted), sampled.token]
-        self._speculation.gained(1 + len(accepted))
-        output.drafted += len(draft.tokens)
-        output.accepted += len(accepted)
-        output.reached += len(accepted) + missed
-        self.account.verifications += 1
-        self.account.drafted += len(draft.tokens)
-        self.account.accepted += len(accepted)
-        self.account.reached.update(range(len(accepted) + missed))
-        self.account.taken.update(range(len(accepted)))
-        along = next((branch for branch, nodes, _ in paths if nodes[: len(accepted)] == accepted), None)
-        for branch, *_ in paths:
-            if branch is along:
-                cache.commit(sequence.branch, branch, root + len(accepted))
-            else:
-                cache.rollback(branch, 0)
-        self.verified(sequence, draft, drawn, len(accepted))
-        if output.finish_reason is not None:
-            self._speculation.end(self.keys[output.index])
-
-    def _go_on_to_answer(self, sequence: DecodingSequence) -> None:
-        super()._go_on_to_answer(sequence)
-        self._texts.pop(sequence.output.index, None)
-
-    def verified(self, sequence: DecodingSequence, draft: Draft, drawn: Mapping[int, Sampled], kept: int) -> None:
-        """A draft was verified: what was drawn after each of its nodes, and how many of them were kept."""
-
-    def _learn(self, draft: Draft, node: int, chosen: int | None) -> bool:
+    def learn(self, context: Context, draft: Draft, node: int, chosen: int | None) -> bool:
         """What came of the candidates after a node that was reached. Whether there were some, and all were rejected."""
-        learn = self._speculation.experience[self.purpose].learn
+        learn = self.statistics[context.purpose].learn
         if level := draft.levels.get(node):
             learn(level, chosen is not None)
         children = draft.children(node)
@@ -332,19 +206,151 @@ class Speculative(Autoregressive):
             learn(draft.kinds[child], child == chosen)
         return bool(children) and chosen is None
 
+    def observe(self, verified: Verified, drawn: Sequence[int]) -> None:
+        """A text goes on with the tokens drawn, after a draft of it was verified."""
+        self.drafter.observe(verified)
+        self._texts[verified.context.key] += drawn
+        self._gained += len(drawn)
+        self._ended = time.perf_counter()
+
+    def end(self, key: int) -> None:
+        """That text will not be continued, or goes on with something else."""
+        self.drafts.pop(key, None)
+        self._texts.pop(key, None)
+        self._end_drafting(key)
+
+    def _end_drafting(self, key: int) -> None:
+        self.drafter.end(key)
+
+
+def _latency(engine: Engine, drafter: Drafter) -> tuple[LatencyModel, LatencyModel | None]:
+    """What forwards of target and draft take."""
+    return engine_latency_model(engine), None if drafter.runner is None else latency_model(drafter.runner)
+
+
+def _purpose(context: Context) -> Purpose:
+    return context.purpose
+
+
+class _Path(NamedTuple):
+    """A path of a draft's tree while it is verified."""
+
+    branch: Branch
+    nodes: list[int]
+    """From the text's end, -1, on."""
+    read: int
+    """How many of them are read elsewhere."""
+
+
+class Speculative(Autoregressive):
+    """Decodes as `Autoregressive` does, several tokens a step where the draft is right."""
+
+    def __init__(self, job: Job, speculation: Speculation) -> None:
+        super().__init__(job)
+        self.batch_drafter = self._speculation = speculation
+        self._paths: dict[int, list[_Path]] = {}
+        """By sample: a path to each leaf of the draft."""
+        self._probes: dict[int, list[Branch]] = {}
+
+    def growth(self) -> int:
+        return super().growth() + self._speculation.rows * len(self._job.running)
+
+    def turn(self) -> list[DecodingSequence]:
+        """The samples that go on in this step: those whose drafts are there."""
+        drafts = self._speculation.drafts
+        return [one for one in super().turn() if one.scorer is not None or one.key in drafts]
+
+    def run(self, sequence: DecodingSequence) -> list[Chunk]:
+        cache, output, want = self._job.cache, sequence.output, self._speculation.rule.want
+        draft = self._speculation.drafts[sequence.key].draft
+        start = len(sequence.branch)
+        cache.extend(sequence.branch, sequence.pending)
+        root = len(sequence.branch)
+        chunks: list[Chunk] = []
+        paths = self._paths[output.index] = []
+        seen: set[int] = set()
+        for leaf in draft.leaves() or [-1]:
+            nodes = [-1, *draft.path(leaf)]
+            read = sum(node in seen for node in nodes)
+            branch = cache.fork(sequence.branch) if draft.tokens else sequence.branch
+            paths.append(_Path(branch, nodes, read))
+            cache.extend(branch, [draft.tokens[node] for node in nodes[1:]])
+            draws = [want(output.draw(ahead)) for ahead in range(read, len(nodes))]
+            chunks.append(Chunk(branch, root + read - 1 if read else start, len(branch), draws))
+            seen.update(nodes)
+        probes = self._probes[output.index] = []
+        for tokens in draft.probes:
+            if root + len(tokens) > self._speculation.engine.runner.context:
+                break
+            probes.append(cache.fork(sequence.branch))
+            cache.extend(probes[-1], tokens)
+            chunks.append(Chunk(probes[-1], root, len(probes[-1]), [output.draw(len(tokens))]))
+        return chunks
+
+    def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
+        """Go down the draft along what the target drew; what it drew last is no part of the draft."""
+        cache, output, account, speculation = self._job.cache, sequence.output, self._job.account, self._speculation
+        context, draft = speculation.drafts.pop(sequence.key)
+        paths, probes = self._paths.pop(output.index), self._probes.pop(output.index)
+        root = len(sequence.branch)
+        drawn: dict[int, Sampled] = {}
+        for path in paths:
+            drawn.update(zip(path.nodes[path.read :], next(rows), strict=True))
+        probed = [next(rows)[0].token for _ in probes]
+        nodes: list[int] = []
+        node: int | None = -1
+        while node is not None:
+            at = node
+            sampled, node = speculation.rule.choose(drawn[at], output.draw(), draft, at)
+            missed = speculation.learn(context, draft, at, node)
+            if output.add(sampled):
+                break
+            nodes += [] if node is None else [node]
+        accepted = len(nodes)
+        sequence.pending = [sampled.token]
+        if draft.tokens:
+            along = next(path.branch for path in paths if path.nodes[1 : accepted + 1] == nodes)
+            for path in paths:
+                if path.branch is along:
+                    cache.commit(sequence.branch, along, root + accepted)
+                else:
+                    cache.rollback(path.branch, 0)
+        for branch in probes:
+            cache.rollback(branch, 0)
+        output.drafted += len(draft.tokens)
+        output.accepted += accepted
+        output.reached += accepted + missed
+        account.verifications += 1
+        account.drafted += len(draft.tokens)
+        account.accepted += accepted
+        account.reached.update(range(accepted + missed))
+        account.taken.update(range(accepted))
+        if speculation.trajectory:
+            output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
+        by_node = {node: sampled.token for node, sampled in drawn.items()}
+        speculation.observe(
+            Verified(context, draft, by_node, probed, accepted),
+            [*(draft.tokens[node] for node in nodes), sampled.token],
+        )
+        if output.finish_reason is not None:
+            speculation.end(sequence.key)
+
     def release(self) -> None:
         for paths in self._paths.values():
-            for branch, *_ in paths:
+            for path in paths:
+                self._job.cache.rollback(path.branch, 0)
+        for probes in self._probes.values():
+            for branch in probes:
                 self._job.cache.rollback(branch, 0)
-        for key in self.keys:
-            self._speculation.end(key)
+        for sequence in self._sequences or ():
+            self._speculation.end(sequence.key)
         super().release()
 
 
 def _open(engine: Engine, options: SDOptions | MCSDOptions, stack: ExitStack) -> OpenedMethod:
     drafter = make_drafter(options.draft, engine, stack)
-    shared = Speculation(drafter, options, engine)
-    return OpenedMethod(partial(Speculative, companion=shared), drafter)
+    shared = Speculation(engine, drafter, options.k_config, options.rule)
+    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
 
 
 SD = Method(_open, SDOptions)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tot.decoders.engine.job import Companion, Job
+from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
@@ -31,10 +31,8 @@ class Scored:
     """The likeliest tokens at its place, likeliest first; as many as were asked for."""
 
 
-class Scoring:
+class Scoring(Policy):
     """Scores the rest of a text's tokens as the continuation of the request's prompt."""
-
-    companion: Companion | None = None
 
     def __init__(self, job: Job, text: Scored, top: int) -> None:
         self._job = job

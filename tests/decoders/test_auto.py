@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Engine, LocalDecoder, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.models.model_names import draft_folder
 
 Make = Callable[..., LocalDecoder]
@@ -30,7 +30,7 @@ def costs(monkeypatch: pytest.MonkeyPatch) -> Callable[[LatencyModel], None]:
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
     def script(target: LatencyModel) -> None:
-        monkeypatch.setattr("tot.decoders.methods.auto.engine_costs", lambda engine: target)
+        monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine: target)
 
     return script
 
@@ -193,15 +193,11 @@ def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[La
     assert auto.choices["evaluate"] == before
     assert auto.choices["generate"].startswith("lookup in ")
     assert easy.usage.accepted > 0.5 * easy.usage.new_tokens
-    experience = _experience(auto)
-    assert experience["generate"].chance(("lookup", 8, 0)) > 0.8
-    assert experience["evaluate"].chance(("lookup", 8, 0)) == 0.5
-    assert experience["evaluate"].chance(("lookup", 2, 0)) < 0.3
-
-
-def _experience(auto: LocalDecoder) -> Any:
     policy: Any = auto.method.policy
-    return policy.keywords["companion"].experience
+    statistics = policy.keywords["speculation"].statistics
+    assert statistics["generate"].chance(("lookup", 8, 0)) > 0.8
+    assert statistics["evaluate"].chance(("lookup", 8, 0)) == 0.5
+    assert statistics["evaluate"].chance(("lookup", 2, 0)) < 0.3
 
 
 def test_what_is_packed_together_shares_one_plan(make: Make, costs: Callable[[LatencyModel], None]) -> None:
@@ -293,7 +289,7 @@ def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
 ) -> None:
     costs(FREE)
     monkeypatch.setattr(
-        "tot.decoders.methods.auto.latency_model", lambda runner, rows=(): LatencyModel((1, 64), (0.001, 0.002))
+        "tot.decoders.methods.speculative.latency_model", lambda runner, rows=(): LatencyModel((1, 64), (0.001, 0.002))
     )
     monkeypatch.setattr("tot.decoders.drafting.opening.warn_if_slow", lambda *_: None)
     engine = engines()

@@ -259,7 +259,6 @@ def test_embeddings_padded_to_another_size_change_nothing(
 REJECTION = [
     ("sd", {"rule": "leviathan"}),
     ("mcsd", {"rule": "mcsd"}),
-    ("mcsd", {"rule": "mcsd", "replacement": True}),
     ("seed", {"rule": "leviathan", "k_config": (1, 1, 1), "adapt": False}),
     ("seed", {"rule": "mcsd", "policy": "rounds", "adapt": False}),
 ]

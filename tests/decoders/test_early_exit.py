@@ -88,17 +88,3 @@ def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine, sta
         OptionError, match="draft=3 is no model: give a name, a path, a model object, lookup, trained or early"
     ):
         make_drafter(3, engine, stack)
-
-
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [("sd", {"draft_temperature": 0.0}), ("mcsd", {"replacement": True}), ("mcsd", {"draft_temperature": 1.0})],
-)
-def test_options_of_rejection_rules_are_refused_where_drafts_are_coupled(
-    engine: Engine, name: str, options: dict[str, Any]
-) -> None:
-    (option,) = options
-    with pytest.raises(OptionError, match=rf"decoder {name}: .*{option} is for rejection rules: leave it out, or give"):
-        load_decoder(name, engine=engine, **options)
-    with load_decoder(name, engine=engine, rule="leviathan" if name == "sd" else "mcsd", **options) as decoder:
-        assert decoder.engine is engine

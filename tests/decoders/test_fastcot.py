@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
-from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import Part

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
-from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]
@@ -85,7 +85,9 @@ def test_a_model_that_repeats_itself_is_guessed_by_its_own_tail(make: Make) -> N
 
 def test_a_window_is_cut_where_it_does_not_pay(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows cost what they cost here, not what some machine takes while it does other things."""
-    monkeypatch.setattr("tot.decoders.methods.jacobi.engine_costs", lambda engine: LatencyModel((1, 64), (0.01, 0.011)))
+    monkeypatch.setattr(
+        "tot.decoders.methods.speculative.engine_latency_model", lambda engine: LatencyModel((1, 64), (0.01, 0.011))
+    )
     request = Request(prompt=LONG, sampling=Sampling(max_tokens=120, temperature=1.0, ignore_eos=True, n=8))
     whole = make("jacobi", n=16, adapt=False).generate([request])
     cut = make("jacobi", n=16).generate([request])

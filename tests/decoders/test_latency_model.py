@@ -13,9 +13,15 @@ import pytest
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
 from tot.decoders.drafting import latency_model as row_costs_module
 from tot.decoders.drafting.drafters import ModelDrafter
-from tot.decoders.drafting.latency_model import FAR_ROWS, ROWS, engine_costs, latency_model, warn_if_slow
+from tot.decoders.drafting.latency_model import (
+    FAR_ROWS,
+    ROWS,
+    LatencyModel,
+    engine_latency_model,
+    latency_model,
+    warn_if_slow,
+)
 from tot.decoders.drafting.opening import make_drafter
-from tot.decoders.drafting.planner import LatencyModel
 from tot.decoders.engine.runner import Runner
 
 Make = Callable[..., Engine]
@@ -65,7 +71,7 @@ def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: l
     assert costs.rows == ROWS
     assert all(0 < seconds < 1 for seconds in costs.seconds)
     forwards.clear()
-    assert latency_model(one.runner) == engine_costs(one) == costs
+    assert latency_model(one.runner) == engine_latency_model(one) == costs
     assert forwards == []
     latency_model(one.runner, (3,))
     assert set(forwards) == {1, 3}  # the text before them is one feed
@@ -116,7 +122,7 @@ def test_where_a_forward_takes_long_no_more_rows_are_measured(
     assert costs.rows == rows
     assert bool(costs.more) == far
     monkeypatch.undo()
-    assert engine_costs(one) == costs  # nothing is missing
+    assert engine_latency_model(one) == costs  # nothing is missing
 
 
 @pytest.mark.parametrize(("kv_budget", "positions"), [(4000, 2048), (5000, 2000)])
@@ -126,7 +132,7 @@ def test_a_long_text_that_does_not_fit_is_not_measured(
     one = engine(kv_budget, max_position_embeddings=positions)
     assert latency_model(one.runner).more == ()
     feeds.clear()
-    assert engine_costs(one).more == ()
+    assert engine_latency_model(one).more == ()
     assert feeds == []
 
 
@@ -141,7 +147,7 @@ def test_measuring_leaves_what_is_cached(engine: Make) -> None:
     decoder = load_decoder(engine=one)
     decoder.generate(requests())
     stored = one.cache.stored
-    engine_costs(one)
+    engine_latency_model(one)
     assert (one.cache.live, one.cache.stored) == (0, stored)
     (again,) = decoder.generate(requests(1))
     assert again.usage.reused_prompt_tokens > 0
@@ -155,7 +161,7 @@ def test_more_rows_cost_more_than_few(engine: Make) -> None:
 @pytest.mark.parametrize("kv_budget", [1, 2, 3, 4, 10, 50, 70])
 def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budget: int) -> None:
     small = engine(kv_budget)
-    costs = engine_costs(small)
+    costs = engine_latency_model(small)
     fits = [rows for rows in ROWS if max(1, kv_budget // 4) + rows <= kv_budget]
     assert all(costs.of(rows) > 0 for rows in (1, 64))
     assert len(set(costs.seconds)) <= max(1, len(fits))
@@ -166,11 +172,11 @@ def test_what_did_not_fit_is_measured_where_there_is_room(make_model: Callable[.
     model = make_model(hidden_size=384, intermediate_size=1024)
     for kv_budget, rows in ((12, (1, 2, 4, 8)), (500, ROWS[:-1]), (700, ROWS)):
         with Engine(load_model(model, tokenizer=tokenizer), kv_budget) as one:
-            assert engine_costs(one).rows == rows
+            assert engine_latency_model(one).rows == rows
 
 
 def test_a_vocabulary_smaller_than_the_rows_is_no_obstacle(engine: Make) -> None:
-    costs = engine_costs(engine(vocab_size=20))
+    costs = engine_latency_model(engine(vocab_size=20))
     assert costs.rows[0] == 1
     assert costs.of(64) >= costs.of(1) > 0
 
@@ -181,7 +187,7 @@ def test_measuring_beside_running_requests_changes_nothing(engine: Make, forward
     handles = load_decoder(engine=busy).submit(requests(tokens=200), stream=True)
     next(iter(handles[0]))
     forwards.clear()
-    costs = engine_costs(busy)
+    costs = engine_latency_model(busy)
     assert not any(handle.future.done() for handle in handles)
     assert {rows for rows in ROWS if rows <= 64} <= {*forwards}
     assert costs.rows == ROWS
@@ -193,9 +199,9 @@ def test_an_engine_without_room_is_measured_when_there_is_some(engine: Make) -> 
     full = engine(1000)
     held = full.call(lambda: full.cache.open([7] * 990))
     seed = load_decoder("seed", engine=full, k_config=(1, 1))
-    assert engine_costs(full) == LatencyModel((1,), (1.0,))
+    assert engine_latency_model(full) == LatencyModel((1,), (1.0,))
     full.call(lambda: full.cache.release(held))
-    assert engine_costs(full).rows == ROWS
+    assert engine_latency_model(full).rows == ROWS
     (got,) = seed.generate(requests(1, tokens=20))
     assert got.tokens == load_decoder(engine=full).generate(requests(1, tokens=20))[0].tokens
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, LocalDecoder, OptionError, Request, Sampling
-from tot.decoders.methods.lookahead import Pool
+from tot.decoders.methods.lookahead import LookaheadDrafter, LookaheadOptions
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 Make = Callable[..., LocalDecoder]
@@ -74,7 +74,7 @@ def test_windows_that_do_not_pay_are_not_iterated(make: Make) -> None:
 
 
 def test_a_pool_keeps_the_latest_ngrams() -> None:
-    pool = Pool(2)
+    pool = LookaheadDrafter(LookaheadOptions(guesses=2))
     for ngram in ([1, 2, 3], [1, 4, 5], [1, 2, 3], [1, 6, 7], [2, 9, 9]):
         pool.add(ngram)
     assert [list(rest) for rest in pool._ngrams[1]] == [[2, 3], [6, 7]]

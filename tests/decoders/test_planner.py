@@ -12,8 +12,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tot.decoders import load_model
+from tot.decoders.drafting.acceptance_statistics import AcceptanceStatistics
 from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter, ModelDrafter
-from tot.decoders.drafting.planner import FAR, NEAR, AcceptanceStatistics, LatencyModel, SpeculationPlanner
+from tot.decoders.drafting.latency_model import FAR, NEAR, LatencyModel
+from tot.decoders.drafting.planner import SpeculationPlanner, Trial
 from tot.decoders.engine.sampling import Draw
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
@@ -29,13 +31,13 @@ FULL = LatencyModel.fit([(1, 1.0), (8, 1.01), (16, 2.0), (32, 4.0), (64, 8.0)])
 """Eight rows cost about what one does; from there on, twice the rows take twice the time."""
 
 
-# -- costs -----------------------------------------------------------------------------------------
+# -- latency -----------------------------------------------------------------------------------------
 
 
 def test_costs_go_in_straight_lines_between_and_beyond_the_points() -> None:
-    costs = LatencyModel((1, 5, 7), (1.0, 3.0, 9.0))
-    assert [costs.of(rows) for rows in (1, 2, 5, 6, 7, 10)] == [1.0, 1.5, 3.0, 6.0, 9.0, 18.0]
-    assert [costs.slope(rows) for rows in (1, 4, 5, 6, 7, 100)] == [0.5, 0.5, 3.0, 3.0, 3.0, 3.0]
+    latency = LatencyModel((1, 5, 7), (1.0, 3.0, 9.0))
+    assert [latency.of(rows) for rows in (1, 2, 5, 6, 7, 10)] == [1.0, 1.5, 3.0, 6.0, 9.0, 18.0]
+    assert [latency.slope(rows) for rows in (1, 4, 5, 6, 7, 100)] == [0.5, 0.5, 3.0, 3.0, 3.0, 3.0]
 
 
 def test_one_point_says_that_rows_are_free() -> None:
@@ -46,13 +48,13 @@ def test_one_point_says_that_rows_are_free() -> None:
 @given(measured, st.integers(1, 200))
 @FAST
 def test_more_rows_never_cost_less(found: list[tuple[int, float]], rows: int) -> None:
-    costs = LatencyModel.fit(found)
-    assert costs.of(rows + 1) >= costs.of(rows) - 1e-9
-    if rows >= min(costs.rows):
-        assert costs.of(rows) + costs.slope(rows) == pytest.approx(costs.of(rows + 1))
+    latency = LatencyModel.fit(found)
+    assert latency.of(rows + 1) >= latency.of(rows) - 1e-9
+    if rows >= min(latency.rows):
+        assert latency.of(rows) + latency.slope(rows) == pytest.approx(latency.of(rows + 1))
     for known, value in found:
         slowest = max(other for fewer, other in found if fewer <= known)
-        assert costs.of(known) == pytest.approx(slowest)
+        assert latency.of(known) == pytest.approx(slowest)
         assert slowest >= value
 
 
@@ -61,18 +63,18 @@ def test_points_may_be_given_in_any_order() -> None:
 
 
 def test_a_long_context_adds_by_token_and_by_row() -> None:
-    costs = LatencyModel.fit([(1, 1.0), (8, 2.0)], [(1, 1.0 + 896e-3), (8, 2.0 + 8 * 896e-3)])
-    assert costs.more == pytest.approx((1e-3, 8e-3))
-    assert costs.at(0) == costs.at(NEAR) == costs
-    assert costs.at(FAR).of(1) == pytest.approx(1.896)
-    assert costs.at(NEAR + 2000).of(8) == pytest.approx(18.0)
-    assert costs.at(NEAR + 1000).of(15) == pytest.approx(3.0 + 15.0)  # beyond the points in straight lines
-    assert costs.at(NEAR + 1000).slope(1) == pytest.approx(1 / 7 + 1.0)
+    latency = LatencyModel.fit([(1, 1.0), (8, 2.0)], [(1, 1.0 + 896e-3), (8, 2.0 + 8 * 896e-3)])
+    assert latency.more == pytest.approx((1e-3, 8e-3))
+    assert latency.at(0) == latency.at(NEAR) == latency
+    assert latency.at(FAR).of(1) == pytest.approx(1.896)
+    assert latency.at(NEAR + 2000).of(8) == pytest.approx(18.0)
+    assert latency.at(NEAR + 1000).of(15) == pytest.approx(3.0 + 15.0)  # beyond the points in straight lines
+    assert latency.at(NEAR + 1000).slope(1) == pytest.approx(1 / 7 + 1.0)
 
 
 def test_rows_between_those_measured_far_are_interpolated() -> None:
-    costs = LatencyModel.fit([(1, 1.0), (2, 1.0), (3, 1.0)], [(1, 1.0 + 896.0), (3, 1.0 + 3 * 896.0)])
-    assert costs.more == pytest.approx((1.0, 2.0, 3.0))
+    latency = LatencyModel.fit([(1, 1.0), (2, 1.0), (3, 1.0)], [(1, 1.0 + 896.0), (3, 1.0 + 3 * 896.0)])
+    assert latency.more == pytest.approx((1.0, 2.0, 3.0))
 
 
 @given(measured, measured, st.integers(1, 200), st.floats(0, 10_000))
@@ -80,20 +82,20 @@ def test_rows_between_those_measured_far_are_interpolated() -> None:
 def test_a_longer_context_never_costs_less(
     near: list[tuple[int, float]], far: list[tuple[int, float]], rows: int, context: float
 ) -> None:
-    costs = LatencyModel.fit(near, far)
-    known = min(max(rows, costs.rows[0]), costs.rows[-1])
-    assert costs.at(context + 100).of(known) >= costs.at(context).of(known) * (1 - 1e-9) >= 0
-    assert costs.at(context).of(known + 1) >= costs.at(context).of(known) * (1 - 1e-9)
+    latency = LatencyModel.fit(near, far)
+    known = min(max(rows, latency.rows[0]), latency.rows[-1])
+    assert latency.at(context + 100).of(known) >= latency.at(context).of(known) * (1 - 1e-9) >= 0
+    assert latency.at(context).of(known + 1) >= latency.at(context).of(known) * (1 - 1e-9)
 
 
-# -- experience ------------------------------------------------------------------------------------
+# -- statistics ------------------------------------------------------------------------------------
 
 
 def learned(*told: bool, kind: Any = "a") -> AcceptanceStatistics:
-    experience = AcceptanceStatistics()
+    statistics = AcceptanceStatistics()
     for accepted in told:
-        experience.learn(kind, accepted)
-    return experience
+        statistics.learn(kind, accepted)
+    return statistics
 
 
 def test_what_is_not_known_is_as_likely_as_not() -> None:
@@ -110,39 +112,39 @@ def test_a_chance_is_the_share_accepted_beside_two_trials_of_which_one_was(told:
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 2000))
 @FAST
 def test_what_was_learned_fades_towards_what_is_not_known(told: list[bool], steps: int) -> None:
-    experience = learned(*told)
-    fresh = experience.chance("a")
-    experience.step = steps
-    faded = experience.chance("a")
+    statistics = learned(*told)
+    fresh = statistics.chance("a")
+    statistics.step = steps
+    faded = statistics.chance("a")
     assert min(fresh, 0.5) - 1e-12 <= faded <= max(fresh, 0.5) + 1e-12
-    experience.step += 5000
-    assert experience.chance("a") == pytest.approx(0.5, abs=1e-3)
+    statistics.step += 5000
+    assert statistics.chance("a") == pytest.approx(0.5, abs=1e-3)
 
 
 def test_what_faded_counts_less_than_what_is_new() -> None:
-    experience = learned(*[False] * 20)
-    experience.step = 400
+    statistics = learned(*[False] * 20)
+    statistics.step = 400
     for _ in range(10):
-        experience.learn("a", True)
-    assert experience.chance("a") > 0.7 > learned(*[False] * 20, *[True] * 10).chance("a")
+        statistics.learn("a", True)
+    assert statistics.chance("a") > 0.7 > learned(*[False] * 20, *[True] * 10).chance("a")
 
 
 def test_only_so_many_trials_are_remembered() -> None:
-    experience = learned(*[True] * 20_000)
-    assert experience.chance("a") == pytest.approx(201 / 202, abs=1e-4)
+    statistics = learned(*[True] * 20_000)
+    assert statistics.chance("a") == pytest.approx(201 / 202, abs=1e-4)
     for _ in range(400):
-        experience.learn("a", False)
-    assert experience.chance("a") < 0.2
+        statistics.learn("a", False)
+    assert statistics.chance("a") < 0.2
 
 
 def test_what_was_learned_can_be_written_down() -> None:
     kinds = [("lookup", 3, 0), ("jacobi", 8, True), ("level", 1, 0.7)]
-    experience = AcceptanceStatistics()
+    statistics = AcceptanceStatistics()
     for number, kind in enumerate(kinds):
         for trial in range(10):
-            experience.learn(kind, trial < 3 * number)
-    again = AcceptanceStatistics.from_json(json.loads(json.dumps(experience.to_json())))
-    assert [again.chance(kind) for kind in kinds] == pytest.approx([experience.chance(kind) for kind in kinds])
+            statistics.learn(kind, trial < 3 * number)
+    again = AcceptanceStatistics.from_json(json.loads(json.dumps(statistics.to_json())))
+    assert [again.chance(kind) for kind in kinds] == pytest.approx([statistics.chance(kind) for kind in kinds])
     assert again.chance("another") == 0.5
 
 
@@ -157,7 +159,7 @@ def test_what_was_learned_before_counts_as_few_trials() -> None:
 
 
 @pytest.mark.parametrize("damaged", [[1], [["a", 1]], [["a", 1, 2]], [["a", "b", 0]], [["a", float("nan"), 0]], 3])
-def test_what_is_no_experience_is_refused(damaged: Any) -> None:
+def test_what_is_no_statistics_is_refused(damaged: Any) -> None:
     with pytest.raises((TypeError, ValueError)):
         AcceptanceStatistics.from_json(damaged)
 
@@ -165,22 +167,22 @@ def test_what_is_no_experience_is_refused(damaged: Any) -> None:
 # -- the plan of a step ----------------------------------------------------------------------------
 
 
-def outlook(
+def planner(
     target: LatencyModel, branches: int = 1, draft: LatencyModel | None = None, **known: float
 ) -> SpeculationPlanner:
     """`known`: what is known of these kinds, as shares of 100 trials."""
     told = [(kind, trial < share * 100) for kind, share in known.items() for trial in range(100)]
-    experience = AcceptanceStatistics()
+    statistics = AcceptanceStatistics()
     for kind, accepted in told:
-        experience.learn(kind, accepted)
-    return SpeculationPlanner(experience, target, draft, branches)
+        statistics.learn(kind, accepted)
+    return SpeculationPlanner(statistics, target, draft, branches)
 
 
 @pytest.mark.parametrize(("branches", "least"), [(1, 0.1), (3, 0.25), (27, 0.75), (81, 0.9)])
 def test_a_token_is_worth_its_row_from_some_chance_on(branches: int, least: float) -> None:
     """At nine seconds and one a row, b branches bring b / (9 + b) tokens a second."""
-    assert outlook(LINEAR, branches).admit(least + 0.01)
-    assert not outlook(LINEAR, branches).admit(least - 0.01)
+    assert planner(LINEAR, branches).admit(least + 0.01)
+    assert not planner(LINEAR, branches).admit(least - 0.01)
 
 
 @given(measured, st.integers(1, 80), st.lists(chances, max_size=12))
@@ -188,12 +190,12 @@ def test_a_token_is_worth_its_row_from_some_chance_on(branches: int, least: floa
 def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
     found: list[tuple[int, float]], branches: int, offered: list[float]
 ) -> None:
-    costs = LatencyModel.fit(found)
-    assume(costs.of(branches) > 1e-6)
-    plan, tokens, rows = outlook(costs, branches), float(branches), branches
-    assume(branches >= min(costs.rows))
+    latency = LatencyModel.fit(found)
+    assume(latency.of(branches) > 1e-6)
+    plan, tokens, rows = planner(latency, branches), float(branches), branches
+    assume(branches >= min(latency.rows))
     for chance in offered:
-        now, then = tokens / costs.of(rows), (tokens + chance) / costs.of(rows + 1)
+        now, then = tokens / latency.of(rows), (tokens + chance) / latency.of(rows + 1)
         admitted = plan.admit(chance)
         if then != pytest.approx(now, rel=1e-6):
             assert admitted == (then > now)
@@ -202,12 +204,12 @@ def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
 
 
 def test_what_is_certain_not_to_come_is_refused_though_its_row_is_free() -> None:
-    assert outlook(FLAT).admit(0.01)
-    assert not outlook(FLAT).admit(0.0)
+    assert planner(FLAT).admit(0.01)
+    assert not planner(FLAT).admit(0.0)
 
 
 def test_tokens_are_refused_once_the_rows_are_many() -> None:
-    plan = outlook(FULL)
+    plan = planner(FULL)
     admitted = [plan.admit(0.6) for _ in range(40)]
     assert admitted == sorted(admitted, reverse=True)
     assert sum(admitted) == 7  # up to eight rows
@@ -216,31 +218,31 @@ def test_tokens_are_refused_once_the_rows_are_many() -> None:
 @pytest.mark.parametrize(("cost", "pays"), [(0.4, True), (0.6, False)])
 def test_a_forward_of_the_draft_pays_where_it_brings_more_than_its_time(cost: float, pays: bool) -> None:
     """The target makes one token a second; what is not known brings half a token."""
-    assert outlook(FLAT, draft=LatencyModel((1,), (cost,))).deepen("unknown", [1.0]) == pays
+    assert planner(FLAT, draft=LatencyModel((1,), (cost,))).deepen("unknown", [1.0]) == pays
 
 
 def test_a_forward_of_the_draft_pays_by_what_is_known_of_its_kind() -> None:
     draft = LatencyModel((1,), (0.4,))
-    assert outlook(FLAT, draft=draft, good=0.6).deepen("good", [1.0])
-    assert not outlook(FLAT, draft=draft, bad=0.2).deepen("bad", [1.0])
-    assert not outlook(FLAT, draft=draft, good=0.6).deepen("good", [0.5])  # a node that is itself in doubt
-    assert outlook(FLAT, draft=draft, good=0.6).deepen("good", [0.5] * 3)  # and three of them
+    assert planner(FLAT, draft=draft, good=0.6).deepen("good", [1.0])
+    assert not planner(FLAT, draft=draft, bad=0.2).deepen("bad", [1.0])
+    assert not planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5])  # a node that is itself in doubt
+    assert planner(FLAT, draft=draft, good=0.6).deepen("good", [0.5] * 3)  # and three of them
 
 
 def test_the_time_of_drafting_makes_each_further_forward_easier_to_pay() -> None:
     """A step that takes longer anyway brings fewer tokens a second, so that a token's row is worth more."""
-    plan = outlook(LINEAR, 27, LatencyModel((1,), (6.5,)), kind=1.0)
+    plan = planner(LINEAR, 27, LatencyModel((1,), (6.5,)), kind=1.0)
     assert not plan.admit(0.7)
     assert plan.deepen("kind", [1.0] * 27)
     assert plan.admit(0.7)  # 27 tokens in 42.5 seconds
 
 
 def test_nothing_to_go_on_from_is_not_gone_on_from() -> None:
-    assert not outlook(FLAT).deepen("kind", [])
+    assert not planner(FLAT).deepen("kind", [])
 
 
 def test_looking_up_takes_no_time() -> None:
-    assert outlook(FLAT, draft=None, bad=0.01).deepen("bad", [1.0])
+    assert planner(FLAT, draft=None, bad=0.01).deepen("bad", [1.0])
 
 
 # -- drafters with a plan --------------------------------------------------------------------------
@@ -268,25 +270,25 @@ CHEAP = LatencyModel((1, 64), (0.01, 0.02))
 
 
 def test_where_packing_fills_the_machine_nothing_is_drafted(model_drafter: ModelDrafter) -> None:
-    assert sizes(model_drafter.draft(texts(64, (2, 1, 1)), outlook(FULL, 64, CHEAP))) == [0] * 64
+    assert sizes(model_drafter.draft(texts(64, (2, 1, 1)), planner(FULL, 64, CHEAP))) == [0] * 64
     assert model_drafter.forwards == 0
-    assert sizes(LookupDrafter().draft(texts(64, (1,) * 4), outlook(FULL, 64))) == [0] * 64
+    assert sizes(LookupDrafter().draft(texts(64, (1,) * 4), planner(FULL, 64))) == [0] * 64
 
 
 def test_where_rows_are_free_all_is_drafted(model_drafter: ModelDrafter) -> None:
     config = (2, 1, 1)
-    assert sizes(model_drafter.draft(texts(3, config), outlook(FLAT, 3, CHEAP))) == [2 + 2 + 2] * 3
-    assert sizes(LookupDrafter().draft(texts(3, (1,) * 4), outlook(FLAT, 3))) == [4] * 3
+    assert sizes(model_drafter.draft(texts(3, config), planner(FLAT, 3, CHEAP))) == [2 + 2 + 2] * 3
+    assert sizes(LookupDrafter().draft(texts(3, (1,) * 4), planner(FLAT, 3))) == [4] * 3
 
 
 def test_one_text_gets_the_rows_that_cost_nothing(model_drafter: ModelDrafter) -> None:
-    (size,) = sizes(model_drafter.draft(texts(1, (4, 4)), outlook(FULL, 1, CHEAP)))
+    (size,) = sizes(model_drafter.draft(texts(1, (4, 4)), planner(FULL, 1, CHEAP)))
     assert 4 <= size <= 7
     assert model_drafter.forwards == 2
 
 
 def test_with_a_draft_that_is_as_slow_as_its_target_nothing_is_drafted(model_drafter: ModelDrafter) -> None:
-    assert sizes(model_drafter.draft(texts(2, (2, 1)), outlook(FLAT, 2, FLAT))) == [0, 0]
+    assert sizes(model_drafter.draft(texts(2, (2, 1)), planner(FLAT, 2, FLAT))) == [0, 0]
     assert model_drafter.forwards == 0
 
 
@@ -294,13 +296,13 @@ def test_a_draft_with_a_plan_is_a_part_of_the_draft_without(model_drafter: Model
     for branches in (1, 3, 6, 10):
         contexts = texts(3, (3, 2, 1))
         whole = model_drafter.draft(contexts)
-        for some, all_ in zip(model_drafter.draft(contexts, outlook(FULL, branches, CHEAP)), whole, strict=True):
+        for some, all_ in zip(model_drafter.draft(contexts, planner(FULL, branches, CHEAP)), whole, strict=True):
             paths = {tuple(all_.tokens[step] for step in all_.path(node)) for node in range(len(all_.tokens))}
             assert {tuple(some.tokens[step] for step in some.path(node)) for node in range(len(some.tokens))} <= paths
 
 
 def test_a_copy_of_a_plan_can_be_tried_and_taken() -> None:
-    plan = outlook(LINEAR)
+    plan = planner(LINEAR)
     before = plan.rate
     tried = copy(plan)
     tried.admit(0.9)
@@ -308,3 +310,54 @@ def test_a_copy_of_a_plan_can_be_tried_and_taken() -> None:
     plan.take(tried)
     assert plan.rate == tried.rate
     assert plan.admit(0.2) == tried.admit(0.2)
+
+
+# -- trials by the clock ---------------------------------------------------------------------------
+
+
+def drafted(trial: Trial, steps: int, drafting: float, plain: float, tokens: float = 2.0) -> int:
+    """Steps with drafts out of so many, which take `drafting` seconds for `tokens` tokens, others `plain` for one."""
+    count = 0
+    for _ in range(steps):
+        count += trial.drafts
+        trial.step(*((tokens, drafting) if trial.drafts else (1.0, plain)))
+    return count
+
+
+@pytest.mark.parametrize(("drafting", "plain", "least", "most"), [(1.2, 1.0, 1900, 2000), (2.5, 1.0, 0, 100)])
+def test_the_faster_way_is_kept(drafting: float, plain: float, least: int, most: int) -> None:
+    assert least <= drafted(Trial(plain), 2000, drafting, plain) <= most
+
+
+def test_what_clearly_pays_is_not_left_out_first() -> None:
+    assert drafted(Trial(1.0), 60, drafting=1.0, plain=1.0) == 60
+
+
+@pytest.mark.parametrize("thought", [0.01, 100.0])
+def test_a_wrong_measurement_of_plain_steps_is_found_out(thought: float) -> None:
+    trial = Trial(thought)
+    drafted(trial, 300, drafting=1.2, plain=1.0)
+    assert drafted(trial, 1000, drafting=1.2, plain=1.0) > 950
+
+
+@pytest.mark.parametrize("worse", [True, False])
+def test_a_change_is_noticed(worse: bool) -> None:
+    trial = Trial(1.0)
+    times = [2.5, 1.2] if not worse else [1.2, 2.5]
+    drafted(trial, 3000, times[0], 1.0)
+    drafted(trial, 3000, times[1], 1.0)
+    late = drafted(trial, 1000, times[1], 1.0)
+    assert late < 50 if worse else late > 950
+
+
+def test_a_step_that_was_interrupted_decides_nothing() -> None:
+    trial = Trial(1.0)
+    drafted(trial, 500, drafting=1.2, plain=1.0)
+    trial.step(2.0, 1000.0)
+    assert drafted(trial, 2000, drafting=1.2, plain=1.0) > 1900
+
+
+def test_the_first_step_after_a_change_counts_for_nothing() -> None:
+    trial = Trial(1.0)
+    trial.step(0.0, 1000.0)
+    assert drafted(trial, 60, drafting=1.2, plain=1.0) == 60

@@ -21,7 +21,7 @@ from tot.decoders import Completion, LocalDecoder, OptionError, Request, load_de
 from tot.decoders.request import ChoiceLogprob
 
 SIDES = (
-    *("normal", "pdos, given", "pdos, given, keys reused", "pdos, own"),
+    *("normal", "pdos, given", "pdos, own"),
     *("SoT", "CoD", "CoD + pdos, given", "CoD + pdos, own"),
 )
 
@@ -41,8 +41,7 @@ def folder(tiny: Callable[[], LocalDecoder], tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def compared(folder: Path) -> Iterator[dict[str, Side]]:
     with load_decoder("ar", folder) as normal, load_decoder("pdos", engine=normal.engine, instructions="") as steps:
-        reusing = load_decoder("pdos", engine=normal.engine, instructions="", reuse_keys=True)
-        yield {side.name: side for side in sides(normal, steps, reusing)}
+        yield {side.name: side for side in sides(normal, steps)}
 
 
 class Replies:
@@ -64,7 +63,7 @@ class Replies:
 def test_pdos_and_normal_decoding_have_the_very_same_prompt(compared: dict[str, Side]) -> None:
     question = planning(3, 1)
     asked = {name: side.messages(question) for name, side in compared.items()}
-    assert asked["normal"] == asked["pdos, given"] == asked["pdos, given, keys reused"] == asked["pdos, own"]
+    assert asked["normal"] == asked["pdos, given"] == asked["pdos, own"]
     assert asked["CoD"] == asked["CoD + pdos, given"] == asked["CoD + pdos, own"]
     assert len({asked["normal"], asked["CoD"], asked["SoT"]}) == 3
     assert all(messages[-1].content.endswith(question.text) for name, messages in asked.items() if name != "SoT")

@@ -13,7 +13,7 @@ import pytest
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
-from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import load_task
@@ -185,7 +185,7 @@ def test_without_a_trigger_of_the_tasks_own_an_explanation_is_followed_by_the_ch
 def _dear_company(monkeypatch: pytest.MonkeyPatch) -> None:
     """By cost, a text alone has a window of 32, two have one of 19, three one of 12."""
     costs = LatencyModel((1, 40, 64), (1.0, 1.05, 60.0))
-    monkeypatch.setattr("tot.decoders.methods.fastcot.engine_costs", lambda engine: costs)
+    monkeypatch.setattr("tot.decoders.methods.fastcot.engine_latency_model", lambda engine: costs)
     assert [Buffers(None, costs).width(texts) for texts in (1, 2, 3)] == [32, 19, 12]
 
 

@@ -33,7 +33,7 @@ WIDE: dict[str, dict[str, Any]] = {
     "lookahead": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
 }
 """What only pays where rows cost nothing: as many tokens a forward as can be had."""
-_SET_HERE = {"policy", "overlap", "adapt", "rule", "replacement", "draft_temperature"}
+_SET_HERE = {"policy", "overlap", "adapt", "rule"}
 
 
 def run(
@@ -115,10 +115,8 @@ def _rules(bench: Bench, methods: Sequence[str]) -> list[Side]:
     if "mcsd" in methods:
         config = bench.configs["mcsd"]
         shown = _titled("mcsd", config)
-        sides.append(bench.side(f"{shown}, coupled", "mcsd", k_config=config))
-        for replacement in (False, True):
-            name = f"{shown}, mcsd {'with' if replacement else 'without'} replacement"
-            sides.append(bench.side(name, "mcsd", k_config=config, rule="mcsd", replacement=replacement))
+        for rule in ("coupled", "mcsd"):
+            sides.append(bench.side(f"{shown}, {rule}", "mcsd", k_config=config, rule=rule))
     return sides
 
 

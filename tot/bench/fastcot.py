@@ -24,7 +24,7 @@ from rich.table import Table
 from tot.bench.machine import interval, share, spread
 from tot.data import rows
 from tot.decoders.decoder import load_decoder
-from tot.decoders.drafting.latency_model import engine_costs
+from tot.decoders.drafting.latency_model import engine_latency_model
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw
@@ -137,7 +137,7 @@ def run(
     asked = questions(task, data, limit, max_tokens, 0)
     calibrating, testing = asked[: len(asked) // 2], asked[len(asked) // 2 :]
     with Engine(load_model(model)) as engine:
-        width = Buffers(window, None if window is not None else engine_costs(engine)).width(1)
+        width = Buffers(window, None if window is not None else engine_latency_model(engine)).width(1)
         console.print(
             f"{model}; {describe(engine.loaded.device, engine.loaded.dtype)}; {task}: {len(asked)} questions, "
             f"rationales of up to {max_tokens} tokens; window {width}"

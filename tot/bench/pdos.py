@@ -22,8 +22,7 @@ from tot.bench.pdos_judge import marks
 from tot.bench.pdos_sides import Side, sides
 from tot.bench.pdos_tasks import Question, multi_document, planning, retrieval
 from tot.decoders.decoder import load_decoder
-from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import ModelError, OptionError, unknown
+from tot.decoders.errors import OptionError, unknown
 from tot.decoders.files import write_json
 from tot.decoders.local import LocalDecoder
 from tot.machine import describe
@@ -102,14 +101,13 @@ def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
     with ExitStack() as stack:
         normal = stack.enter_context(load_decoder("ar", model))
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
-        reusing = _reusing(normal.engine, console)
         judge = normal if chosen.judge is None else stack.enter_context(load_decoder("ar", chosen.judge))
         machine = describe(normal.engine.loaded.device, normal.engine.loaded.dtype)
         console.print(f"{model}; {machine}")
         numbers: dict[str, Any] = {"model": model, "machine": machine, "judge": chosen.judge or model}
-        plain, *_ = sides(normal, steps, reusing)
+        plain, *_ = sides(normal, steps)
         for kind in kinds(chosen, lambda question: _fits(question, plain), console):
-            compared = sides(normal, steps, reusing)
+            compared = sides(normal, steps)
             _measure(compared, kind.questions)
             numbers[kind.name] = _summary(compared, kind.questions, judge)
             _show(kind, compared, numbers[kind.name], console)
@@ -118,14 +116,6 @@ def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
         if out is not None:
             write_json(out, numbers)
             console.print(f"numbers: {out}")
-
-
-def _reusing(engine: Engine, console: Console) -> LocalDecoder | None:
-    try:
-        return load_decoder("pdos", engine=engine, instructions="", reuse_keys=True)
-    except ModelError as error:
-        console.print(f"no side that uses keys again: {error}")
-        return None
 
 
 def _fits(question: Question, normal: Side) -> bool:

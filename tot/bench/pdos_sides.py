@@ -145,17 +145,14 @@ class OutlineFirst(Side):
         return "\n".join(lines), outline.usage.prompt_tokens, 0.0
 
 
-def sides(normal: LocalDecoder, steps: LocalDecoder, reusing: LocalDecoder | None) -> list[Side]:
+def sides(normal: LocalDecoder, steps: LocalDecoder) -> list[Side]:
     """All of Table 1, from decoders `ar` and `pdos` of one engine: `pdos` with titles given and with its own skeletons.
 
-    `pdos` is to add no instructions of its own, as the prompts show how steps are written; `reusing` is one that uses
-    the keys of steps again, where the model's can be.
+    `pdos` is to add no instructions of its own, as the prompts show how steps are written.
     """
-    again = [] if reusing is None else [Side("pdos, given, keys reused", reusing, "normal", given=True)]
     return [
         Side("normal", normal, "normal"),
         Side("pdos, given", steps, "normal", given=True),
-        *again,
         Side("pdos, own", steps, "normal"),
         OutlineFirst("SoT", normal, "normal"),
         Side("CoD", normal, "normal", drafts=True),

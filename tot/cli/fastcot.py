@@ -50,7 +50,7 @@ def calibrate_command(
     from dataclasses import asdict
 
     from tot.bench.fastcot import find_cap, questions
-    from tot.decoders.drafting.latency_model import engine_costs
+    from tot.decoders.drafting.latency_model import engine_latency_model
     from tot.decoders.engine.engine import Engine
     from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
@@ -60,7 +60,7 @@ def calibrate_command(
     out = writable(out)
     asked = questions(task, data, limit, max_tokens, seed)
     with Engine(load_model(model)) as engine:
-        width = Buffers(window, None if window is not None else engine_costs(engine)).width(1)
+        width = Buffers(window, None if window is not None else engine_latency_model(engine)).width(1)
         found, note = find_cap(engine, asked, [*range(0, max_tokens + 1, every)], width, loss, agreement)
     write_json(out, {"model": model, "task": task, "window": width, "note": note, **asdict(found)})
     lines = {

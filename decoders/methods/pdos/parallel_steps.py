@@ -10,18 +10,17 @@ The text is not that of `ar`: no step has seen the others when it is drawn.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
-from itertools import takewhile
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
 from tot.decoders.errors import RequestError
-from tot.decoders.kernels.rotary import inverse_frequencies
-from tot.decoders.methods.autoregressive import Autoregressive, ChoiceScorer, DecodingSequence
+from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.pdos.steps_block import Block, Head, Line, Step
 from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat
@@ -31,18 +30,13 @@ STEP_KEY = 2**32
 """Step number k of a text, from 1, draws its tokens as sample `index + k * STEP_KEY`, its positions from 0."""
 
 
-Move = Callable[[Sequence[int], int], None]
-
-
 class ParallelSteps(Autoregressive):
     """Decodes as `Autoregressive` does, and steps side by side."""
 
-    def __init__(self, job: Job, form: StepsFormat, chunk: int, move: Move | None = None) -> None:
+    def __init__(self, job: Job, form: StepsFormat, chunk: int) -> None:
         super().__init__(job)
         self._form = form
         self._chunk = chunk
-        self._move = move
-        """Where keys and values of steps are used again: turns the keys in slots by so many positions."""
         self._lines: dict[int, Line] = {}
         if self._choices and not self._trigger:
             return
@@ -75,10 +69,6 @@ class ParallelSteps(Autoregressive):
             waiting = [step for step in line.block.steps if step.output.finish_reason is None]
             line.block.active = waiting[: self._form.options.width]
             return [step.run(self._job.cache, sequence.branch) for step in line.block.active]
-        if line.gaps:
-            last = line.gaps[-1]
-            feeds = [Chunk(sequence.branch, gap.start, gap.stop) for gap in line.gaps[:-1]]
-            return [*feeds, Chunk(sequence.branch, last.start, last.stop, [sequence.output.draw()])]
         if line.filling is not None or len(sequence.pending) > self._chunk:
             return self._fill(sequence, line)
         return super().run(sequence)
@@ -88,9 +78,6 @@ class ParallelSteps(Autoregressive):
         if line.block is not None:
             self._take_steps(sequence, line, line.block, rows)
             return
-        for _ in line.gaps[:-1]:
-            next(rows)
-        line.gaps = []
         row = next(rows)
         if not row:
             return
@@ -111,8 +98,6 @@ class ParallelSteps(Autoregressive):
         for line in self._lines.values():
             for step in line.block.steps if line.block is not None else ():
                 step.release(self._job.cache)
-            for branch in line.held:
-                self._job.cache.release(branch)
         super().release()
 
     # -- stage 1: the skeleton ----------------------------------------------------------------------------------
@@ -201,7 +186,7 @@ class ParallelSteps(Autoregressive):
         steps = []
         for number, head in enumerate(heads, line.numbered + 1):
             text = Passage(job.codec, sampling, output.index + number * STEP_KEY, limit)
-            steps.append(Step(head, before, text, limit, self._move is not None))
+            steps.append(Step(head, before, text, limit))
         line.numbered += len(steps)
         line.title, line.heads = None, []
         line.block = Block(steps, before, len(unfed), left)
@@ -212,7 +197,7 @@ class ParallelSteps(Autoregressive):
         for step in block.active:
             (drawn,) = next(rows)
             line.output.append(drawn)
-            if step.take(drawn) and not step.private:
+            if step.take(drawn):
                 step.release(cache)
         stopped = next((i for i, step in enumerate(block.steps) if step.output.ended_by in stops), None)
         if stopped is not None:  # the text ends there: no later step is part of it
@@ -235,43 +220,14 @@ class ParallelSteps(Autoregressive):
             ids += step.ids + ([] if last else form.between)
         ids += [] if stopped else form.end
         line.base = len(sequence.branch) + len(ids)
-        if self._move is None or stopped:
-            sequence.pending = ids
-            for step in block.steps:
-                step.release(self._job.cache)
-        else:
-            self._use_again(sequence, line, block, ids, self._move)
+        sequence.pending = ids
+        for step in block.steps:
+            step.release(self._job.cache)
         output.end_steps("" if stopped else form.end_text, block.left - (len(ids) - block.unfed))
         if stopped:
             output.end("stop")
         account.block_tokens += sum(len(step.output.tokens) for step in block.steps)
         account.block_seconds += time.perf_counter() - block.began
-
-    def _use_again(self, sequence: DecodingSequence, line: Line, block: Block, ids: Sequence[int], move: Move) -> None:
-        """Have the branch go over what the steps computed, with the keys moved; only what is missing is to be fed.
-
-        That is not what computing the text anew gives: no step has seen those before it.
-        """
-        cache, trunk = self._job.cache, len(sequence.branch)
-        start = at = trunk + len(block.opening)
-        branches = []
-        for step in block.steps:
-            branch = step.branch
-            assert branch is not None
-            end = line.base if step is block.steps[-1] else at + len(step.ids) + len(self._form.between)
-            whole = ids[at - trunk : end - trunk]
-            fed = zip(cache.tokens(branch)[start:], whole, strict=False)
-            kept = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], fed))
-            cache.rollback(branch, start + kept)
-            move(branch.slots[start:], at - start)
-            cache.extend(branch, whole[kept:], private=True)
-            line.gaps.append(range(at + kept, end))
-            branches.append(branch)
-            at = end
-        spliced = cache.splice(branches, start)
-        cache.release(sequence.branch)
-        sequence.branch, sequence.pending = spliced, []
-        line.held += branches
 
     def _fill(self, sequence: DecodingSequence, line: Line) -> list[Chunk]:
         """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""
@@ -325,11 +281,7 @@ class ParallelSteps(Autoregressive):
 
 def _open(engine: Engine, options: PDOSOptions, stack: ExitStack) -> OpenedMethod:
     form = StepsFormat(options, engine.codec)
-    move = None
-    if options.reuse_keys:
-        inverse_frequencies(engine.loaded.model)
-        move = engine.runner.move
-    return OpenedMethod(partial(ParallelSteps, form=form, chunk=engine.chunk, move=move), prepare=form.prepare)
+    return OpenedMethod(partial(ParallelSteps, form=form, chunk=engine.chunk), prepare=form.prepare)
 
 
 METHOD = Method(_open, PDOSOptions)

@@ -28,14 +28,12 @@ class Head(NamedTuple):
 class Step:
     """One step: its title, its text, and its branch while it runs."""
 
-    def __init__(self, head: Head, opening: Sequence[int], output: Passage, limit: int, private: bool) -> None:
+    def __init__(self, head: Head, opening: Sequence[int], output: Passage, limit: int) -> None:
         self.ids = list(head.ids)
         """The step's tokens in the text: its title's, and from `close` on all of them."""
         self.output = output
         self.branch: Branch | None = None
         self.pending = list(head.ids)
-        self.private = private
-        """Its keys and values will be moved, so that no other text may find them."""
         self._opening = opening
         self._limit = limit
         self._title = head.text
@@ -55,7 +53,7 @@ class Step:
         if self.branch is None:
             self.branch = cache.fork(trunk)
             cache.extend(self.branch, self._opening)
-        cache.extend(self.branch, self.pending, self.private)
+        cache.extend(self.branch, self.pending)
         return Chunk(self.branch, start, len(self.branch), [self.output.draw()])
 
     def take(self, drawn: Sampled) -> bool:
@@ -115,7 +113,3 @@ class Line:
     """Steps so far."""
     filling: int | None = None
     """A block is fed in pieces: positions that were."""
-    held: list[Branch] = field(default_factory=list)
-    """Of steps whose keys and values its branch goes over."""
-    gaps: list[range] = field(default_factory=list)
-    """Positions between those that are to be fed."""

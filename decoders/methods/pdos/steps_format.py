@@ -73,9 +73,6 @@ class PDOSOptions(BaseModel):
     """Most tokens of a step; None is its share of max_tokens, of which what follows the block has one too."""
     width: Annotated[int, Field(ge=1)] = 64
     """Most steps of a text that are decoded at once. When one ends, the next begins."""
-    reuse_keys: bool = False
-    """Go on from the keys and values that the steps computed, moved to their places in the text, instead of computing
-    the steps anew. It saves one forward over the block, and is not exact: no step has seen those before it."""
 
     @field_validator("find_steps", mode="after")
     @classmethod

@@ -16,12 +16,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Companion, Job
+from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
+from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.files import replacing
-from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
+from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.request import Request
 
 TOP = 32
@@ -99,10 +100,8 @@ class Recorded(Autoregressive):
             said.clear()
 
 
-class Reader:
+class Reader(Policy):
     """A policy that decodes nothing: it reads a given text in one forward, and records."""
-
-    companion: Companion | None = None
 
     def __init__(self, job: Job, text: Sequence[int], recorder: Recorder) -> None:
         self._job, self._text, self._recorder = job, text, recorder

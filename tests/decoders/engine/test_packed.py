@@ -14,7 +14,7 @@ from scipy import stats
 from torch import Tensor
 
 from tot.decoders import LocalDecoder, Request, Sampling
-from tot.decoders.engine.job import Job
+from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.methods.autoregressive import Autoregressive
@@ -135,10 +135,8 @@ def test_samples_of_two_tokens_follow_the_models_distribution(
 # -- two methods in one forward ----------------------------------------------------------------------
 
 
-class Pairs:
+class Pairs(Policy):
     """Writes a given text, two tokens a step."""
-
-    companion = None
 
     def __init__(self, job: Job, script: Sequence[int]) -> None:
         self._job, self._script = job, list(script)

@@ -30,12 +30,9 @@ def promises_are_kept(watch: Any) -> bool:
 
 
 @pytest.mark.parametrize("model", ["llama", pytest.param("qwen2", marks=pytest.mark.slow)], indirect=True)
-@pytest.mark.parametrize("reuse", [False, True])
 @pytest.mark.parametrize("steps", [(), CITIES])
-def test_growth_is_never_too_little(
-    make: Make, steps: tuple[str, ...], watching: Any, ids: Any, loose: Any, reuse: bool
-) -> None:
-    decoder = loose(make, reuse_keys=reuse)
+def test_growth_is_never_too_little(make: Make, steps: tuple[str, ...], watching: Any, ids: Any, loose: Any) -> None:
+    decoder = loose(make)
     for seed in range(12):
         watch = watching(decoder)
         sampling = Sampling(max_tokens=120, temperature=1.0, seed=seed, n=2, ignore_eos=True)

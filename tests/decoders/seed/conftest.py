@@ -30,13 +30,13 @@ class Watched(LookupDrafter):
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def draft(self, contexts: Sequence[Context], outlook: Any = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[Context], planner: Any = None) -> list[Draft]:
         self.threads.add(threading.current_thread().name)
         self.asked += [(context.key, list(context.tokens)) for context in contexts]
         self.go_on.wait(30)
         if self.fails:
             raise ZeroDivisionError("no draft today")
-        return super().draft(contexts, outlook)
+        return super().draft(contexts, planner)
 
     def end(self, key: int) -> None:
         self.threads.add(threading.current_thread().name)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request
-from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 
 
 def drafted(completions: Sequence[Completion]) -> int:
@@ -28,8 +28,8 @@ CHEAP = (LatencyModel((1, 64), (0.01, 0.03)), LatencyModel((1, 64), (0.001, 0.00
 def measured(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every target and draft costs what CHEAP says, and drafting takes no longer than its forwards."""
     monkeypatch.setattr("tot.decoders.methods.speculative.time", SimpleNamespace(perf_counter=lambda: 0.0))
-    monkeypatch.setattr("tot.decoders.methods.seed.engine_costs", lambda engine: CHEAP[0])
-    monkeypatch.setattr("tot.decoders.methods.seed.latency_model", lambda runner: CHEAP[1])
+    monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine: CHEAP[0])
+    monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", lambda runner: CHEAP[1])
 
 
 @pytest.mark.usefixtures("measured")
@@ -75,7 +75,7 @@ def test_packed_drafts_less_where_rows_are_dear(
     requests = branches(6, tokens=60)
     counts = []
     for steep in (LatencyModel((1, 64), (0.01, 0.011)), LatencyModel((1, 64), (0.01, 0.64))):
-        monkeypatch.setattr("tot.decoders.methods.seed.engine_costs", lambda engine, steep=steep: steep)
+        monkeypatch.setattr("tot.decoders.methods.speculative.engine_latency_model", lambda engine, steep=steep: steep)
         counts.append(drafted(bench.seed(bench.model_drafter(0.02)).generate(requests)))
     assert counts[0] > 100
     assert counts[1] == 0  # a row costs as much as a forward of its own

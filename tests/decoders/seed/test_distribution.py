@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Request, Sampling, load_decoder
-from tot.decoders.drafting.planner import LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 
 LENGTH = 2
 HEAT = 0.7
@@ -82,8 +82,10 @@ def test_drafting_as_it_pays_keeps_the_distribution(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Lengths and breadths of drafts follow from what was accepted; what comes out does not."""
-    monkeypatch.setattr("tot.decoders.methods.seed.engine_costs", lambda engine: LatencyModel((1, 64), (0.01, 0.013)))
-    monkeypatch.setattr("tot.decoders.methods.seed.latency_model", lambda runner: LatencyModel((1,), (0.001,)))
+    monkeypatch.setattr(
+        "tot.decoders.methods.speculative.engine_latency_model", lambda engine: LatencyModel((1, 64), (0.01, 0.013))
+    )
+    monkeypatch.setattr("tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1,), (0.001,)))
     counts: Counter[tuple[int, ...]] = Counter()
     asked = {"policy": policy, "rule": rule, "k_config": k_config, "draft": llama(0.3)}
     sampling = Sampling(max_tokens=3, temperature=HEAT, n=16, ignore_eos=True)

@@ -21,13 +21,9 @@ from tot.decoders import OptionError, Request, load_decoder
         ({"k_config": 3}, "option k_config: .*valid tuple"),
         ({"rule": "leviathan"}, "knows one candidate a position: give k_config=1,1,1, or rule=mcsd"),
         ({"rule": "leviathan", "k_config": (1, 2)}, "knows one candidate a position"),
-        ({"rule": "leviathan", "k_config": (1,), "replacement": True}, "knows one candidate a position"),
         ({"rule": "strict"}, "option rule: .*'coupled', 'leviathan' or 'mcsd'"),
         ({"policy": "all"}, "option policy: .*'packed' or 'rounds'"),
         ({"overlap": False}, "overlap is for policy=rounds: leave it out"),
-        ({"replacement": True}, "replacement is for rejection rules: .*give a rule other than coupled"),
-        ({"draft_temperature": 0.5}, "draft_temperature is for rejection rules"),
-        ({"draft_temperature": -1, "rule": "mcsd"}, "option draft_temperature: .*greater than or equal to 0"),
         ({"k": 3}, r"option k: .* \(its options: .*policy, overlap, adapt, k_config"),
     ],
 )

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request
-from tot.decoders.methods.seed import Rounds, Scheduled, SEEDOptions
+from tot.decoders.methods.seed import Rounds, SEEDOptions
+from tot.decoders.methods.speculative import Speculative
 from tot.decoders.timeline import Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
@@ -76,8 +77,8 @@ def scripted(bench: Any, requests: Sequence[Request], script: Script, drafter: A
     """The keys in the order in which their drafts were verified, and the tokens decoded."""
     engine = bench.engine()
     engine.timeline = Timeline(clock=lambda: script.now)
-    rounds = Rounds(drafter, SEEDOptions(**ROUNDS), engine, executor=script)
-    handles = engine.submit_all(requests, [partial(Scheduled, companion=rounds)] * len(requests))
+    rounds = Rounds(engine, drafter, SEEDOptions(**ROUNDS), script)
+    handles = engine.submit_all(requests, [partial(Speculative, speculation=rounds)] * len(requests))
     tokens = [completion.tokens for handle in handles for completion in handle.result(30)]
     rounds.close()
     spans = [span for span in engine.timeline.spans if span.branch is not None and span.kind == "verify"]
@@ -125,11 +126,11 @@ def test_no_draft_waits_for_more_verifications_than_there_are_other_branches(
     finished_after: dict[int, list[int]] = {}
     verifications: list[int] = []
     engine = bench.engine()
-    rounds = Rounds(bench.model_drafter(0.02), SEEDOptions(**ROUNDS), engine, executor=script)
+    rounds = Rounds(engine, bench.model_drafter(0.02), SEEDOptions(**ROUNDS), script)
 
-    class Seen(Scheduled):
+    class Seen(Speculative):
         def take(self, sequence: Any, rows: Any) -> None:
-            verifications.append(self.keys[sequence.output.index])
+            verifications.append(sequence.key)
             super().take(sequence, rows)
 
     enqueue = rounds._enqueue
@@ -140,7 +141,7 @@ def test_no_draft_waits_for_more_verifications_than_there_are_other_branches(
 
     rounds._enqueue = noted  # type: ignore[method-assign]
     requests = [plain(LONG, max_tokens=18, temperature=1.0, n=2), *branches(4)]
-    results(engine.submit_all(requests, [partial(Seen, companion=rounds)] * len(requests)))
+    results(engine.submit_all(requests, [partial(Seen, speculation=rounds)] * len(requests)))
     rounds.close()
     waits = []
     for key, finished in finished_after.items():

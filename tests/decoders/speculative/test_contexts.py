@@ -9,7 +9,7 @@ import pytest
 from tot.decoders import Request
 from tot.decoders.drafting.drafters import Context
 from tot.decoders.engine.radix_cache import RadixCache
-from tot.decoders.methods.speculative import Speculative
+from tot.decoders.methods.speculative import Speculation
 
 
 @pytest.mark.parametrize(("method", "draft"), [("sd", "lookup"), ("mcsd", "near"), ("seed", "chain")])
@@ -17,15 +17,15 @@ def test_a_drafter_is_told_all_of_each_text(
     method: str, draft: str, make_bench: Any, mixed: list[Request], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[tuple[list[int], list[int]]] = []
-    context = Speculative.context
+    context = Speculation.context
 
-    def spy(policy: Any, sequence: Any) -> Context:
-        made = context(policy, sequence)
-        held = [*policy._job.cache.tokens(sequence.branch), *sequence.pending]
+    def spy(speculation: Any, sequence: Any) -> Context:
+        made = context(speculation, sequence)
+        held = [*sequence.job.cache.tokens(sequence.branch), *sequence.pending]
         told.append((list(made.tokens), held))
         return made
 
-    monkeypatch.setattr(Speculative, "context", spy)
+    monkeypatch.setattr(Speculation, "context", spy)
     bench = make_bench()
     bench.speculative(method, draft).generate(mixed)
     assert len(told) > 50

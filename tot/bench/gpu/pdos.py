@@ -24,7 +24,6 @@ def pdos(bench: Bench) -> Stages:
         frame = sum(len(engine.codec.encode(form.header(title))) + len(form.between) for title in titles)
         whole = frame + len(form.end) + len(engine.codec.encode("\n")) + each * (STEPS + 1)
         steps = load_decoder("pdos", engine=engine, step_tokens=each)
-        reusing = load_decoder("pdos", engine=engine, step_tokens=each, reuse_keys=True)
         normal = load_decoder("ar", engine=engine)
         spent = defaultdict[str, list[float]](list)
         inside: list[float] = []
@@ -34,25 +33,20 @@ def pdos(bench: Bench) -> Stages:
             return Request(prompt=tuple(prompt), sampling=sampling, steps=given)
 
         seconds(normal, asked(WARM_UP, (), bench.prompt()))
-        seconds(reusing, asked(whole, titles, bench.prompt()))
         drawn = len(seconds(steps, asked(whole, titles, bench.prompt()))[1].tokens)
         sides = {
             "pdos": (steps, partial(asked, whole, titles)),
-            "pdos, keys used again": (reusing, partial(asked, whole, titles)),
             "ar": (normal, partial(asked, drawn, ())),
         }
 
         def found() -> Found:
-            *ours, base = ([*spent[name]] for name in sides)
-            ratios = [[a / b for a, b in zip(base, each, strict=True)] for each in ours]
+            ratios = [a / b for a, b in zip(spent["ar"], spent["pdos"], strict=True)]
             within = [a * b / drawn for a, b in zip(inside, spent["ar"], strict=True)]
             return {
                 "steps": STEPS,
                 "tokens_drawn": drawn,
                 "seconds": spent,
-                "ratio": {
-                    f"ar / {name}": statistics.median(each) for name, each in zip(sides, ratios, strict=False) if each
-                },
+                "ratio": {"ar / pdos": statistics.median(ratios)} if ratios else {},
                 "inside_the_block": {
                     "tokens_per_second": inside,
                     "ratio": statistics.median(within) if within else None,
@@ -63,7 +57,7 @@ def pdos(bench: Bench) -> Stages:
             yield found()
             prompt = bench.prompt()
             order = [*sides.items()]
-            for name, (decoder, request) in [*order[turn % 3 :], *order[: turn % 3]]:
+            for name, (decoder, request) in order[:: 1 if turn % 2 else -1]:
                 spent[name].append(seconds(decoder, request(prompt))[0])
                 bench.say(f"round {turn + 1}: {name}: {spent[name][-1]:.2f} s")
                 if name == "pdos":
