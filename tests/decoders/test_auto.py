@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -169,17 +168,6 @@ def test_where_rows_are_dear_nothing_is_drafted(make: Make, costs: Callable[[Lat
     assert auto.choices == {"generate": "ar"}
 
 
-def test_a_long_context_makes_rows_dear(make: Make, costs: Callable[[LatencyModel], None]) -> None:
-    """Beyond 128 tokens the same drafts cost more than they bring."""
-    costs(LatencyModel((1, 64), (0.01, 0.011), (0.0, 1.0)))
-    auto = make("auto")
-    writes_one_token(auto)
-    short = auto.generate([Request(prompt="abc", sampling=Sampling(max_tokens=80, ignore_eos=True))])
-    long = auto.generate([Request(prompt="abc" * 200, sampling=Sampling(max_tokens=80, ignore_eos=True))])
-    assert total(short, "accepted") > 40
-    assert total(long, "drafted") == 0
-
-
 def test_each_purpose_is_learned_about_by_itself(make: Make, costs: Callable[[LatencyModel], None]) -> None:
     """Evaluations that can be looked up beside thoughts that can't, packed with them."""
     costs(LINEAR)
@@ -221,7 +209,7 @@ def test_other_methods_choose_nothing(make: Make) -> None:
     assert plain.choices == {}
 
 
-# -- from one decoder to the next ------------------------------------------------------------------
+# -- trained drafts --------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -244,52 +232,12 @@ def engines(
         assert one.cache.live == 0
 
 
-def test_experience_is_kept_for_the_next_decoder(
-    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path
-) -> None:
-    costs(LINEAR)
-    drafted = []
-    for _ in range(2):
-        with load_decoder("auto", engine=engines()) as auto:
-            drafted.append(total(auto.generate(requests(1, tokens=200)), "drafted"))
-    assert drafted[1] < drafted[0]
-    (file,) = (tmp_path / "experience").glob("*.json")
-    assert [purpose for purpose, _ in json.loads(file.read_text())["found"]] == ["generate"]
-
-
-@pytest.mark.parametrize("found", [[["generate", [[1]]]], [["generate"]], [3], [["nonsense", []]]])
-def test_damaged_experience_is_made_anew(
-    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path, found: list[Any]
-) -> None:
-    costs(LINEAR)
-    expected = []
-    for _ in range(2):
-        with load_decoder("auto", engine=engines()) as auto:
-            expected.append(auto.generate(requests(1)))
-        (file,) = (tmp_path / "experience").glob("*.json")
-        content = json.loads(file.read_text())
-        file.write_text(json.dumps(content | {"found": found}))
-    assert total(expected[0], "drafted") == total(expected[1], "drafted")
-    assert tokens(expected[0]) == tokens(expected[1])
-
-
-def test_a_decoder_that_was_asked_nothing_keeps_nothing(
-    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], tmp_path: Path
-) -> None:
-    costs(FREE)
-    load_decoder("auto", engine=engines()).close()
-    assert not (tmp_path / "experience").exists()
-
-
-# -- trained drafts --------------------------------------------------------------------------------
-
-
 def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
     engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     costs(FREE)
     monkeypatch.setattr(
-        "tot.decoders.methods.speculative.latency_model", lambda runner, rows=(): LatencyModel((1, 64), (0.001, 0.002))
+        "tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1, 64), (0.001, 0.002))
     )
     monkeypatch.setattr("tot.decoders.drafting.opening.warn_if_slow", lambda *_: None)
     engine = engines()

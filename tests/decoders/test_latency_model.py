@@ -11,10 +11,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
-from tot.decoders.drafting import latency_model as row_costs_module
 from tot.decoders.drafting.drafters import ModelDrafter
 from tot.decoders.drafting.latency_model import (
-    FAR_ROWS,
     ROWS,
     LatencyModel,
     engine_latency_model,
@@ -66,77 +64,18 @@ def requests(count: int = 4, tokens: int = 60) -> list[Request]:
 
 def test_every_number_of_rows_is_measured_once_a_model(engine: Make, forwards: list[int]) -> None:
     one, other = engine(), engine(seed=1)
-    costs = latency_model(one.runner)
-    assert sorted(set(forwards)) == [rows for rows in ROWS if rows <= 64]  # more rows are several on each branch
-    assert costs.rows == ROWS
-    assert all(0 < seconds < 1 for seconds in costs.seconds)
+    latency = latency_model(one.runner)
+    assert set(forwards) == set(ROWS)
+    assert latency.rows == ROWS
+    assert all(0 < seconds < 1 for seconds in latency.seconds)
     forwards.clear()
-    assert latency_model(one.runner) == engine_latency_model(one) == costs
+    assert latency_model(one.runner) is engine_latency_model(one) is latency
     assert forwards == []
-    latency_model(one.runner, (3,))
-    assert set(forwards) == {1, 3}  # the text before them is one feed
-    forwards.clear()
-    assert latency_model(other.runner, (1, 4)).rows == (1, 4)
-    assert set(forwards) == {1, 4}
+    latency_model(other.runner)
+    assert set(forwards) == set(ROWS)
 
 
-@pytest.fixture
-def feeds(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
-    """Rows, context and rows read of every forward of any runner from here on."""
-    seen: list[tuple[int, int, int]] = []
-    forward = Runner.forward
-
-    def watched(self: Runner, feeds: Any) -> Any:
-        rows, reads = sum(feed.stop - feed.start for feed in feeds), sum(len(feed.reads) for feed in feeds)
-        seen.append((rows, feeds[0].start, reads))
-        return forward(self, feeds)
-
-    monkeypatch.setattr(Runner, "forward", watched)
-    return seen
-
-
-def test_many_rows_are_measured_as_drafts_are(engine: Make, feeds: list[tuple[int, int, int]]) -> None:
-    latency_model(engine().runner, (128, 512))
-    assert {(128, 128, 128), (512, 128, 512)} <= set(feeds)  # all read
-
-
-def test_some_rows_are_measured_after_a_long_text_too(engine: Make, feeds: list[tuple[int, int, int]]) -> None:
-    costs = latency_model(engine(5000, max_position_embeddings=2048).runner)
-    assert {rows for rows, context, _ in feeds if context == 1024} == set(FAR_ROWS)
-    assert {rows for rows, context, _ in feeds if context == 128} == set(ROWS)
-    assert len(costs.more) == len(costs.rows)
-    assert costs.at(128) == costs
-    assert costs.at(4000).of(64) >= costs.of(64)
-
-
-@pytest.mark.parametrize(("slow", "rows", "far"), [(8, ROWS[:4], False), (128, ROWS[:8], True)])
-def test_where_a_forward_takes_long_no_more_rows_are_measured(
-    engine: Make, monkeypatch: pytest.MonkeyPatch, slow: int, rows: tuple[int, ...], far: bool
-) -> None:
-    monkeypatch.setattr(
-        "tot.decoders.drafting.latency_model._seconds",
-        lambda runner, base, rows: 1.0 if rows >= slow else 0.001 * len(base),
-    )
-    one = engine(5000, max_position_embeddings=2048)
-    costs = latency_model(one.runner)
-    assert costs.rows == rows
-    assert bool(costs.more) == far
-    monkeypatch.undo()
-    assert engine_latency_model(one) == costs  # nothing is missing
-
-
-@pytest.mark.parametrize(("kv_budget", "positions"), [(4000, 2048), (5000, 2000)])
-def test_a_long_text_that_does_not_fit_is_not_measured(
-    engine: Make, kv_budget: int, positions: int, feeds: list[tuple[int, int, int]]
-) -> None:
-    one = engine(kv_budget, max_position_embeddings=positions)
-    assert latency_model(one.runner).more == ()
-    feeds.clear()
-    assert engine_latency_model(one).more == ()
-    assert feeds == []
-
-
-def test_measuring_leaves_nothing_in_the_tree(engine: Make) -> None:
+def test_measuring_leaves_nothing_in_the_cache(engine: Make) -> None:
     one = engine()
     latency_model(one.runner)
     assert (one.cache.live, one.cache.stored) == (0, 0)
@@ -153,32 +92,25 @@ def test_measuring_leaves_what_is_cached(engine: Make) -> None:
     assert again.usage.reused_prompt_tokens > 0
 
 
-def test_more_rows_cost_more_than_few(engine: Make) -> None:
-    costs = latency_model(engine(hidden_size=384, intermediate_size=1024).runner)
-    assert costs.of(64) > 2 * costs.of(1)
+def test_more_rows_take_longer_than_few(engine: Make) -> None:
+    latency = latency_model(engine(hidden_size=384, intermediate_size=1024).runner)
+    assert latency.of(64) > 2 * latency.of(1)
 
 
 @pytest.mark.parametrize("kv_budget", [1, 2, 3, 4, 10, 50, 70])
 def test_a_small_store_is_measured_with_the_rows_that_fit(engine: Make, kv_budget: int) -> None:
     small = engine(kv_budget)
-    costs = engine_latency_model(small)
+    latency = engine_latency_model(small)
     fits = [rows for rows in ROWS if max(1, kv_budget // 4) + rows <= kv_budget]
-    assert all(costs.of(rows) > 0 for rows in (1, 64))
-    assert len(set(costs.seconds)) <= max(1, len(fits))
+    assert len(latency.rows) == max(1, len(fits))
+    assert all(latency.of(rows) > 0 for rows in (1, 64))
     assert (small.cache.live, small.cache.stored) == (0, 0)
 
 
-def test_what_did_not_fit_is_measured_where_there_is_room(make_model: Callable[..., Any], tokenizer: Any) -> None:
-    model = make_model(hidden_size=384, intermediate_size=1024)
-    for kv_budget, rows in ((12, (1, 2, 4, 8)), (500, ROWS[:-1]), (700, ROWS)):
-        with Engine(load_model(model, tokenizer=tokenizer), kv_budget) as one:
-            assert engine_latency_model(one).rows == rows
-
-
 def test_a_vocabulary_smaller_than_the_rows_is_no_obstacle(engine: Make) -> None:
-    costs = engine_latency_model(engine(vocab_size=20))
-    assert costs.rows[0] == 1
-    assert costs.of(64) >= costs.of(1) > 0
+    latency = engine_latency_model(engine(vocab_size=20))
+    assert latency.rows == (1, 4, 8, 16)
+    assert latency.of(64) >= latency.of(1) > 0
 
 
 def test_measuring_beside_running_requests_changes_nothing(engine: Make, forwards: list[int]) -> None:
@@ -187,10 +119,10 @@ def test_measuring_beside_running_requests_changes_nothing(engine: Make, forward
     handles = load_decoder(engine=busy).submit(requests(tokens=200), stream=True)
     next(iter(handles[0]))
     forwards.clear()
-    costs = engine_latency_model(busy)
+    latency = engine_latency_model(busy)
     assert not any(handle.future.done() for handle in handles)
-    assert {rows for rows in ROWS if rows <= 64} <= {*forwards}
-    assert costs.rows == ROWS
+    assert set(ROWS) <= {*forwards}
+    assert latency.rows == ROWS
     assert [handle.result(30)[0].tokens for handle in handles] == expected
 
 
@@ -216,25 +148,9 @@ def test_a_draft_as_slow_as_its_target_is_warned_of(engine: Make, make_model: Ca
         drafter = make_drafter(slow, target, ExitStack())
     assert isinstance(drafter, ModelDrafter)
     (message,) = [str(warning.message) for warning in seen]
-    drafting, verifying = (
-        f"{latency_model(runner, (1,)).of(1) * 1000:.1f} ms" for runner in (drafter.runner, target.runner)
-    )
+    drafting, verifying = (f"{latency_model(runner).of(1) * 1000:.1f} ms" for runner in (drafter.runner, target.runner))
     assert f"takes {drafting} a token" in message
     assert f"{verifying}: drafting will not make it faster; choose a smaller draft" in message
-    drafter.close()
-
-
-def test_a_cost_that_says_so_is_measured_again_first(
-    engine: Make, make_model: Callable[..., Any], recwarn: pytest.WarningsRecorder
-) -> None:
-    """One that was measured in a bad moment, say."""
-    target = engine(hidden_size=384, intermediate_size=1024, num_hidden_layers=8)
-    draft = make_model(hidden_size=16, intermediate_size=16, num_hidden_layers=1)
-    row_costs_module._known[draft] = dict.fromkeys(((1, row_costs_module.NEAR), (1, row_costs_module.FAR)), 100.0)
-    drafter = make_drafter(draft, target, ExitStack())
-    assert isinstance(drafter, ModelDrafter)
-    assert [str(warning.message) for warning in recwarn if "the draft" in str(warning.message)] == []
-    assert latency_model(drafter.runner, (1,)).of(1) < 1.0
     drafter.close()
 
 

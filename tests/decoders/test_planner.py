@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from copy import copy
 from typing import Any
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 from tot.decoders import load_model
 from tot.decoders.drafting.acceptance_statistics import AcceptanceStatistics
 from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter, ModelDrafter
-from tot.decoders.drafting.latency_model import FAR, NEAR, LatencyModel
+from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.planner import SpeculationPlanner, Trial
 from tot.decoders.engine.sampling import Draw
 
@@ -62,32 +61,6 @@ def test_points_may_be_given_in_any_order() -> None:
     assert LatencyModel.fit([(8, 3.0), (1, 1.0), (4, 2.0)]) == LatencyModel((1, 4, 8), (1.0, 2.0, 3.0))
 
 
-def test_a_long_context_adds_by_token_and_by_row() -> None:
-    latency = LatencyModel.fit([(1, 1.0), (8, 2.0)], [(1, 1.0 + 896e-3), (8, 2.0 + 8 * 896e-3)])
-    assert latency.more == pytest.approx((1e-3, 8e-3))
-    assert latency.at(0) == latency.at(NEAR) == latency
-    assert latency.at(FAR).of(1) == pytest.approx(1.896)
-    assert latency.at(NEAR + 2000).of(8) == pytest.approx(18.0)
-    assert latency.at(NEAR + 1000).of(15) == pytest.approx(3.0 + 15.0)  # beyond the points in straight lines
-    assert latency.at(NEAR + 1000).slope(1) == pytest.approx(1 / 7 + 1.0)
-
-
-def test_rows_between_those_measured_far_are_interpolated() -> None:
-    latency = LatencyModel.fit([(1, 1.0), (2, 1.0), (3, 1.0)], [(1, 1.0 + 896.0), (3, 1.0 + 3 * 896.0)])
-    assert latency.more == pytest.approx((1.0, 2.0, 3.0))
-
-
-@given(measured, measured, st.integers(1, 200), st.floats(0, 10_000))
-@FAST
-def test_a_longer_context_never_costs_less(
-    near: list[tuple[int, float]], far: list[tuple[int, float]], rows: int, context: float
-) -> None:
-    latency = LatencyModel.fit(near, far)
-    known = min(max(rows, latency.rows[0]), latency.rows[-1])
-    assert latency.at(context + 100).of(known) >= latency.at(context).of(known) * (1 - 1e-9) >= 0
-    assert latency.at(context).of(known + 1) >= latency.at(context).of(known) * (1 - 1e-9)
-
-
 # -- statistics ------------------------------------------------------------------------------------
 
 
@@ -127,41 +100,6 @@ def test_what_faded_counts_less_than_what_is_new() -> None:
     for _ in range(10):
         statistics.learn("a", True)
     assert statistics.chance("a") > 0.7 > learned(*[False] * 20, *[True] * 10).chance("a")
-
-
-def test_only_so_many_trials_are_remembered() -> None:
-    statistics = learned(*[True] * 20_000)
-    assert statistics.chance("a") == pytest.approx(201 / 202, abs=1e-4)
-    for _ in range(400):
-        statistics.learn("a", False)
-    assert statistics.chance("a") < 0.2
-
-
-def test_what_was_learned_can_be_written_down() -> None:
-    kinds = [("lookup", 3, 0), ("jacobi", 8, True), ("level", 1, 0.7)]
-    statistics = AcceptanceStatistics()
-    for number, kind in enumerate(kinds):
-        for trial in range(10):
-            statistics.learn(kind, trial < 3 * number)
-    again = AcceptanceStatistics.from_json(json.loads(json.dumps(statistics.to_json())))
-    assert [again.chance(kind) for kind in kinds] == pytest.approx([statistics.chance(kind) for kind in kinds])
-    assert again.chance("another") == 0.5
-
-
-def test_what_was_learned_before_counts_as_few_trials() -> None:
-    before = learned(*[True] * 1000, kind=("a",))
-    carried = AcceptanceStatistics.from_json(before.to_json())
-    assert carried.chance(("a",)) == pytest.approx(21 / 22)
-    for _ in range(20):
-        before.learn(("a",), False)
-        carried.learn(("a",), False)
-    assert carried.chance(("a",)) < 0.55 < 0.85 < before.chance(("a",))
-
-
-@pytest.mark.parametrize("damaged", [[1], [["a", 1]], [["a", 1, 2]], [["a", "b", 0]], [["a", float("nan"), 0]], 3])
-def test_what_is_no_statistics_is_refused(damaged: Any) -> None:
-    with pytest.raises((TypeError, ValueError)):
-        AcceptanceStatistics.from_json(damaged)
 
 
 # -- the plan of a step ----------------------------------------------------------------------------
