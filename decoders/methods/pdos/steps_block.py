@@ -40,10 +40,6 @@ class Step:
         self._said: str | None = None
 
     @property
-    def begun(self) -> bool:
-        return bool(self.output.tokens)
-
-    @property
     def text(self) -> str:
         return self._title + (f"{self.output.open_text}\n" if self._said is None else self._said)
 

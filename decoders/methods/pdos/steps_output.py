@@ -7,12 +7,15 @@ as the plain text it was after all, or steps take its place (PDOS, section 3). W
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.request import FinishReason, Part, Sampling
+
+if TYPE_CHECKING:
+    from tot.decoders.methods.pdos.steps_block import Step
 
 
 class Passage(Output):
@@ -40,19 +43,6 @@ class Passage(Output):
         return self._text
 
 
-class Written(Protocol):
-    """A step, as its sample's text needs it."""
-
-    output: Passage
-
-    @property
-    def text(self) -> str:
-        """Title and all, with what separates it from the next."""
-
-    @property
-    def begun(self) -> bool: ...
-
-
 class SteppedOutput(Passage):
     """One sample. `room` and the limit count every token of the text, also those given rather than drawn."""
 
@@ -61,7 +51,7 @@ class SteppedOutput(Passage):
         """The marker was met: what is drawn now is a skeleton."""
         self.given = 0
         """Tokens of the skeleton that were not drawn."""
-        self._steps: Sequence[Written] | None = None
+        self._steps: Sequence[Step] | None = None
         self._before = 0.0
         self._plain = sampling
         self._marker = None if marker in sampling.stop else marker
@@ -115,7 +105,7 @@ class SteppedOutput(Passage):
             if self.add(sampled):
                 break
 
-    def begin_steps(self, steps: Sequence[Written], opening: str, limit: int) -> None:
+    def begin_steps(self, steps: Sequence[Step], opening: str, limit: int) -> None:
         """Steps come after the text and `opening`. They, and what follows them, have room for `limit` tokens."""
         if self._text + opening:
             self.parts.append(Part("exact", self._text + opening, len(self.tokens) - self._first))
@@ -132,7 +122,7 @@ class SteppedOutput(Passage):
 
     def _deposit(self) -> None:
         """Steps as parts of the text; their tokens, which were counted as they were drawn, in the order of the text."""
-        steps, self._steps = [step for step in self._steps or () if step.begun], None
+        steps, self._steps = [step for step in self._steps or () if step.output.tokens], None
         self.tokens[self._first :] = [token for step in steps for token in step.output.tokens]
         self.logprob = self._before + sum(step.output.logprob for step in steps)
         self.parts += [Part("step", step.text, len(step.output.tokens)) for step in steps]
