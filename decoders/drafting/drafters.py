@@ -59,6 +59,8 @@ class Draft:
     parents: list[int] = field(default_factory=list)
     kinds: list[Hashable] = field(default_factory=list)
     """By node: what is learned from its being accepted or not is of use for others of this kind."""
+    chances: list[float] = field(default_factory=list)
+    """By node: that all up to it is accepted, where that is known."""
     levels: dict[int, Hashable] = field(default_factory=dict)
     """By node whose children a model drafted: the kind of that forward, which brought something if one is accepted."""
     weights: dict[int, Tensor] = field(default_factory=dict)
@@ -68,10 +70,19 @@ class Draft:
     """Tokens to be fed after the text's end beside the tree, for what the target draws after the last of them: nothing
     of them is ever accepted. The longest come last, and are left out where the model's context ends."""
 
-    def add(self, token: int, parent: int, kind: Hashable = None) -> int:
+    def add(
+        self, token: int, parent: int, kind: Hashable = None, planner: SpeculationPlanner | None = None
+    ) -> int | None:
+        """The new node; None where it does not pay by the plan."""
+        chance = 1.0
+        if planner is not None:
+            chance = planner.statistics.chance(kind) * (1.0 if parent < 0 else self.chances[parent])
+            if not planner.admit(chance):
+                return None
         self.tokens.append(token)
         self.parents.append(parent)
         self.kinds.append(kind)
+        self.chances.append(chance)
         return len(self.tokens) - 1
 
     def children(self, node: int) -> list[int]:
@@ -137,15 +148,13 @@ class LookupDrafter(Drafter):
             self._learn(context)
         drafts = []
         for context in contexts:
-            draft, parent, chance = Draft(), -1, 1.0
+            draft, node = Draft(), -1
             matched, tokens = self.index.follow(context.tokens, len(context.widths))
             for depth, token in enumerate(tokens):
-                kind = ("lookup", matched, min(depth, _LOOKUP_DEPTH))
-                if planner is not None:
-                    chance *= planner.statistics.chance(kind)
-                    if not planner.admit(chance):
-                        break
-                parent = draft.add(token, parent, kind)
+                added = draft.add(token, node, ("lookup", matched, min(depth, _LOOKUP_DEPTH)), planner)
+                if added is None:
+                    break
+                node = added
             drafts.append(draft)
         return drafts
 
@@ -173,8 +182,6 @@ class _Tip(NamedTuple):
     node: int
     branch: Branch
     """Ends in the node; or in its parent, until it is gone on from."""
-    chance: float
-    """That all up to the node is accepted."""
 
 
 def level(context: Context, depth: int) -> Hashable:
@@ -217,33 +224,30 @@ class ModelDrafter(Drafter):
             return drafts
         forks: list[Branch] = []
         try:
-            frontier = [_Tip(i, -1, branch, 1.0) for i, branch in self._follow(contexts)]
+            frontier = [_Tip(i, -1, branch) for i, branch in self._follow(contexts)]
             depth = 0
             while frontier:
-                grown = self._candidates(contexts, frontier, depth, drafts, weigh=planner is not None)
+                grown = self._candidates(contexts, frontier, depth, drafts, planner is not None)
                 depth += 1
                 deeper: list[_Tip] = []
-                for (i, node, branch, reached), (tokens, sure) in zip(frontier, grown, strict=True):
+                for (i, node, branch), (tokens, sure) in zip(frontier, grown, strict=True):
                     heat = round(contexts[i].draws[0].temperature, 1)
                     drafts[i].levels[node] = level(contexts[i], depth - 1)
                     for rank, token in enumerate(tokens):
-                        kind, chance = ("model", heat, rank, sure), reached
-                        if planner is not None:
-                            chance *= planner.statistics.chance(kind)
-                            if not planner.admit(chance):
-                                break  # rejection takes candidates in the order in which they were drawn
-                        child = drafts[i].add(token, node, kind)
+                        child = drafts[i].add(token, node, ("model", heat, rank, sure), planner)
+                        if child is None:
+                            break  # rejection takes candidates in the order in which they were drawn
                         if depth < len(contexts[i].widths):
-                            deeper.append(_Tip(i, child, branch, chance))
+                            deeper.append(_Tip(i, child, branch))
                 if planner is not None and deeper:
-                    deepest = level(contexts[deeper[0].context], depth)
-                    if not planner.deepen(deepest, [tip.chance for tip in deeper]):
+                    chances = [drafts[tip.context].chances[tip.node] for tip in deeper]
+                    if not planner.deepen(level(contexts[deeper[0].context], depth), chances):
                         break
                 frontier = []
-                for i, node, branch, chance in deeper:
+                for i, node, branch in deeper:
                     forks.append(self.runner.cache.fork(branch))
                     self.runner.cache.extend(forks[-1], [drafts[i].tokens[node]])
-                    frontier.append(_Tip(i, node, forks[-1], chance))
+                    frontier.append(_Tip(i, node, forks[-1]))
         except RadixCacheFullError:  # what was drafted so far is as good
             pass
         finally:
@@ -308,7 +312,7 @@ class ModelDrafter(Drafter):
         what comes there, from 0 to 9 (0 where nobody weighs it)."""
         cache = self.runner.cache
         feeds = []
-        for i, _, branch, _ in frontier:
+        for i, _, branch in frontier:
             start = min(cache.computed_length(branch), len(branch) - 1)
             feeds.append(Chunk(branch, start, len(branch), [contexts[i].draws[depth]]))
         forward = self.runner.forward(feeds)

@@ -54,7 +54,7 @@ class AutoDrafter(DrafterChain):
     been right more often than the others' drafts have. It can say what it chose."""
 
     def __init__(self, model: ModelDrafter | None) -> None:
-        self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(_LONGEST, "prompt")]
+        self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(_LONGEST)]
         super().__init__([*self._quick, *([] if model is None else [model])])
         self._model = model
         self._tallies: dict[Purpose, dict[str, _Tally]] = {}

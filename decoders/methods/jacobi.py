@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter, LookupDrafter, Verified
+from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.method import Method, OpenedMethod
@@ -34,9 +34,6 @@ class JacobiOptions(BaseModel):
 
     n: Annotated[int, Field(ge=1, le=128)] = 16
     """Tokens of a window."""
-    guess: Literal["prompt", "lookup", "tail"] = "prompt"
-    """What a new window holds: tokens of the prompt, by chance; what followed the text's end when it was last seen; or
-    the last tokens of the window before. Prompt tokens fill what the others leave."""
     adapt: bool = True
     """Feed only as much of a window as pays, by the measured cost of rows and what was kept so far."""
     trajectory: bool = False
@@ -48,43 +45,27 @@ class _Window:
     tokens: list[int] = field(default_factory=list)
     stayed: list[bool] = field(default_factory=list)
     """Which of them the last step drew as they were."""
-    last: list[int] = field(default_factory=list)
-    """What was drawn at the end of the window before."""
 
 
 class JacobiDrafter(Drafter):
     """The windows of all texts: drafts that are the target's own guesses."""
 
-    def __init__(self, n: int, guess: Literal["prompt", "lookup", "tail"]) -> None:
+    def __init__(self, n: int) -> None:
         self._n = n
-        self._guess = guess
-        self._lookup = LookupDrafter() if guess == "lookup" else None
         self._windows: dict[int, _Window] = {}
 
     def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
-        begun = [context for context in contexts if not self._windows.setdefault(context.key, _Window()).tokens]
-        found = self._lookup.draft(contexts) if self._lookup is not None else [Draft() for _ in contexts]
-        known = {context.key: draft.tokens for context, draft in zip(contexts, found, strict=True)}
-        for context in begun:
-            self._begin(context, known[context.key])
         return [self._chain(context, planner) for context in contexts]
 
-    def _begin(self, context: Context, found: Sequence[int]) -> None:
-        window = self._windows[context.key]
-        chance = random.Random(len(context.tokens))
-        guesses = list(window.last if self._guess == "tail" else found)[: self._n]
-        guesses += chance.choices(context.prompt, k=self._n - len(guesses))
-        window.tokens, window.stayed = guesses, [False] * self._n
-
     def _chain(self, context: Context, planner: SpeculationPlanner | None) -> Draft:
-        window, draft, chance = self._windows[context.key], Draft(), 1.0
+        window, draft = self._windows.setdefault(context.key, _Window()), Draft()
+        if not window.tokens:  # a new one holds tokens of the prompt, by chance
+            window.tokens = random.Random(len(context.tokens)).choices(context.prompt, k=self._n)
+            window.stayed = [False] * self._n
         for place, token in enumerate(window.tokens[: len(context.widths)]):
             kind = ("jacobi", min(place, _PLACES), window.stayed[place])
-            if planner is not None:
-                chance *= planner.statistics.chance(kind)
-                if not planner.admit(chance):
-                    break
-            draft.add(token, place - 1, kind)
+            if draft.add(token, place - 1, kind, planner) is None:
+                break
         return draft
 
     def observe(self, verified: Verified) -> None:
@@ -97,16 +78,13 @@ class JacobiDrafter(Drafter):
         before, old = window.tokens[kept + 1 :], window.stayed[kept + 1 :]
         window.stayed = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
         window.tokens = [*drawn[: len(before)], *before[len(drawn) :]]
-        window.last = drawn or window.last
 
     def end(self, key: int) -> None:
         self._windows.pop(key, None)
-        if self._lookup is not None:
-            self._lookup.end(key)
 
 
 def _open(engine: Engine, options: JacobiOptions, stack: ExitStack) -> OpenedMethod:
-    drafter = JacobiDrafter(options.n, options.guess)
+    drafter = JacobiDrafter(options.n)
     shared = Speculation(engine, drafter, (1,) * options.n, adapt=options.adapt, trajectory=options.trajectory)
     return OpenedMethod(partial(Speculative, speculation=shared), drafter)
 

@@ -73,21 +73,15 @@ class LookaheadDrafter(Drafter):
     def _tree(self, context: Context, planner: SpeculationPlanner | None) -> Draft:
         """The n-grams as a tree, in which equal beginnings are one."""
         draft = Draft()
-        chances = {-1: 1.0}
         for rank, ngram in enumerate(reversed(self._ngrams.get(context.tokens[-1], OrderedDict()))):
             node = -1
             for depth, token in enumerate(ngram[: len(context.widths)]):
-                known = next((child for child in draft.children(node) if draft.tokens[child] == token), None)
-                if known is None:
-                    kind = ("lookahead", depth, min(rank, 3))
-                    chance = 0.0
-                    if planner is not None:
-                        chance = chances[node] * planner.statistics.chance(kind)
-                        if not planner.admit(chance):
-                            break
-                    known = draft.add(token, node, kind)
-                    chances[known] = chance
-                node = known
+                child = next((child for child in draft.children(node) if draft.tokens[child] == token), None)
+                if child is None:
+                    child = draft.add(token, node, ("lookahead", depth, min(rank, 3)), planner)
+                if child is None:
+                    break
+                node = child
         return draft
 
     def _columns(self, context: Context) -> list[list[int]]:
