@@ -44,7 +44,7 @@ class Step:
         for chunk, own, job in zip(self.chunks, forward.own_from, self.jobs, strict=True):
             text = min(max(own, len(job.prompt)), chunk.stop)
             rows[job.request.purpose, "prefill"] += text - own
-            rows[job.request.purpose, "decode" if job.policy.companion is None else "verify"] += chunk.stop - text
+            rows[job.request.purpose, "decode" if job.policy.batch_drafter is None else "verify"] += chunk.stop - text
             keys += sum(range(own + 1, chunk.stop + 1))  # a row sees itself and all before it
             slots.update(chunk.branch.slots[: chunk.stop])
         return Load(+rows, len(forward.logits), keys, len(slots))

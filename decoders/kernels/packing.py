@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,8 +26,6 @@ _JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dyn
 """Inputs of one output beside each other in a line."""
 _AT_ONCE = 2048
 """Outputs packed at a time: what that takes beside its result is float32, several times over."""
-_SOME = 16
-"""Values of each tensor that tell a model from others of its shape."""
 
 
 def room_for(what: str, needed: float, device: torch.device) -> bool:
@@ -59,9 +57,7 @@ def packed(weight: Tensor, kind: Weights) -> Tensor:
 
 def give_up(layer: nn.Linear) -> None:
     """Let go of a layer's weight; only its packed copy computes from now on."""
-    gone: Any = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
-    gone.some = some_numbers(layer.weight)
-    layer.weight = gone
+    layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
     layer.forward = _refuse  # type: ignore[method-assign]
 
 
@@ -78,15 +74,6 @@ def _refuse(input: Tensor) -> Tensor:
         "this model's weights are held only as the engine that loaded it has packed them: load the model again by "
         "load_model(...), or give that model to the engine"
     )
-
-
-def some_numbers(weight: Any) -> Tensor:
-    """Some of a weight's numbers, also of one that was given up: float32 on the CPU."""
-    if weight.is_meta:
-        known: Tensor = weight.some
-        return known
-    flat: Tensor = weight.detach().flatten()
-    return flat[:: max(1, len(flat) // _SOME)].to("cpu", torch.float32)
 
 
 def joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:

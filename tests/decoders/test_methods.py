@@ -10,7 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders import METHODS, OptionError, Request, Sampling, load_decoder
 from tot.decoders.decoder import find_method
-from tot.decoders.methods.autoregressive import Autoregressive, DecodingSequence
+from tot.decoders.engine.sequence import DecodingSequence
+from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
 
 

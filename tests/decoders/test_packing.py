@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.early_exit import first_layers
-from tot.decoders.drafting.kept import model_identity
 from tot.decoders.kernels.forward import NativeForward
 from tot.decoders.kernels.native import library
 from tot.decoders.kernels.packing import packed
@@ -117,16 +115,11 @@ def test_the_file_that_weights_were_mapped_from_is_let_go(
     assert torch.equal(model.model.embed_tokens.weight, expected)
 
 
-def test_a_model_without_its_weights_is_still_itself_and_says_why_it_computes_nothing(model: Any) -> None:
-    other = copy.deepcopy(model)
-    identity, numbers = model_identity(model), sum(weight.numel() for weight in model.parameters())
+def test_a_model_without_its_weights_says_why_it_computes_nothing(model: Any) -> None:
+    numbers = sum(weight.numel() for weight in model.parameters())
     native = NativeForward(model, *stores(model), "int8", owned=True)
     assert native.weights == "int8"
-    assert model_identity(model) == identity
     assert sum(weight.numel() for weight in model.parameters()) == numbers
-    other.model.layers[3].mlp.up_proj.weight[0, 0] += 1
-    NativeForward(other, *stores(other), "int8", owned=True)
-    assert model_identity(other) != identity
     with pytest.raises(
         ModelError, match="held only as the engine that loaded it has packed them: load the model again"
     ):
