@@ -1,0 +1,76 @@
+"""Tiny models whose forward there is in C, and what they compute."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tot.decoders.engine.runner import Chunk, Runner
+from tot.decoders.kernels import native
+from tot.decoders.kernels.tiles import kernel_options
+
+VOCAB = 300
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+
+
+@pytest.fixture
+def native_forwards() -> None:
+    able = kernel_options(16, 1, torch.float32, torch.device("cpu")) is not None
+    if not (able and native.library("draw", "-O3", "-fopenmp")):
+        pytest.skip("needs a C compiler, and a processor with AVX-512")
+
+
+@pytest.fixture
+def known(native_forwards: None, make_model: Callable[..., Any]) -> Callable[..., Any]:
+    """A family -> a tiny model whose forward there is in C; its norms and biases matter."""
+
+    def make(family: str = "llama", **changes: Any) -> Any:
+        model = make_model(family, **{**WIDE, "num_attention_heads": 4, **changes})
+        torch.manual_seed(1)
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.data = 1 + 0.3 * torch.randn_like(parameter)
+            elif name.endswith("bias"):
+                parameter.data = torch.randn_like(parameter)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def text() -> Callable[..., list[int]]:
+    """Random tokens: so many, by a seed."""
+    return lambda length, seed=0: random.Random(seed).choices(range(VOCAB), k=length)
+
+
+@pytest.fixture
+def computed() -> Callable[..., list[Tensor]]:
+    """A runner and texts -> the logits of the last `reads` tokens of each, computed in one forward."""
+
+    def run(runner: Runner, texts: list[list[int]], reads: int = 1) -> list[Tensor]:
+        with torch.inference_mode():
+            branches = [runner.cache.open(tokens) for tokens in texts]
+            result = runner.forward([Chunk(branch, 0, len(branch), [0] * reads) for branch in branches])
+            for branch in branches:
+                runner.cache.rollback(branch, 0)
+            runner.cache.clear()
+        return [result.logits[rows] for rows in result.rows]
+
+    return run
+
+
+@pytest.fixture
+def halved(known: Callable[..., Any]) -> Callable[..., Any]:
+    """The same in bfloat16."""
+    if kernel_options(32, 1, torch.bfloat16, torch.device("cpu")) is None:
+        pytest.skip("needs a processor with bfloat16 products")
+
+    def make(family: str = "llama") -> Any:
+        return known(family, head_dim=32).bfloat16()
+
+    return make

@@ -1,0 +1,127 @@
+"""Weights in eight bits: how they are rounded, and the forward in C that multiplies them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tot.decoders import OptionError, Request, Sampling, load_decoder
+from tot.decoders.engine.runner import Runner
+from tot.decoders.kernels.forward import FAMILIES, NativeForward
+from tot.decoders.kernels.packing import quantized
+
+
+def unpacked(whole: Tensor, scales: Tensor) -> Tensor:
+    """What `quantized` stands for: (outputs, inputs)."""
+    step, least = scales.unbind(-1)
+    groups = whole.float().unflatten(1, (-1, 32))
+    return (least[..., None] + groups * step[..., None]).flatten(1)
+
+
+def test_weights_are_rounded_to_the_nearest_of_256_steps() -> None:
+    weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
+    whole, scales = quantized(weight)
+    assert scales.shape == (40, 3, 2)
+    groups = weight.unflatten(1, (-1, 32))
+    step = (groups.amax(-1) - groups.amin(-1)) / 255
+    error = (unpacked(whole, scales) - weight).abs().unflatten(1, (-1, 32))
+    assert bool((error <= 0.501 * step[..., None]).all())
+    assert int(whole.max()) == 255
+    assert int(whole.min()) == 0
+
+
+def test_weights_of_four_bits_are_met_exactly() -> None:
+    """A least and 15 steps a group of 32, as in Q4_1: 255 is 17 times 15."""
+    random = torch.Generator().manual_seed(0)
+    levels = torch.randint(16, (32, 2, 32), generator=random).float()
+    levels[..., 0], levels[..., 1] = 0, 15
+    least, step = -torch.rand(32, 2, 1, generator=random), torch.rand(32, 2, 1, generator=random)
+    weight = (least + step * levels).flatten(1)
+    torch.testing.assert_close(unpacked(*quantized(weight)), weight, atol=1e-6, rtol=1e-6)
+
+
+def test_a_group_of_equal_weights_is_met() -> None:
+    weight = torch.full((32, 64), -0.25)
+    assert torch.equal(unpacked(*quantized(weight)), weight)
+
+
+@pytest.mark.parametrize(("quantize", "off"), [("int8", 2e-3), ("int8-dynamic", 0.3)])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_eight_bits_give_what_the_rounded_weights_give(
+    text: Callable[..., Any],
+    computed: Callable[..., Any],
+    known: Callable[..., Any],
+    logits_alone: Callable[..., Tensor],
+    family: str,
+    quantize: Any,
+    off: float,
+) -> None:
+    """Rounding what layers are given to 16 bits hardly shows, to 8 bits a little."""
+    model = known(family)
+    reference, runner = copy.deepcopy(model), Runner(model, 3000, quantize)
+    assert isinstance(runner.backend, NativeForward)
+    for layer in reference.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)))
+    for count in (1, 3, 8, 13):
+        texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
+        for tokens, logits in zip(texts, computed(runner, texts), strict=True):
+            expected = logits_alone(reference, tokens)[-1]
+            assert (logits[0] - expected).pow(2).mean().sqrt() < off * expected.std()
+            assert expected.std() > 0.5
+    runner.close()
+
+
+def test_a_decoder_says_how_its_weights_are_kept_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
+    with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8") as decoder:
+        assert decoder.engine.runner.backend.name == "C, weights kept in int8"
+        (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
+        assert len(done.tokens) == 5
+
+
+def test_a_shared_engine_is_quantized_by_who_made_it(known: Callable[..., Any], tokenizer: Any) -> None:
+    decoder = load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100)
+    with decoder, pytest.raises(OptionError, match="quantize=int8 is for the engine that is shared"):
+        load_decoder("ar", engine=decoder.engine, quantize="int8")
+
+
+@pytest.mark.parametrize(
+    ("quantize", "family", "said"),
+    [
+        ("int4", "llama", "quantization 'int4'"),
+        ("int8", "gemma", "quantize=int8 needs a model of the families llama, mistral, qwen2, qwen3"),
+    ],
+)
+def test_what_can_not_be_packed_is_refused(
+    known: Callable[..., Any], tokenizer: Any, quantize: Any, family: str, said: str
+) -> None:
+    with pytest.raises(OptionError, match=said):
+        load_decoder("ar", known(family), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
+
+
+@pytest.mark.parametrize("quantize", ["int8", "int8-dynamic"])
+def test_in_bfloat16_many_rows_meet_the_rounded_weights_as_bfloat16(
+    computed: Callable[..., Any], halved: Callable[..., Any], quantize: Any
+) -> None:
+    """Up to 16 rows are rounded to be multiplied by whole numbers; more are multiplied as bfloat16."""
+    rounded = halved()
+    for layer in rounded.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)).bfloat16())
+    texts = [[i] for i in range(33)]
+    exact, runner, plain = Runner(rounded, 1000), Runner(halved(), 1000, quantize), Runner(halved(), 1000)
+    for many in (17, 33):
+        expected = torch.cat(computed(exact, texts[:many]))
+        # A product may be rounded to the other of two bfloat16 numbers where it is in the middle between them.
+        torch.testing.assert_close(torch.cat(computed(runner, texts[:many])), expected, atol=0.02, rtol=0)
+        assert (expected - torch.cat(computed(plain, texts[:many]))).abs().max() > 0.1
+    assert isinstance(exact.backend, NativeForward)
+    assert isinstance(runner.backend, NativeForward)
+    few, bits = torch.cat(computed(runner, texts[:16])), torch.cat(computed(exact, texts[:16]))
+    assert not torch.equal(few, bits)
+    assert (few - bits).std() < 0.1 * bits.std()
