@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
     from tot.decoders.errors import ModelError, OptionError, RequestError, TaskError, TotError
     from tot.decoders.local import LocalDecoder
+    from tot.decoders.methods.autoregressive import Autoregressive
+    from tot.decoders.methods.method import Method, OpenedMethod
     from tot.decoders.models.loading import list_models, load_model
     from tot.decoders.open_models import close_models
     from tot.decoders.remote.decoder import RemoteDecoder
@@ -27,6 +29,8 @@ _HOME = {
     "errors": ("ModelError", "OptionError", "RequestError", "TaskError", "TotError"),
     "open_models": ("close_models",),
     "local": ("LocalDecoder",),
+    "methods.autoregressive": ("Autoregressive",),
+    "methods.method": ("Method", "OpenedMethod"),
     "remote.decoder": ("RemoteDecoder",),
     "request": ("Completion", "Message", "Request", "Sampling", "Usage"),
 }
@@ -34,6 +38,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
 __all__ = [
     "METHODS",
+    "Autoregressive",
     "Budget",
     "Completion",
     "Decoder",
@@ -41,7 +46,9 @@ __all__ = [
     "LocalDecoder",
     "Message",
     "Meter",
+    "Method",
     "ModelError",
+    "OpenedMethod",
     "OptionError",
     "RemoteDecoder",
     "Request",

@@ -8,11 +8,9 @@ from typing import Annotated, Any
 import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.decoders import METHODS, OptionError, Request, Sampling, load_decoder
+from tot.decoders import METHODS, Autoregressive, Method, OpenedMethod, OptionError, Request, Sampling, load_decoder
 from tot.decoders.decoder import find_method
 from tot.decoders.engine.sequence import DecodingSequence
-from tot.decoders.methods.autoregressive import Autoregressive
-from tot.decoders.methods.method import Method, OpenedMethod
 
 
 class FewAtOnce(Autoregressive):
