@@ -9,8 +9,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import socket
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -26,7 +25,8 @@ _LOOK = 0.05
 class Server(uvicorn.Server):
     """Drains before it closes its socket, so that whoever still comes is told rather than refused a connection."""
 
-    def __init__(self, app: ASGIApp, service: Service) -> None:
+    def __init__(self, app: ASGIApp, service: Service, ready: Callable[[], None] = lambda: None) -> None:
+        """`ready` is called once signals are heeded; connections wait in the socket from before."""
         super().__init__(
             uvicorn.Config(
                 app,
@@ -41,6 +41,11 @@ class Server(uvicorn.Server):
             )
         )
         self._service = service
+        self._ready = ready
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         service, clock = self._service, asyncio.get_running_loop().time
@@ -84,30 +89,11 @@ def address_of(listening: socket.socket) -> str:
 
 
 def serve(app: ASGIApp, service: Service, listening: socket.socket, ready: Callable[[], None] = lambda: None) -> None:
-    """Serve until told to stop. `ready` is called once signals are heeded; connections wait in the socket from before.
-
-    Returns in good order: the signal that stopped it goes no further.
-    """
-    server = Server(app, service)
-
-    async def run() -> None:
-        running = asyncio.ensure_future(server.serve(sockets=[listening]))
-        while not server.started and not running.done():
-            await asyncio.sleep(_LOOK)
-        ready()
-        await running
-
-    with _signals_end_here():
-        asyncio.run(run())
-
-
-@contextmanager
-def _signals_end_here() -> Iterator[None]:
-    """uvicorn raises again the signals it was stopped by, for whoever had them before: that is us."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {number: signal.signal(number, lambda *_: None) for number in numbers}
+    """Serve until told to stop, in good order: the signal that stopped it goes no further."""
+    # uvicorn raises again the signals it was stopped by, for whoever had them before: that is us.
+    before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        yield
+        asyncio.run(Server(app, service, ready).serve(sockets=[listening]))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
