@@ -170,10 +170,11 @@ class Choices:
         """The log-probabilities of certain tokens in the place after the prompt and what a choice has begun with."""
         body: dict[str, Any] = {"prompt": [*head, *begun], "max_tokens": 1, "temperature": 0.0}
         asked = {"logprob_token_ids": sorted(wanted), "logprobs": len(wanted), "return_tokens_as_token_ids": True}
-        found = _logprobs(await _unless_refused(ask(COMPLETIONS, body | asked), "logprob", "prompt", "token")).first
+        found = _logprobs(await _unless_refused(ask(COMPLETIONS, body | asked), "logprob", "prompt", "token"))
         try:
-            return {token: found[f"token_id:{token}"] for token in wanted}
-        except KeyError:
+            likely = (found.top_logprobs or ())[0] or {}
+            return {token: likely[f"token_id:{token}"] for token in wanted}
+        except LookupError:
             raise CannotError from None
 
     async def _by_echo(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:

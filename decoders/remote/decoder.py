@@ -220,8 +220,9 @@ class RemoteDecoder:
                 log.warning("%s does not say how many tokens its replies take: they are not counted", self)
             return Usage()
         used, new = reply.usage, reply.usage.completion_tokens or 0
-        cost = self.options.cost(used.prompt_tokens, used.cached_tokens, new)
-        return Usage(used.prompt_tokens, used.cached_tokens, new if body["max_tokens"] else 0, cost=cost)
+        cached = min(used.prompt_tokens, max(0, used.cached_tokens or 0))
+        cost = self.options.cost(used.prompt_tokens, cached, new)
+        return Usage(used.prompt_tokens, cached, new if body["max_tokens"] else 0, cost=cost)
 
 
 class _SpentError(Exception):

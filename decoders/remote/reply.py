@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import AliasPath, BaseModel, ConfigDict, Field, field_validator
 
 from tot.decoders.errors import RequestError
 from tot.decoders.request import ChoiceLogprob, FinishReason, Part, Sampling, Usage
@@ -24,21 +24,14 @@ class _Reply(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class PromptDetails(_Reply):
-    cached_tokens: Annotated[int, Field(ge=0)] | None = None
-
-
 class Tokens(_Reply):
     """A reply's `usage`: its tokens."""
 
     prompt_tokens: Annotated[int, Field(ge=0)] = 0
     completion_tokens: Annotated[int, Field(ge=0)] | None = None
-    prompt_tokens_details: PromptDetails | None = None
-
-    @property
-    def cached_tokens(self) -> int:
-        details = self.prompt_tokens_details
-        return min(self.prompt_tokens, (details and details.cached_tokens) or 0)
+    cached_tokens: Annotated[
+        int | None, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
+    ] = None
 
 
 class Place(_Reply):
@@ -61,11 +54,6 @@ class Logprobs(_Reply):
             return tuple(place.logprob for place in self.content)
         return self.token_logprobs or ()
 
-    @property
-    def first(self) -> dict[str, float]:
-        """The tokens likely in a completion's first place, with their log-probabilities."""
-        return (self.top_logprobs[0] if self.top_logprobs else None) or {}
-
 
 class ReplyMessage(_Reply):
     content: str | None = None
@@ -85,11 +73,6 @@ class Choice(_Reply):
     logprobs: Logprobs | None = None
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     """`tot serve`'s: of the choices it was to score."""
-
-    @property
-    def tells_stops(self) -> bool:
-        """True where the server tells a stop string from the model's own end."""
-        return "stop_reason" in self.model_fields_set
 
     @field_validator("finish_reason")
     @classmethod
@@ -193,7 +176,8 @@ def _until(text: str, stops: Sequence[str]) -> str:
 def _reason(choice: Choice, sampling: Sampling) -> FinishReason:
     if choice.finish_reason == "length":
         return "length"
-    return "stop" if isinstance(choice.stop_reason, str) or (sampling.stop and not choice.tells_stops) else "eos"
+    tells_stops = "stop_reason" in choice.model_fields_set  # apart from the model's own end
+    return "stop" if isinstance(choice.stop_reason, str) or (sampling.stop and not tells_stops) else "eos"
 
 
 def _logprob(choice: Choice) -> float:
