@@ -15,6 +15,7 @@ from pydantic import BaseModel
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, made, unknown
+from tot.decoders.methods.options import OPTIONS
 from tot.decoders.request import Completion, Request
 
 if TYPE_CHECKING:
@@ -132,6 +133,11 @@ def load_decoder(
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned)
 
 
+def options_of(name: str) -> type[BaseModel]:
+    """The options of a method that runs here. Raises OptionError where there is none of that name."""
+    return OPTIONS[name] if isinstance(METHODS.get(name), str) and name in OPTIONS else find_method(name).options
+
+
 def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """The options of a method that runs here. Raises OptionError for an unknown method or option."""
-    return made(find_method(name).options, options, f"decoder {name}")
+    return made(options_of(name), options, f"decoder {name}")

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import METHODS, REMOTE, Decoder, checked_options, find_method, load_decoder
+from tot.decoders.decoder import METHODS, REMOTE, Decoder, checked_options, load_decoder, options_of
 from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.models.model_names import find_model
 from tot.decoders.remote.decoder import RemoteDecoder
@@ -194,7 +194,7 @@ def _is_remote(decoder: str | Decoder) -> bool:
 def _options_of(name: str) -> set[str]:
     if name in REMOTE:
         return set(RemoteOptions.model_fields)
-    return set(find_method(name).options.model_fields) if name in METHODS else set()
+    return set(options_of(name).model_fields) if name in METHODS else set()
 
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

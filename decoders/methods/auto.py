@@ -28,7 +28,8 @@ from tot.decoders.drafting.opening import trained_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.jacobi import JacobiDrafter
-from tot.decoders.methods.method import Method, NoOptions, OpenedMethod
+from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.options import MethodOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Purpose
 
@@ -108,7 +109,7 @@ def _said(tallies: Mapping[str, _Tally]) -> str:
     return ", ".join([*parts, *(["else ar" if parts else "ar"] if "" in tallies else [])])
 
 
-def _open(engine: Engine, options: NoOptions, stack: ExitStack) -> OpenedMethod:
+def _open(engine: Engine, options: MethodOptions, stack: ExitStack) -> OpenedMethod:
     drafter = AutoDrafter(trained_drafter(engine, stack))
     shared = Speculation(engine, drafter, (1,) * _LONGEST, adapt=True)
     return OpenedMethod(partial(Speculative, speculation=shared), drafter, choices=drafter.choices)

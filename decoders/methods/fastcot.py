@@ -15,9 +15,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model
@@ -28,6 +25,7 @@ from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.options import FastCoTOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
 
@@ -37,34 +35,6 @@ FIXED = 8
 """Entries of a window that may not follow from costs and company, where none is given (figure 8 has 5 to 25)."""
 _CHEAP = 1.1
 """A window costs next to nothing where its forward takes at most so many times as long as one without it."""
-
-
-class FastCoTOptions(BaseModel):
-    """Options of `fastcot`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    cap: Annotated[int, Field(ge=0)] | None = None
-    """Iterations after which a rationale is cut; 0 asks for the answer at once, None decodes rationales to their end.
-    `tot fastcot calibrate` finds one that costs little accuracy, and the window that it goes with."""
-    stable: Annotated[int, Field(ge=1)] | None = None
-    """Cut once the answer that would be given now has been the same in so many looks, one after another."""
-    every: Annotated[int, Field(ge=1)] = 4
-    """Iterations from one such look to the next."""
-    window: Annotated[int, Field(ge=0, le=128)] | None = None
-    """c, the context window; None takes the largest that costs at most 10% more than none, by the measured cost of
-    rows, for as many texts as are decoded just then: answers then depend on what a rationale is decoded beside."""
-    glimpse: bool = True
-    """Show the approximate tokens to the answer; False is the paper's baseline, a rationale that is only cut."""
-
-    trajectory: bool = False
-    """Keep (exact tokens so far, approximate tokens after them) of every iteration: `Completion.trajectory`."""
-
-    @model_validator(mode="after")
-    def _used(self) -> FastCoTOptions:
-        if "every" in self.model_fields_set and self.stable is None:
-            raise ValueError("every is how often an answer that may be stable is looked at: give stable too")
-        return self
 
 
 @dataclass(slots=True)

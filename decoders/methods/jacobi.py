@@ -13,31 +13,16 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.options import JacobiOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 
 _PLACES = 8
 """Windows are learned about place by place; from here on, places are alike."""
-
-
-class JacobiOptions(BaseModel):
-    """Options of `jacobi`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    n: Annotated[int, Field(ge=1, le=128)] = 16
-    """Tokens of a window."""
-    adapt: bool = True
-    """Feed only as much of a window as pays, by the measured cost of rows and what was kept so far."""
-    trajectory: bool = False
-    """Keep what was guessed in every step: `Completion.trajectory`."""
 
 
 @dataclass(slots=True)

@@ -12,34 +12,17 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Annotated
-
-from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.options import LookaheadOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 
 _CAPACITY = 50_000
 """First tokens that a pool remembers n-grams of."""
 _WINDOW = ("lookahead", "window")
-
-
-class LookaheadOptions(BaseModel):
-    """Options of `lookahead`."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    window: Annotated[int, Field(ge=1, le=64)] = 8
-    """W: columns iterated beside each text."""
-    ngram: Annotated[int, Field(ge=2, le=16)] = 4
-    """N: tokens of an n-gram; N - 1 of them are drafted."""
-    guesses: Annotated[int, Field(ge=1, le=64)] = 8
-    """G: n-grams verified a step."""
-    adapt: bool = True
-    """Iterate windows and verify n-grams only where that pays, by the measured cost of rows and what was accepted."""
 
 
 class LookaheadDrafter(Drafter):

@@ -9,18 +9,13 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import PolicyFactory
+from tot.decoders.methods.options import MethodOptions
 from tot.decoders.request import Purpose, Request
-
-
-class NoOptions(BaseModel):
-    """For a method that has nothing to set."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 class OpenedMethod(NamedTuple):
@@ -37,4 +32,4 @@ class OpenedMethod(NamedTuple):
 class Method(NamedTuple):
     open: Callable[[Engine, Any, ExitStack], OpenedMethod]
     """On an engine, with options; the stack closes what its requests share."""
-    options: type[BaseModel] = NoOptions
+    options: type[BaseModel] = MethodOptions

@@ -13,41 +13,18 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
-from pydantic import model_validator
 
 from tot.decoders.drafting.drafters import Context, Drafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.methods.speculative import Drafted, DraftingOptions, KConfig, Speculation, Speculative
+from tot.decoders.methods.options import SEEDOptions
+from tot.decoders.methods.speculative import Drafted, Speculation, Speculative
 from tot.decoders.timeline import Span
-
-
-class SEEDOptions(DraftingOptions):
-    """Options of `seed`."""
-
-    policy: Literal["packed", "rounds"] = "packed"
-    """packed verifies all finished drafts in one forward; rounds one after another, while others draft."""
-    overlap: bool = True
-    """rounds: draft in a thread of its own while the target verifies; False drafts in between, to compare with."""
-    adapt: bool = True
-    """Measure what forwards cost and drafts bring, and draft as much as pays; False drafts all of k_config, always."""
-    k_config: KConfig = (2, 1, 1, 1, 1, 1)
-    """Candidates at each position drafted, at most."""
-    rule: Literal["coupled", "leviathan", "mcsd"] = "coupled"
-    """coupled gives what `ar` gives, token for token; the others, rejection rules, only its distribution."""
-
-    @model_validator(mode="after")
-    def _fitting(self) -> SEEDOptions:
-        if self.rule == "leviathan" and max(self.k_config) > 1:
-            raise ValueError("rule leviathan knows one candidate a position: give k_config=1,1,1, or rule=mcsd")
-        if self.policy == "packed" and not self.overlap:
-            raise ValueError("overlap is for policy=rounds: leave it out")
-        return self
 
 
 class Rounds(Speculation):

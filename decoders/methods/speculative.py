@@ -13,9 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
-
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from typing import NamedTuple
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
@@ -30,46 +28,11 @@ from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.options import MCSDOptions, SDOptions
 from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
 """Keeps the noise of a draft apart from the target's, where they are not coupled."""
-KConfig = Annotated[
-    tuple[Annotated[int, Field(ge=1, le=64)], ...],
-    Field(min_length=1, max_length=16),
-    BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
-]
-
-
-class DraftingOptions(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    draft: Any = None
-    """None looks tokens up in what was written so far, which gives a single chain; "early-exit:6" drafts with the
-    target's first layers; else a draft model: a name, a hub id, a folder or a GGUF file. Several, with commas, each for
-    texts that those before had nothing for."""
-
-
-class SDOptions(DraftingOptions):
-    """Options of `sd`."""
-
-    k: Annotated[int, Field(ge=1, le=16)] = 4
-    """Tokens drafted a step."""
-    rule: Literal["coupled", "leviathan"] = "coupled"
-    """coupled gives what `ar` gives, token for token; leviathan only its distribution."""
-
-    @property
-    def k_config(self) -> tuple[int, ...]:
-        return (1,) * self.k
-
-
-class MCSDOptions(DraftingOptions):
-    """Options of `mcsd`."""
-
-    k_config: KConfig = (2, 2, 1)
-    """Candidates at each position drafted, after each candidate of the position before."""
-    rule: Literal["coupled", "mcsd"] = "coupled"
-    """coupled gives what `ar` gives, token for token; mcsd, recursive rejection, only its distribution."""
 
 
 class Drafted(NamedTuple):

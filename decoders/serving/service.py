@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, find_method, load_decoder
+from tot.decoders.decoder import METHODS, load_decoder, options_of
 from tot.decoders.engine.job import Handle
 from tot.decoders.errors import ModelError, RequestError, unknown
 from tot.decoders.local import LocalDecoder
@@ -143,7 +143,7 @@ class Service:
             return self._decoders[name]
 
     def _set_up(self, name: str) -> LocalDecoder:
-        fields = find_method(name).options.model_fields
+        fields = options_of(name).model_fields
         options = {key: value for key, value in self._options.items() if key in fields}
         return load_decoder(name, engine=self.engine, **options)
 

@@ -12,7 +12,7 @@ import pytest
 
 from tot.bench.pdos_tasks import Question, contains, multi_document, names_only, planning, retrieval
 from tot.decoders import OptionError
-from tot.decoders.methods.pdos.steps_format import listed
+from tot.decoders.methods.options import listed
 
 NAMES = ("Ann Lee", "Bo Dar")
 CONTEXT = "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\nPassage 3:\nUlm is mild."

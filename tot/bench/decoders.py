@@ -17,7 +17,7 @@ from rich.console import Console
 from tot.bench.decoders_generate import against_generate, room_for_generate
 from tot.bench.decoders_seed import by_purpose, pictures
 from tot.bench.decoders_sides import CONFIGS, Bench, Group, Side
-from tot.decoders.decoder import METHODS, find_method, load_decoder
+from tot.decoders.decoder import METHODS, load_decoder, options_of
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.local import LocalDecoder
 from tot.evaluators.model import Value
@@ -52,7 +52,7 @@ def run(
             raise OptionError(unknown("decoder", method, METHODS))
     for name in _SET_HERE & options.keys():
         raise OptionError(f"{name} is what is compared here: leave it out")
-    known = {name for method in methods for name in find_method(method).options.model_fields} - _SET_HERE
+    known = {name for method in methods for name in options_of(method).model_fields} - _SET_HERE
     for name in options.keys() - known:
         raise OptionError(unknown(f"option of {', '.join(methods)}", name, known))
     with load_decoder("ar", model) as plain:

@@ -14,12 +14,12 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.machine import spread
-from tot.decoders.decoder import find_method, load_decoder
+from tot.decoders.decoder import load_decoder, options_of
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.files import write_json
 from tot.decoders.local import LocalDecoder
-from tot.decoders.methods.speculative import MCSDOptions, SDOptions
+from tot.decoders.methods.options import MCSDOptions, SDOptions
 from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
 from tot.machine import describe
 
@@ -96,7 +96,7 @@ class Bench:
             self.configs["mcsd"] = MCSDOptions(k_config=options["k_config"]).k_config
 
     def side(self, name: str, method: str, serial: bool = False, **options: Any) -> Side:
-        known = find_method(method).options.model_fields
+        known = options_of(method).model_fields
         given = {option: value for option, value in self.options.items() if option in known}
         decoder = self.stack.enter_context(load_decoder(method, engine=self.engine, **given | options))
         return Side(name, decoder, serial)

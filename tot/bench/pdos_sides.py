@@ -16,7 +16,8 @@ from statistics import fmean
 
 from tot.bench.pdos_tasks import Example, Question
 from tot.decoders.local import LocalDecoder
-from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat, listed
+from tot.decoders.methods.options import PDOSOptions, listed
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Completion, Message, Request, Sampling
 
 _DRAFTS = "Think in steps, and write of each step only a draft, of five words at most."

@@ -61,7 +61,7 @@ def serve_command(
         from tot.decoders.serving.limits import KEY_VARIABLE, Limits
     except ModuleNotFoundError as error:
         raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
-    from tot.decoders.decoder import METHODS, checked_options, find_method, load_decoder
+    from tot.decoders.decoder import METHODS, checked_options, load_decoder, options_of
     from tot.decoders.errors import unknown
     from tot.decoders.models.model_names import find_model
 
@@ -82,11 +82,11 @@ def serve_command(
     for method in (decoder, *offered):
         if method not in METHODS:
             raise OptionError(unknown("decoder", method, METHODS))
-    known = {option for method in {decoder, *offered} for option in find_method(method).options.model_fields}
+    known = {option for method in {decoder, *offered} for option in options_of(method).model_fields}
     for option in options:
         if option not in known:
             raise OptionError(unknown(f"option of {', '.join(sorted({decoder, *offered}))}", option, known))
-    own = {option: value for option, value in options.items() if option in find_method(decoder).options.model_fields}
+    own = {option: value for option, value in options.items() if option in options_of(decoder).model_fields}
     checked_options(decoder, own)
     find_model(model)
     try:

@@ -22,8 +22,9 @@ from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
 from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_block import Block, Head, Line, Step
-from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.methods.pdos.steps_output import Passage, SteppedOutput
 
 STEP_KEY = 2**32

@@ -1,4 +1,4 @@
-"""How parallel steps are written: the options and markers, what the model is told of them, and lists in prompts.
+"""How parallel steps are written: the markers, and what the model is told of them.
 
 PDOS (Yu et al., 2025), section 3 and appendix A: a step begins with a marker, a title and a colon; in a skeleton an
 ellipsis and the next marker follow at once; a terminator after a marker ends the block. It knows text and tokens, no
@@ -7,17 +7,14 @@ branches.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
-from typing import Annotated, Any, Literal
+from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import ValidationError
 
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import RequestError
+from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.request import Message, Request, Sampling
-
-_ITEM = re.compile(r"^[ \t]*(?:[-*•]|\(?\d{1,3}[.)])[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 
 _SKELETON = """\
 Parts of your answer may not depend on one another: items to check one by one, documents to read, aspects to weigh, \
@@ -42,66 +39,6 @@ _GIVEN = """\
 Answer in separate steps. A step begins on a line of its own with {marker}, a title and a colon. After the colon say \
 all that its title asks for and no more, without relying on other steps. After the last step write \
 {marker}{terminator}, and only then the conclusion."""
-
-Mark = Annotated[str, Field(min_length=1, max_length=40)]
-
-
-class PDOSOptions(BaseModel):
-    """Options of `pdos`. The defaults of the markers are one of the spellings in the paper."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    marker: Mark = "####"
-    """Begins a step."""
-    terminator: Mark = "%%%"
-    """After a marker, in place of a title: ends the block. May be given with the marker in front."""
-    colon: Mark = ":"
-    """Ends a title."""
-    ellipsis: Mark = "..."
-    """Stands for the rest of a step in a skeleton."""
-    instructions: str | None = None
-    """What a text prompt begins with and the last user message of a chat ends with; "" is nothing, None are our own
-    words. A prompt of token ids is left as it is."""
-    find_steps: Literal["list"] | Callable[[str], Sequence[str]] | None = None
-    """Finds the titles in a prompt (its text, or the last user message) where `Request.steps` gives none: "list" takes
-    the items of numbered and bulleted lists. Where it finds none either, the model writes a skeleton."""
-    max_steps: Annotated[int, Field(ge=1)] = 100
-    """A skeleton ends at so many titles."""
-    title_tokens: Annotated[int, Field(ge=1)] = 64
-    """Most tokens of a title."""
-    step_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of a step; None is its share of max_tokens, of which what follows the block has one too."""
-    width: Annotated[int, Field(ge=1)] = 64
-    """Most steps of a text that are decoded at once. When one ends, the next begins."""
-
-    @field_validator("find_steps", mode="after")
-    @classmethod
-    def _finder(cls, given: Any) -> Any:
-        return listed if given == "list" else given
-
-    @field_validator("marker", "terminator", "colon", mode="after")
-    @classmethod
-    def _on_one_line(cls, given: str) -> str:
-        if given != given.strip() or "\n" in given:
-            raise ValueError(f"{given!r} has white space at an end or a line break: take it out")
-        return given
-
-    @model_validator(mode="after")
-    def _distinct(self) -> PDOSOptions:
-        terminator = self.terminator.removeprefix(self.marker)
-        if not terminator:
-            raise ValueError(f"the terminator is the marker, {self.marker!r}: give another, such as '%%%'")
-        marks = {"marker": self.marker, "terminator": terminator, "colon": self.colon}
-        for name, mark in marks.items():
-            for other, text in marks.items():
-                if name != other and mark in text:
-                    raise ValueError(f"the {name}, {mark!r}, is part of the {other}, {text!r}: choose another")
-        return self
-
-
-def listed(text: str) -> list[str]:
-    """The items of numbered and bulleted lists in a text, each up to its first colon."""
-    return [title for item in _ITEM.findall(text) if (title := item.split(":")[0].strip())]
 
 
 class StepsFormat:

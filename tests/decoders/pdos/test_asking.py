@@ -17,7 +17,8 @@ from tot.decoders import (
     Sampling,
 )
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat, listed
+from tot.decoders.methods.options import PDOSOptions, listed
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 CITIES = ("Oslo", "Rome", "the other one", "10")

@@ -9,7 +9,8 @@ from functools import partial
 
 from tot.bench.gpu.sides import WARM_UP, Bench, Found, Stages, seconds
 from tot.decoders.decoder import load_decoder
-from tot.decoders.methods.pdos.steps_format import PDOSOptions, StepsFormat
+from tot.decoders.methods.options import PDOSOptions
+from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Request, Sampling
 
 STEPS = 10
