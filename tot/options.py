@@ -19,8 +19,8 @@ SAME = ("max_tokens", "top_k", "top_p", "min_p", "seed", "reproducible")
 """What a SearchConfig has by the same name."""
 
 
-class SearchOptions(BaseModel):
-    """How questions are searched, with which model: what `tot solve` and `tot eval` have in common."""
+class ModelOptions(BaseModel):
+    """Which model decodes, how it is loaded, and by which decoder."""
 
     model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
@@ -32,6 +32,35 @@ class SearchOptions(BaseModel):
     decoder_option: list[str] = Field(
         [], description="An option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6."
     )
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
+        "auto", description="auto: bf16 where the machine computes in it."
+    )
+    quantize: Literal["none", "int8", "int8-dynamic"] = Field(
+        "none",
+        description="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs.",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """What `load_decoder` is given for the model."""
+        given = {name: getattr(self, name) for name in LOADING}
+        return {**given, "quantize": None if self.quantize == "none" else self.quantize}
+
+    @property
+    def decoder_options(self) -> dict[str, str]:
+        """The decoder's own, by name. Raises OptionError for one that can't be read."""
+        split = [option.partition("=") for option in self.decoder_option]
+        for option, (name, equals, _) in zip(self.decoder_option, split, strict=True):
+            if not (name.strip() and equals) or name.strip() in (*LOADING, "tokenizer"):
+                raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
+        return {name.strip(): value.strip() for name, _, value in split}
+
+
+class SearchOptions(ModelOptions):
+    """How questions are searched, with which model: what `tot solve` and `tot eval` have in common."""
+
     search: str | None = Field(
         None,
         description="bfs, dfs, best-first, mcts, rap, cot, self-consistency or best-of-n, with options after a colon: "
@@ -64,15 +93,6 @@ class SearchOptions(BaseModel):
     budget_forwards: int | None = Field(None, ge=0, description="Stop after so many forward passes.")
     budget_seconds: float | None = Field(None, ge=0, description="Stop after so many seconds of search.")
     budget_nodes: int | None = Field(None, ge=0, description="Stop after so many thoughts.")
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
-        "auto", description="auto: bf16 where the machine computes in it."
-    )
-    quantize: Literal["none", "int8", "int8-dynamic"] = Field(
-        "none",
-        description="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs.",
-    )
-    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")
     reproducible: bool = Field(False, description="Compute in float32: the same tree every time.")
 
     def config(self, task: Task) -> SearchConfig:
@@ -84,7 +104,7 @@ class SearchOptions(BaseModel):
             model=None if self.model == "none" else self.model,
             decoder=self._decoders(),
             budget={name: getattr(self, f"budget_{name}") for name in ("tokens", "forwards", "seconds", "nodes")},
-            model_options=self._model_options(),
+            model_options=self.loading | self.decoder_options,
             **{name: getattr(self, name) for name in SAME},
             **parts_of(
                 task,
@@ -103,21 +123,8 @@ class SearchOptions(BaseModel):
             raise OptionError(f"--decoder {self.decoder!r} can't be read: write generate=NAME,evaluate=NAME")
         return {purpose.strip(): _decoder(name.strip()) for purpose, _, name in given}
 
-    def _model_options(self) -> dict[str, Any]:
-        given = {name: getattr(self, name) for name in LOADING}
-        return {**given, "quantize": None if self.quantize == "none" else self.quantize, **pairs(self.decoder_option)}
-
 
 def _decoder(name: str) -> str:
     if name not in (*METHODS, *REMOTE):
         raise OptionError(unknown("decoder", name, (*METHODS, *REMOTE)))
     return name
-
-
-def pairs(options: list[str]) -> dict[str, str]:
-    """name=value texts as a mapping. Raises OptionError for one that can't be read."""
-    split = [option.partition("=") for option in options]
-    for option, (name, equals, _) in zip(options, split, strict=True):
-        if not (name.strip() and equals) or name.strip() in (*LOADING, "tokenizer"):
-            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
-    return {name.strip(): value.strip() for name, _, value in split}

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from tot.decoders.request import Message, Request, Sampling
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.options import Limits
 from tot.decoders.serving.wire import ChatWanted, TextWanted
 
 _TEXT_TOKENS = 16

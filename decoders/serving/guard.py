@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.options import Limits
 
 _DROPPED = 64 * 2**20
 """Bytes beyond the limit on bodies that are read on."""

@@ -14,7 +14,7 @@ from tot.cli.app import main
 from tot.decoders import OptionError, Request, load_decoder
 from tot.decoders.errors import TaskError
 from tot.decoders.training.cllm import trajectories
-from tot.training.cllm import questions_of
+from tot.training.questions import questions_of
 
 TASK = """
 from tot import Task

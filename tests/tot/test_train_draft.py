@@ -181,7 +181,7 @@ def write(path: Path, content: str) -> str:
         ),
         (
             lambda folder: ("--questions", "gsm8k=" + write(folder / "other.jsonl", '{"riddle": "?"}')),
-            "other.jsonl has a row without 'question': give a file of gsm8k questions",
+            "other.jsonl has a row without 'question' (it has riddle): give a file of gsm8k questions",
         ),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "100"), "width = 100: "),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "there is no model"),
@@ -248,7 +248,7 @@ def test_other_settings_do_not_go_on_with_what_was_begun(
         assert tot("--questions", riddles, "--out", str(out), tokens=100_000)[0] == 130
     status, _, err = tot("--questions", riddles, "--out", str(out), tokens=700)
     assert status == 2
-    assert f"{out / '.training'} was begun with tokens=100000, not 700: go on as it was begun, delete it, or" in err
+    assert f"{out / '.training'} was begun with tokens=100000, not 700: go on as it was begun, or give" in err
 
 
 def test_stopped_while_it_records_it_keeps_what_it_has(

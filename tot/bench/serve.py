@@ -27,7 +27,7 @@ from rich.table import Table
 from tot.bench.machine import spread
 from tot.decoders.errors import ModelError
 from tot.decoders.files import write_json
-from tot.decoders.serving.limits import KEY_VARIABLE
+from tot.decoders.serving.options import KEY_VARIABLE
 from tot.registry import load_task
 
 GOAL = 5.0

@@ -10,7 +10,7 @@ import typer
 from tot.cli import fastcot, pdos, peers, serve
 from tot.cli.options import writable
 from tot.decoders.errors import OptionError
-from tot.options import pairs
+from tot.options import ModelOptions
 from tot.report.terminal import console
 
 app = typer.Typer(
@@ -55,7 +55,16 @@ def decoders_command(
         heats = [float(heat) for heat in temperatures.split(",")]
     except ValueError:
         raise OptionError(f"--temperatures {temperatures!r} can't be read: write numbers, such as 0.2,1.0") from None
-    run(decoders.split(","), model, pairs(decoder_option or []), heats, samples, rounds, writable(out), console())
+    run(
+        decoders.split(","),
+        model,
+        ModelOptions(decoder_option=decoder_option or []).decoder_options,
+        heats,
+        samples,
+        rounds,
+        writable(out),
+        console(),
+    )
 
 
 @app.command("planning")

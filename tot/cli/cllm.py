@@ -52,7 +52,7 @@ def collect_command(
     from tot.decoders.engine.engine import Engine
     from tot.decoders.models.loading import load_model
     from tot.decoders.training.cllm import trajectories
-    from tot.training.cllm import NOTHING_TO_ASK, questions_of
+    from tot.training.questions import NOTHING_TO_ASK, questions_of
 
     if solutions and prompts:
         raise OptionError("--prompts have no solutions: leave them or --solutions out")
@@ -128,7 +128,8 @@ def eval_command(
     """A consistency LLM against its base: speed, tokens a forward, score, answers unchanged."""
     from random import Random
 
-    from tot.training.cllm import Question, evaluate, questions_of
+    from tot.bench.cllm import evaluate
+    from tot.training.questions import Question, questions_of
 
     found: Iterable[Question] = questions_of(questions or [], prompts or [], column, max_tokens)
     if shuffle_seed is not None:

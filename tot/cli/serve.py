@@ -4,115 +4,101 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
+from pydantic import Field
 
-from tot.cli.options import writable
-from tot.decoders.errors import OptionError
-from tot.options import pairs
+from tot.cli.options import takes, writable
+from tot.decoders.decoder import METHODS, options_of
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.serving.options import KEY_VARIABLE, Limits
+from tot.options import ModelOptions
 
 
-def serve_command(
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    decoder: Annotated[str, typer.Option(help="The decoder that the model's plain name stands for.")] = "ar",
-    decoder_option: Annotated[
-        list[str] | None, typer.Option(help="As for tot solve; given to the decoders that have such an option.")
-    ] = None,
-    also: Annotated[
-        str | None,
-        typer.Option(help="Decoders served beside it, as MODEL:DECODER, with commas; by default all, none for none."),
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="What clients call the model; by default its own name.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen at; other machines reach only others than this.")] = (
-        "127.0.0.1"
-    ),
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    allowed_host: Annotated[
-        list[str] | None, typer.Option(help="A name that requests may be for, or pages from, besides this machine's.")
-    ] = None,
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests decoded at once.")] = 64,
-    queue: Annotated[int, typer.Option(min=0, help="Requests that may wait; more are refused (429).")] = 256,
-    max_tokens_limit: Annotated[int, typer.Option(min=1, help="Most new tokens of a text.")] = 2048,
-    max_prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Most tokens of a prompt; by default what the model can take.")
-    ] = None,
-    timeout: Annotated[float, typer.Option(help="Seconds a request may take; then it ends by length.")] = 600.0,
-    max_body: Annotated[int, typer.Option(min=1, help="Most bytes of a request (413).")] = 2**20,
-    grace: Annotated[float, typer.Option(help="Seconds that running requests have to end when it is stopped.")] = 30.0,
-    dtype: Annotated[
-        Literal["auto", "bf16", "fp16", "fp32"], typer.Option(help="auto: bf16 where the machine computes in it.")
-    ] = "auto",
-    device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto",
-    quantize: Annotated[
-        Literal["none", "int8", "int8-dynamic"],
-        typer.Option(help="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs."),
-    ] = "none",
-    kv_budget: Annotated[
-        str | None, typer.Option(help="Store of keys and values, in tokens or bytes (1.5GiB).")
-    ] = None,
-) -> None:
+class ServeOptions(ModelOptions, Limits):
+    """What is served, to whom, and how much of it."""
+
+    model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
+    decoder: str = Field("ar", description="The decoder that the model's plain name stands for.")
+    decoder_option: list[str] = Field(
+        [], description="As for tot solve; given to the decoders that have such an option."
+    )
+    also: str | None = Field(
+        None,
+        description="Decoders served beside it, as MODEL:DECODER, with commas; by default all, none for none.",
+    )
+    name: str | None = Field(None, description="What clients call the model; by default its own name.")
+    host: str = Field("127.0.0.1", description="Address to listen at; other machines reach only others than this.")
+    port: int = Field(8000, ge=0, le=65535, description="0 takes a free one.")
+    allowed_host: list[str] = Field(
+        [], description="A name that requests may be for, or pages from, besides this machine's."
+    )
+    max_tokens_limit: int = Field(2048, ge=1, description="Most new tokens of a text.")
+
+    @property
+    def limits(self) -> Limits:
+        given = {name: getattr(self, name) for name in Limits.model_fields}
+        return Limits(**given | {"max_tokens": self.max_tokens_limit})
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The decoders beside the first. Raises OptionError for one that is not known."""
+        named = tuple(METHODS) if self.also is None else tuple(name.strip() for name in self.also.split(","))
+        named = () if self.also == "none" else named
+        for method in (self.decoder, *named):
+            if method not in METHODS:
+                raise OptionError(unknown("decoder", method, METHODS))
+        return named
+
+
+@takes(ServeOptions)
+def serve_command(given: dict[str, Any]) -> None:
     """Serve a model to OpenAI clients; all of them are decoded in the same packed forwards. A key, if one is wanted, is
     taken from the environment variable TOT_SERVE_KEY."""
     try:
         from tot.decoders.serving.guard import is_loopback
-        from tot.decoders.serving.limits import KEY_VARIABLE, Limits
     except ModuleNotFoundError as error:
-        raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
-    from tot.decoders.decoder import METHODS, checked_options, load_decoder, options_of
-    from tot.decoders.errors import unknown
+        raise _missing(error) from None
+    from tot.decoders.decoder import checked_options, load_decoder
     from tot.decoders.models.model_names import find_model
 
+    asked = ServeOptions(**given)
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not key.strip():
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or give a key")
-    limits = Limits(
-        concurrency=concurrency,
-        queue=queue,
-        max_tokens=max_tokens_limit,
-        max_prompt_tokens=max_prompt_tokens,
-        timeout=timeout,
-        max_body=max_body,
-        grace=grace,
-    )
-    offered = _offered(also, METHODS)
-    options: dict[str, Any] = {**pairs(decoder_option or [])}
-    for method in (decoder, *offered):
-        if method not in METHODS:
-            raise OptionError(unknown("decoder", method, METHODS))
-    known = {option for method in {decoder, *offered} for option in options_of(method).model_fields}
+    limits, options, offered = asked.limits, asked.decoder_options, asked.offered
+    known_by = {method: options_of(method).model_fields for method in {asked.decoder, *offered}}
+    known = {option for fields in known_by.values() for option in fields}
     for option in options:
         if option not in known:
-            raise OptionError(unknown(f"option of {', '.join(sorted({decoder, *offered}))}", option, known))
-    own = {option: value for option, value in options.items() if option in options_of(decoder).model_fields}
-    checked_options(decoder, own)
-    find_model(model)
+            raise OptionError(unknown(f"option of {', '.join(sorted(known_by))}", option, known))
+    own: dict[str, Any] = {option: value for option, value in options.items() if option in known_by[asked.decoder]}
+    checked_options(asked.decoder, own)
+    find_model(asked.model)
     try:
         from tot.decoders.serving.app import make_app
         from tot.decoders.serving.server import address_of, listen, serve
         from tot.decoders.serving.service import Service
     except ModuleNotFoundError as error:
-        raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
+        raise _missing(error) from None
     from tot.machine import describe
 
-    with listen(host, port) as listening:
-        packing = None if quantize == "none" else quantize
-        loaded = load_decoder(decoder, model, dtype=dtype, device=device, kv_budget=kv_budget, quantize=packing, **own)
-        with loaded:
-            called = name or (Path(model).name if Path(model).exists() else model)
-            service = Service(called, loaded, limits, options, offered)
-            near = is_loopback(host)
-            if not near and key is None:
-                _say(f"{host} is within reach of other machines and there is no key: set {KEY_VARIABLE}")
-            hosts = (allowed_host or []) if near or allowed_host else None
-            app = make_app(service, key, hosts, describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype))
-            where = address_of(listening)
-            try:
-                serve(app, service, listening, lambda: _say(f"{called} ({decoder}) is served at {where}/v1"))
-            finally:
-                service.close()
+    loading = asked.loading | own
+    with listen(asked.host, asked.port) as listening, load_decoder(asked.decoder, asked.model, **loading) as loaded:
+        called = asked.name or (Path(asked.model).name if Path(asked.model).exists() else asked.model)
+        service = Service(called, loaded, limits, options, offered)
+        near = is_loopback(asked.host)
+        if not near and key is None:
+            _say(f"{asked.host} is within reach of other machines and there is no key: set {KEY_VARIABLE}")
+        hosts = asked.allowed_host if near or asked.allowed_host else None
+        app = make_app(service, key, hosts, describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype))
+        where = address_of(listening)
+        try:
+            serve(app, service, listening, lambda: _say(f"{called} ({asked.decoder}) is served at {where}/v1"))
+        finally:
+            service.close()
 
 
 def bench_command(
@@ -135,10 +121,8 @@ def bench_command(
     run(model, options, clients, requests, tokens, rounds, None if out is None else writable(out), console())
 
 
-def _offered(also: str | None, methods: Iterable[str]) -> tuple[str, ...]:
-    if also is None:
-        return tuple(methods)
-    return tuple(name.strip() for name in also.split(",")) if also != "none" else ()
+def _missing(error: ModuleNotFoundError) -> OptionError:
+    return OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'")
 
 
 def _say(line: str) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, KeysView
+from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 from typing import IO, Any, Self
@@ -23,12 +23,10 @@ from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, read_mapping
 
 UNCOMPARED = ("concurrency", "executor", *OF_RAY)
 """Options that don't change what samples are."""
-_Key = tuple[int, int]
-"""(index, repeat) of a sample."""
 
 
 class Folder:
-    """An evaluation's folder, open for writing: `done` says which (index, repeat) are there."""
+    """An evaluation's folder, open for writing."""
 
     def __init__(self, path: Path, options: dict[str, Any], record: dict[str, Any], resume: bool) -> None:
         """Make the folder or, with `resume`, go on with what is there. `options` and `record` say what it is of.
@@ -36,7 +34,8 @@ class Folder:
         Raises OptionError for a folder in use, of something else, or of another configuration, naming the difference.
         """
         self.path = path
-        self._places: dict[_Key, tuple[int, int]] = {}
+        self.done: set[tuple[int, int]] = set()
+        """(index, repeat) of the samples that are there."""
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = FileLock(path / ".lock", blocking=False)
@@ -87,14 +86,8 @@ class Folder:
                 if not line.endswith(b"\n"):
                     os.truncate(path, end)
                     break
-                self._places[_key(path, number, line)] = (end, len(line))
+                self.done.add(_key(path, number, line))
                 end += len(line)
-        self._end = end
-
-    @property
-    def done(self) -> KeysView[_Key]:
-        """The (index, repeat) of all samples."""
-        return self._places.keys()
 
     @property
     def samples(self) -> Iterator[dict[str, Any]]:
@@ -116,8 +109,7 @@ class Folder:
                 f"{self.path / 'samples.jsonl'} can't be written: {error.strerror or error}; make room, then go on "
                 "with --resume"
             ) from None
-        self._places[sample["index"], sample["repeat"]] = (self._end, len(line))
-        self._end += len(line)
+        self.done.add((sample["index"], sample["repeat"]))
 
     def log(self, text: str) -> None:
         """A line in log.txt, with the time."""
@@ -129,29 +121,27 @@ class Folder:
 
     def finish(self, results: dict[str, Any]) -> None:
         """Put the samples in order, and write the results."""
-        if list(self._places) != sorted(self._places):
-            self._sort()
-        write_json(self.path / "results.json", results)
-
-    def _sort(self) -> None:
         path = self.path / "samples.jsonl"
+        with path.open("rb") as file:
+            lines = list(file)
+        places = [_key(path, number, line) for number, line in enumerate(lines, 1)]
+        in_order = [line for _, line in sorted(zip(places, lines, strict=True))]
         try:
-            with replacing(path) as unfinished, path.open("rb") as file, unfinished.open("wb") as new:
-                for key in sorted(self._places):
-                    start, length = self._places[key]
-                    file.seek(start)
-                    new.write(file.read(length))
-                new.flush()
-                os.fsync(new.fileno())
+            if in_order != lines:
+                with replacing(path) as unfinished, unfinished.open("wb") as new:
+                    new.writelines(in_order)
+                    new.flush()
+                    os.fsync(new.fileno())
         except OSError as error:
             raise TaskError(
                 f"{path} can't be put in order: {error.strerror or error}; make room, then go on with --resume"
             ) from None
+        write_json(self.path / "results.json", results)
 
     def close(self) -> None:
         """Let others at it. A folder in which nothing was done is left as if it had not been begun."""
         self._file.close()
-        if not self._places:
+        if not self.done:
             for name in ("samples.jsonl", "log.txt", "config.yaml"):
                 (self.path / name).unlink(missing_ok=True)
             (self.path / "trees").rmdir()
@@ -184,7 +174,7 @@ def read_samples(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
-def _key(path: Path, number: int, line: bytes) -> _Key:
+def _key(path: Path, number: int, line: bytes) -> tuple[int, int]:
     try:
         sample = json.loads(line)
         return int(sample["index"]), int(sample["repeat"])

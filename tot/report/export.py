@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import networkx as nx
 
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.files import write_text
-from tot.tree import Node, ThoughtTree
+
+if TYPE_CHECKING:
+    from tot.tree import Node, ThoughtTree
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML can't hold, not even escaped."""

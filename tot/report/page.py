@@ -12,12 +12,13 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment
 from markupsafe import Markup
 
-from tot.tree import ThoughtTree
+if TYPE_CHECKING:
+    from tot.tree import ThoughtTree
 
 _SCRIPTS = ("text.js", "tree.js", "view.js", "panel.js", "search.js", "overview.js", "main.js")
 _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})

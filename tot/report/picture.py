@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any
 from tot.decoders.errors import TaskError
 from tot.report.plots import new_figure
 from tot.report.terminal import plain
-from tot.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from tot.tree import Node, ThoughtTree
 
 _WIDTH, _ACROSS = 2.5, 0.8
 """Of a box and between boxes; all lengths are inches."""

@@ -7,15 +7,12 @@ while it is decoded. All work is kept in the folder of the draft, and gone on wi
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import shutil
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from filelock import FileLock, Timeout
 from rich.console import Console
@@ -31,12 +28,13 @@ from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train
 from tot.decoders.training.options import DraftOptions
+from tot.decoders.training.resuming import Clock, begin
 from tot.generators.base import Sample
-from tot.registry import load_task
 from tot.report.terminal import counting
 from tot.search import BFS
 from tot.solver import asolve
 from tot.task import Task
+from tot.training.questions import rows_of_task
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 TOGETHER = 4
@@ -69,10 +67,14 @@ def run(
     work = folder / ".training"
     work.mkdir(parents=True, exist_ok=True)
     settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump()}
-    with _alone(work):
-        _same_settings(work / "settings.json", settings)
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(FileLock(work / "lock", timeout=0))
+        except Timeout:
+            raise OptionError(f"{work} is being worked on by another tot train-draft: wait, or give --out") from None
+        begin(work / "settings.json", settings)
         target = load_model(model)
-        spent = _Clock(work / "seconds.json")
+        spent = Clock(work / "seconds.json")
         with spent("recording"), counting("recording", options.tokens, console) as tell:
             records = _record(target, asked, given, options, work, tell)
         kept = [record for i, record in enumerate(records) if i % _HELD_OUT]
@@ -110,15 +112,9 @@ def _questions(sources: Sequence[str]) -> list[tuple[Task, str]]:
     """Questions of all sources, taking turns; those of the shorter ones come again."""
     lists = []
     for source in sources:
-        name, equals, path = source.partition("=")
-        if not equals:
-            raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
-        task = load_task(name)
-        try:
-            lists.append([(task, task.question_of(row)) for row in rows(path)])
-        except KeyError as error:
-            raise OptionError(f"{path} has a row without {error}: give a file of {name} questions") from None
+        lists.append([(task, question) for task, question, *_ in rows_of_task(source)])
         if not lists[-1]:
+            name, _, path = source.partition("=")
             raise OptionError(f"{path} has no rows: give a file of {name} questions")
     longest = max(map(len, lists), default=0)
     return [source[i % len(source)] for i in range(longest) for source in lists]
@@ -195,42 +191,3 @@ async def _ask(engine: Engine, recorder: Recorder, asked: Sequence[tuple[int, Ta
         )
 
     await asyncio.gather(*(ask(*one) for one in asked))
-
-
-@contextmanager
-def _alone(work: Path) -> Iterator[None]:
-    try:
-        with FileLock(work / "lock", timeout=0):
-            yield
-    except Timeout:
-        raise OptionError(f"{work} is being worked on by another tot train-draft: wait for it, or give --out") from None
-
-
-def _same_settings(path: Path, settings: dict[str, Any]) -> None:
-    """Write the settings down, or raise OptionError where others were."""
-    if path.exists():
-        before = json.loads(path.read_text())
-        for name, value in settings.items():
-            if before.get(name) != value:
-                raise OptionError(
-                    f"{path.parent} was begun with {name}={before.get(name)!r}, not {value!r}: go on as it was begun, "
-                    "delete it, or give another folder by --out"
-                )
-    write_json(path, settings)
-
-
-class _Clock:
-    """Seconds spent on each part, also by runs that were stopped."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began, before = time.monotonic(), self.seconds.get(part, 0.0)
-        try:
-            yield
-        finally:
-            self.seconds[part] = before + time.monotonic() - began
-            write_json(self._path, self.seconds)

@@ -20,15 +20,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
 
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.files import write_text
 from tot.decoders.models.loading import LoadedModel, quiet_transformers, resolve_dtype
 from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
 from tot.decoders.training.cllm.trajectories import trajectories
-from tot.decoders.training.distill.checkpoint import keep, restore
-from tot.decoders.training.distill.schedule import set_learning_rate
 from tot.decoders.training.options import TrainOptions
+from tot.decoders.training.resuming import keep, restore, set_learning_rate
 
 CHECKPOINT = "checkpoint.safetensors"
 CURVE = "losses.jsonl"
@@ -62,51 +61,54 @@ def train(
     mixed = "bf16" if resolve_dtype("auto", loaded.device) == torch.bfloat16 else "no"
     accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision=mixed, gradient_accumulation_steps=1)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
-    texts = DataLoader(_Texts(rows, options), batch_size=options.accumulate, collate_fn=list)
-    model, optimizer, texts = accelerator.prepare(model, optimizer, texts)
-    steps = options.epochs * len(texts)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    a_step = options.accumulate * accelerator.num_processes
+    by_epoch = math.ceil(len(rows) / a_step)
+    steps = options.epochs * by_epoch
     try:
         done = restore(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
     except (KeyError, RuntimeError) as error:  # of weights by other names or of other shapes
         raise OptionError(
             f"{out} was begun with other options: go on as it was begun, or give another folder"
         ) from error
-    curve = _Curve(out / CURVE, done)
+    curve = out / CURVE
+    known = curve.read_text().splitlines(keepends=True)[:done] if curve.exists() else []
+    write_text(curve, known)  # without what came after the checkpoint
     model.train()
-    for epoch in range(done // len(texts), options.epochs):
-        dataset: Any = texts.dataset
-        dataset.epoch = epoch
-        begun = done % len(texts) if epoch == done // len(texts) else 0
-        for number, batch in enumerate(accelerator.skip_first_batches(texts, begun), begun):
-            step = epoch * len(texts) + number
-            set_learning_rate(optimizer, options.learning_rate, step, steps)
-            consistency = ar = 0.0
-            for first in range(0, len(batch), options.together):
-                texts_now = batch[first : first + options.together]
-                with accelerator.autocast():
-                    logits = _logits(model, texts_now, accelerator.device)
-                far, unlikely = torch.zeros(2, device=accelerator.device)
-                for of_text, text in zip(logits, texts_now, strict=True):
-                    far = far + consistency_loss(of_text, text, options.divergence) / len(batch)
-                    unlikely = unlikely + ar_loss(of_text, text) / len(batch)
-                accelerator.backward(far + options.ar_weight * unlikely)
-                consistency += far.item()
-                ar += unlikely.item()
-            loss = consistency + options.ar_weight * ar
-            norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
-            if not math.isfinite(loss + norm):
-                raise ModelError(
-                    f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in "
-                    f"{out}; go on with a learning rate below {options.learning_rate}"
-                )
-            if accelerator.is_main_process and step > done and step % options.checkpoint_every == 0:
-                # Only now is it known that the step before left good weights.
-                keep(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
-            optimizer.step()
-            optimizer.zero_grad()
-            if accelerator.is_main_process:
-                curve.add(step=step + 1, loss=loss, consistency=consistency, ar=ar)
-                tell(step + 1, steps, loss)
+    for step in range(done, steps):
+        set_learning_rate(optimizer, options.learning_rate, step, steps)
+        epoch, at = step // by_epoch, step % by_epoch * a_step
+        numbers = _order(len(rows), f"{options.seed}/{epoch}")[at : at + a_step]
+        with accelerator.split_between_processes(numbers, apply_padding=True) as mine:
+            batch = [_text(rows[number], f"{options.seed}/{epoch}/{number}", options) for number in mine]
+        consistency = ar = 0.0
+        for first in range(0, len(batch), options.together):
+            texts = batch[first : first + options.together]
+            with accelerator.autocast():
+                logits = _logits(model, texts, accelerator.device)
+            far, unlikely = torch.zeros(2, device=accelerator.device)
+            for of_text, text in zip(logits, texts, strict=True):
+                far = far + consistency_loss(of_text, text, options.divergence) / len(batch)
+                unlikely = unlikely + ar_loss(of_text, text) / len(batch)
+            accelerator.backward(far + options.ar_weight * unlikely)
+            consistency += far.item()
+            ar += unlikely.item()
+        loss = consistency + options.ar_weight * ar
+        norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
+        if not math.isfinite(loss + norm):
+            raise ModelError(
+                f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in {out}; "
+                f"go on with a learning rate below {options.learning_rate}"
+            )
+        if accelerator.is_main_process and step > done and step % options.checkpoint_every == 0:
+            # Only now is it known that the step before left good weights.
+            keep(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
+        optimizer.step()
+        optimizer.zero_grad()
+        if accelerator.is_main_process:
+            with curve.open("a") as file:
+                file.write(json.dumps({"step": step + 1, "loss": loss, "consistency": consistency, "ar": ar}) + "\n")
+            tell(step + 1, steps, loss)
     if accelerator.is_main_process:
         _save(accelerator.unwrap_model(model, keep_fp32_wrapper=False), loaded, out)
 
@@ -160,50 +162,24 @@ def _save(model: Any, loaded: LoadedModel, out: Path) -> None:
     (out / CHECKPOINT).unlink(missing_ok=True)
 
 
-class _Texts(Dataset[Layout]):
-    """The texts in an order of each epoch's own, each with windows of its trajectory, drawn anew."""
-
-    def __init__(self, rows: Sequence[dict[str, Any]], options: TrainOptions) -> None:
-        self._rows = rows
-        self._options = options
-        self.epoch = 0
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def __getitem__(self, place: int) -> Layout:
-        options = self._options
-        number = _order(len(self._rows), f"{options.seed}/{self.epoch}")[place]
-        row = self._rows[number]
-        chance = random.Random(f"{options.seed}/{self.epoch}/{number}")
-        drawn = chance.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))
-        windows = []
-        for which in sorted(drawn):
-            start, points = row["starts"][which], row["points"][which]
-            fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
-            at = chance.randrange(len(points))
-            if options.loss == "local":
-                windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))
-            else:
-                windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
-        return layout(row["prompt"], row["response"], windows, options.loss == "local")
+def _text(row: dict[str, Any], seed: str, options: TrainOptions) -> Layout:
+    """A text with windows of its trajectory, drawn by the seed."""
+    chance = random.Random(seed)
+    windows = []
+    for which in sorted(chance.sample(range(len(row["starts"])), min(options.windows, len(row["starts"])))):
+        start, points = row["starts"][which], row["points"][which]
+        fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
+        at = chance.randrange(len(points))
+        if options.loss == "local":
+            windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))
+        else:
+            windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
+    return layout(row["prompt"], row["response"], windows, options.loss == "local")
 
 
 @lru_cache(maxsize=2)
 def _order(count: int, seed: str) -> list[int]:
+    """The texts' order in an epoch."""
     order = list(range(count))
     random.Random(seed).shuffle(order)
     return order
-
-
-class _Curve:
-    """Losses by step, a JSON line each; those after the checkpoint that is gone on from are dropped."""
-
-    def __init__(self, path: Path, done: int) -> None:
-        lines = path.read_text().splitlines()[:done] if path.exists() else []
-        path.write_text("".join(f"{line}\n" for line in lines))
-        self._path = path
-
-    def add(self, **values: float) -> None:
-        with self._path.open("a") as file:
-            file.write(json.dumps(values) + "\n")

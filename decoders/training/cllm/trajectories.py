@@ -12,23 +12,31 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyarrow import parquet
 
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.files import replacing, write_json
+from tot.decoders.files import replacing
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
 from tot.decoders.training.options import CollectOptions
+from tot.decoders.training.resuming import begin
 
 _T = TypeVar("_T")
 FORMAT = 2
 """1 had neither windows at a text's end nor texts without a whole window; it is read as it is."""
+_IDS = pa.list_(pa.int32())
+_SCHEMA = pa.schema(
+    {"prompt": _IDS, "response": _IDS, "starts": _IDS}
+    | dict.fromkeys(("points", "corrected"), pa.list_(pa.list_(_IDS)))
+)
 _GIVEN = 1000
 """Texts of a shard that are not the model's own."""
 
@@ -46,9 +54,7 @@ def collect(
     windows kept, texts left out) after every shard. Raises OptionError where `out` was begun with other options and for
     requests with an answer trigger, and ModelError where it was begun with another model.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    settings = {"format": FORMAT, **options.model_dump(), **identity(engine.loaded)}
-    _begin(out / "settings.json", settings)
+    _begin(out, options.model_dump(), engine.loaded)
     windows = dropped = 0
     with load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True) as decoder:
         for number, batch in enumerate(_batches(requests, options.together)):
@@ -78,8 +84,7 @@ def given(
 ) -> None:
     """Write texts that the model did not write itself, as (request, what it should have written) pairs, in the same
     form: without windows, so that `train` has only the AR loss and fine-tunes on them."""
-    out.mkdir(parents=True, exist_ok=True)
-    _begin(out / "settings.json", {"format": FORMAT, "given": True, **identity(loaded)})
+    _begin(out, {"given": True}, loaded)
     codec = TextCodec(loaded.tokenizer)
     count = 0
     for number, batch in enumerate(_batches(texts, _GIVEN)):
@@ -113,11 +118,8 @@ def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
             "collect them again, or take a later version"
         )
     _same_model(folder, settings, identity(model))
-    from datasets import load_dataset
-
-    shards = sorted(map(str, folder.glob("shard-*.parquet")))
-    if shards:
-        yield from load_dataset("parquet", data_files=shards, split="train", streaming=True)
+    for shard in sorted(folder.glob("shard-*.parquet")):
+        yield from parquet.read_table(shard).to_pylist()
 
 
 def identity(model: LoadedModel) -> dict[str, str]:
@@ -216,47 +218,22 @@ def _shard(out: Path, number: int, batch: Sequence[object]) -> Path:
 
 def _windows(shard: Path) -> list[int]:
     """How many windows each text of a shard has."""
-    from pyarrow.parquet import read_table
-
-    return [len(starts) for starts in read_table(shard, columns=["starts"])["starts"].to_pylist()]
+    return [len(starts) for starts in parquet.read_table(shard, columns=["starts"])["starts"].to_pylist()]
 
 
 def _write(rows: list[dict[str, Any]], path: Path) -> None:
     """A shard, whole or not at all; one without rows says that its prompts are done."""
-    from datasets import Dataset, Features, List, Value
-
-    ids = List(Value("int32"))
-    nested = List(List(ids))
-    features = Features({"prompt": ids, "response": ids, "starts": ids, "points": nested, "corrected": nested})
-    with replacing(path) as unfinished, quiet_datasets():
-        Dataset.from_dict({name: [row[name] for row in rows] for name in features}, features).to_parquet(unfinished)
+    with replacing(path) as unfinished:
+        parquet.write_table(pa.Table.from_pylist(rows, _SCHEMA), unfinished)
 
 
-@contextmanager
-def quiet_datasets() -> Iterator[None]:
-    """No progress bars of `datasets` inside."""
-    from datasets.utils.logging import disable_progress_bar, enable_progress_bar, is_progress_bar_enabled
-
-    shown = is_progress_bar_enabled()
-    disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            enable_progress_bar()
-
-
-def _begin(path: Path, settings: dict[str, Any]) -> None:
+def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:
+    """Make a folder of trajectories, or see that it is of this model and these options."""
+    path, settings = out / "settings.json", {"format": FORMAT, **options, **identity(model)}
     if path.exists():
-        before = json.loads(path.read_text())
-        _same_model(path.parent, before, settings)
-        for name, value in settings.items():
-            if before.get(name) != value:
-                raise OptionError(
-                    f"{path.parent} was begun with {name}={before.get(name)!r}, not {value!r}: go on as it was begun, "
-                    "or give another folder"
-                )
-    write_json(path, settings)
+        _same_model(out, json.loads(path.read_text()), settings)
+    out.mkdir(parents=True, exist_ok=True)
+    begin(path, settings)
 
 
 def _same_model(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -18,10 +18,9 @@ from torch.nn.functional import log_softmax
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.decoders.models.loading import LoadedModel, resolve_dtype
-from tot.decoders.training.distill.checkpoint import keep, restore
 from tot.decoders.training.distill.record import Record
-from tot.decoders.training.distill.schedule import set_learning_rate
 from tot.decoders.training.options import HEAD_DIM, DraftOptions
+from tot.decoders.training.resuming import keep, restore, set_learning_rate
 
 _CHECKPOINT_EVERY = 100
 

@@ -22,7 +22,7 @@ from transformers.utils import logging
 
 from tot.decoders import LocalDecoder
 from tot.decoders.serving.app import make_app
-from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.options import Limits
 from tot.decoders.serving.server import Server, address_of, listen
 from tot.decoders.serving.service import Service
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from tot.decoders.serving.app import make_app
-from tot.decoders.serving.limits import Limits
+from tot.decoders.serving.options import Limits
 from tot.decoders.serving.service import Service
 
 HM = {"role": "user", "content": "Hm."}

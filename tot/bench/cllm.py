@@ -1,13 +1,10 @@
-"""`tot cllm`: from a task's questions to a consistency LLM, and what it is worth (CLLM, tables 1 and 3).
-
-The requests are whole solutions (a task's `chain` template), decoded greedily, or prompts from a file.
-"""
+"""`tot cllm eval`: what a consistency LLM is worth beside its base (CLLM, tables 1 and 3)."""
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,68 +12,17 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.data import rows
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
 from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import load_model
-from tot.decoders.request import Completion, Request, Sampling
+from tot.decoders.request import Completion
 from tot.decoders.training.cllm.trajectories import stationary, windows
 from tot.evaluation.estimate import estimate, spread
 from tot.machine import describe
-from tot.registry import load_task
-
-NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE, with more rows than --offset"
-
-
-@dataclass(frozen=True)
-class Question:
-    """A request, and how what comes of it is read and scored, where it is a task's."""
-
-    request: Request
-    solution: str | None = None
-    """The row's own solution, where it is asked for."""
-    answer: Callable[[str], Any] = str.strip
-    same: Callable[[Any], Hashable] = str
-    score: Callable[[Any], float] | None = None
-
-
-def questions_of(
-    questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int, solutions: bool = False
-) -> Iterator[Question]:
-    """Questions from "task=file" pairs, with their own solutions if asked for, then prompts from the named column of
-    files; read as they are needed.
-
-    Raises OptionError for a pair or a column that isn't one, TaskError for a task without the template.
-    """
-    for source in questions:
-        name, equals, path = source.partition("=")
-        if not equals:
-            raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
-        task = load_task(name)
-        limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
-        limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
-        for row in rows(path):
-            try:
-                question, reference = task.question_of(row), task.reference_of(row)
-            except KeyError as error:
-                raise OptionError(f"{path} has a row without {error} (it has {', '.join(row)})") from None
-            yield Question(
-                Request(prompt=task.prompt(task.chain, task.start(question)), sampling=Sampling(**limits)),
-                task.solution_of(row) if solutions else None,
-                task.parse_answer,
-                task.canonical,
-                lambda answer, task=task, reference=reference: task.score(answer, reference),  # type: ignore[misc]
-            )
-    for file in prompts:
-        for row in rows(file):
-            if column not in row:
-                raise OptionError(
-                    f"{file} has no column {column!r} (it has {', '.join(row)}): name another by --column"
-                )
-            yield Question(Request(prompt=str(row[column]), sampling=Sampling(max_tokens=max_tokens)))
+from tot.training.questions import NOTHING_TO_ASK, Question
 
 
 @dataclass

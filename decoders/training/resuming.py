@@ -1,0 +1,89 @@
+"""Work that goes on where it was stopped, and ends as if it had not been: what it was begun with, its clock, and the
+checkpoints and the learning rate of training."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from tot.decoders.errors import OptionError
+from tot.decoders.files import replacing, write_json
+
+
+def begin(path: Path, settings: Mapping[str, Any]) -> None:
+    """Write the settings of a folder's work to `path` in it. Raises OptionError where it was begun with others."""
+    before = json.loads(path.read_text()) if path.exists() else settings
+    for name, value in settings.items():
+        if before.get(name) != value:
+            raise OptionError(
+                f"{path.parent} was begun with {name}={before.get(name)!r}, not {value!r}: go on as it was begun, or "
+                "give another folder"
+            )
+    write_json(path, settings)
+
+
+class Clock:
+    """Seconds spent on each part, also by runs that were stopped."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
+
+    @contextmanager
+    def __call__(self, part: str) -> Iterator[None]:
+        began, before = time.monotonic(), self.seconds.get(part, 0.0)
+        try:
+            yield
+        finally:
+            self.seconds[part] = before + time.monotonic() - began
+            write_json(self._path, self.seconds)
+
+
+def set_learning_rate(optimizer: Any, peak: float, step: int, steps: int) -> None:
+    """It rises to `peak` for a twentieth of the steps, then falls by a cosine to a tenth of it: a function of the step
+    alone, so that nothing of it needs to be kept."""
+    risen, fallen = (step + 1) / max(1, steps // 20), 0.55 + 0.45 * math.cos(math.pi * step / steps)
+    for group in optimizer.param_groups:
+        group["lr"] = peak * min(1.0, risen) * fallen
+
+
+def keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
+    """Write the trained weights, the optimizer's moments and the step to `path`, in place of what is there."""
+    state = {f"model.{name}": weight.detach() for name, weight in _trained(model).items()}
+    for i, moments in optimizer.state_dict()["state"].items():
+        state |= {f"optimizer.{i}.{name}": value for name, value in moments.items()}
+    with replacing(path) as unfinished:
+        save_file({name: value.contiguous() for name, value in state.items()}, unfinished, {"step": str(step)})
+
+
+def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
+    """Read them back. Returns the step to go on from, 0 where there is no checkpoint."""
+    if not path.exists():
+        return 0
+    moments: dict[int, dict[str, Tensor]] = {}
+    weights = _trained(model)
+    with safe_open(path, "pt") as file, torch.no_grad():
+        for key in file.keys():  # noqa: SIM118 - it is no mapping
+            kind, _, name = key.partition(".")
+            if kind == "model":
+                weights[name].copy_(file.get_tensor(key))
+            else:
+                number, _, moment = name.partition(".")
+                moments.setdefault(int(number), {})[moment] = file.get_tensor(key)
+        step = int(file.metadata()["step"])
+    optimizer.load_state_dict({"state": moments, "param_groups": optimizer.state_dict()["param_groups"]})
+    return step
+
+
+def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}

@@ -1,0 +1,75 @@
+"""What is asked to train and to measure: questions of tasks, and prompts from files, read as they are needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tot.data import rows
+from tot.decoders.errors import OptionError
+from tot.decoders.request import Request, Sampling
+from tot.registry import load_task
+from tot.task import Task
+
+NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE, with more rows than --offset"
+
+
+def rows_of_task(source: str, scored: bool = False) -> Iterator[tuple[Task, str, Any, dict[str, Any]]]:
+    """The task, the question, its reference if it is to be scored, and the row, for each row of a "task=file" pair.
+
+    Raises OptionError for what is no such pair, and for a row that the task can't ask.
+    """
+    name, equals, path = source.partition("=")
+    if not equals:
+        raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
+    task = load_task(name)
+    for row in rows(path):
+        try:
+            question, reference = task.question_of(row), task.reference_of(row) if scored else None
+        except KeyError as error:
+            raise OptionError(
+                f"{path} has a row without {error} (it has {', '.join(row)}): give a file of {name} questions"
+            ) from None
+        yield task, question, reference, row
+
+
+@dataclass(frozen=True)
+class Question:
+    """A request, and how what comes of it is read and scored, where it is a task's."""
+
+    request: Request
+    solution: str | None = None
+    """The row's own solution, where it is asked for."""
+    answer: Callable[[str], Any] = str.strip
+    same: Callable[[Any], Hashable] = str
+    score: Callable[[Any], float] | None = None
+
+
+def questions_of(
+    questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int, solutions: bool = False
+) -> Iterator[Question]:
+    """Questions whose whole solutions are asked for (a task's `chain` template), decoded greedily, from "task=file"
+    pairs, with their own solutions if asked for; then prompts from the named column of files.
+
+    Raises OptionError for a pair or a column that isn't one, TaskError for a task without the template.
+    """
+    for source in questions:
+        for task, question, reference, row in rows_of_task(source, scored=True):
+            limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
+            limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
+            yield Question(
+                Request(prompt=task.prompt(task.chain, task.start(question)), sampling=Sampling(**limits)),
+                task.solution_of(row) if solutions else None,
+                task.parse_answer,
+                task.canonical,
+                lambda answer, task=task, reference=reference: task.score(answer, reference),  # type: ignore[misc]
+            )
+    for file in prompts:
+        for row in rows(file):
+            if column not in row:
+                raise OptionError(
+                    f"{file} has no column {column!r} (it has {', '.join(row)}): name another by --column"
+                )
+            yield Question(Request(prompt=str(row[column]), sampling=Sampling(max_tokens=max_tokens)))
