@@ -128,7 +128,7 @@ class _Memory:
 def _without_model(folder: Path, console: Console) -> dict[str, Any]:
     """Many small searches that ask no model, then a process that finds all of them done."""
     data, out = folder / "instances.jsonl", folder / "many"
-    made_up("blocksworld", data, QUESTIONS, 0, [], console)
+    made_up("blocksworld", data, QUESTIONS, 0, [])
     memory, repeats = _Memory(), SAMPLES // QUESTIONS
     began = time.perf_counter()
     evaluate("blocksworld", data, model=None, repeats=repeats, track=memory, out=out, **_NO_MODEL)

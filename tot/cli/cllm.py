@@ -66,7 +66,7 @@ def collect_command(
     if first is None:
         raise OptionError(NOTHING_TO_ASK)
     asked = chain([first], found)
-    with counting("writing" if solutions else "collecting", limit, console()) as tell:
+    with counting("writing" if solutions else "collecting", limit) as tell:
         if solutions:
             texts = ((one.request, one.solution or "") for one in asked)
             trajectories.given(load_model(model), texts, out, lambda count: tell(count, f"{count} texts"))
@@ -95,8 +95,7 @@ def train_command(
     from tot.decoders.training.cllm.train import train
     from tot.report.plots import losses, save
 
-    shown = console()
-    with counting("training", None, shown) as tell:
+    with counting("training", None) as tell:
         train(
             load_model(model),
             data,
@@ -105,7 +104,7 @@ def train_command(
             lambda step, steps, value: tell(step, f"step {step} of {steps}, loss {value:.3f} nats", steps),
         )
     save(losses(out / "losses.jsonl"), out / "losses.png")
-    shown.print(f"{out}: the model, losses.jsonl and losses.png")
+    console().print(f"{out}: the model, losses.jsonl and losses.png")
 
 
 @app.command("eval")

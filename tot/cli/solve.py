@@ -128,7 +128,7 @@ def _run(
     from tot.checkpoint import Checkpoint
     from tot.decoders.files import write_json
     from tot.registry import load_task
-    from tot.report.terminal import Progress, show
+    from tot.report.terminal import progress, search_line, show
     from tot.solver import conclude, solve
 
     task = load_task(settings.task)
@@ -143,7 +143,7 @@ def _run(
 
     problems: list[Problem] = []
     try:
-        with Progress(problems, started, quiet=as_json):
+        with progress(lambda: search_line(problems, started), quiet=as_json):
             solution = solve(
                 task,
                 settings.question,

@@ -44,7 +44,6 @@ def instances_command(
     without: Annotated[list[Path] | None, typer.Option(help="Leave out the questions of these files.")] = None,
 ) -> None:
     """Make up questions of a task, each only once."""
-    from tot.report.terminal import console
     from tot.training.instances import made_up
 
-    made_up(task, out, count, seed, without or [], console())
+    made_up(task, out, count, seed, without or [])

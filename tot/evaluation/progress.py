@@ -5,20 +5,21 @@ tracker of one's own is an object with the same three methods."""
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
-from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, Task, TimeRemainingColumn
-from rich.progress import Progress as Bars
+from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
 from rich.text import Text
 
 from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
-from tot.report.terminal import console, plain
+from tot.report.terminal import plain, progress
 from tot.search.session import Problem
 
+_DRAFTED = ("drafted", "accepted", "reached")
 _SHOWN = 10
 """Complaints that are printed; log.txt has all."""
 
@@ -32,13 +33,11 @@ class Progress:
         self._sum = 0.0
         self._scored = 0
         self._failed = 0
-        self._spent = {"tokens": 0, "drafted": 0, "accepted": 0, "reached": 0}
+        self._spent: Counter[str] = Counter()
         self._began = time.monotonic()
         self._complaints = 0
-        self._console = console(stderr=True)
-        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), _Line(self))
-        self._bars = Bars(*columns, console=self._console, disable=not self._console.is_terminal, transient=True)
-        self._task = self._bars.add_task("", total=total)
+        columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bars = progress(lambda: self.line, *columns, total=total)
 
     @property
     def score(self) -> float | None:
@@ -48,12 +47,10 @@ class Progress:
     @property
     def line(self) -> str:
         """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, acceptance rate 71% (52% of drafted)"."""
-        spent = dict(self._spent)
+        spent = self._spent.copy()
         for problem in filter(None, list(self.running)):
             spent["tokens"] += problem.meter.new_tokens
-            spent["drafted"] += problem.meter.usage.drafted
-            spent["accepted"] += problem.meter.usage.accepted
-            spent["reached"] += problem.meter.usage.reached
+            spent.update({name: getattr(problem.meter.usage, name) for name in _DRAFTED})
         rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
         shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).said()}"]
         shown.append(f"{rate:.0f} tokens/s")
@@ -74,17 +71,16 @@ class Progress:
         self.recall(sample)
         self.done += 1
         self._spent["tokens"] += tokens_of(sample)
-        for name in ("drafted", "accepted", "reached"):
-            self._spent[name] += sample["measured"][name]
-        self._bars.update(self._task, completed=self.done)
+        self._spent.update({name: sample["measured"][name] for name in _DRAFTED})
+        self._bars.update(self._bars.task_ids[0], completed=self.done)
 
     def complain(self, text: str) -> None:
         """Say what went wrong, above the bar; not any number of times."""
         self._complaints += 1
         if self._complaints <= _SHOWN:
-            self._console.print(Text(plain(" ".join(text.split()))))
+            self._bars.console.print(Text(plain(" ".join(text.split()))))
         elif self._complaints == _SHOWN + 1:
-            self._console.print("more of these are in log.txt")
+            self._bars.console.print("more of these are in log.txt")
 
     def __enter__(self) -> Progress:
         self._bars.start()
@@ -92,17 +88,6 @@ class Progress:
 
     def __exit__(self, *_: object) -> None:
         self._bars.stop()
-
-
-class _Line(ProgressColumn):
-    """Asked for its text whenever the bar is drawn, so that rates move while problems are under way."""
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__()
-        self._progress = progress
-
-    def render(self, task: Task) -> Text:
-        return Text(self._progress.line)
 
 
 class Tracker(Protocol):

@@ -9,18 +9,18 @@ import io
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.live import Live
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 from rich.tree import Tree
 
 if TYPE_CHECKING:
+    from tot.search.session import Problem
     from tot.solver import Solution
     from tot.tree import Node, ThoughtTree
 
@@ -33,15 +33,37 @@ def console(width: int = 150, stderr: bool = False) -> Console:
     return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if stream.isatty() else width)
 
 
+class _Note(ProgressColumn):
+    """Asked for its text whenever the line is drawn, so that it moves while work is under way."""
+
+    def __init__(self, note: Callable[[], str]) -> None:
+        super().__init__()
+        self._note = note
+
+    def render(self, task: Task) -> Text:
+        return Text(self._note(), style="dim")
+
+
+def progress(note: Callable[[], str], *columns: ProgressColumn, total: int | None = None, quiet: bool = False) -> Bars:
+    """How far the first and only task is: a line on standard error, of these columns and what `note` says by then.
+    Silent in a pipe."""
+    screen = console(stderr=True)
+    silent = quiet or not screen.is_terminal
+    bars = Bars(*columns, _Note(note), console=screen, disable=silent, transient=True, refresh_per_second=8)
+    bars.add_task("", total=total)
+    return bars
+
+
 @contextmanager
-def counting(what: str, total: int | None, shown_on: Console) -> Iterator[Callable[..., None]]:
+def counting(what: str, total: int | None) -> Iterator[Callable[..., None]]:
     """A bar for long work: yields tell(done, note, total), the total being optional."""
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[note]}"), TimeRemainingColumn())
-    with Bars(*columns, console=shown_on) as bars:
-        task = bars.add_task(what, total=total, note="")
+    said = what
+    with progress(lambda: said, BarColumn(), TimeRemainingColumn(), total=total) as bars:
 
         def tell(done: int, note: str, of: int | None = total) -> None:
-            bars.update(task, completed=done, total=of, note=note)
+            nonlocal said
+            said = f"{what}: {note}"
+            bars.update(bars.task_ids[0], completed=done, total=of)
 
         yield tell
 
@@ -122,36 +144,12 @@ def show(solution: Solution) -> None:
     shown.print(Text(usage_line(solution), style="dim"))
 
 
-class Progress:
-    """A live line on standard error while a search runs: level, thoughts, tokens, elapsed. Silent in a pipe."""
-
-    def __init__(self, problems: list[Any], started: float, quiet: bool) -> None:
-        screen = console(stderr=True)
-        self._problems = problems
-        self._started = started
-        self._live = None
-        if screen.is_terminal and not quiet:
-            self._live = Live(console=screen, get_renderable=self._line, refresh_per_second=8, transient=True)
-
-    def _line(self) -> Text:
-        elapsed = time.monotonic() - self._started
-        if not self._problems:
-            return Text(f"loading the model … {elapsed:.0f} s", style="dim")
-        problem = self._problems[0]
-        meter = problem.meter
-        level = max(node.depth for node in list(problem.tree))
-        rate = meter.new_tokens / max(meter.seconds, 1e-9)
-        return Text(
-            f"level {level}, {len(problem.tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, "
-            f"{elapsed:.0f} s",
-            style="dim",
-        )
-
-    def __enter__(self) -> Progress:
-        if self._live is not None:
-            self._live.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._live is not None:
-            self._live.stop()
+def search_line(problems: Sequence[Problem], started: float) -> str:
+    """How far the first of the searches is, if there is one yet: level, thoughts, tokens, seconds."""
+    elapsed = time.monotonic() - started
+    if not problems:
+        return f"loading the model … {elapsed:.0f} s"
+    tree, meter = problems[0].tree, problems[0].meter
+    level = max(node.depth for node in list(tree))
+    rate = meter.new_tokens / max(meter.seconds, 1e-9)
+    return f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"

@@ -8,15 +8,13 @@ from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
 from tot.data import rows
 from tot.decoders.errors import OptionError
 from tot.registry import load_task
 from tot.report.terminal import counting
 
 
-def made_up(task_name: str, out: Path, count: int, seed: int, without: Sequence[Path], console: Console) -> None:
+def made_up(task_name: str, out: Path, count: int, seed: int, without: Sequence[Path]) -> None:
     """Write so many different questions of a task to a .jsonl file, none of which is in the files `without`.
 
     Raises TaskError for a task that makes none up, OptionError where it has no more.
@@ -29,7 +27,7 @@ def made_up(task_name: str, out: Path, count: int, seed: int, without: Sequence[
 
     seen = {asked(row) for path in without for row in rows(path)}
     made, repeated = 0, 0
-    with out.open("w", encoding="utf-8") as file, counting("making up", count, console) as tell:
+    with out.open("w", encoding="utf-8") as file, counting("making up", count) as tell:
         for number in numbers():
             row = task.instance((seed << 32) + number)
             question = asked(row)

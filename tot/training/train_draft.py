@@ -75,11 +75,11 @@ def run(
         begin(work / "settings.json", settings)
         target = load_model(model)
         spent = Clock(work / "seconds.json")
-        with spent("recording"), counting("recording", options.tokens, console) as tell:
+        with spent("recording"), counting("recording", options.tokens) as tell:
             records = _record(target, asked, given, options, work, tell)
         kept = [record for i, record in enumerate(records) if i % _HELD_OUT]
         draft = student(target, options)
-        with spent("training"), counting("training", None, console) as tell:
+        with spent("training"), counting("training", None) as tell:
             train(
                 draft,
                 kept or records,
