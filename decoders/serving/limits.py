@@ -1,6 +1,5 @@
-"""What a server allows: its limits, checked once where it is made, the gate that keeps those on requests at once, and
-where its key comes from. Knows no HTTP but the statuses of what is refused, and no decoder.
-"""
+"""The gate that keeps a server's limits on requests at once. Knows no HTTP but the statuses of what is refused, and no
+decoder."""
 
 from __future__ import annotations
 
