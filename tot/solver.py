@@ -23,7 +23,7 @@ from tot.task import Task
 from tot.tree import ThoughtTree
 
 if TYPE_CHECKING:
-    from tot.report.profiling import Profile
+    from tot.report.profile import Profile
 
 _T = TypeVar("_T")
 
@@ -127,7 +127,7 @@ async def asolve(
     parts, filters = config.parts(task), config.filters
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if profile is not None and config.weights is None:
-        from tot.report.profiling import NO_ENGINE
+        from tot.report.profile import NO_ENGINE
 
         raise OptionError(NO_ENGINE)
     with ExitStack() as stack:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -37,6 +38,54 @@ def test_an_evaluation_prints_its_numbers_and_keeps_a_folder(tot: Any, rows: Any
     answers = [json.loads(line)["answer"] for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert answers[1] == []
     assert answers[0] == answers[2] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+
+
+WRITTEN = """format: tot.evaluation
+version: 1
+task: blocksworld
+data: {data}
+model: none
+decoder: ar
+decoder_option: []
+search: best-first
+generator: enumerate:prior=uniform
+seed: 0
+dtype: auto
+quantize: none
+device: auto
+reproducible: false
+offset: 0
+repeats: 1
+judge: false
+concurrency: 16
+executor: local
+record:
+  model_sha256: null
+  data_sha256: {sha256}
+  versions: {{python: 3.11.7, tot: 0.1.0, torch: 2.13.0+cpu, transformers: 5.23.0, datasets: 5.2.0}}
+"""
+SAMPLE = (
+    '{"id": "1-0", "index": 1, "repeat": 0, "question": "q", "reference": "r", "answer": [], "score": 0.5, "solved": '
+    'true, "parse_failure": false, "unreadable": 0, "thoughts": 0, "stopped": null, "error": null, "usage": {}, '
+    '"measured": {"reused_prompt_tokens": 0, "forwards": 0, "drafted": 0, "accepted": 0, "seconds": 0.25, '
+    '"approximate_tokens": 0, "undecoded_tokens": 0, "cost": 0.0, "reached": 0}}\n'
+)
+"""As version 0.1.0 wrote them; the score is not what a search comes to."""
+
+
+def test_a_folder_that_was_written_before_is_gone_on_with_compared_and_shown(tot: Any, rows: Any) -> None:
+    data, old = Path("x.jsonl").resolve(), Path("old")
+    old.mkdir()
+    sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
+    (old / "config.yaml").write_text(WRITTEN.format(data=data, sha256=sha256))
+    (old / "samples.jsonl").write_text(SAMPLE + '{"id": "0-0", "ind')
+    assert tot(*rows, *SYMBOLIC, "--out", "old", "--resume")[0] == 0
+    lines = (old / "samples.jsonl").read_text().splitlines(keepends=True)
+    assert [json.loads(line)["id"] for line in lines] == ["0-0", "1-0", "2-0"]
+    assert lines[1] == SAMPLE
+    assert json.loads((old / "results.json").read_text())["score"]["mean"] == pytest.approx(2.5 / 3)
+    assert "83.3%" in tot("eval", "--compare", "old", "old")[1]
+    assert tot("report", "old")[0] == 0
 
 
 def test_without_out_each_run_gets_a_folder_of_its_own(tot: Any, rows: Any, tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.decoders.timeline import Load
 from tot.machine import limit, matrix_rate, read_bandwidth
-from tot.report.profiling import Demand
+from tot.report.profile import Demand
 
 
 def test_the_longer_of_reading_and_multiplying_is_the_limit() -> None:

@@ -14,7 +14,7 @@ import pytest
 from tot import BFS, solve
 from tot.decoders import OptionError
 from tot.decoders.timeline import Load, Span, Timeline
-from tot.report.profiling import Achieved, Demand, Layers, Profile
+from tot.report.profile import Achieved, Demand, Layers, Profile
 
 DECODE, PREFILL = ("generate", "decode"), ("evaluate", "prefill")
 MIXED = Load({DECODE: 3, PREFILL: 1}, 2, 100, 40)
@@ -51,8 +51,8 @@ def profile() -> Profile:
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Peaks that need no measuring."""
-    monkeypatch.setattr("tot.report.profiling.read_bandwidth", lambda device: 1e9)
-    monkeypatch.setattr("tot.report.profiling.matrix_rate", lambda dtype, device: 2e9)
+    monkeypatch.setattr("tot.report.profile.read_bandwidth", lambda device: 1e9)
+    monkeypatch.setattr("tot.report.profile.matrix_rate", lambda dtype, device: 2e9)
 
 
 # -- arithmetic ---------------------------------------------------------------------------------------------------

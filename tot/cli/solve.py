@@ -16,7 +16,7 @@ from tot.options import SearchOptions
 
 if TYPE_CHECKING:
     from tot.checkpoint import Checkpoint
-    from tot.report.profiling import Profile
+    from tot.report.profile import Profile
     from tot.search.session import Problem
 
 _WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
@@ -81,15 +81,13 @@ def solve_command(
         settings = Settings(task=task, question=_question(task, question, data, row), out=place, **given)
     recorded = None
     if profile or profile_out is not None:
-        from tot.report.profiling import Profile
+        from tot.report.profile import Profile, show_profile
 
         recorded = Profile()
     if profile_out is not None:
         writable(profile_out, "--profile-out")
     interrupted = _run(settings, checkpoint, started, as_json, recorded)
     if recorded is not None:
-        from tot.report.profile import show_profile
-
         show_profile(recorded, as_json)
         if profile_out is not None:
             recorded.save(profile_out)

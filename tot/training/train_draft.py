@@ -71,7 +71,9 @@ def run(
         try:
             stack.enter_context(FileLock(work / "lock", timeout=0))
         except Timeout:
-            raise OptionError(f"{work} is being worked on by another tot train-draft: wait, or give --out") from None
+            raise OptionError(
+                f"{work} is being worked on by another tot train-draft: wait for it, or give --out"
+            ) from None
         begin(work / "settings.json", settings)
         target = load_model(model)
         spent = Clock(work / "seconds.json")

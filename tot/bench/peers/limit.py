@@ -12,7 +12,7 @@ from tot.bench.peers.here import Tot
 from tot.decoders.request import Request, Sampling
 from tot.decoders.timeline import Load
 from tot.machine import limit, matrix_rate, read_bandwidth
-from tot.report.profiling import Demand
+from tot.report.profile import Demand
 
 STEPS = 64
 
