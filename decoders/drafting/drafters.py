@@ -264,18 +264,12 @@ class ModelDrafter(Drafter):
                 continue
             if (start := self._start(context)) is None:
                 continue
-            tokens = list(context.tokens[start:])
             branch = self._branches.setdefault(context.key, cache.open())
-            same = min(len(branch), len(tokens))
-            held = cache.tokens(branch)[:same]
-            while held != tokens[:same]:  # an answer's trigger has taken a rationale's end away
-                same -= 1
-                held = held[:same]
-            cache.rollback(branch, same)
-            if max(tokens[same:], default=0) >= self._rows:
+            new = context.tokens[start + len(branch) :]
+            if max(new, default=0) >= self._rows:
                 continue  # a token of the target's padding: the draft has no such row
             try:
-                cache.extend(branch, tokens[same:])
+                cache.extend(branch, new)
             except RadixCacheFullError:  # no room for this text: others may be shorter
                 self._forget(context.key)
                 continue
@@ -311,11 +305,11 @@ class ModelDrafter(Drafter):
         """The tokens that may follow each branch of the frontier, computed in one forward, and how sure the draft is of
         what comes there, from 0 to 9 (0 where nobody weighs it)."""
         cache = self.runner.cache
-        feeds = []
+        chunks = []
         for i, _, branch in frontier:
             start = min(cache.computed_length(branch), len(branch) - 1)
-            feeds.append(Chunk(branch, start, len(branch), [contexts[i].draws[depth]]))
-        forward = self.runner.forward(feeds)
+            chunks.append(Chunk(branch, start, len(branch), [contexts[i].draws[depth]]))
+        forward = self.runner.forward(chunks)
         self.forwards += 1
         rows = [rows[0] for rows in forward.rows]
         logits = forward.logits[rows][:, : self.vocabulary]

@@ -61,11 +61,11 @@ class Autoregressive(Policy):
 
     def propose(self) -> list[Chunk]:
         self.decoding()
-        feeds = []
+        chunks = []
         for sequence in self.turn():
             sequence.output.forwards += 1
-            feeds += self.run(sequence) if sequence.scorer is None else sequence.scorer.chunks
-        return feeds
+            chunks += self.run(sequence) if sequence.scorer is None else sequence.scorer.chunks
+        return chunks
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         rows = iter(reads)

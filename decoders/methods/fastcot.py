@@ -130,21 +130,21 @@ class FastCoT(Speculative):
         return super().decoding()
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
-        feeds = super().run(sequence)
+        chunks = super().run(sequence)
         index = sequence.output.index
         waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
         if self._looks_for is None or not waited or index in self._in_answer:
-            return feeds
+            return chunks
         cache = self._job.cache
         then = [*self._glimpse(sequence), *self._trigger]
         if self._choices:
             scorer = self._looking[index] = ChoiceScorer(cache, sequence.branch, then, self._choices)
-            return [*feeds, *scorer.chunks]
+            return [*chunks, *scorer.chunks]
         fork = cache.fork(sequence.branch)
         cache.extend(fork, then)
         likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
         look = self._looking[index] = Chunk(fork, len(sequence.branch), len(fork), [likeliest])
-        return [*feeds, look]
+        return [*chunks, look]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         super().take(sequence, rows)

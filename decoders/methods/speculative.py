@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import partial
+from operator import attrgetter
 from typing import NamedTuple
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
@@ -72,7 +73,11 @@ class Speculation:
         """By sequence: what is to be verified next."""
         self._texts: dict[int, list[int]] = {}
         """By sequence: prompt and what was drawn or given."""
-        self._latency = _latency(engine, drafter) if adapt else None
+        self._latency: tuple[LatencyModel, LatencyModel | None] | None = None
+        """What forwards of target and draft take."""
+        if adapt:
+            drafting = None if drafter.runner is None else latency_model(drafter.runner)
+            self._latency = engine_latency_model(engine), drafting
         self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
         """By the number of branches, in powers of two, and what they are decoded for."""
         self._begun: tuple[Trial, int, float] | None = None
@@ -95,8 +100,8 @@ class Speculation:
         planner = self.planner(len(contexts))
         groups = [contexts]
         if planner is not None:  # one plan for all, by what is known of each purpose
-            contexts = sorted(contexts, key=_purpose)
-            groups = [list(group) for _, group in itertools.groupby(contexts, _purpose)]
+            contexts = sorted(contexts, key=attrgetter("purpose"))
+            groups = [list(group) for _, group in itertools.groupby(contexts, attrgetter("purpose"))]
         with self.span("draft"):
             for group in groups:
                 if planner is not None:
@@ -184,15 +189,6 @@ class Speculation:
 
     def _end_drafting(self, key: int) -> None:
         self.drafter.end(key)
-
-
-def _latency(engine: Engine, drafter: Drafter) -> tuple[LatencyModel, LatencyModel | None]:
-    """What forwards of target and draft take."""
-    return engine_latency_model(engine), None if drafter.runner is None else latency_model(drafter.runner)
-
-
-def _purpose(context: Context) -> Purpose:
-    return context.purpose
 
 
 class _Path(NamedTuple):
