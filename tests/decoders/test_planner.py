@@ -11,10 +11,9 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tot.decoders import load_model
-from tot.decoders.drafting.acceptance_statistics import AcceptanceStatistics
 from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter, ModelDrafter
 from tot.decoders.drafting.latency_model import LatencyModel
-from tot.decoders.drafting.planner import SpeculationPlanner, Trial
+from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.sampling import Draw
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
