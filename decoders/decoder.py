@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_chec
 from pydantic import BaseModel
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError, made, unknown
+from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.methods.options import OPTIONS
 from tot.decoders.request import Completion, Request
 
@@ -140,4 +140,4 @@ def options_of(name: str) -> type[BaseModel]:
 
 def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """The options of a method that runs here. Raises OptionError for an unknown method or option."""
-    return made(options_of(name), options, f"decoder {name}")
+    return validated(options_of(name), options, f"decoder {name}")

@@ -45,7 +45,7 @@ def readable(error: ValidationError) -> str:
     return f"{'.'.join(map(str, first['loc']))} = {first['input']!r}: {first['msg'].removeprefix('Value error, ')}"
 
 
-def made(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Model:
+def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Model:
     """An options model from values by name. Raises OptionError that says which of `what` can't be taken, without the
     value, which may be a secret, and which there are."""
     try:

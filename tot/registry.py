@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from tot.decoders.errors import OptionError, TaskError, made, unknown
+from tot.decoders.errors import OptionError, TaskError, unknown, validated
 from tot.evaluators.combine import Combine, Confidence, Heuristic, Prior, Random
 from tot.evaluators.model import Classify, Explain, Likelihood, Value, Vote
 from tot.evaluators.reward_model import RewardModel
@@ -73,7 +73,7 @@ def named(kind: str, spec: str | _T, known: Mapping[str, type[BaseModel] | BaseM
             raise OptionError(f"{kind} {spec!r}: {pair!r} is no option: write {name}:option=value,option=value")
         given[option] = None if value.lower() == "none" and option != "rollout" else value
     given |= wanted
-    return _with_fast(made(cls, given, f"{kind} {name}"))
+    return _with_fast(validated(cls, given, f"{kind} {name}"))
 
 
 def _checked(kind: str, part: Any) -> Any:

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError, made
+from tot.decoders.errors import OptionError, validated
 from tot.decoders.remote.body import Dialect, Prompt, RefusedError, address, extended, messages_of, sampled, seed_of
 from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.loop import LoopThread, together
@@ -241,7 +241,7 @@ def open_remote(model: Any, given: dict[str, Any]) -> RemoteDecoder:
     """
     if "api_key" in given or "key" in given:
         raise OptionError(f"the key is no option, lest it be kept in files: set the environment's {KEY_VARIABLE}")
-    options = made(RemoteOptions, given, "decoder openai")
+    options = validated(RemoteOptions, given, "decoder openai")
     if options.served is None and not isinstance(model, str):
         raise OptionError("a server is asked for a model by name: give model=NAME, or served=NAME")
     decoder = RemoteDecoder(str(model), options)

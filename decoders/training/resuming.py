@@ -20,7 +20,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.files import replacing, write_json
 
 
-def begin(path: Path, settings: Mapping[str, Any]) -> None:
+def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
     """Write the settings of a folder's work to `path` in it. Raises OptionError where it was begun with others."""
     before = json.loads(path.read_text()) if path.exists() else settings
     for name, value in settings.items():
@@ -57,7 +57,7 @@ def set_learning_rate(optimizer: Any, peak: float, step: int, steps: int) -> Non
         group["lr"] = peak * min(1.0, risen) * fallen
 
 
-def keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
+def save_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Path) -> None:
     """Write the trained weights, the optimizer's moments and the step to `path`, in place of what is there."""
     state = {f"model.{name}": weight.detach() for name, weight in _trained(model).items()}
     for i, moments in optimizer.state_dict()["state"].items():
@@ -66,7 +66,7 @@ def keep(model: nn.Module, optimizer: torch.optim.Optimizer, step: int, path: Pa
         save_file({name: value.contiguous() for name, value in state.items()}, unfinished, {"step": str(step)})
 
 
-def restore(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
+def load_checkpoint(model: nn.Module, optimizer: torch.optim.Optimizer, path: Path) -> int:
     """Read them back. Returns the step to go on from, 0 where there is no checkpoint."""
     if not path.exists():
         return 0

@@ -73,10 +73,10 @@ def test_where_every_search_failed_there_is_no_score() -> None:
     failed = [sample(i, 0.0, 40, error="ValueError: x") for i in range(2)]
     results = summarise(failed)
     assert (results.score, results.any, results.score_at_tokens, results.errors) == (None, None, {}, 2)
-    assert results.score_said == "none: every search failed"
+    assert results.score_text == "none: every search failed"
     assert results.to_json()["score"] is None
     some = summarise([*failed, sample(2, 0.0, 40)])
-    assert (some.score_said, some.score_at_tokens) == ("0.0% (0.0% to 56.1%)", {64: 0.0})
+    assert (some.score_text, some.score_at_tokens) == ("0.0% (0.0% to 56.1%)", {64: 0.0})
 
 
 def test_what_the_judge_took_is_counted_and_is_no_part_of_the_search() -> None:
@@ -155,7 +155,7 @@ def test_samples_that_did_not_count_what_was_reached_have_no_part_in_the_accepta
 def test_complaints_are_shown_as_text_and_not_any_number_of_times(capfd: Any) -> None:
     with Progress(1) as progress:
         for number in range(30):
-            progress.complain(f"[red]row[/red] {number}\x1b[2J\n:smile: " + "x" * 200)
+            progress.warn(f"[red]row[/red] {number}\x1b[2J\n:smile: " + "x" * 200)
     shown = capfd.readouterr().err.splitlines()
     assert shown[9] == "[red]row[/red] 9�[2J :smile: " + "x" * 200
     assert shown[10:] == ["more of these are in log.txt"]

@@ -110,8 +110,8 @@ def _first_table(sides: Sequence[_Side], asked: Sequence[Question], console: Con
             spread(side.speeds),
             f"{statistics.median(ratios):.2f}x",
             f"{side.tokens_per_forward:.2f}",
-            estimate(scores).said(".0%") if scored else "",
-            estimate([float(one) for one in same]).said(".0%"),
+            estimate(scores).format(".0%") if scored else "",
+            estimate([float(one) for one in same]).format(".0%"),
         )
         numbers[side.name] = {
             "speeds": side.speeds,

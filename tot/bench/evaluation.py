@@ -25,7 +25,7 @@ from tot.decoders.files import write_json
 from tot.decoders.local import LocalDecoder
 from tot.evaluation.run import evaluate
 from tot.machine import describe
-from tot.training.instances import made_up
+from tot.training.instances import make_instances
 
 SAMPLES, QUESTIONS = 10_000, 500
 _NO_MODEL: dict[str, Any] = {"search": "best-first", "generator": "enumerate:prior=uniform", "evaluator": "heuristic"}
@@ -128,7 +128,7 @@ class _Memory:
 def _without_model(folder: Path, console: Console) -> dict[str, Any]:
     """Many small searches that ask no model, then a process that finds all of them done."""
     data, out = folder / "instances.jsonl", folder / "many"
-    made_up("blocksworld", data, QUESTIONS, 0, [])
+    make_instances("blocksworld", data, QUESTIONS, 0, [])
     memory, repeats = _Memory(), SAMPLES // QUESTIONS
     began = time.perf_counter()
     evaluate("blocksworld", data, model=None, repeats=repeats, track=memory, out=out, **_NO_MODEL)

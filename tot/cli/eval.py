@@ -58,16 +58,16 @@ def eval_command(
     options = {**(read_yaml(config) if config is not None else {}), **given}
     if names:
         options["task"] = names[0]
-    configuration = Configuration.made(options)
+    configuration = Configuration.from_options(options)
 
     from tot.evaluation.attempt import Work
     from tot.evaluation.progress import tracker
-    from tot.evaluation.run import carry_out, place
+    from tot.evaluation.run import results_folder, run_evaluation
 
     work = Work.named(configuration)
-    out = place(out, resume, work)
+    out = results_folder(out, resume, work)
     try:
-        results = carry_out(work, out, resume, tracker(track))
+        results = run_evaluation(work, out, resume, tracker(track))
     except KeyboardInterrupt:
         sys.stderr.write(f"tot: interrupted; the same command with --resume --out {out} goes on\n")
         raise typer.Exit(130) from None
@@ -81,11 +81,11 @@ def _summary(results: Results) -> Table:
     each = 1 / results.samples
     judging = results.by_purpose.get("judge", {}).get("new_tokens", 0)
     shown = {
-        "score": results.score_said,
-        "best of repeats": results.any.said() if results.any and results.samples > results.problems else None,
+        "score": results.score_text,
+        "best of repeats": results.any.format() if results.any and results.samples > results.problems else None,
         "verified by the task": f"{results.solved} of {results.samples}" if results.solved else None,
-        "judged": results.judged.said(".2f") if results.judged is not None else None,
-        "no readable answer": results.parse_failures.said() if results.score else None,
+        "judged": results.judged.format(".2f") if results.judged is not None else None,
+        "no readable answer": results.parse_failures.format() if results.score else None,
         "failed": f"{results.errors} of {results.samples}" if results.errors else None,
         "bad rows": str(results.bad_rows) if results.bad_rows else None,
         "a problem took": f"{each * (results.tokens - judging):.0f} new tokens, {each * results.thoughts:.1f} "

@@ -44,6 +44,6 @@ def instances_command(
     without: Annotated[list[Path] | None, typer.Option(help="Leave out the questions of these files.")] = None,
 ) -> None:
     """Make up questions of a task, each only once."""
-    from tot.training.instances import made_up
+    from tot.training.instances import make_instances
 
-    made_up(task, out, count, seed, without or [])
+    make_instances(task, out, count, seed, without or [])

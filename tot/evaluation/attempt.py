@@ -58,7 +58,7 @@ class Work:
         """From names and objects; `options` are the configuration's other ones. Raises TotError."""
         name, task = task if isinstance(task, str) else None, load_task(task)
         loading = {name: str(value) for name in LOADING if (value := config.model_options.get(name)) is not None}
-        configuration = Configuration.made(
+        configuration = Configuration.from_options(
             {
                 "task": name or _task_name(task),
                 "model": _text(config.asked_model) or "none",
@@ -134,7 +134,7 @@ async def attempt(
     return sample, problem
 
 
-def lost(question: Question, repeat: int, reason: str) -> dict[str, Any]:
+def lost_sample(question: Question, repeat: int, reason: str) -> dict[str, Any]:
     """The sample of a search that nothing came back from."""
     return _unanswered(question, repeat) | {"error": reason, "usage": {}, "measured": _measured(Usage())}
 

@@ -86,7 +86,7 @@ def table(sides: Sequence[Side]) -> Table:
         cells = []
         for name, form in forms.items():
             off = side.differences.get(name)
-            cells += [side.means[name].said(form), "" if off is None else off.said(f"+{form}")]
+            cells += [side.means[name].format(form), "" if off is None else off.format(f"+{form}")]
         rows.add_row(side.name, *cells)
     return rows
 

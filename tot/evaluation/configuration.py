@@ -56,7 +56,7 @@ class Configuration(SearchOptions):
     )
     cpus_per_replica: int | None = Field(None, ge=1, description="Cores and threads of each Ray worker; 1 by default.")
 
-    def written(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As JSON data, without keys and passwords: what a folder keeps."""
         options = self.model_dump(mode="json", exclude_none=True)
         options["decoder_option"] = [
@@ -65,7 +65,7 @@ class Configuration(SearchOptions):
         return {name: options[name] for name in sorted(options, key=lambda name: name not in ("task", "data"))}
 
     @classmethod
-    def made(cls, given: dict[str, Any]) -> Self:
+    def from_options(cls, given: dict[str, Any]) -> Self:
         """From options by name. Raises OptionError for names that are not known, values that can't be
         taken, and a missing task or file."""
         for name in given:

@@ -18,7 +18,7 @@ class Estimate:
     low: float
     high: float
 
-    def said(self, form: str = ".1%") -> str:
+    def format(self, form: str = ".1%") -> str:
         """Such as "31.0% (22.8% to 40.6%)"."""
         return f"{self.mean:{form}} ({self.low:{form}} to {self.high:{form}})"
 

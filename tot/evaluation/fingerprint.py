@@ -26,27 +26,27 @@ def versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
 
 
-def of_model(model: Any) -> str | None:
+def hash_model(model: Any) -> str | None:
     """The SHA-256 of a model's weights, configuration and vocabulary, by its name or path; of an object, of its
     parameters; None for no model. Raises ModelError for a name that means none."""
     if isinstance(model, str | Path):
         from tot.decoders.models.model_names import find_model
 
-        return of_path(find_model(model))
-    return None if model is None else _of_parameters(model)
+        return hash_path(find_model(model))
+    return None if model is None else _hash_parameters(model)
 
 
-def of_path(path: Path) -> str:
+def hash_path(path: Path) -> str:
     """The SHA-256 of a file, or of a model folder's files. Raises OptionError where one can't be read."""
     files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else [path]
     try:
-        hashes = [_of_file(file.resolve()) for file in files]
+        hashes = [_hash_file(file.resolve()) for file in files]
     except OSError as error:
         raise OptionError(f"{path} can't be read: {error.strerror or error}") from None
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 
-def _of_file(path: Path) -> str:
+def _hash_file(path: Path) -> str:
     state = path.stat()
     key = [str(path), state.st_size, state.st_mtime_ns]
     kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
@@ -62,7 +62,7 @@ def _of_file(path: Path) -> str:
     return digest
 
 
-def _of_parameters(model: Any) -> str:
+def _hash_parameters(model: Any) -> str:
     import torch
 
     digest = hashlib.sha256()

@@ -52,7 +52,7 @@ class Progress:
             spent["tokens"] += problem.meter.new_tokens
             spent.update({name: getattr(problem.meter.usage, name) for name in _DRAFTED})
         rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
-        shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).said()}"]
+        shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).format()}"]
         shown.append(f"{rate:.0f} tokens/s")
         if spent["reached"]:
             of_reached, of_drafted = (spent["accepted"] / spent[name] for name in ("reached", "drafted"))
@@ -74,7 +74,7 @@ class Progress:
         self._spent.update({name: sample["measured"][name] for name in _DRAFTED})
         self._bars.update(self._bars.task_ids[0], completed=self.done)
 
-    def complain(self, text: str) -> None:
+    def warn(self, text: str) -> None:
         """Say what went wrong, above the bar; not any number of times."""
         self._complaints += 1
         if self._complaints <= _SHOWN:

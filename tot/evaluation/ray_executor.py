@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, Work, attempt, lost
+from tot.evaluation.attempt import Finish, Pending, Work, attempt, lost_sample
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 
@@ -118,7 +118,7 @@ class Worker:
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install that on every node") from None
         work = self._work
-        if (here := fingerprint.of_model(work.config.weights)) != self._model_sha256:
+        if (here := fingerprint.hash_model(work.config.weights)) != self._model_sha256:
             raise ModelError(
                 f"model {work.configuration.model} has the SHA-256 {str(here)[:16]} on a Ray worker, and "
                 f"{str(self._model_sha256)[:16]} where the run was started: put the same files on every node"
@@ -263,7 +263,7 @@ class _Deal:
                 (self._again if job.deaths == 1 else self._suspects).append(job)
                 return
             reason = f"its Ray worker died {job.deaths} times, the last time with nothing else to do: {_said(error)}"
-            sample, tree = lost(job.question, job.repeat, reason), None
+            sample, tree = lost_sample(job.question, job.repeat, reason), None
         self._finish(sample, tree, None)
 
     def _start(self, replica: _Replica) -> None:

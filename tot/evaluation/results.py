@@ -56,9 +56,9 @@ class Results:
     """Where all of it is kept."""
 
     @property
-    def score_said(self) -> str:
+    def score_text(self) -> str:
         """Such as "31.0% (22.8% to 40.6%)"."""
-        return "none: every search failed" if self.score is None else self.score.said()
+        return "none: every search failed" if self.score is None else self.score.format()
 
     def to_json(self) -> dict[str, Any]:
         """What results.json holds."""

@@ -83,10 +83,10 @@ def evaluate(
             "cpus_per_replica": cpus_per_replica,
         },
     )
-    return carry_out(work, place(out, resume, work), resume, tracker(track))
+    return run_evaluation(work, results_folder(out, resume, work), resume, tracker(track))
 
 
-def place(out: str | Path | None, resume: bool, work: Work) -> Path:
+def results_folder(out: str | Path | None, resume: bool, work: Work) -> Path:
     """The folder to write: the one named, or one in runs/ that isn't there, named for the task and the time."""
     if out is not None:
         return Path(out)
@@ -98,7 +98,7 @@ def place(out: str | Path | None, resume: bool, work: Work) -> Path:
     return next(path for path in paths if not path.exists())
 
 
-def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Results:
+def run_evaluation(work: Work, out: Path, resume: bool, told: Tracker | None) -> Results:
     """Do the work, in the folder `out`. Ctrl-C ends it with KeyboardInterrupt once what runs was stopped."""
     configuration, task = work.configuration, work.task
     if configuration.judge and not hasattr(task, "judge"):
@@ -112,11 +112,11 @@ def carry_out(work: Work, out: Path, resume: bool, told: Tracker | None) -> Resu
     questions = Questions(task, configuration.data, *taken)
     found, bad = questions.survey()
     record = {
-        "model_sha256": fingerprint.of_model(config.weights),
-        "data_sha256": fingerprint.of_path(Path(configuration.data)) if local else None,
+        "model_sha256": fingerprint.hash_model(config.weights),
+        "data_sha256": fingerprint.hash_path(Path(configuration.data)) if local else None,
         "versions": fingerprint.versions(),
     }
-    with Folder(out, configuration.written(), record, resume) as folder:
+    with Folder(out, configuration.to_json(), record, resume) as folder:
         work = replace(work, configuration=configuration, config=config)
         return _Session(work, folder, questions, record, told).run(found, bad)
 
@@ -176,7 +176,7 @@ class _Session:
                     run_to_end(self._search())
                 results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
                 folder.finish(results.to_json())
-                folder.log(f"finished: score {results.score_said}")
+                folder.log(f"finished: score {results.score_text}")
                 numbers = {"parse_failures": results.parse_failures.mean}
                 numbers |= {} if results.score is None else {"score": results.score.mean}
             except (KeyboardInterrupt, asyncio.CancelledError):
@@ -211,7 +211,7 @@ class _Session:
     def _introduce(self) -> None:
         try:
             if self._told is not None:
-                self._told.start(self._folder.path.name, self._work.configuration.written())
+                self._told.start(self._folder.path.name, self._work.configuration.to_json())
         except Exception as error:  # another program's
             reason = f"{type(error).__name__}: {error}"
             raise OptionError(f"the tracker can't begin ({reason}): set it up, or leave --track out") from error
@@ -227,7 +227,7 @@ class _Session:
 
     def _note(self, text: str) -> None:
         self._folder.log(text)
-        self._progress.complain(text)
+        self._progress.warn(text)
 
     def _pending(self) -> Iterator[tuple[Question, int]]:
         for question in self._questions:

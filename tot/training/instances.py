@@ -14,7 +14,7 @@ from tot.registry import load_task
 from tot.report.terminal import counting
 
 
-def made_up(task_name: str, out: Path, count: int, seed: int, without: Sequence[Path]) -> None:
+def make_instances(task_name: str, out: Path, count: int, seed: int, without: Sequence[Path]) -> None:
     """Write so many different questions of a task to a .jsonl file, none of which is in the files `without`.
 
     Raises TaskError for a task that makes none up, OptionError where it has no more.

@@ -28,7 +28,7 @@ from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train
 from tot.decoders.training.options import DraftOptions
-from tot.decoders.training.resuming import Clock, begin
+from tot.decoders.training.resuming import Clock, check_settings
 from tot.generators.base import Sample
 from tot.report.terminal import counting
 from tot.search import BFS
@@ -74,7 +74,7 @@ def run(
             raise OptionError(
                 f"{work} is being worked on by another tot train-draft: wait for it, or give --out"
             ) from None
-        begin(work / "settings.json", settings)
+        check_settings(work / "settings.json", settings)
         target = load_model(model)
         spent = Clock(work / "seconds.json")
         with spent("recording"), counting("recording", options.tokens) as tell:

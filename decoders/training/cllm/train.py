@@ -27,7 +27,7 @@ from tot.decoders.models.loading import LoadedModel, quiet_transformers, resolve
 from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
 from tot.decoders.training.cllm.trajectories import trajectories
 from tot.decoders.training.options import TrainOptions
-from tot.decoders.training.resuming import keep, restore, set_learning_rate
+from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate
 
 CHECKPOINT = "checkpoint.safetensors"
 CURVE = "losses.jsonl"
@@ -66,7 +66,7 @@ def train(
     by_epoch = math.ceil(len(rows) / a_step)
     steps = options.epochs * by_epoch
     try:
-        done = restore(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
+        done = load_checkpoint(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
     except (KeyError, RuntimeError) as error:  # of weights by other names or of other shapes
         raise OptionError(
             f"{out} was begun with other options: go on as it was begun, or give another folder"
@@ -102,7 +102,7 @@ def train(
             )
         if accelerator.is_main_process and step > done and step % options.checkpoint_every == 0:
             # Only now is it known that the step before left good weights.
-            keep(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
+            save_checkpoint(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
         optimizer.step()
         optimizer.zero_grad()
         if accelerator.is_main_process:

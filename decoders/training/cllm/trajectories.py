@@ -27,7 +27,7 @@ from tot.decoders.files import replacing
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
 from tot.decoders.training.options import CollectOptions
-from tot.decoders.training.resuming import begin
+from tot.decoders.training.resuming import check_settings
 
 _T = TypeVar("_T")
 FORMAT = 2
@@ -233,7 +233,7 @@ def _begin(out: Path, options: dict[str, Any], model: LoadedModel) -> None:
     if path.exists():
         _same_model(out, json.loads(path.read_text()), settings)
     out.mkdir(parents=True, exist_ok=True)
-    begin(path, settings)
+    check_settings(path, settings)
 
 
 def _same_model(folder: Path, before: dict[str, Any], now: dict[str, Any]) -> None:

@@ -20,7 +20,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from tot.decoders.models.loading import LoadedModel, resolve_dtype
 from tot.decoders.training.distill.record import Record
 from tot.decoders.training.options import HEAD_DIM, DraftOptions
-from tot.decoders.training.resuming import keep, restore, set_learning_rate
+from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate
 
 _CHECKPOINT_EVERY = 100
 
@@ -68,7 +68,7 @@ def train(
     by_epoch = math.ceil(len(records) / options.batch)
     steps = max(1, round(options.epochs * by_epoch))
     model.train()
-    for step in range(restore(model, optimizer, checkpoint), steps):
+    for step in range(load_checkpoint(model, optimizer, checkpoint), steps):
         order = torch.randperm(
             len(records), generator=torch.Generator().manual_seed(options.seed + step // by_epoch)
         ).tolist()
@@ -81,7 +81,7 @@ def train(
         optimizer.zero_grad()
         tell(step + 1, steps, loss.item())
         if (step + 1) % _CHECKPOINT_EVERY == 0:
-            keep(model, optimizer, step + 1, checkpoint)
+            save_checkpoint(model, optimizer, step + 1, checkpoint)
     model.eval()
 
 
