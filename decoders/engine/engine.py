@@ -270,10 +270,10 @@ class Engine:
                 step.failed.update(dict.fromkeys(step.jobs, error))
             else:
                 load = step.load(forward) if self.timeline is not None and self.timeline.detailed else None
-                self._count(step, forward)
+                self._count_forward(step, forward)
                 with span("commit"):
                     self._commit(step, reads)
-                self._book(step, load, drafting, *times, time.perf_counter())
+                self._share_seconds(step, load, drafting, *times, time.perf_counter())
         for job, reason in step.failed.items():
             self._fail(job, reason)
         return bool(step.chunks or step.failed)
@@ -311,7 +311,7 @@ class Engine:
             if not job.running:
                 self._finish(job, None)
 
-    def _count(self, step: Step, forward: Forward) -> None:
+    def _count_forward(self, step: Step, forward: Forward) -> None:
         """Count the forward for all who had a part in it, and the rows of prompts that it computed."""
         self.forwards += 1
         for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
@@ -319,8 +319,8 @@ class Engine:
         for meter in {id(job.meter): job.meter for job in step.jobs}.values():
             meter.count(forwards=1)
 
-    def _book(self, step: Step, load: Load | None, drafting: float, *times: float) -> None:
-        """Split the step's seconds among the purposes that its rows were computed for. Who drafts books that."""
+    def _share_seconds(self, step: Step, load: Load | None, drafting: float, *times: float) -> None:
+        """Split the step's seconds among the purposes that its rows were computed for. Who drafts counts that."""
         began, ready, computed, sampled, ended = times
         rows: Counter[Purpose] = Counter()
         for chunk, job in zip(step.chunks, step.jobs, strict=True):

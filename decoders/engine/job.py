@@ -79,7 +79,7 @@ class Job:
     head: int = 0
     """Positions of `branch` from the first on that are known to be computed."""
     account: Metrics = field(default_factory=Metrics)
-    """Where its purpose's costs are booked."""
+    """What requests of its purpose cost."""
     computed: int = 0
     """Prompt tokens that were computed for this job."""
     started: float = field(default_factory=time.monotonic)

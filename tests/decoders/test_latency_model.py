@@ -42,13 +42,13 @@ def engine(make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Make]:
 
 @pytest.fixture
 def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of feeds of every forward of any runner from here on."""
+    """The number of chunks of every forward of any runner from here on."""
     counts: list[int] = []
     forward = Runner.forward
 
-    def counted(self: Runner, feeds: Any) -> Any:
-        counts.append(len(feeds))
-        return forward(self, feeds)
+    def counted(self: Runner, chunks: Any) -> Any:
+        counts.append(len(chunks))
+        return forward(self, chunks)
 
     monkeypatch.setattr(Runner, "forward", counted)
     return counts

@@ -39,14 +39,14 @@ class Bench:
         self.cache.extend(branch, tokens)
         return Chunk(branch, start, len(branch), [0] * reads)
 
-    def run(self, *feeds: Chunk) -> Forward:
+    def run(self, *chunks: Chunk) -> Forward:
         """One forward; every row read has to be what the branch's text alone gives."""
         with torch.inference_mode():
-            result = self.runner.forward(feeds)
-        for feed, rows in zip(feeds, result.rows, strict=True):
-            expected = self.alone(feed.branch)[feed.stop - len(feed.reads) : feed.stop]
+            result = self.runner.forward(chunks)
+        for chunk, rows in zip(chunks, result.rows, strict=True):
+            expected = self.alone(chunk.branch)[chunk.stop - len(chunk.reads) : chunk.stop]
             torch.testing.assert_close(result.logits[rows], expected, atol=CLOSE, rtol=0)
-        assert all(self.cache.is_computed(slot) for feed in feeds for slot in feed.branch.slots[: feed.stop])
+        assert all(self.cache.is_computed(slot) for chunk in chunks for slot in chunk.branch.slots[: chunk.stop])
         return result
 
     def prompt(self, tokens: Sequence[int]) -> Branch:
@@ -174,14 +174,14 @@ def test_a_draft_tree_computes_each_of_its_tokens_once(bench: Bench) -> None:
     assert result.rows[0][:2] == result.rows[1][:2]
 
 
-def test_feeds_of_one_text_share_their_rows(bench: Bench) -> None:
+def test_chunks_of_one_text_share_their_rows(bench: Bench) -> None:
     twins = bench.forks(bench.prompt(text(10)), 3)
     result = bench.run(*(bench.grow(twin, [1, 2]) for twin in twins))
     assert result.rows == [[0], [0], [0]]
     assert result.own_from == [10, 12, 12]
 
 
-def test_a_replay_may_run_into_tokens_of_another_feed(bench: Bench) -> None:
+def test_a_replay_may_run_into_tokens_of_another_chunk(bench: Bench) -> None:
     branch = bench.prompt(text(12))
     result = bench.run(Chunk(branch, 9, 10, [0]), Chunk(branch, 7, 12, [0] * 5))
     assert result.rows[0] == [result.rows[1][2]]
@@ -222,32 +222,32 @@ def test_a_full_store_evicts_and_still_computes_right(
 
 def mixed_step(bench: Bench, branches: list[Branch], rng: random.Random) -> list[Chunk]:
     """Feeds of every kind, at random. New branches join `branches`."""
-    feeds = []
+    chunks = []
     for branch in rng.sample(branches, rng.randint(1, min(8, len(branches)))):
         kind = rng.choice(["decode", "decode", "chain", "replay", "drafts", "twins", "prompt", "rolled back"])
         if kind == "decode":
-            feeds.append(bench.grow(branch, [rng.randrange(VOCAB)]))
+            chunks.append(bench.grow(branch, [rng.randrange(VOCAB)]))
         elif kind == "chain":
             new = rng.choices(range(VOCAB), k=rng.randint(2, 20))
-            feeds.append(bench.grow(branch, new, rng.randint(1, len(new))))
+            chunks.append(bench.grow(branch, new, rng.randint(1, len(new))))
         elif kind == "replay":
             reads = rng.randint(1, min(4, len(branch)))
-            feeds.append(Chunk(branch, len(branch) - reads, len(branch), [0] * reads))
+            chunks.append(Chunk(branch, len(branch) - reads, len(branch), [0] * reads))
         elif kind in ("drafts", "twins"):
             for fork in bench.forks(branch, rng.randint(2, 4)):
                 new = rng.choices(range(2 if kind == "drafts" else 1), k=rng.randint(1, 4))
-                feeds.append(bench.grow(fork, new, rng.randint(1, len(new))))
+                chunks.append(bench.grow(fork, new, rng.randint(1, len(new))))
                 branches.append(fork)
         elif kind == "prompt":
             start = rng.randint(0, len(branch))
             fork = bench.cache.fork(branch, start)
             bench.cache.extend(fork, rng.choices(range(VOCAB), k=rng.randint(20, 300)))
-            feeds.append(Chunk(fork, start, len(fork), [0] * rng.randint(0, 1)))
+            chunks.append(Chunk(fork, start, len(fork), [0] * rng.randint(0, 1)))
             branches.append(fork)
         else:
             bench.cache.rollback(branch, rng.randint(1, len(branch)))
-            feeds.append(bench.grow(branch, rng.choices(range(VOCAB), k=3), 2))
-    return feeds
+            chunks.append(bench.grow(branch, rng.choices(range(VOCAB), k=3), 2))
+    return chunks
 
 
 @pytest.mark.parametrize(("family", "seed"), [*((name, 0) for name in FAMILIES), ("llama", 1), ("qwen2", 2)])

@@ -85,9 +85,9 @@ class Recorded(Autoregressive):
         self._said: dict[int, list[tuple[Tensor, Tensor]]] = {}
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
-        (feed,) = super().run(sequence)
-        feed.reads = [Raw(sequence.output.draw())]
-        return [feed]
+        (chunk,) = super().run(sequence)
+        chunk.reads = [Raw(sequence.output.draw())]
+        return [chunk]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         (sampled,) = next(rows)

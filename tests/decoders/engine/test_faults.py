@@ -29,10 +29,10 @@ class Faulty(Autoregressive):
 
     def propose(self) -> list[Chunk]:
         self._steps += 1
-        feeds = super().propose()
+        chunks = super().propose()
         if self._where == "propose" and self._steps == 3:
             raise ZeroDivisionError("a fault of mine")
-        return feeds
+        return chunks
 
     def commit(self, reads: list[list[Sampled]]) -> None:
         super().commit(reads)

@@ -92,12 +92,12 @@ class Watched(Autoregressive):
         self._seen = seen
 
     def propose(self) -> list[Chunk]:
-        feeds, job = super().propose(), self._job
+        chunks, job = super().propose(), self._job
         texts = [(*job.prompt, *output.tokens) for output in job.running]
         needed = {text[:length] for text in texts for length in range(1, len(text) + 1)}
         if not any(output.parts for output in job.running):
             self._seen.append((job.cache.live, len(needed)))
-        return feeds
+        return chunks
 
 
 @pytest.mark.parametrize("more", [{}, {"answer_trigger": " So", "choices": ("yes", "no")}])

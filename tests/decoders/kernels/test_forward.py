@@ -186,8 +186,8 @@ def test_a_long_run_of_forks_rollbacks_and_evictions(
                 cache.extend(chosen, text(rng.randint(1, 5), seed=1000 + step))
         with torch.inference_mode():
             starts = [min(cache.computed_length(branch), len(branch) - 1) for branch in branches]
-            feeds = [Chunk(branch, start, len(branch), [0]) for branch, start in zip(branches, starts, strict=True)]
-            result = runner.forward(feeds)
+            chunks = [Chunk(branch, start, len(branch), [0]) for branch, start in zip(branches, starts, strict=True)]
+            result = runner.forward(chunks)
         i = rng.randrange(len(branches))
         expected = logits_alone(reference, cache.tokens(branches[i]))[-1]
         torch.testing.assert_close(result.logits[result.rows[i][0]], expected, atol=1e-3, rtol=1e-4)

@@ -203,8 +203,8 @@ def test_a_model_computes_the_same_with_and_without(heads_of_32: Any, monkeypatc
         with torch.inference_mode():
             texts = [[*range(5, 205), 10 + i, *range(100, 100 + 9 * i)] for i in range(6)]
             branches = [runner.cache.open(text) for text in texts]
-            feeds = [Chunk(branch, 0, len(branch), [0]) for branch in branches]
-            logits.append(runner.forward(feeds).logits)
+            chunks = [Chunk(branch, 0, len(branch), [0]) for branch in branches]
+            logits.append(runner.forward(chunks).logits)
         runner.close()
     spread = logits[1].std()
     assert (logits[0] - logits[1]).abs().max() < (0.1 if heads_of_32.dtype == torch.bfloat16 else 1e-4) * spread

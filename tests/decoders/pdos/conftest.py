@@ -60,7 +60,7 @@ def ids(decoder: LocalDecoder, text: str) -> tuple[int, ...]:
 
 
 class Watch:
-    """Sees every forward of a decoder: each feed's branch up to its end, and what was live and promised before it."""
+    """Sees every forward of a decoder: each chunk's branch up to its end, and what was live and promised before it."""
 
     def __init__(self, decoder: LocalDecoder) -> None:
         self.engine = decoder.engine
@@ -78,13 +78,13 @@ class Watch:
         if running:
             self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
 
-    def forward(self, feeds: Sequence[Chunk]) -> Forward:
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
         cache = self.engine.cache
-        self.tokens.append([cache.tokens(feed.branch)[: feed.stop] for feed in feeds])
+        self.tokens.append([cache.tokens(chunk.branch)[: chunk.stop] for chunk in chunks])
         self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
-        self.rows.append(sum(feed.stop - feed.start for feed in feeds))
+        self.rows.append(sum(chunk.stop - chunk.start for chunk in chunks))
         self.slots.append(("are", cache.live))
-        return self._forward(feeds)
+        return self._forward(chunks)
 
     def leave(self) -> None:
         self.engine.runner.forward, self.engine._scheduler.admit = self._forward, self._admit  # type: ignore[method-assign]
@@ -108,12 +108,12 @@ class Script(Watch):
                 return self.engine.codec.encode(document[len(written) :])[0]
         return None
 
-    def forward(self, feeds: Sequence[Chunk]) -> Forward:
-        forward = super().forward(feeds)
-        for feed, rows in zip(feeds, forward.rows, strict=True):
-            tokens = self.engine.cache.tokens(feed.branch)
+    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+        forward = super().forward(chunks)
+        for chunk, rows in zip(chunks, forward.rows, strict=True):
+            tokens = self.engine.cache.tokens(chunk.branch)
             for back, row in enumerate(reversed(rows)):
-                token = self.next(self.engine.codec.decode(tokens[: feed.stop - back]))
+                token = self.next(self.engine.codec.decode(tokens[: chunk.stop - back]))
                 if token is not None:
                     forward.logits[row] = 0.0
                     forward.logits[row, token] = 8.0
