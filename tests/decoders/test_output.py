@@ -136,7 +136,7 @@ def test_an_answer_goes_on_where_the_rationale_was_cut(codec: TextCodec) -> None
     assert (kept, rest) == (1, " t So:")  # " the" was cut in two
     assert (output.finish_reason, output.room, output.text) == (None, 5, "x t So:")
     feed(output, [*codec.encode(" 10"), END])
-    assert [(part.kind, part.text) for part in output.close()] == [
+    assert [(part.kind, part.text) for part in output.completion(0.0).parts] == [
         ("exact", "x t"),
         ("trigger", " So:"),
         ("exact", " 10"),
