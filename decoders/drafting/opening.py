@@ -9,9 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.drafting.drafters import Drafter, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
+from tot.decoders.drafting.draft_model import ModelDrafter, check_vocabulary
+from tot.decoders.drafting.drafters import Drafter, DrafterChain
 from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.drafting.latency_model import warn_if_slow
+from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.kernels.backend import Backend

@@ -14,16 +14,9 @@ from copy import copy
 from dataclasses import dataclass
 from functools import partial
 
-from tot.decoders.drafting.drafters import (
-    Context,
-    Draft,
-    Drafter,
-    DrafterChain,
-    LookupDrafter,
-    ModelDrafter,
-    Verified,
-    level,
-)
+from tot.decoders.drafting.draft_model import ModelDrafter, level
+from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain, Verified
+from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import trained_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine

@@ -19,7 +19,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Engine, LocalDecoder, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.drafters import Drafter, DrafterChain, ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders.drafting.drafters import Drafter, DrafterChain
 from tot.decoders.drafting.opening import make_drafter
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")

@@ -13,7 +13,9 @@ from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.drafters import Context, Draft, DrafterChain, LookupDrafter, ModelDrafter, check_vocabulary
+from tot.decoders.drafting.draft_model import ModelDrafter, check_vocabulary
+from tot.decoders.drafting.drafters import Context, Draft, DrafterChain
+from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.sampling import Draw, candidates
 

@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tot.decoders import Completion, OptionError, Request, Sampling, load_decoder, load_model
-from tot.decoders.drafting.drafters import DrafterChain, LookupDrafter, ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders.drafting.drafters import DrafterChain
 from tot.decoders.drafting.early_exit import first_layers
+from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.engine import Engine
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Engine, LocalDecoder, Request, RequestError, Sampling, load_decoder, load_model
-from tot.decoders.drafting.drafters import ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.drafting.latency_model import (
     ROWS,
     LatencyModel,

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
-from tot.decoders.drafting.drafters import ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.metrics import Metrics
 from tot.decoders.timeline import Span, Timeline
 

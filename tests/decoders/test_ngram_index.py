@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tot.decoders.drafting.ngram_index import NgramIndex
+from tot.decoders.drafting.lookup import NgramIndex
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 

@@ -11,8 +11,10 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from tot.decoders import load_model
-from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter, ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter
+from tot.decoders.drafting.drafters import Context, Draft
 from tot.decoders.drafting.latency_model import LatencyModel
+from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.sampling import Draw
 

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request, Sampling
-from tot.decoders.drafting.drafters import Context, Draft, LookupDrafter
+from tot.decoders.drafting.drafters import Context, Draft
+from tot.decoders.drafting.lookup import LookupDrafter
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 

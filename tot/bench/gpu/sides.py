@@ -16,7 +16,7 @@ from tot.bench.peers.here import requests
 from tot.bench.peers.side import Work
 from tot.bench.peers.turns import Results
 from tot.bench.peers.waves import Wave
-from tot.decoders.drafting.drafters import ModelDrafter
+from tot.decoders.drafting.draft_model import ModelDrafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
 from tot.decoders.metrics import Metrics

@@ -1,12 +1,18 @@
-"""NgramIndex: where the last tokens of a text have been seen before, in any of the texts that it was told.
+"""Drafts that ask no model: what followed the text's end where it was seen before, in any text of an engine.
 
-A dictionary from every n-gram to its latest end: adding a token and looking one up take microseconds, whatever the
-size of the texts. It knows nothing of models or branches.
+NgramIndex is a dictionary from every n-gram to its latest end: adding a token and looking one up take microseconds,
+whatever the size of the texts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+
+from tot.decoders.drafting.drafters import Context, Draft, Drafter
+from tot.decoders.drafting.planner import SpeculationPlanner
+
+_LOOKUP_DEPTH = 3
+"""From here on, tokens that were looked up are accepted about as often, one after the other."""
 
 
 class NgramIndex:
@@ -67,3 +73,47 @@ class NgramIndex:
                 gram = tuple(tokens[end - n : end])
                 if self._ends.get(gram, (0, 0))[0] == text:
                     del self._ends[gram]
+
+
+class LookupDrafter(Drafter):
+    """Drafts what followed the text's last tokens when they were last seen, in any text of this engine so far.
+
+    Prompt lookup (Saxena, 2023) over sibling and ancestor branches too: they are prompts and texts like any other.
+    """
+
+    def __init__(self) -> None:
+        self.index = NgramIndex()
+        self._texts: dict[int, tuple[int, int]] = {}
+        """By key: the number in the index, and how many tokens it has of the text."""
+        self._prompts: dict[tuple[int, ...], int] = {}
+
+    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+        for context in contexts:
+            self._learn(context)
+        drafts = []
+        for context in contexts:
+            draft, node = Draft(), -1
+            matched, tokens = self.index.follow(context.tokens, len(context.widths))
+            for depth, token in enumerate(tokens):
+                added = draft.add(token, node, ("lookup", matched, min(depth, _LOOKUP_DEPTH)), planner)
+                if added is None:
+                    break
+                node = added
+            drafts.append(draft)
+        return drafts
+
+    def _learn(self, context: Context) -> None:
+        if context.key not in self._texts:
+            prompt = tuple(context.prompt)
+            if self._prompts.get(prompt, 0) not in self.index:
+                self._prompts = {known: text for known, text in self._prompts.items() if text in self.index}
+                self._prompts[prompt] = self.index.begin()
+                self.index.extend(self._prompts[prompt], prompt)
+            # A text begins with the prompt's end, so that n-grams span the two.
+            self._texts[context.key] = self.index.begin(), max(0, len(prompt) - self.index.longest)
+        text, known = self._texts[context.key]
+        self.index.extend(text, context.tokens[known:])
+        self._texts[context.key] = text, len(context.tokens)
+
+    def end(self, key: int) -> None:
+        self._texts.pop(key, None)
