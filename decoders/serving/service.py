@@ -21,7 +21,7 @@ from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.decoders.serving.asked import Asked
 from tot.decoders.serving.errors import ServingError
-from tot.decoders.serving.limits import Gate, closing, late
+from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.scoring import Scored, Scoring
 

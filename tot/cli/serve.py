@@ -57,10 +57,6 @@ class ServeOptions(ModelOptions, Limits):
 def serve_command(given: dict[str, Any]) -> None:
     """Serve a model to OpenAI clients; all of them are decoded in the same packed forwards. A key, if one is wanted, is
     taken from the environment variable TOT_SERVE_KEY."""
-    try:
-        from tot.decoders.serving.guard import is_loopback
-    except ModuleNotFoundError as error:
-        raise _missing(error) from None
     from tot.decoders.decoder import checked_options, load_decoder
     from tot.decoders.models.model_names import find_model
 
@@ -79,10 +75,11 @@ def serve_command(given: dict[str, Any]) -> None:
     find_model(asked.model)
     try:
         from tot.decoders.serving.app import make_app
+        from tot.decoders.serving.guard import is_loopback
         from tot.decoders.serving.server import address_of, listen, serve
         from tot.decoders.serving.service import Service
     except ModuleNotFoundError as error:
-        raise _missing(error) from None
+        raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
     from tot.machine import describe
 
     loading = asked.loading | own
@@ -119,10 +116,6 @@ def bench_command(
     for option in decoder_option or []:
         options += ["--decoder-option", option]
     run(model, options, clients, requests, tokens, rounds, None if out is None else writable(out), console())
-
-
-def _missing(error: ModuleNotFoundError) -> OptionError:
-    return OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'")
 
 
 def _say(line: str) -> None:

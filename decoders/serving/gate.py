@@ -1,5 +1,4 @@
-"""The gate that keeps a server's limits on requests at once. Knows no HTTP but the statuses of what is refused, and no
-decoder."""
+"""Gate: how many requests at once, and how long they wait. Knows no HTTP but the statuses of what it refuses."""
 
 from __future__ import annotations
 
