@@ -70,7 +70,7 @@ class _Quiet(io.TextIOBase):
 def _stay(address: str | None, joined: Future[None], over: threading.Event) -> None:
     """Join, and leave when all is over: what Ray starts is killed when the thread that started it ends."""
     try:
-        ray.init(address, include_dashboard=False, log_to_driver=False, logging_level="error")
+        ray.init(address or "local", include_dashboard=False, log_to_driver=False, logging_level="error")
     except BaseException as error:  # handed to the thread that waits  # noqa: BLE001
         joined.set_exception(error)
         return
