@@ -285,12 +285,13 @@ def test_the_bench_prints_its_tables_and_writes_its_pictures(capfd: pytest.Captu
     asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
     assert main(["bench", "fastcot", *asked, "--timed", "3", "--limit", "8", "--seeds", "2"]) == 0
     printed = capfd.readouterr().out
-    for title in ("calibrated on 4 questions", "iterations saved / total", "without by-products", "inference"):
+    for title in ("calibrated on 4 questions", "answers of CoT", "without by-products", "verify"):
         assert title in printed
     numbers = json.loads(Path("bench-fastcot.json").read_text())
-    assert len(numbers["table 1: CoT"]["seconds"]) == 3
-    assert len(numbers["table 1: CoT, 8 packed"]["seconds"]) == 1
-    assert numbers["table 1: FastCoT, no cap"]["unchanged"] == [1.0] * 3
+    alone, packed = (numbers[f"rationales, {together} at a time"]["cells"] for together in (1, 8))
+    assert [cell["side"] for cell in packed] == ["CoT", "FastCoT"]
+    assert [len([cell for cell in alone if cell["side"] == side]) for side in ("CoT", "no rationale")] == [3, 3]
+    assert [cell["same"] for cell in alone if cell["side"] == "FastCoT, no cap"] == [1.0] * 3
     assert {path.name for path in Path().glob("*.png")} == {
         f"bench-fastcot-{name}.png" for name in ("accuracy", "agreement", "windows", "masked", "forward")
     }

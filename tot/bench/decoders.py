@@ -1,39 +1,160 @@
 """`tot bench decoders`: decoding methods side by side on one engine, as in SEED's tables.
 
 The prompts are those of real searches: the first thought after each task's questions, n samples of it, and the
-evaluations of such thoughts. All sides take turns at each prompt, in another order every time, and ratios are medians
-over prompts; every round has other questions and another seed. Prompts are computed beforehand, so only decoding is
-timed.
+evaluations of such thoughts. All sides take turns at each prompt, and ratios are medians over prompts; every round has
+other questions and another seed. Prompts are computed beforehand, so only decoding is timed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from tot.bench.decoders_generate import against_generate, room_for_generate
-from tot.bench.decoders_seed import by_purpose, pictures
-from tot.bench.decoders_sides import CONFIGS, Bench, Group, Side
+from tot.bench.engines import SPENT, forget, generate, metrics_of
+from tot.bench.harness import RATE, Bench, Measured, Metric, Side, percent, plain, timed
+from tot.bench.workloads import branches, grown
 from tot.decoders.decoder import METHODS, load_decoder, options_of
+from tot.decoders.drafting.drafters import Drafter
+from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.local import LocalDecoder
+from tot.decoders.memory import free_memory
+from tot.decoders.methods.options import MCSDOptions, SDOptions
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.model_names import draft_folder
+from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
+from tot.decoders.timeline import Timeline
 from tot.evaluators.model import Value
+from tot.machine import describe
 from tot.registry import load_task
-from tot.search import BFS
-from tot.solver import solve
+from tot.report.plots import gantt, save, utilisation
 
 TASKS = ("gsm8k", "creative_writing", "blocksworld")
-WARM_UP = ("game24", "multiple_choice")
+WARM_UP = "game24"
 NEW = 48
+CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
+"""k_config of each method in SEED's tables; the options k and k_config take their places."""
 WIDE: dict[str, dict[str, Any]] = {
     "jacobi": {"n": 16, "adapt": False},
     "lookahead": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
 }
 """What only pays where rows cost nothing: as many tokens a forward as can be had."""
+SPARE = 1.5
+"""What is needed beside the weights while they are loaded, and by what computes with them."""
 _SET_HERE = {"policy", "overlap", "adapt", "rule"}
+_NOTHING = Usage()
+
+Prompt = tuple[Message, ...]
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Prompts that a search asks at once, and how they are sampled."""
+
+    prompts: Sequence[Prompt]
+    sampling: Sampling
+    purpose: Purpose = "generate"
+
+
+def _of(count: str, total: str) -> Callable[[Measured], float | None]:
+    return lambda took: took[count] / took[total] if took[total] else None
+
+
+METRICS = [
+    RATE,
+    Metric("tokens a forward", _of("tokens", "forwards"), plain(".2f")),
+    Metric("acceptance rate", _of("accepted", "reached"), percent),
+    Metric("accepted of drafted", _of("accepted", "drafted"), percent),
+]
+
+
+def decode(decoder: LocalDecoder, serial: bool, asked: Asked) -> Measured:
+    """Decode the samples of all prompts, packed or one after another; nothing that a draft model computed is there."""
+    engine, drafter, sampling = decoder.engine, decoder.drafter, asked.sampling
+    if drafter is not None and drafter.runner is not None:
+        engine.call(drafter.runner.cache.clear)
+    engine.call(engine.accounts.clear)
+    together = [Request(prompt=prompt, sampling=sampling, purpose=asked.purpose) for prompt in asked.prompts]
+    alone = [{"n": 1, "seed": 1000 * sampling.seed + i} for i in range(sampling.n)]
+    one_by_one = [
+        [request.model_copy(update={"sampling": sampling.model_copy(update=each)})]
+        for request in together
+        for each in alone
+    ]
+    batches = one_by_one if serial else [together]
+    seconds, done = timed(lambda: [one for batch in batches for one in decoder.generate(batch)])
+    usage = sum((one.usage for one in done), _NOTHING)
+    counted = {name: getattr(usage, name) for name in ("forwards", "drafted", "accepted", "reached")}
+    spent = dict(metrics_of(engine, asked.purpose).seconds)
+    return {"seconds": seconds, "tokens": usage.new_tokens, **counted, "spent": spent}
+
+
+@dataclass
+class Maker:
+    """Makes sides on one engine, and what they are asked."""
+
+    bench: Bench
+    plain: LocalDecoder
+    options: dict[str, Any]
+    methods: Sequence[str]
+    samples: int
+    rounds: int
+    stack: ExitStack
+    configs: dict[str, tuple[int, ...]] = field(default_factory=lambda: dict(CONFIGS))
+
+    def __post_init__(self) -> None:
+        if "k" in self.options:
+            self.configs["sd"] = SDOptions(k=self.options["k"]).k_config
+        if "k_config" in self.options:
+            self.configs["mcsd"] = MCSDOptions(k_config=self.options["k_config"]).k_config
+
+    def decoder(self, method: str, **options: Any) -> LocalDecoder:
+        known = options_of(method).model_fields
+        given = {option: value for option, value in self.options.items() if option in known}
+        return self.stack.enter_context(load_decoder(method, engine=self.plain.engine, **given | options))
+
+    def side(self, name: str, method: str, serial: bool = False, **options: Any) -> Side:
+        return Side(name, partial(decode, self.decoder(method, **options), serial))
+
+    def compare(
+        self,
+        title: str,
+        sides: Sequence[Side],
+        prompts: Sequence[Sequence[Sequence[Prompt]]],
+        temperature: float,
+        purpose: Purpose = "generate",
+        metrics: Sequence[Metric] = METRICS,
+        against: Sequence[int] = (0, 1),
+    ) -> None:
+        """All sides at each group of prompts. `prompts` has those of a round after those of another; the first warm
+        up. Of generations n samples are drawn, of evaluations one of each of n thoughts."""
+        warm, *given = prompts
+
+        def asked(group: Sequence[Prompt], seed: int) -> Asked:
+            n = self.samples if purpose == "generate" else 1
+            self.plain.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=1)) for prompt in group])
+            sampling = Sampling(max_tokens=NEW, temperature=temperature, seed=seed, n=n, ignore_eos=True)
+            return Asked(group, sampling, purpose)
+
+        def asking(_: Any, turn: int) -> Asked:
+            number, place = divmod(turn, len(given[0]))
+            return asked(given[number % len(given)][place], number + 1)
+
+        self.bench.compare(
+            title,
+            sides,
+            asking,
+            rounds=self.rounds * len(given[0]),
+            warm_up=lambda _: asked(warm[0], 0),
+            metrics=metrics,
+            against=[sides[i].name for i in against],
+        )
 
 
 def run(
@@ -55,120 +176,207 @@ def run(
     known = {name for method in methods for name in options_of(method).model_fields} - _SET_HERE
     for name in options.keys() - known:
         raise OptionError(unknown(f"option of {', '.join(methods)}", name, known))
-    with load_decoder("ar", model) as plain:
-        bench = Bench(plain.engine, options, samples, NEW, rounds, console, out)
-        what = f"{', '.join(TASKS)}; {samples} samples of {NEW} tokens; {rounds} rounds"
-        console.print(f"{model}; {bench.numbers['machine']}; drafts: {options.get('draft', 'lookup')}; {what}")
-        with bench.stack:
+    drafting = bool({"sd", "mcsd"} & set(methods))
+    with load_decoder("ar", model) as decoder, ExitStack() as stack:
+        engine = decoder.engine
+        machine = f"{model}; {describe(engine.loaded.device, engine.loaded.dtype)}"
+        what = {"model": model, "decoders": methods, "options": options, "temperatures": temperatures}
+        with Bench(console, out, machine, {**what, "samples": samples, "rounds": rounds, "tokens": NEW}) as bench:
+            maker = Maker(bench, decoder, options, methods, samples, rounds, stack)
             # The sides share the draft model: what it needs is had now or not at all.
-            drafter = bench.side("the draft", "sd").decoder.drafter if {"sd", "mcsd", "seed"} & set(methods) else None
-            generating = bool({"sd", "mcsd"} & set(methods)) and room_for_generate(bench, drafter)
-            evaluations = _evaluations(bench, plain)
-            thoughts = list(_thoughts())
+            own = maker.decoder("sd").drafter if {"sd", "mcsd", "seed"} & set(methods) else None
+            generating = drafting and room_for_generate(bench, decoder, own)
+            first_thoughts = thoughts()
             for temperature in temperatures:
-                bench.compare(f"thoughts, T = {temperature}", _sides(bench, methods), thoughts, temperature)
-            if {"sd", "mcsd"} & set(methods):
-                for temperature in temperatures:
-                    sides = _rules(bench, methods)
-                    bench.compare(f"rules, T = {temperature}", sides, thoughts, temperature, against=(0,))
-                bench.compare("state evaluations, T = 0.2", _by_lookup(bench), evaluations, 0.2, "evaluate")
-                for temperature in temperatures if generating else ():
-                    against_generate(bench, model, methods, thoughts, temperature)
+                maker.compare(f"thoughts, T = {temperature}", _sides(maker), first_thoughts, temperature)
+                if drafting:
+                    maker.compare(f"rules, T = {temperature}", _rules(maker), first_thoughts, temperature, against=[0])
+                if generating:
+                    against_generate(maker, first_thoughts, temperature)
+            judged = evaluations(maker) if drafting or "seed" in methods else []
+            if drafting:
+                maker.compare("state evaluations, T = 0.2", _by_lookup(maker), judged, 0.2, "evaluate")
             if "seed" in methods:
-                by_purpose(bench, thoughts, evaluations)
-                pictures(bench, thoughts[1])
-    console.print(f"numbers: {out}")
+                _by_purpose(maker, first_thoughts, judged)
+                _pictures(maker, first_thoughts[1][0], out)
 
 
-def _sides(bench: Bench, methods: Sequence[str]) -> list[Side]:
+def thoughts() -> list[list[list[Prompt]]]:
+    """By round, after one to warm up: the first thought of each task's next question."""
+
+    def first(name: str, questions: Iterable[str] | None = None) -> list[list[Prompt]]:
+        task = load_task(name)
+        asked = questions or [task.question_of(row) for row in task.data("questions")]
+        return [[task.prompt(task.thought[0], task.start(question))] for question in asked]
+
+    warm = first(WARM_UP, [load_task(WARM_UP).example()])
+    return [warm, *map(list, zip(*map(first, TASKS), strict=False))]
+
+
+def evaluations(maker: Maker) -> list[list[list[Prompt]]]:
+    """By round, after one to warm up: the evaluations of sibling thoughts, grown after each task's next question."""
+    prompts: list[list[list[Prompt]]] = []
+    for number in range(maker.rounds + 1):
+        prompts.append([])
+        for task in map(load_task, TASKS):
+            rows = task.data("questions")
+            question = task.question_of(rows[number % len(rows)])
+            states = grown(maker.plain, task, question, number, maker.samples, breadth=1, depth=2, max_tokens=NEW)
+            prompts[-1].append([Value().prompt(task, state) for state in states])
+    return prompts
+
+
+def _sides(maker: Maker) -> list[Side]:
     """SEED's table: each method serial, under SEED's rounds without and with overlap, and packed."""
-    sides = [bench.side("ar, serial", "ar", serial=True), bench.side("ar, packed", "ar")]
-    configs = {method: config for method, config in bench.configs.items() if method in methods}
+    sides = [maker.side("ar, serial", "ar", serial=True), maker.side("ar, packed", "ar")]
+    configs = {method: config for method, config in maker.configs.items() if method in maker.methods}
     for method, config in configs.items():
         given: dict[str, Any] = {"k": len(config)} if method == "sd" else {"k_config": config}
         shown = _titled(method, config)
-        sides.append(bench.side(f"{shown}, serial", method, serial=True, **given))
-        sides.append(bench.side(f"{shown}, packed", method, **given))
-    if "seed" in methods:
-        for config in configs.values() or [bench.configs["sd"]]:
+        sides.append(maker.side(f"{shown}, serial", method, serial=True, **given))
+        sides.append(maker.side(f"{shown}, packed", method, **given))
+    if "seed" in maker.methods:
+        for config in configs.values() or [maker.configs["sd"]]:
             shown = _titled("seed", config)
             rounds: dict[str, Any] = {"policy": "rounds", "k_config": config, "adapt": False}
-            sides.append(bench.side(f"{shown}, rounds, no overlap", "seed", overlap=False, **rounds))
-            sides.append(bench.side(f"{shown}, rounds", "seed", **rounds))
-            sides.append(bench.side(f"{shown}, packed", "seed", k_config=config))
-        sides.append(bench.side("seed, packed", "seed"))
-    others = [method for method in methods if method not in {"ar", "seed", *CONFIGS}]
-    for method in others:
-        sides += [bench.side(f"{method}, serial", method, serial=True), bench.side(f"{method}, packed", method)]
+            sides.append(maker.side(f"{shown}, rounds, no overlap", "seed", overlap=False, **rounds))
+            sides.append(maker.side(f"{shown}, rounds", "seed", **rounds))
+            sides.append(maker.side(f"{shown}, packed", "seed", k_config=config))
+        sides.append(maker.side("seed, packed", "seed"))
+    for method in (method for method in maker.methods if method not in {"ar", "seed", *CONFIGS}):
+        sides += [maker.side(f"{method}, serial", method, serial=True), maker.side(f"{method}, packed", method)]
         if method in WIDE:
-            sides.append(bench.side(f"{method}, {_said(WIDE[method])}, serial", method, serial=True, **WIDE[method]))
+            said = ", ".join(f"{name}={value}" for name, value in WIDE[method].items())
+            sides.append(maker.side(f"{method}, {said}, serial", method, serial=True, **WIDE[method]))
     return sides
 
 
-def _rules(bench: Bench, methods: Sequence[str]) -> list[Side]:
+def _rules(maker: Maker) -> list[Side]:
     """Acceptance under each rule."""
-    sides = [bench.side("ar, packed", "ar")]
-    if "sd" in methods:
-        config = bench.configs["sd"]
+    sides = [maker.side("ar, packed", "ar")]
+    if "sd" in maker.methods:
+        config = maker.configs["sd"]
         for rule in ("coupled", "leviathan"):
-            sides.append(bench.side(f"{_titled('sd', config)}, {rule}", "sd", k=len(config), rule=rule))
-    if "mcsd" in methods:
-        config = bench.configs["mcsd"]
+            sides.append(maker.side(f"{_titled('sd', config)}, {rule}", "sd", k=len(config), rule=rule))
+    if "mcsd" in maker.methods:
+        config = maker.configs["mcsd"]
         shown = _titled("mcsd", config)
         for rule in ("coupled", "mcsd"):
-            sides.append(bench.side(f"{shown}, {rule}", "mcsd", k_config=config, rule=rule))
+            sides.append(maker.side(f"{shown}, {rule}", "mcsd", k_config=config, rule=rule))
     return sides
-
-
-def _said(options: dict[str, Any]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 def _titled(method: str, config: Sequence[int]) -> str:
     return f"{method} ({','.join(map(str, config))})"
 
 
-def _thoughts() -> Iterator[list[Group]]:
-    """By round, after one to warm up: the first thought of each task's next question."""
-    warm_up = [load_task(name) for name in WARM_UP]
-    yield [[task.prompt(task.thought[0], task.start(task.example()))] for task in warm_up]
-    tasks = [load_task(name) for name in TASKS]
-    questions = [[task.question_of(row) for row in task.data("questions")] for task in tasks]
-    for round_questions in zip(*questions, strict=False):
-        yield [
-            [task.prompt(task.thought[0], task.start(question))]
-            for task, question in zip(tasks, round_questions, strict=True)
-        ]
-
-
-def _evaluations(bench: Bench, plain: LocalDecoder) -> list[list[Group]]:
-    """By round, after one to warm up: the evaluations of sibling thoughts, grown after each task's next question."""
-    prompts: list[list[Group]] = []
-    for number in range(bench.rounds + 1):
-        prompts.append([])
-        for name in TASKS:
-            task = load_task(name)
-            rows = task.data("questions")
-            tree = solve(
-                task,
-                task.question_of(rows[number % len(rows)]),
-                decoder=plain,
-                search=BFS(thoughts=bench.samples, breadth=1, depth=2),
-                evaluator="random",
-                max_tokens=bench.max_tokens,
-                seed=number,
-            ).tree
-            states = [tree.state(node) for node in tree if node.parent is not None]
-            prompts[-1].append([Value().prompt(task, state) for state in states])
-    return prompts
-
-
-def _by_lookup(bench: Bench) -> list[Side]:
+def _by_lookup(maker: Maker) -> list[Side]:
     """Without any draft model."""
     return [
-        bench.side("ar, serial", "ar", serial=True),
-        bench.side("ar, packed", "ar"),
-        bench.side("sd by lookup, serial", "sd", serial=True, draft="lookup"),
-        bench.side("sd by lookup, packed", "sd", draft="lookup"),
-        bench.side("seed by lookup, packed", "seed", draft="lookup"),
+        maker.side("ar, serial", "ar", serial=True),
+        maker.side("ar, packed", "ar"),
+        maker.side("sd by lookup, serial", "sd", serial=True, draft="lookup"),
+        maker.side("sd by lookup, packed", "sd", draft="lookup"),
+        maker.side("seed by lookup, packed", "seed", draft="lookup"),
     ]
+
+
+def room_for_generate(bench: Bench, decoder: LocalDecoder, drafter: Drafter | None) -> bool:
+    """Whether transformers' copies of the models fit beside ours; says so where they don't."""
+    loaded = decoder.engine.loaded
+    models = [loaded.model, *([drafter.runner.model] if drafter is not None and drafter.runner is not None else [])]
+    needed = sum(weight.numel() for model in models for weight in model.parameters()) * loaded.dtype.itemsize
+    free = free_memory(loaded.device)
+    if needed * SPARE > free:
+        bench.say(
+            f"transformers' copies of the models take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
+            "the comparison with its generate is left out"
+        )
+    return bool(needed * SPARE <= free)
+
+
+def against_generate(maker: Maker, prompts: Sequence[Sequence[Sequence[Prompt]]], temperature: float) -> None:
+    """One prompt at a time against transformers' assisted generation with the same draft; prefill counts on all."""
+    engine, k = maker.plain.engine, len(maker.configs["sd"])
+    dtype = str(engine.loaded.dtype).removeprefix("torch.")
+    target = load_model(engine.loaded.name, dtype=dtype)
+    theirs: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False, "temperature": None}
+    named = [part.strip() for part in str(maker.options.get("draft", "")).split(",")]
+    draft = next((part for part in named if part not in ("", "lookup")), None)
+    if draft is None:
+        theirs["prompt_lookup_num_tokens"] = k
+    else:  # the model that drafts, as transformers can run it: an engine may hold its own as packed numbers only
+        early, _, layers = draft.partition(":")
+        if early == "early-exit":
+            assistant = first_layers(target, int(layers) if layers else None).model
+        else:
+            assistant = load_model(draft_folder(target.name) if draft == "trained" else draft, dtype=dtype).model
+        assistant.set_attn_implementation("sdpa")
+        assistant.generation_config.num_assistant_tokens = k
+        theirs["assistant_model"] = assistant
+
+    def ours(decoder: LocalDecoder, asked: Asked) -> Measured:
+        forget(decoder)
+        return decode(decoder, True, asked)
+
+    def transformers(asked: Asked) -> Measured:
+        ids = engine.codec.encode_prompt(asked.prompts[0])
+        return generate(target.model, branches(ids, 1, NEW), serial=True, **theirs)
+
+    sides = [Side("transformers, assisted", transformers), Side("sd", partial(ours, maker.decoder("sd", k=k)))]
+    if "seed" in maker.methods:
+        sides.append(Side("seed", partial(ours, maker.decoder("seed"))))
+    title = f"one prompt at a time, prefill counted, T = {temperature}"
+    groups = [group for groups in prompts[1:] for group in groups]
+    sampling = Sampling(max_tokens=NEW, temperature=temperature, ignore_eos=True)
+    maker.bench.compare(
+        title,
+        sides,
+        lambda _, turn: Asked(groups[turn % len(groups)], sampling.model_copy(update={"seed": turn})),
+        rounds=maker.rounds * len(TASKS),
+        warm_up=lambda _: Asked(prompts[0][0], sampling),
+        metrics=[RATE],
+        against=[sides[0].name],
+    )
+
+
+def _by_purpose(maker: Maker, generated: Sequence[Any], judged: Sequence[Any]) -> None:
+    """Thought generator and state evaluator apart (SEED v2, RQ2), and where the time goes: k_config (2,2,1), T = 1."""
+    asked: dict[Purpose, Sequence[Any]] = {"generate": generated, "evaluate": judged}
+    for purpose, prompts in asked.items():
+        sides = [
+            maker.side("ar, serial", "ar", serial=True),
+            maker.side("seed, packed", "seed", k_config=(2, 2, 1)),
+            maker.side("seed, always drafted whole", "seed", k_config=(2, 2, 1), adapt=False),
+        ]
+        maker.compare(f"purpose {purpose}, T = 1", sides, prompts, 1.0, purpose, [*METRICS, *SPENT], [0])
+
+
+def _pictures(maker: Maker, prompts: Sequence[Prompt], out: Path) -> None:
+    """A Gantt chart of SEED's rounds, and how busy the target is under each schedule."""
+    config, engine, bench = maker.configs["sd"], maker.plain.engine, maker.bench
+    options: dict[str, Any] = {"k_config": config, "adapt": False}
+    sides = [
+        maker.side("sd, serial", "sd", serial=True, k=len(config)),
+        maker.side("seed, rounds without overlap", "seed", policy="rounds", overlap=False, **options),
+        maker.side("seed, rounds", "seed", policy="rounds", **options),
+        maker.side("seed, packed", "seed", **options),
+    ]
+    asked = Asked(prompts, Sampling(max_tokens=NEW, temperature=0.2, seed=1, n=maker.samples, ignore_eos=True))
+    runs: dict[str, Timeline] = {}
+    for side in sides:
+        for _ in range(2):  # what is computed for the first time is not in the picture
+            engine.timeline = runs[side.name] = Timeline()
+            side.run(asked)
+    engine.timeline = None
+    longest = max((length for _, length in runs["seed, rounds"].queue), default=0)
+    bench.keep(**{"longest queue": longest})
+    bench.show(f"seed, rounds: up to {longest} drafts waited in the queue at once")
+    title = "SEED, rounds: drafts of three thoughts, verified first come, first served"
+    try:
+        for name, figure in {"gantt": gantt(runs["seed, rounds"], title), "utilisation": utilisation(runs)}.items():
+            path = out.with_name(f"{out.stem}-{name}.png")
+            save(figure, path)
+            bench.show(f"picture: {path}")
+    except OptionError as error:  # matplotlib is an extra
+        bench.show(str(error))

@@ -6,23 +6,20 @@ which that engine computes nothing; then 10,000 samples without a model: memory 
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
-from tot.bench.machine import spread
+from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
 from tot.decoders.decoder import load_decoder
-from tot.decoders.files import write_json
-from tot.decoders.local import LocalDecoder
+from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.evaluation.run import evaluate
 from tot.machine import describe
 from tot.training.instances import make_instances
@@ -30,82 +27,60 @@ from tot.training.instances import make_instances
 SAMPLES, QUESTIONS = 10_000, 500
 _NO_MODEL: dict[str, Any] = {"search": "best-first", "generator": "enumerate:prior=uniform", "evaluator": "heuristic"}
 _MIB = 2**20
+SPEED = (
+    Metric("problems a minute", lambda took: 60 * took["problems"] / took["seconds"]),
+    Metric("new tokens/s", lambda took: took["tokens"] / took["seconds"]),
+)
 
 
 def run(
-    task: str,
     data: Path,
-    model: str,
     searches: list[str],
-    limit: int,
-    max_tokens: int | None,
     together: int,
     rounds: int,
     out: Path | None,
     console: Console,
+    *,
+    task: str = "gsm8k",
+    model: str = "smollm2-135m",
+    **options: Any,
 ) -> None:
-    """Measure, print a table and write the numbers to `out`."""
-    numbers: dict[str, Any] = {}
-    table = Table(
-        "search", "searches at once", "problems a minute", "new tokens/s", "tokens a problem", "not computing"
-    )
-    with tempfile.TemporaryDirectory() as folder:
+    """Measure, print a table a search and write the numbers to `out`. `options` go to `evaluate`."""
+    metrics = [
+        *SPEED,
+        Metric("tokens a problem", lambda took: took["tokens"] / took["problems"], plain(".0f")),
+        Metric("not computing", lambda took: took["idle"], percent),
+    ]
+
+    def evaluated(concurrency: int, asked: Mapping[str, Any]) -> Measured:
+        """On a new engine: its speed, and the share of its time outside forwards and sampling."""
+        with tempfile.TemporaryDirectory() as folder, load_decoder("ar", model) as decoder:
+            work = partial(evaluate, task, data, decoder=decoder, out=Path(folder) / "run", **options, **asked)
+            seconds, results = timed(lambda: work(concurrency=concurrency))
+            spent = [each for account in decoder.engine.accounts.values() for each in account.seconds.items()]
+        computing = sum(value for what, value in spent if what != "scheduling")
+        counted = {"problems": results.problems, "tokens": results.tokens}
+        return {"seconds": seconds, **counted, "idle": 1 - computing / seconds}
+
+    asked = {"task": task, "data": data, "model": model, "together": together, "rounds": rounds, **options}
+    device = resolve_device("auto")
+    with Bench(console, out, describe(device, resolve_dtype("auto", device)), asked) as bench:
+        sides = [Side(f"{count} at once", partial(evaluated, count)) for count in (1, together)]
         for search in searches:
-            sides: dict[int, list[dict[str, float]]] = {1: [], together: []}
-            for turn in range(rounds):
-                for concurrency, runs in sides.items():
-                    place = Path(folder) / f"{len(numbers)}-{turn}-{concurrency}"
-                    options = {"search": search, "limit": limit, "seed": turn, "concurrency": concurrency}
-                    options["max_tokens"] = max_tokens
-                    with load_decoder("ar", model) as decoder:
-                        numbers["machine"] = describe(decoder.model.device, decoder.model.dtype)
-                        runs.append(_timed(decoder, task, data, place, options))
-                    said = f"{runs[-1]['problems_a_minute']:.1f} problems a minute"
-                    console.print(f"round {turn + 1}: {search}, {concurrency} at once: {said}", style="dim")
-            for concurrency, runs in sides.items():
-                seen = {name: [run[name] for run in runs] for name in runs[0]}
-                numbers[f"{search}, {concurrency} at once"] = seen
-                table.add_row(
-                    search,
-                    str(concurrency),
-                    spread(seen["problems_a_minute"]),
-                    spread(seen["tokens_a_second"]),
-                    spread(seen["tokens_a_problem"], 0),
-                    f"{100 * statistics.median(seen['idle']):.1f}%",
-                )
-            pairs = zip(sides[1], sides[together], strict=True)
-            ratios = [many["problems_a_minute"] / one["problems_a_minute"] for one, many in pairs]
-            numbers[f"{search}: {together} at once / 1"] = ratios
-            table.add_row(f"{search}, ratio (goal 3x)", f"{together} / 1", f"{spread(ratios, 2)}x", end_section=True)
-        without = _without_model(Path(folder), console)
-    numbers |= without
-    table.caption = numbers["machine"]
-    console.print(table)
-    first, last = without["memory"]
-    console.print(
-        f"{SAMPLES:,} samples without a model: {first:.0f} MiB after a tenth, {last:.0f} at the end; a process that "
-        f"resumes them takes {without['resumed']:.1f} s, {without['started']:.1f} of them its start (goal: under 5 s)"
-    )
-    if out is not None:
-        write_json(out, numbers)
-
-
-def _timed(decoder: LocalDecoder, task: str, data: Path, out: Path, options: dict[str, Any]) -> dict[str, float]:
-    """One evaluation on a new engine: its speed, and the share of its time outside forwards and sampling."""
-    engine = decoder.engine
-    began = time.perf_counter()
-    results = evaluate(task, data, decoder=decoder, out=out, **options)
-    seconds = time.perf_counter() - began
-    computing = sum(
-        spent for account in engine.accounts.values() for what, spent in account.seconds.items() if what != "scheduling"
-    )
-    return {
-        "seconds": seconds,
-        "problems_a_minute": 60 * results.problems / seconds,
-        "tokens_a_second": results.tokens / seconds,
-        "tokens_a_problem": results.tokens / results.problems,
-        "idle": 1 - computing / seconds,
-    }
+            bench.compare(
+                search,
+                sides,
+                lambda _, turn, search=search: {"search": search, "seed": turn},  # type: ignore[misc]
+                rounds=rounds,
+                metrics=metrics,
+                against=[sides[0].name],
+            )
+        found = bench.once("without a model", without_model)
+        first, last = found["memory"]
+        bench.show(
+            f"{SAMPLES:,} samples without a model: {first:.0f} MiB after a tenth, {last:.0f} at the end; a process "
+            f"that resumes them takes {found['resumed']:.1f} s, {found['started']:.1f} of them its start"
+        )
 
 
 class _Memory:
@@ -125,19 +100,18 @@ class _Memory:
         """All is noted."""
 
 
-def _without_model(folder: Path, console: Console) -> dict[str, Any]:
+def without_model() -> dict[str, Any]:
     """Many small searches that ask no model, then a process that finds all of them done."""
-    data, out = folder / "instances.jsonl", folder / "many"
-    make_instances("blocksworld", data, QUESTIONS, 0, [])
-    memory, repeats = _Memory(), SAMPLES // QUESTIONS
-    began = time.perf_counter()
-    evaluate("blocksworld", data, model=None, repeats=repeats, track=memory, out=out, **_NO_MODEL)
-    made = time.perf_counter() - began
-    flags = [f"--{name}={value}" for name, value in _NO_MODEL.items()]
-    command = [sys.executable, "-m", "tot.cli.app", "eval", "blocksworld", f"--data={data}", "--model=none", *flags]
-    times = []
-    for options in ([f"--repeats={repeats}", "--resume", f"--out={out}"], ["--help"]):
-        began = time.perf_counter()
-        subprocess.run([*command, *options], check=True, capture_output=True)
-        times.append(time.perf_counter() - began)
-    return {"memory": (memory.seen[0], memory.seen[-1]), "made": made, "resumed": times[0], "started": times[1]}
+    with tempfile.TemporaryDirectory() as folder:
+        data, out = Path(folder) / "instances.jsonl", Path(folder) / "many"
+        make_instances("blocksworld", data, QUESTIONS, 0, [])
+        memory, repeats = _Memory(), SAMPLES // QUESTIONS
+        work = partial(evaluate, "blocksworld", data, model=None, repeats=repeats, track=memory, out=out, **_NO_MODEL)
+        made, _ = timed(work)
+        flags = [f"--{name}={value}" for name, value in _NO_MODEL.items()]
+        command = [sys.executable, "-m", "tot.cli.app", "eval", "blocksworld", f"--data={data}", "--model=none", *flags]
+        resumed, started = (
+            timed(lambda: subprocess.run([*command, *options], check=True, capture_output=True))[0]  # noqa: B023
+            for options in ([f"--repeats={repeats}", "--resume", f"--out={out}"], ["--help"])
+        )
+    return {"memory": (memory.seen[0], memory.seen[-1]), "made": made, "resumed": resumed, "started": started}

@@ -2,121 +2,50 @@
 
 First answers, all rationales packed: by iteration (figure 6), by window (figure 8), after corrupted rationales (figure
 5), and the cap that a random half of the questions asks for (section 4.4). Then, on the other half, time: rationales
-one at a time and packed, all sides in turns (table 1), where it goes (table 2), and a forward by window (figure 2);
-and the evaluations of a GSM8K search, explained in full and in part.
+one at a time and packed (table 1), where it goes (table 2), and a forward by window (figure 2); and the evaluations of
+a GSM8K search, explained in full and in part.
 """
 
 from __future__ import annotations
 
-import random
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.machine import interval, share, spread
-from tot.data import rows
+from tot.bench.engines import SPENT, metrics_of
+from tot.bench.harness import SECONDS, Bench, Measured, Metric, Results, Side, by_metric, percent, timed
+from tot.bench.workloads import grown
 from tot.decoders.decoder import load_decoder
 from tot.decoders.drafting.latency_model import engine_latency_model
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.engine.sampling import Draw
-from tot.decoders.errors import OptionError
-from tot.decoders.files import write_json
+from tot.decoders.engine.sampling import Draw, read
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.models.loading import load_model
-from tot.decoders.request import Completion, Request, Sampling
+from tot.decoders.request import Request, Sampling
+from tot.evaluation.estimate import estimate
 from tot.evaluators.model import Explain
 from tot.machine import describe
 from tot.registry import load_task
 from tot.report.plots import curves, save
-from tot.search import BFS
-from tot.solver import solve
-from tot.training.fastcot import (
-    Answers,
-    Calibration,
-    Rationale,
-    by_iteration,
-    calibrate,
-    corrupted,
-    decode_whole,
-    rationales,
-)
+from tot.training.fastcot import Answers, Rationale, by_iteration, corrupted, decode_whole, find_cap, questions
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
+FORWARDS = tuple(range(0, 39, 2))
+"""Windows of figure 2."""
 SHARES = tuple(i / 10 for i in range(11))
 TOGETHER = 8
 """Rationales decoded at once where they are packed."""
+LOSS, AGREEMENT = 0.03, 0.9
+"""Accuracy that a cap may lose, and the share of answers that have to stay as they are."""
 _LENGTHS = (400, 600, 800)
 _GREEDY = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
-
-
-@dataclass
-class Side:
-    """A way to get answers, and what was measured of it."""
-
-    name: str
-    decoder: LocalDecoder
-    together: int = 1
-    seconds: list[float] = field(default_factory=list)
-    """By batch of questions."""
-    completions: list[Completion] = field(default_factory=list)
-
-    def ask(self, asked: Sequence[Rationale]) -> None:
-        self.decode([one.request for one in asked])
-
-    def decode(self, requests: Sequence[Request]) -> None:
-        began = time.perf_counter()
-        completions = self.decoder.generate(requests)
-        self.seconds.append(time.perf_counter() - began)
-        self.completions += completions
-
-    @property
-    def iterations(self) -> int:
-        return sum(completion.usage.forwards for completion in self.completions)
-
-
-def questions(task_name: str, data: str, limit: int | None, max_tokens: int, seed: int) -> list[Rationale]:
-    """The rationales of a random choice of rows."""
-    chosen = list(rows(data))
-    random.Random(seed).shuffle(chosen)
-    asked = rationales(load_task(task_name), islice(chosen, limit), max_tokens)
-    if len(asked) < 2:
-        raise OptionError(f"{data} has {len(asked)} rows: give a file with more")
-    return asked
-
-
-def find_cap(
-    engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], window: int, loss: float, agreement: float
-) -> tuple[Calibration, str]:
-    """The cap that these questions ask for, and how sure that is, in words."""
-    answers = by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
-    found = calibrate(iterations, answers, loss, agreement)
-    if found.cap is None:
-        return found, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
-    note, low = _against_whole(answers[list(iterations).index(found.cap)])
-    if low < -loss:
-        note += f"; {len(asked)} questions are too few to be sure of {100 * loss:g} points"
-    return found, f"cap {found.cap}: {note}"
-
-
-def _against_whole(answers: Answers) -> tuple[str, float]:
-    """Accuracy and answers beside those of whole rationales, in words; and the lower end of the difference."""
-    full = [one.right(answer) for one, answer in zip(answers.asked, answers.whole, strict=True)]
-    low, high = interval([ours - theirs for ours, theirs in zip(answers.scores, full, strict=True)])
-    note = (
-        f"accuracy {share(answers.scores)}, of whole rationales {share(full)}, difference {100 * low:.0f} to "
-        f"{100 * high:.0f} points; {share(answers.unchanged)} of the answers unchanged"
-    )
-    return note, low
 
 
 def run(
@@ -124,11 +53,8 @@ def run(
     data: str,
     model: str,
     limit: int,
-    timed: int,
+    timed_questions: int,
     max_tokens: int,
-    window: int | None,
-    loss: float,
-    agreement: float,
     seeds: int,
     out: Path,
     console: Console,
@@ -136,37 +62,45 @@ def run(
     """Measure, print the tables, and write the numbers to `out` and the pictures beside it."""
     asked = questions(task, data, limit, max_tokens, 0)
     calibrating, testing = asked[: len(asked) // 2], asked[len(asked) // 2 :]
+    given = {"task": task, "data": data, "model": model, "limit": limit, "timed": timed_questions}
+    given |= {"max_tokens": max_tokens, "seeds": seeds}
     with Engine(load_model(model)) as engine:
-        width = Buffers(window, None if window is not None else engine_latency_model(engine)).width(1)
-        console.print(
-            f"{model}; {describe(engine.loaded.device, engine.loaded.dtype)}; {task}: {len(asked)} questions, "
-            f"rationales of up to {max_tokens} tokens; window {width}"
-        )
-        numbers: dict[str, Any] = {"machine": describe(engine.loaded.device, engine.loaded.dtype), "window": width}
-        iterations = [*range(0, max_tokens + 1, max(1, max_tokens // 16))]
-        found, note = find_cap(engine, calibrating, iterations, width, loss, agreement)
-        console.print(f"calibrated on {len(calibrating)} questions: {note}")
-        numbers["calibration"] = {"cap": found.cap, "note": note}
-        cap = iterations[len(iterations) // 2] if found.cap is None else found.cap
-        _by_iteration(engine, testing, iterations, width, cap, numbers, out, console)
-        _by_window(engine, testing, iterations, numbers, out)
-        _corruption(engine, testing, seeds, numbers, out)
-        _forwards(engine, numbers, out)
-        _times(engine, testing[:timed], width, cap, numbers, console)
-        _state_evaluations(engine, width, max_tokens, numbers, console)
-    write_json(out, numbers)
-    console.print(f"numbers and pictures: {out.with_suffix('')}*")
+        width = Buffers(None, engine_latency_model(engine)).width(1)
+        with Bench(console, out, f"{model}; {describe(engine.loaded.device, engine.loaded.dtype)}", given) as bench:
+            bench.show(f"{task}: {len(asked)} questions, rationales of up to {max_tokens} tokens; window {width}")
+            iterations = [*range(0, max_tokens + 1, max(1, max_tokens // 16))]
+            found, note = find_cap(engine, calibrating, iterations, width, LOSS, AGREEMENT)
+            bench.show(f"calibrated on {len(calibrating)} questions: {note}")
+            bench.keep(window=width, calibration={"cap": found.cap, "note": note})
+            cap = iterations[len(iterations) // 2] if found.cap is None else found.cap
+            _by_iteration(bench, engine, testing, iterations, width, cap, out)
+            _by_window(bench, engine, testing, iterations, out)
+            _corruption(bench, engine, testing, seeds, out)
+            _forwards(bench, engine, out)
+            _times(bench, engine, testing[:timed_questions], width, cap)
+            _state_evaluations(bench, engine, width, max_tokens)
+        console.print(f"pictures: {out.with_suffix('')}*")
+
+
+def _curve(answers: Sequence[Answers]) -> dict[str, list[float]]:
+    return {"accuracy": [one.accuracy for one in answers], "agreement": [one.agreement for one in answers]}
+
+
+def _picture(
+    out: Path, name: str, lines: Mapping[str, tuple[Sequence[float], Sequence[float]]], *axes: Any, by: float = 100
+) -> None:
+    shown = {line: (x, [by * value for value in y]) for line, (x, y) in lines.items()}
+    save(curves(shown, *axes), out.with_name(f"{out.stem}-{name}.png"))
 
 
 def _by_iteration(
+    bench: Bench,
     engine: Engine,
     asked: Sequence[Rationale],
     iterations: Sequence[int],
     width: int,
     cap: int,
-    numbers: dict[str, Any],
     out: Path,
-    console: Console,
 ) -> None:
     """Figure 6: with approximate tokens, without them, and a rationale decoded one token a step and cut there."""
     decoded, token_by_token = decode_whole(engine, asked, width), decode_whole(engine, asked, 0)
@@ -175,212 +109,178 @@ def _by_iteration(
         "without by-products": by_iteration(engine, asked, decoded, iterations, glimpse=False),
         "cut after as many iterations of AR": by_iteration(engine, asked, token_by_token, iterations, glimpse=False),
     }
-    whole = [one.right(answer) for one, answer in zip(asked, sides["FastCoT"][0].whole, strict=True)]
-    unread = sum(answer is None for answer in sides["FastCoT"][0].whole)
+    none, at_cap = sides["FastCoT"][0], sides["FastCoT"][list(iterations).index(cap)]
+    whole = [one.right(answer) for one, answer in zip(asked, none.whole, strict=True)]
     table = Table("answers after", "accuracy, mean over the curve", "answers unchanged, mean over the curve")
-    for name, answers in sides.items():
-        numbers[f"by iteration: {name}"] = {
-            "iterations": list(iterations),
-            "accuracy": [found.accuracy for found in answers],
-            "agreement": [found.agreement for found in answers],
-        }
-        means = [statistics.fmean(getattr(found, what) for found in answers) for what in ("accuracy", "agreement")]
-        table.add_row(name, *(f"{100 * mean:.1f}%" for mean in means))
-    none = sides["FastCoT"][0]
-    console.print(
-        f"{len(asked)} other questions. Whole rationales: {share(whole)} right, {unread} answers could not be read; no "
-        f"rationale: {share(none.scores)} right, {share(none.unchanged)} of the answers unchanged"
+    found = {name: _curve(answers) for name, answers in sides.items()}
+    for name, curve in found.items():
+        table.add_row(name, *(f"{statistics.fmean(values):.1%}" for values in curve.values()))
+    right, lucky, kept = (estimate(values).format(".0%") for values in (whole, none.scores, none.unchanged))
+    bench.show(
+        f"{len(asked)} other questions. Whole rationales: {right} right, "
+        f"{sum(answer is None for answer in none.whole)} answers could not be read; no rationale: {lucky} right, "
+        f"{kept} of the answers unchanged",
+        table,
+        f"cap {cap} there: {at_cap.against_whole()[0]}",
     )
-    console.print(table)
-    at_cap = sides["FastCoT"][list(iterations).index(cap)]
-    numbers["at the cap"] = {"cap": cap, "scores": at_cap.scores, "unchanged": at_cap.unchanged}
-    console.print(f"cap {cap} there: {_against_whole(at_cap)[0]}")
-    for what in ("accuracy", "agreement"):
-        lines = {
-            name: (list(iterations), [100 * getattr(found, what) for found in answers])
-            for name, answers in sides.items()
-        }
-        level = {"whole rationales": 100 * statistics.fmean(whole)} if what == "accuracy" else None
-        save(curves(lines, "iterations", f"{what} (%)", level), out.with_name(f"{out.stem}-{what}.png"))
+    scores = {"cap": cap, "scores": at_cap.scores, "unchanged": at_cap.unchanged}
+    bench.keep(**{"by iteration": {"iterations": iterations, **found}, "at the cap": scores})
+    for what, level in {"accuracy": {"whole rationales": 100 * statistics.fmean(whole)}, "agreement": None}.items():
+        lines = {name: (iterations, curve[what]) for name, curve in found.items()}
+        _picture(out, what, lines, "iterations", f"{what} (%)", level)
 
 
-def _by_window(
-    engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], numbers: dict[str, Any], out: Path
-) -> None:
+def _by_window(bench: Bench, engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], out: Path) -> None:
     """Figure 8."""
-    lines = {}
-    for window in WINDOWS:
-        answers = by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
-        lines[f"c = {window}"] = (list(iterations), [100 * found.agreement for found in answers])
-        numbers[f"by iteration, window {window}"] = {
-            "accuracy": [found.accuracy for found in answers],
-            "agreement": [found.agreement for found in answers],
-        }
-    save(curves(lines, "iterations", "answers unchanged (%)"), out.with_name(f"{out.stem}-windows.png"))
+    found = {
+        f"c = {window}": _curve(by_iteration(engine, asked, decode_whole(engine, asked, window), iterations))
+        for window in WINDOWS
+    }
+    bench.keep(**{"by window": found})
+    lines = {name: (iterations, curve["agreement"]) for name, curve in found.items()}
+    _picture(out, "windows", lines, "iterations", "answers unchanged (%)")
 
 
-def _corruption(engine: Engine, asked: Sequence[Rationale], seeds: int, numbers: dict[str, Any], out: Path) -> None:
+def _corruption(bench: Bench, engine: Engine, asked: Sequence[Rationale], seeds: int, out: Path) -> None:
     """Figure 5: half of the rationales masked from the end, half uniformly, by what is left."""
-    found = corrupted(engine, asked, SHARES, seeds)
     left = [1 - share_hidden for share_hidden in SHARES]
-    lines = {
-        name: (left, [100 * pair[which].agreement for pair in found])
-        for which, name in enumerate(("masked from the end", "masked uniformly"))
-    }
-    numbers["corruption"] = {
-        "left": left,
-        "accuracy": [[answers.accuracy for answers in pair] for pair in found],
-        "agreement": [[answers.agreement for answers in pair] for pair in found],
-    }
-    save(curves(lines, "share of the rationale left", "answers unchanged (%)"), out.with_name(f"{out.stem}-masked.png"))
+    pairs = corrupted(engine, asked, SHARES, seeds)
+    ways = ("masked from the end", "masked uniformly")
+    found = {way: _curve(answers) for way, answers in zip(ways, zip(*pairs, strict=True), strict=True)}
+    bench.keep(corruption={"left": left, **found})
+    lines = {way: (left, curve["agreement"]) for way, curve in found.items()}
+    _picture(out, "masked", lines, "share of the rationale left", "answers unchanged (%)")
 
 
-def _forwards(engine: Engine, numbers: dict[str, Any], out: Path) -> None:
+def _forwards(bench: Bench, engine: Engine, out: Path) -> None:
     """Figure 2: one forward after prompts of three lengths, by window."""
-    windows = [*range(0, 39, 2)]
-    lines: dict[str, tuple[Sequence[float], Sequence[float]]] = {}
-    for length in (length for length in _LENGTHS if length + windows[-1] < engine.runner.context):
-        seconds = engine.call(partial(_forward_seconds, engine.runner, length, windows))
-        numbers[f"forward, prompt of {length}"] = dict(zip(map(str, windows), seconds, strict=True))
-        lines[f"prompt of {length} tokens"] = windows, [1000 * value for value in seconds]
-    save(curves(lines, "context window", "milliseconds a forward"), out.with_name(f"{out.stem}-forward.png"))
+    fitting = [length for length in _LENGTHS if length + FORWARDS[-1] < engine.runner.context]
+    prompts = {length: [5 + i % 50 for i in range(length)] for length in fitting}
+    found = {
+        f"prompt of {length} tokens": engine.call(partial(forward_seconds, engine.runner, prompt, 5))
+        for length, prompt in prompts.items()
+    }
+    bench.keep(forwards={"windows": FORWARDS, **found})
+    lines = {name: (FORWARDS, seconds) for name, seconds in found.items()}
+    _picture(out, "forward", lines, "context window", "milliseconds a forward", by=1000)
 
 
-def _forward_seconds(runner: Runner, length: int, windows: Sequence[int]) -> list[float]:
-    """Medians of five, the windows in turns."""
+def forward_seconds(runner: Runner, prompt: Sequence[int], rounds: int) -> list[float]:
+    """Of a forward and of reading it, by window: medians over rounds, of which one more warms up."""
     cache = runner.cache
     base = cache.open()
-    spent: dict[int, list[float]] = {window: [] for window in windows}
+    spent: list[list[float]] = []
     try:
-        cache.extend(base, [5 + i % 50 for i in range(length)])
+        cache.extend(base, prompt)
         runner.forward([Chunk(base, cache.computed_length(base), len(base), [_GREEDY])])
-        for _ in range(6):
-            for window in windows:
+        for _ in range(rounds + 1):
+            spent.append([])
+            for window in FORWARDS:
                 fork = cache.fork(base)
                 cache.extend(fork, [60 + i for i in range(window + 1)])
-                began = time.perf_counter()
-                runner.forward([Chunk(fork, len(base), len(fork), [_GREEDY] * (window + 1))])
-                spent[window].append(time.perf_counter() - began)
+                draws = [_GREEDY] * (window + 1)
+                chunk = Chunk(fork, len(base), len(fork), draws)
+                seconds, _ = timed(lambda: read(runner.forward([chunk]).logits, draws))  # noqa: B023  (waits for a GPU)
+                spent[-1].append(seconds)
                 cache.rollback(fork, 0)
     finally:
         cache.rollback(base, 0)
-    return [statistics.median(spent[window][1:]) for window in windows]
+    return [statistics.median(times) for times in zip(*spent[1:], strict=True)]
 
 
-def _times(
-    engine: Engine, asked: Sequence[Rationale], window: int, cap: int, numbers: dict[str, Any], console: Console
-) -> None:
-    """Tables 1 and 2: the same questions, one at a time and packed, all sides in turns."""
-    given: Mapping[str, Any] = {"window": window, "cap": cap}
-    sides = [
-        Side("CoT", load_decoder("ar", engine=engine)),
-        Side("FastCoT", load_decoder("fastcot", engine=engine, **given)),
-        Side("FastCoT, no cap", load_decoder("fastcot", engine=engine, window=window)),
-        Side("FastCoT, 3 looks alike", load_decoder("fastcot", engine=engine, window=window, stable=3, every=4)),
-        Side("no rationale", load_decoder("fastcot", engine=engine, cap=0)),
-        Side(f"CoT, {TOGETHER} packed", load_decoder("ar", engine=engine), TOGETHER),
-        Side(f"FastCoT, {TOGETHER} packed", load_decoder("fastcot", engine=engine, **given), TOGETHER),
-    ]
-    prompts = sides[4]  # decodes next to nothing, so it computes the prompts
-    for side in sides:  # a warm-up
-        side.decoder.generate([one.request for one in asked[: side.together]])
-    accounts: dict[str, dict[str, float]] = {}
-    for together in sorted({side.together for side in sides}):
-        for start in range(0, len(asked), together):
-            batch = asked[start : start + together]
-            prompts.decoder.generate([one.request for one in batch])
-            for side in (side for side in sides if side.together == together):
-                engine.accounts.clear()
-                side.ask(batch)
-                seconds = accounts.setdefault(side.name, {})
-                for name, value in engine.accounts["answer"].seconds.items():
-                    seconds[name] = seconds.get(name, 0.0) + value
-    table = Table(
-        "", "seconds", "saved", "of all", "accuracy", "loss, points", "answers of CoT", "iterations saved / total"
-    )
-    for side in sides:
-        cot = sides[0] if side.together == 1 else sides[5]
-        answers = [one.answer(completion) for one, completion in zip(asked, side.completions, strict=True)]
-        theirs = [one.answer(completion) for one, completion in zip(asked, cot.completions, strict=True)]
-        scores = [one.right(answer) for one, answer in zip(asked, answers, strict=True)]
-        lost = [one.right(answer) - score for one, answer, score in zip(asked, theirs, scores, strict=True)]
-        same = [float(one.same(a, b)) for one, a, b in zip(asked, answers, theirs, strict=True)]
-        saved = statistics.median(1 - ours / other for ours, other in zip(side.seconds, cot.seconds, strict=True))
-        saved_in_all = 1 - sum(side.seconds) / sum(cot.seconds)
-        low, high = interval(lost)
-        hits = sum(completion.usage.accepted for completion in side.completions)
-        table.add_row(
-            side.name,
-            spread(side.seconds),
-            f"{100 * saved:.0f}%",
-            f"{100 * saved_in_all:.0f}%",
-            share(scores),
-            f"{100 * statistics.fmean(lost):.0f} ({100 * low:.0f} to {100 * high:.0f})",
-            share(same),
-            f"{hits} / {side.iterations}",
-        )
-        numbers[f"table 1: {side.name}"] = {
-            "seconds": side.seconds,
-            "saved": saved,
-            "saved in all": saved_in_all,
-            "scores": scores,
-            "unchanged": same,
-            "iterations_saved": hits,
-            "iterations": side.iterations,
+def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int, cap: int) -> None:
+    """Tables 1 and 2: the same questions, one at a time and packed."""
+    cut: Mapping[str, Any] = {"window": window, "cap": cap}
+    cot, fastcot = load_decoder("ar", engine=engine), load_decoder("fastcot", engine=engine, **cut)
+    none = load_decoder("fastcot", engine=engine, cap=0)
+    alone = {
+        "CoT": cot,
+        "FastCoT": fastcot,
+        "FastCoT, no cap": load_decoder("fastcot", engine=engine, window=window),
+        "FastCoT, 3 looks alike": load_decoder("fastcot", engine=engine, window=window, stable=3, every=4),
+        "no rationale": none,
+    }
+
+    def answered(decoder: LocalDecoder, batch: Sequence[Rationale]) -> Measured:
+        engine.call(engine.accounts.clear)
+        seconds, done = timed(lambda: decoder.generate([one.request for one in batch]))
+        answers = [one.answer(completion) for one, completion in zip(batch, done, strict=True)]
+        return {
+            "seconds": seconds,
+            "right": statistics.fmean(one.right(answer) for one, answer in zip(batch, answers, strict=True)),
+            "answers": [_read(one, answer) for one, answer in zip(batch, answers, strict=True)],
+            "iterations": sum(completion.usage.forwards for completion in done),
+            "saved": sum(completion.usage.accepted for completion in done),
+            "spent": dict(metrics_of(engine, "answer").seconds),
         }
-    console.print(
-        f"{len(asked)} of those, cap {cap}: seconds a question, or a batch of {TOGETHER} (median, and the range); "
-        "saved by the median one, and of all seconds"
-    )
-    console.print(table)
-    _composition(accounts, numbers, console)
+
+    def batch(together: int, turn: int) -> Sequence[Rationale]:
+        """With its prompts computed: that decoder decodes next to nothing."""
+        found = asked[turn * together : (turn + 1) * together]
+        none.generate([one.request for one in found])
+        return found
+
+    def table(results: Results) -> Table:
+        """With the share of the answers that are those of CoT."""
+        for cell in results.cells:
+            base = results.of("CoT").get(cell["round"], cell)
+            cell["same"] = statistics.fmean(a == b for a, b in zip(cell["answers"], base["answers"], strict=True))
+        return by_metric(results, _TIMES, ["CoT"], f"{len(asked)} questions, cap {cap}, seconds of each turn")
+
+    for together, decoders in {1: alone, TOGETHER: {"CoT": cot, "FastCoT": fastcot}}.items():
+        bench.compare(
+            f"rationales, {together} at a time",
+            [Side(name, partial(answered, decoder)) for name, decoder in decoders.items()],
+            lambda _, turn, together=together: batch(together, turn),  # type: ignore[misc]
+            rounds=-(-len(asked) // together),
+            warm_up=lambda _, together=together: batch(together, 0),  # type: ignore[misc]
+            table=table,
+        )
 
 
-def _state_evaluations(engine: Engine, window: int, max_tokens: int, numbers: dict[str, Any], console: Console) -> None:
+def _read(one: Rationale, answer: Any) -> str | None:
+    return None if answer is None else str(one.task.canonical(answer))
+
+
+_TIMES = [
+    SECONDS,
+    Metric("in all", lambda took: took["seconds"], lambda values: f"{sum(values):.1f}"),
+    Metric("accuracy", lambda took: took["right"], percent),
+    Metric("answers of CoT", lambda took: took["same"], percent),
+    Metric("iterations", lambda took: took["iterations"], lambda values: f"{sum(values):.0f}"),
+    Metric("saved", lambda took: took["saved"], lambda values: f"{sum(values):.0f}"),
+    *SPENT,
+]
+
+
+def _state_evaluations(bench: Bench, engine: Engine, window: int, max_tokens: int) -> None:
     """Values of GSM8K's first thoughts after whole explanations and after parts of them, siblings packed."""
     task, evaluator = load_task("gsm8k"), Explain()
     sampling = Sampling(max_tokens=max_tokens, stop=("\n\n",))
-    whole = Side("whole explanations", load_decoder("ar", engine=engine))
-    groups = []
+    plain = load_decoder("ar", engine=engine)
+    groups: list[list[Request]] = []
     for number, row in enumerate(task.data("questions")):
-        search, question = BFS(thoughts=3, breadth=1, depth=2), task.question_of(row)
-        tree = solve(task, question, decoder=whole.decoder, search=search, evaluator="random", seed=number).tree
-        prompts = [evaluator.prompt(task, tree.state(node)) for node in tree if node.parent is not None]
-        groups.append([evaluator.request(task, prompt, sampling) for prompt in prompts])
-    caps = [max_tokens // 16, max_tokens // 8, max_tokens // 4, max_tokens // 2]
-    sides = [whole] + [
-        Side(f"cap {cap}", load_decoder("fastcot", engine=engine, window=window, cap=cap)) for cap in caps if cap
-    ]
-    for group in groups:
-        whole.decoder.generate([one.model_copy(update={"answer_trigger": None}) for one in group])  # the prompts
-        for side in sides:
-            side.decode(group)
-    values = {side.name: [evaluator.value(task, each) or 0.0 for each in side.completions] for side in sides}
-    table = Table("GSM8K state evaluations", "seconds", "times as fast", "correlation of values")
-    for side in sides:
-        ratio = statistics.median(b / a for a, b in zip(side.seconds, whole.seconds, strict=True))
-        pair = values[side.name], values[whole.name]
-        fixed = any(len(set(some)) < 2 for some in pair)
-        correlation = float("nan") if fixed else statistics.correlation(*pair)
-        table.add_row(side.name, spread(side.seconds), f"{ratio:.2f}x", f"{correlation:.2f}")
-        numbers[f"state evaluations: {side.name}"] = {
-            "seconds": side.seconds,
-            "ratio": ratio,
-            "correlation": correlation,
-            "values": values[side.name],
-        }
-    console.print(table)
+        states = grown(plain, task, task.question_of(row), number, thoughts=3, breadth=1, depth=2)
+        groups.append([evaluator.request(task, evaluator.prompt(task, state), sampling) for state in states])
 
+    def explained(decoder: LocalDecoder, asked: Sequence[Request]) -> Measured:
+        seconds, done = timed(lambda: decoder.generate(asked))
+        return {"seconds": seconds, "values": [evaluator.value(task, each) or 0.0 for each in done]}
 
-_PARTS = {"verify": "inference", "sampling": "decode", "draft": "buffer", "scheduling": "other"}
-"""Our names of what takes time, and the paper's for what is next to it. Nothing is padded, and no key is stripped."""
+    def asking(_: Any, turn: int) -> list[Request]:
+        """With its prompts computed."""
+        plain.generate([one.model_copy(update={"answer_trigger": None}) for one in groups[turn]])
+        return groups[turn]
 
-
-def _composition(accounts: Mapping[str, Mapping[str, float]], numbers: dict[str, Any], console: Console) -> None:
-    """Table 2."""
-    table = Table("", *_PARTS.values(), "padding", "strip KV", "total, seconds")
-    for name, seconds in accounts.items():
-        values = [seconds.get(part, 0.0) for part in _PARTS]
-        table.add_row(name, *(f"{value:.2f}" for value in values), "0", "0", f"{sum(values):.2f}")
-        numbers[f"table 2: {name}"] = dict(zip(_PARTS.values(), values, strict=True))
-    console.print(table)
+    sides = [Side("whole explanations", partial(explained, plain))]
+    for cap in filter(None, (max_tokens // 16, max_tokens // 8, max_tokens // 4, max_tokens // 2)):
+        cutting = load_decoder("fastcot", engine=engine, window=window, cap=cap)
+        sides.append(Side(f"cap {cap}", partial(explained, cutting)))
+    whole = sides[0].name
+    results = bench.compare("GSM8K state evaluations", sides, asking, rounds=len(groups), against=[whole])
+    values = {
+        side.name: [value for cell in results.of(side.name).values() for value in cell["values"]] for side in sides
+    }
+    for name, found in values.items():
+        if name != whole and min(len(set(found)), len(set(values[whole]))) > 1:
+            bench.show(f"{name}: correlation of values {statistics.correlation(found, values[whole]):.2f}")

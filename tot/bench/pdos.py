@@ -1,35 +1,60 @@
 """`tot bench pdos`: parallel steps against normal decoding, in the shape of PDOS's Table 1 (Yu et al., 2025).
 
-All sides answer the same questions at temperature 0, one at a time and in turns, in another order at every question.
-Ratios are to normal decoding, of the same prompt where it is that of chain-of-draft, and medians of the ratios at each
-question. Slots are the most keys and values held at once, over those that normal decoding of the same text takes.
+Normal decoding and PDOS of the very same prompt; the same two of a prompt that asks for drafts (CoD: chain-of-draft, Xu
+et al., 2025); an outline whose points are then one batch (SoT: skeleton-of-thought, Ning et al., 2024). Every prompt
+holds a worked example, which shows how steps are written, and is computed beforehand: the time is that of decoding, at
+temperature 0. Speed is tokens of the finished text a second, titles and markers among them and skeletons not. Slots
+are the most keys and values held at once, over those that normal decoding of the same text takes.
 """
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
+from itertools import groupby
 from pathlib import Path
-from typing import Any
+from statistics import fmean
 
 from rich.console import Console
-from rich.table import Table
 
-from tot.bench.machine import spread
-from tot.bench.pdos_judge import marks
-from tot.bench.pdos_sides import Side, sides
-from tot.bench.pdos_tasks import Question, multi_document, planning, retrieval
-from tot.decoders.decoder import load_decoder
+from tot.bench.engines import forget, metrics_of
+from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, plain, timed, times
+from tot.bench.pdos_questions import Example, Question, multi_document, planning, retrieval
+from tot.decoders.decoder import Decoder, load_decoder
+from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.files import write_json
 from tot.decoders.local import LocalDecoder
+from tot.decoders.methods.options import PDOSOptions, listed
+from tot.decoders.methods.pdos.steps_format import StepsFormat
+from tot.decoders.request import Message, Request, Sampling
+from tot.evaluators.model import expected
 from tot.machine import describe
 
 TASKS = ("retrieval", "planning", "qa")
+MARKS = (1, 2, 3, 4, 5)
 _SMALL = 10**9
 """Parameters below which a judge's marks mean little."""
+_DRAFTS = "Think in steps, and write of each step only a draft, of five words at most."
+_OUTLINE = "Write only the outline of the answer: its points, numbered, of five words each at most."
+_POINT = "This is the outline of the answer:\n{outline}\n\nWrite point {number} of it, and nothing else."
+_RUBRIC = """\
+You mark answers. Take account of whether the answer is right, of how much it helps, and of how well it reads:
+1 - wrong or of no use, or unreadable.
+2 - wrong in the main, or of little use, or hard to read.
+3 - right in the main and of some use, readable.
+4 - right and of use, with small faults.
+5 - right in all it says, complete, clear and in good order."""
+METRICS = [
+    RATE,
+    Metric("right", lambda took: took["right"], percent),
+    Metric("mark", lambda took: took["mark"], plain(".2f")),
+    Metric("seconds", lambda took: took["seconds"], plain(".1f"), less=True),
+    Metric("slots", lambda took: took["slots"], plain(".3f")),
+    Metric("format kept", lambda took: took["kept_format"], percent),
+]
+Messages = tuple[Message, ...]
 
 
 @dataclass(frozen=True)
@@ -69,31 +94,87 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Questions that go into one table."""
+class Way:
+    """A way to answer: a decoder, whether steps are drafts, and whether the steps' titles are given."""
 
     name: str
-    questions: Sequence[Question]
+    decoder: LocalDecoder
+    drafts: bool = False
+    given: bool = False
+    outline: bool = False
+    """Skeleton-of-thought: an outline, then all of its points as one batch, put one after another. The points' prompts
+    hold the outline, so that computing them is part of the time."""
 
+    def messages(self, question: Question) -> Messages:
+        """The prompt: a worked example, and the question."""
+        example = question.example
+        if self.outline:
+            return _asked(question, _numbered([*(title for title, _, _ in example.steps), example.last]), _OUTLINE)
+        form = StepsFormat(PDOSOptions(), self.decoder.engine.codec)
+        return _asked(question, _in_steps(example, form, self.drafts), _DRAFTS if self.drafts else "")
 
-def kinds(chosen: Chosen, holds: Callable[[Question], bool], console: Console) -> list[Kind]:
-    """The questions asked for; what `holds` refuses loses passages, which is said. Raises OptionError."""
-    numbers = range(1, chosen.rounds + 1)
-    found = []
-    if "retrieval" in chosen.tasks:
-        found += [Kind(f"retrieval, {n} people", [retrieval(n, i) for i in numbers]) for n in chosen.people or (10,)]
-    if "planning" in chosen.tasks:
-        found += [
-            Kind(f"planning, {n} aspects", [planning(n, i) for i in numbers])
-            for n in chosen.aspects or (2, 4, 6, 8, 10)
+    def ask(self, question: Question) -> Measured:
+        """Answer it, from a store that holds nothing but the prompt."""
+        messages, engine = self.messages(question), self.decoder.engine
+        forget(self.decoder)
+        self.decoder.generate([Request(prompt=messages, sampling=Sampling(max_tokens=1))])
+        engine.call(engine.accounts.clear)
+        engine.call(partial(_watch, engine))
+        seconds, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
+        tokens = len(engine.codec.encode(text))
+        account = metrics_of(engine)
+        kept = steps > 1 and account.skeletons > account.broken == 0
+        return {
+            "seconds": seconds,
+            "tokens": tokens,
+            "text": text,
+            "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token's keys and values are of no use
+            "steps": steps,
+            "inside": account.block_tokens / account.block_seconds if account.block_seconds else None,
+            "kept_format": float(kept) if self.decoder.name == "pdos" and not self.given else None,
+        }
+
+    def _decode(self, question: Question, messages: Messages) -> tuple[str, int, float]:
+        """The text, the prompt's length, and how many steps a block had on average."""
+        sampling = Sampling(max_tokens=question.tokens)
+        titles = question.titles if self.given else ()
+        (got,) = self.decoder.generate([Request(prompt=messages, sampling=sampling, steps=titles)])
+        text, prompt = got.text, got.usage.prompt_tokens
+        if not self.outline:
+            blocks = [len(list(parts)) for kind, parts in groupby(part.kind for part in got.parts) if kind == "step"]
+            return text, prompt, fmean(blocks) if blocks else 0.0
+        points = listed(text)[: question.tokens // question.step_tokens]
+        if points:  # without an outline what was written is all there is
+            text = "\n".join(self._write(question, points))
+        return text, prompt, 0.0
+
+    def _write(self, question: Question, points: Sequence[str]) -> list[str]:
+        """Every point of an outline, written out."""
+        sampling, shown = Sampling(max_tokens=question.step_tokens), _numbered(points)
+        heads = [f"{number}. {point}:" for number, point in enumerate(points, 1)]
+        asked = [f"{question.text}\n\n{_POINT.format(outline=shown, number=i)}" for i in range(1, len(points) + 1)]
+        prompts = [
+            (Message(role="user", content=text), Message(role="assistant", content=head))
+            for text, head in zip(asked, heads, strict=True)
         ]
-    if chosen.data is not None:
-        questions, passages = multi_document(chosen.data, chosen.rounds, holds)
-        cut = [f"{kept} of {there}" for kept, there in passages if kept < there]
-        if cut:
-            console.print(f"passages that the model's context has room for, where not for all: {', '.join(cut)}")
-        found.append(Kind("multi-document QA", questions))
-    return found
+        written = self.decoder.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
+        return [f"{head} {one.text.strip()}" for head, one in zip(heads, written, strict=True)]
+
+
+def ways(normal: LocalDecoder, steps: LocalDecoder) -> list[Way]:
+    """All of Table 1, from decoders `ar` and `pdos` of one engine: `pdos` with titles given and with its own skeletons.
+
+    `pdos` is to add no instructions of its own, as the prompts show how steps are written.
+    """
+    return [
+        Way("normal", normal),
+        Way("pdos, given", steps, given=True),
+        Way("pdos, own", steps),
+        Way("SoT", normal, outline=True),
+        Way("CoD", normal, drafts=True),
+        Way("CoD + pdos, given", steps, drafts=True, given=True),
+        Way("CoD + pdos, own", steps, drafts=True),
+    ]
 
 
 def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
@@ -103,90 +184,102 @@ def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
         judge = normal if chosen.judge is None else stack.enter_context(load_decoder("ar", chosen.judge))
         machine = describe(normal.engine.loaded.device, normal.engine.loaded.dtype)
-        console.print(f"{model}; {machine}")
-        numbers: dict[str, Any] = {"model": model, "machine": machine, "judge": chosen.judge or model}
-        plain, *_ = sides(normal, steps)
-        for kind in kinds(chosen, lambda question: _fits(question, plain), console):
-            compared = sides(normal, steps)
-            _measure(compared, kind.questions)
-            numbers[kind.name] = _summary(compared, kind.questions, judge)
-            _show(kind, compared, numbers[kind.name], console)
-        if set(chosen.tasks) != {"retrieval"} and (size := _parameters(judge)) < _SMALL:
-            console.print(f"the judge has {size / 1e6:.0f}M parameters: its marks mean little, take a larger --judge")
-        if out is not None:
-            write_json(out, numbers)
-            console.print(f"numbers: {out}")
+        bench = stack.enter_context(Bench(console, out, f"{model}; {machine}", {"model": model, **asdict(chosen)}))
+        compared = ways(normal, steps)
+
+        def answered(way: Way, question: Question) -> Measured:
+            """With what the answer is worth, which takes no counted time."""
+            took = way.ask(question)
+            right = None if question.is_right is None else float(question.is_right(took["text"]))
+            mark = None if question.about is None else mark_of(judge, question, took["text"])
+            return took | {"right": right, "mark": mark}
+
+        sides = [Side(way.name, partial(answered, way)) for way in compared]
+        for name, asked in kinds(chosen, partial(_fits, compared[0]), bench).items():
+            results = bench.compare(
+                name,
+                sides,
+                lambda _, turn, asked=asked: asked[turn],  # type: ignore[misc]
+                rounds=len(asked),
+                warm_up=lambda _, asked=asked: asked[0],  # type: ignore[misc]
+                metrics=METRICS,
+                against=["normal", "CoD"],
+            )
+            _inside_the_block(results, bench)
+        size = sum(parameter.numel() for parameter in judge.model.parameters())
+        if set(chosen.tasks) != {"retrieval"} and size < _SMALL:
+            bench.show(f"the judge has {size / 1e6:.0f}M parameters: its marks mean little, take a larger --judge")
 
 
-def _fits(question: Question, normal: Side) -> bool:
+def kinds(chosen: Chosen, holds: Callable[[Question], bool], bench: Bench) -> dict[str, list[Question]]:
+    """The questions asked for, by kind; what `holds` refuses loses passages, which is said. Raises OptionError."""
+    numbers = range(1, chosen.rounds + 1)
+    found: dict[str, list[Question]] = {}
+    if "retrieval" in chosen.tasks:
+        found |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in chosen.people or (10,)}
+    if "planning" in chosen.tasks:
+        aspects = chosen.aspects or (2, 4, 6, 8, 10)
+        found |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in aspects}
+    if chosen.data is not None:
+        found["multi-document QA"], passages = multi_document(chosen.data, chosen.rounds, holds)
+        cut = [f"{kept} of {there}" for kept, there in passages if kept < there]
+        if cut:
+            bench.show(f"passages that the model's context has room for, where not for all: {', '.join(cut)}")
+    return found
+
+
+def _fits(normal: Way, question: Question) -> bool:
     """Whether prompt and answer have room in the context; the answer twice, since prompts may hold an outline."""
     engine = normal.decoder.engine
     prompt = engine.codec.encode_prompt(normal.messages(question))
     return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
 
 
-def _measure(compared: Sequence[Side], questions: Sequence[Question]) -> None:
-    """All sides in turns at each question, in another order every time; the first question warms up."""
-    for side in compared:
-        side.ask(questions[0])
-    for number, question in enumerate(questions):
-        first = number % len(compared)
-        for side in (*compared[first:], *compared[:first]):
-            side.answers.append(side.ask(question))
-
-
-def _summary(compared: Sequence[Side], questions: Sequence[Question], judge: LocalDecoder) -> dict[str, Any]:
-    """By side: its answers, what they were worth, and medians of the ratios to its base at each question."""
-    by_name = {side.name: side.answers for side in compared}
-    found = {}
-    for side in compared:
-        pairs = list(zip(side.answers, by_name[side.base], strict=True))
-        blocks = [(ours.inside / theirs.speed, ours.steps) for ours, theirs in pairs if ours.inside is not None]
-        checked = [(question.is_right, answer.text) for question, answer in zip(questions, side.answers, strict=True)]
-        judged = [
-            (question.about, question.reference, answer.text)
-            for question, answer in zip(questions, side.answers, strict=True)
-            if question.about is not None
+def _inside_the_block(results: Results, bench: Bench) -> None:
+    """Tokens a second while steps are decoded side by side, against normal decoding of the same prompt."""
+    for side in results.sides:
+        theirs = results.of("CoD" if side.startswith("CoD") else "normal")
+        found = [
+            (took["inside"] * theirs[turn]["seconds"] / theirs[turn]["tokens"], took["steps"])
+            for turn, took in results.of(side).items()
+            if took["inside"] is not None
         ]
-        found[side.name] = {
-            "answers": [asdict(answer) for answer in side.answers],
-            "right": [is_right(text) for is_right, text in checked if is_right is not None],
-            "marks": marks(judge, judged),
-            "base": side.base,
-            "ratio": statistics.median(ours.speed / theirs.speed for ours, theirs in pairs),
-            "time_ratio": statistics.median(theirs.seconds / ours.seconds for ours, theirs in pairs),
-            "inside_ratio": statistics.median(ratio for ratio, _ in blocks) if blocks else None,
-            "inside_ratio_a_step": statistics.median(ratio / steps for ratio, steps in blocks) if blocks else None,
-            "format_kept": statistics.fmean(one.kept_format for one in side.answers) if side.writes_skeletons else None,
-        }
-    return found
+        if found:
+            a_step = times([ratio / steps for ratio, steps in found])
+            bench.show(f"{side}: {times([ratio for ratio, _ in found])} of normal inside the block, by step {a_step}")
 
 
-def _show(kind: Kind, compared: Sequence[Side], numbers: Mapping[str, Mapping[str, Any]], console: Console) -> None:
-    titles = ("", "right", "mark", "tokens/s", "against normal", "in the block", "/ steps", "seconds", "against normal")
-    table = Table(*titles, "slots", "format kept")
-    for side in compared:
-        of = numbers[side.name]
-        table.add_row(
-            side.name,
-            _percent(of["right"]),
-            f"{statistics.fmean(of['marks']):.2f}" if of["marks"] else "",
-            spread([answer.speed for answer in side.answers]),
-            f"{of['ratio']:.2f}x",
-            "" if of["inside_ratio"] is None else f"{of['inside_ratio']:.2f}x",
-            "" if of["inside_ratio_a_step"] is None else f"{of['inside_ratio_a_step']:.2f}x",
-            f"{statistics.median(answer.seconds for answer in side.answers):.1f}",
-            f"{of['time_ratio']:.2f}x",
-            f"{statistics.median(answer.slots for answer in side.answers):.3f}",
-            _percent([answer.kept_format for answer in side.answers]) if side.writes_skeletons else "",
-        )
-    console.print(f"{kind.name}, {len(kind.questions)} questions")
-    console.print(table)
+def mark_of(judge: Decoder, question: Question, answer: str) -> float:
+    """A model's mark from 1 to 5 (PDOS, section 4.2 and appendix C): the expected one of all five, which are scored as
+    what the judge says next, so that there is always one to be read."""
+    right = "" if question.reference is None else f"\n\nA right answer:\n{question.reference}"
+    told = f"{_RUBRIC}\n\nThe question:\n{question.about}{right}\n\nThe answer to be marked:\n{answer}\n\n"
+    prompt = Message(role="user", content=f"{told}Give only the mark."), Message(role="assistant", content="Mark:")
+    choices = tuple(f" {mark}" for mark in MARKS)
+    (done,) = judge.generate([Request(prompt=prompt, choices=choices, close_choices=True)])
+    return expected(MARKS, [choice.total for choice in done.choice_logprobs])
 
 
-def _percent(values: Sequence[bool]) -> str:
-    return f"{100 * statistics.fmean(values):.0f}%" if values else ""
+def _watch(engine: Engine) -> None:
+    """Begin to look for the most slots that are live."""
+    engine.cache.peak_live = engine.cache.live
 
 
-def _parameters(decoder: LocalDecoder) -> int:
-    return sum(parameter.numel() for parameter in decoder.model.parameters())
+def _asked(question: Question, answer: str, words: str) -> Messages:
+    """The worked example with `answer`, and the question; both after `words`."""
+    example, asked = (f"{words}\n\n{text}".strip() for text in (question.example.text, question.text))
+    return (
+        Message(role="user", content=example),
+        Message(role="assistant", content=answer),
+        Message(role="user", content=asked),
+    )
+
+
+def _in_steps(example: Example, form: StepsFormat, drafts: bool) -> str:
+    """The example's answer, in the format of steps."""
+    steps = [f"{form.header(title)} {draft if drafts else whole}\n" for title, whole, draft in example.steps]
+    return "".join(steps) + form.end_text + example.conclusion
+
+
+def _numbered(points: Sequence[str]) -> str:
+    return "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))

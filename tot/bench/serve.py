@@ -11,41 +11,24 @@ import itertools
 import json
 import os
 import re
-import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
-from rich.table import Table
 
-from tot.bench.machine import spread
+from tot.bench.harness import RATE, Bench, Measured, Metric, Side, plain, timed
 from tot.decoders.errors import ModelError
-from tot.decoders.files import write_json
 from tot.decoders.serving.options import KEY_VARIABLE
 from tot.registry import load_task
 
-GOAL = 5.0
 _PATIENCE = 600
 """Seconds for one reply."""
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """What so many clients got out of the server in one round."""
-
-    tokens: int
-    seconds: float
-    forwards: float
-
-    @property
-    def speed(self) -> float:
-        return self.tokens / self.seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,47 +50,39 @@ def run(
 ) -> None:
     """Measure, print a table and write the numbers to `out`. `options` are those of `tot serve`; `requests` is how many
     each side makes of one client: many clients make as many each."""
+    asked = {"model": model, "options": options, "tokens": tokens, "requests": requests, "rounds": rounds}
+    metrics = [
+        RATE,
+        Metric("replies a round", lambda took: took["replies"], plain(".0f")),
+        Metric("tokens a forward", lambda took: took["tokens"] / took["forwards"]),
+    ]
     questions = _questions()
-    sides: dict[int, list[Side]] = {1: [], clients: []}
-    with served(model, options) as server:
-        for count in sides:  # the first use of a shape is slow on either side
-            side(server, count, 1, tokens, questions)
-        for turn in range(rounds):
-            for count, measured in sides.items():
-                measured.append(side(server, count, requests, tokens, questions))
-                console.print(f"round {turn + 1}: {count} at once: {measured[-1].speed:.1f} tokens/s", style="dim")
-        machine = _machine(server)
-    speeds = {count: [one.speed for one in measured] for count, measured in sides.items()}
-    ratios = [many / one for many, one in zip(speeds[clients], speeds[1], strict=True)]
-    ratio = statistics.median(speeds[clients]) / statistics.median(speeds[1])
-    table = Table(
-        title=f"tot serve {' '.join(['--model', model, *options])}: {tokens} new tokens a reply, {rounds} rounds",
-        caption=machine,
-    )
-    for heading in ("clients", "tokens/s", "replies a round", "tokens a forward", "against one", "goal"):
-        table.add_column(heading, overflow="fold")
-    for count, measured in sides.items():
-        told = "1.00x" if count == 1 else f"{ratio:.2f}x ({min(ratios):.2f} to {max(ratios):.2f})"
-        dense = [one.tokens / one.forwards for one in measured]
-        goal = f"at least {GOAL:g}x with 16" if count > 1 else ""
-        table.add_row(str(count), spread(speeds[count]), str(requests * count), spread(dense), told, goal)
-    console.print(table)
-    if out is not None:
-        numbers = {str(count): [one.speed for one in measured] for count, measured in sides.items()}
-        forwards = {str(count): [one.forwards for one in measured] for count, measured in sides.items()}
-        said = {"machine": machine, "model": model, "options": options, "tokens": tokens, "requests": requests}
-        write_json(out, {**said, "tokens_per_second": numbers, "forwards": forwards, "ratio": ratio, "ratios": ratios})
+    with served(model, options) as server, Bench(console, out, _machine(server), asked) as bench:
+
+        def side(count: int) -> Side:
+            return Side(f"{count} client{'s' * (count > 1)}", partial(chats, server, count, tokens, questions))
+
+        bench.compare(
+            f"tot serve {' '.join(['--model', model, *options])}: {tokens} new tokens a reply",
+            [side(1), side(clients)],
+            lambda _, turn: requests,
+            rounds=rounds,
+            warm_up=lambda _: 1,  # the first use of a shape is slow on either side
+            size=float,
+            metrics=metrics,
+            against=["1 client"],
+        )
 
 
-def side(server: Address, clients: int, requests: int, tokens: int, questions: Iterator[str]) -> Side:
+def chats(server: Address, clients: int, tokens: int, questions: Iterator[str], requests: int) -> Measured:
     """So many clients at once, each with `requests` chats one after another."""
     asked = [[next(questions) for _ in range(requests)] for _ in range(clients)]
     before = _forwards(server)
     with ThreadPoolExecutor(clients) as pool:
-        began = time.perf_counter()
-        drawn = sum(pool.map(lambda mine: sum(_chat(server, text, tokens) for text in mine), asked))
-        seconds = time.perf_counter() - began
-    return Side(drawn, seconds, _forwards(server) - before)
+        work = partial(pool.map, lambda mine: sum(_chat(server, text, tokens) for text in mine), asked)
+        seconds, drawn = timed(lambda: sum(work()))
+    forwards = _forwards(server) - before
+    return {"seconds": seconds, "tokens": drawn, "replies": clients * requests, "forwards": forwards}
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""`tot fastcot calibrate` and `tot bench fastcot`: after how many iterations a rationale may be cut."""
+"""`tot fastcot calibrate`: after how many iterations a rationale may be cut."""
 
 from __future__ import annotations
 
@@ -49,13 +49,13 @@ def calibrate_command(
     """Find the least cap that keeps accuracy and answers with a window (section 4.4), and save the curve."""
     from dataclasses import asdict
 
-    from tot.bench.fastcot import find_cap, questions
     from tot.decoders.drafting.latency_model import engine_latency_model
     from tot.decoders.engine.engine import Engine
     from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
     from tot.decoders.models.loading import load_model
     from tot.report.plots import curves, save
+    from tot.training.fastcot import find_cap, questions
 
     out = writable(out)
     asked = questions(task, data, limit, max_tokens, seed)
@@ -73,37 +73,3 @@ def calibrate_command(
     if found.cap is not None:
         shown.print(f"use them: --decoder fastcot --decoder-option cap={found.cap} --decoder-option window={width}")
     shown.print(f"curve: {out}, {out.with_suffix('.png')}")
-
-
-def bench_command(
-    data: Data,
-    task: TaskName = "multiple_choice",
-    model: Model = "smollm2-135m",
-    limit: Annotated[int, typer.Option(min=4, help="Questions, half to calibrate on, half to test.")] = 100,
-    timed: Annotated[int, typer.Option(min=1, help="Questions of the latter that are timed.")] = 16,
-    max_tokens: MaxTokens = 128,
-    window: Window = None,
-    loss: Loss = 0.03,
-    agreement: Agreement = 0.9,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds of what is masked in rationales.")] = 5,
-    out: Annotated[Path, typer.Option(help="Write the numbers to this .json file, and pictures beside it.")] = Path(
-        "bench-fastcot.json"
-    ),
-) -> None:
-    """FastCoT against whole rationales: time, accuracy, answers unchanged; the paper's tables and figures."""
-    from tot.bench.fastcot import run
-
-    run(
-        task,
-        data,
-        model,
-        limit,
-        timed,
-        max_tokens,
-        window,
-        loss,
-        agreement,
-        seeds,
-        writable(out),
-        console(),
-    )

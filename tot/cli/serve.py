@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from pydantic import Field
 
-from tot.cli.options import takes, writable
+from tot.cli.options import takes
 from tot.decoders.decoder import METHODS, options_of
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
@@ -96,26 +95,6 @@ def serve_command(given: dict[str, Any]) -> None:
             serve(app, service, listening, lambda: _say(f"{called} ({asked.decoder}) is served at {where}/v1"))
         finally:
             service.close()
-
-
-def bench_command(
-    model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    decoder: Annotated[str, typer.Option(help="A decoder.")] = "ar",
-    decoder_option: Annotated[list[str] | None, typer.Option(help="As for tot serve.")] = None,
-    clients: Annotated[int, typer.Option(min=2, help="Clients at once, against one.")] = 16,
-    requests: Annotated[int, typer.Option(min=1, help="Requests of each client in a round.")] = 2,
-    tokens: Annotated[int, typer.Option(min=1, help="New tokens of each reply.")] = 64,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; the sides take turns and medians are compared.")] = 3,
-    out: Annotated[Path | None, typer.Option(help="Write the numbers to this JSON file.")] = None,
-) -> None:
-    """A server with many clients at once against the same server with one: tokens a second, tokens a forward."""
-    from tot.bench.serve import run
-    from tot.report.terminal import console
-
-    options = ["--decoder", decoder]
-    for option in decoder_option or []:
-        options += ["--decoder-option", option]
-    run(model, options, clients, requests, tokens, rounds, None if out is None else writable(out), console())
 
 
 def _say(line: str) -> None:

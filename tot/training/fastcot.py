@@ -10,12 +10,16 @@ import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
+from tot.data import rows
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
+from tot.evaluation.estimate import bootstrap, estimate
+from tot.registry import load_task
 from tot.task import Task
 
 ANSWER_TOKENS = 12
@@ -72,6 +76,16 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int) -
     return asked
 
 
+def questions(task: str, data: str, limit: int, max_tokens: int, seed: int) -> list[Rationale]:
+    """The rationales of a random choice of rows. Raises OptionError where there are less than two."""
+    chosen = list(rows(data))
+    random.Random(seed).shuffle(chosen)
+    asked = rationales(load_task(task), islice(chosen, limit), max_tokens)
+    if len(asked) < 2:
+        raise OptionError(f"{data} has {len(asked)} rows: give a file with more")
+    return asked
+
+
 @dataclass
 class Answers:
     """What was answered after a part of each rationale, beside the answers after all of it."""
@@ -98,6 +112,15 @@ class Answers:
     @property
     def agreement(self) -> float:
         return statistics.fmean(self.unchanged)
+
+    def against_whole(self) -> tuple[str, float]:
+        """Accuracy and answers beside those of whole rationales, in words; and the lower end of the difference."""
+        full = [one.right(answer) for one, answer in zip(self.asked, self.whole, strict=True)]
+        lost = bootstrap([ours - theirs for ours, theirs in zip(self.scores, full, strict=True)])
+        told = [estimate(values).format(".0%") for values in (self.scores, full, self.unchanged)]
+        difference = f"{100 * lost.low:.0f} to {100 * lost.high:.0f} points"
+        note = f"accuracy {told[0]}, of whole rationales {told[1]}, difference {difference}"
+        return f"{note}; {told[2]} of the answers unchanged", lost.low
 
 
 def decode_whole(engine: Engine, asked: Sequence[Rationale], window: int) -> list[Completion]:
@@ -211,3 +234,17 @@ def calibrate(iterations: Sequence[int], answers: Sequence[Answers], loss: float
     return Calibration(
         cap, iterations, [found.accuracy for found in answers], [found.agreement for found in answers], full
     )
+
+
+def find_cap(
+    engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], window: int, loss: float, agreement: float
+) -> tuple[Calibration, str]:
+    """The cap that these questions ask for, and how sure that is, in words."""
+    answers = by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
+    found = calibrate(iterations, answers, loss, agreement)
+    if found.cap is None:
+        return found, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
+    note, low = answers[list(iterations).index(found.cap)].against_whole()
+    if low < -loss:
+        note += f"; {len(asked)} questions are too few to be sure of {100 * loss:g} points"
+    return found, f"cap {found.cap}: {note}"

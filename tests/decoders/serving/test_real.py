@@ -55,11 +55,16 @@ def test_the_bench_compares_many_clients_with_one(
     assert main(["bench", "serve", *options]) == 0
     printed = capfd.readouterr().out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows] == ["1", "4"]
-    assert re.fullmatch(r"\d+\.\d\dx \(.*\)", rows[1][4])
-    numbers = json.loads(out.read_text())
-    assert [len(numbers["tokens_per_second"][side]) for side in ("1", "4")] == [2, 2]
-    assert max(numbers["forwards"]["4"]) < 4 * min(numbers["forwards"]["1"])  # packed, or it would be as many
+    assert [row[0] for row in rows] == ["1 client", "4 clients"]
+    assert re.fullmatch(r"\d+\.\d\dx \(.*\)", rows[1][2])
+    (cells,) = (
+        found["cells"] for found in json.loads(out.read_text()).values() if isinstance(found, dict) and "cells" in found
+    )
+    forwards = {
+        side: [cell["forwards"] for cell in cells if cell["side"] == side] for side in ("1 client", "4 clients")
+    }
+    assert [len(each) for each in forwards.values()] == [2, 2]
+    assert max(forwards["4 clients"]) < 4 * min(forwards["1 client"])  # packed, or it would be as many
 
 
 def test_a_server_that_does_not_start_is_said() -> None:

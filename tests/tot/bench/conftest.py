@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tot.bench.peers.side import Work, drawn
-from tot.bench.peers.waves import Wave
-from tot.bench.peers.worker import Worker
+from tot.bench.harness import Measured
+from tot.bench.peers_sides import Peer
+from tot.bench.workers.worker import Worker
+from tot.bench.workloads import Waves, drawn
 
 WORKER = """
 import json, sys, time
@@ -35,32 +36,6 @@ for line in sys.stdin:
 """
 
 
-class Paced:
-    """A side whose work takes `seconds(prompts, samples)`, or raises; it keeps what it was asked."""
-
-    about = "scripted"
-
-    def __init__(
-        self,
-        name: str,
-        seconds: Callable[[int], float],
-        log: list[tuple[str, int]],
-        *,
-        most: int | None = None,
-        searches: bool = True,
-    ) -> None:
-        self.name, self.most, self.searches = name, most, searches
-        self._seconds, self._log = seconds, log
-
-    def run(self, waves: Sequence[Wave]) -> Work:
-        samples = sum(len(asked.samples) for wave in waves for asked in wave)
-        self._log.append((self.name, samples))
-        return Work(self._seconds(samples), drawn(waves))
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
 @pytest.fixture
 def log() -> list[tuple[str, int]]:
     """(side, samples) of all that paced sides were asked, in order."""
@@ -68,11 +43,16 @@ def log() -> list[tuple[str, int]]:
 
 
 @pytest.fixture
-def paced(log: list[tuple[str, int]]) -> Callable[..., Paced]:
-    """Makes sides: paced("name", seconds_by_samples)."""
+def paced(log: list[tuple[str, int]]) -> Callable[..., Peer]:
+    """Makes sides whose work takes `seconds(samples)`, or raises, and keeps what they were asked."""
 
-    def make(name: str, seconds: Callable[[int], float], **options: Any) -> Paced:
-        return Paced(name, seconds, log, **options)
+    def make(name: str, seconds: Callable[[int], float], **options: Any) -> Peer:
+        def run(waves: Waves) -> Measured:
+            samples = sum(len(asked.samples) for wave in waves for asked in wave)
+            log.append((name, samples))
+            return {"seconds": seconds(samples), "tokens": drawn(waves)}
+
+        return Peer(name, run, "scripted", **options)
 
     return make
 
@@ -85,7 +65,7 @@ def worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
     started: list[Worker] = []
 
     def start(model: str = "well", **options: Any) -> Worker:
-        started.append(Worker("fake", Path(sys.executable), script, {"model": model}, **options))
+        started.append(Worker(Path(sys.executable), script, {"model": model}, **options))
         return started[-1]
 
     yield start

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tot.bench.gpu.models import SHAPES, build, build_draft, loaded, make_tokenizer, on_a_walk, twin
+from tot.bench.gpu_models import SHAPES, build, build_draft, loaded, make_tokenizer, on_a_walk, twin
 from tot.decoders import Engine, Request, Sampling, load_decoder
 from tot.decoders.drafting.opening import make_drafter
 

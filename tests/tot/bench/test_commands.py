@@ -1,0 +1,104 @@
+"""The benchmarks run, with both sides in one table, on as little as they can be given."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.cli.app import main
+
+
+@pytest.fixture
+def tot(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs the command line in this process; gives what it printed."""
+
+    def run(*arguments: str) -> str:
+        assert main(list(arguments)) == 0
+        return capfd.readouterr().out
+
+    return run
+
+
+@pytest.mark.real
+def test_decoders_are_compared_serial_and_packed_at_every_temperature(
+    tot: Any, smollm2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.bench.decoders.NEW", 4)
+    monkeypatch.setattr("tot.bench.decoders.TASKS", ("gsm8k",))
+    out = tmp_path / "numbers.json"
+    options = ("--decoders", "ar,sd,seed", "--decoder-option", "k=2", "--rounds", "1", "--samples", "2")
+    printed = tot("bench", "decoders", *options, "--temperatures", "1", "--out", str(out))
+    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
+    assert rows[:8] == [
+        "ar, serial",
+        "ar, packed",
+        "sd (1,1), serial",
+        "sd (1,1), packed",
+        "seed (1,1), rounds, no overlap",
+        "seed (1,1), rounds",
+        "seed (1,1), packed",
+        "seed, packed",
+    ]
+    numbers = json.loads(out.read_text())
+    cells = numbers["thoughts, T = 1.0"]["cells"]
+    assert sorted(cell["side"] for cell in cells) == sorted(rows[:8])
+    for cell in cells:
+        assert cell["accepted"] <= cell["reached"] <= cell["drafted"]
+        assert bool(cell["drafted"]) == (not cell["side"].startswith("ar"))
+    assert "acceptance" in printed
+    assert "of drafted" in printed
+    sides = {cell["side"] for cell in numbers["one prompt at a time, prefill counted, T = 1.0"]["cells"]}
+    assert sides == {"transformers, assisted", "sd", "seed"}
+    (always,) = (c for c in numbers["purpose evaluate, T = 1"]["cells"] if c["side"] == "seed, always drafted whole")
+    assert always["spent"]["verify"] > 0
+    for picture in ("numbers-gantt.png", "numbers-utilisation.png"):
+        assert (tmp_path / picture).read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_the_bench_compares_can_not_be_set(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert main(["bench", "decoders", "--decoder-option", "policy=rounds", "--out", str(tmp_path / "n.json")]) == 2
+    assert "policy is what is compared here" in capfd.readouterr().err
+
+
+def test_an_option_that_no_decoder_has_is_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    asked = ["bench", "decoders", "--decoders", "ar,sd", "--out", str(tmp_path / "n.json")]
+    assert main([*asked, "--decoder-option", "kk=3"]) == 2
+    assert "unknown option of ar, sd 'kk' (did you mean k?): choose one of draft, k" in capfd.readouterr().err
+
+
+@pytest.mark.real
+def test_searches_are_compared_with_chance_on_the_same_instances(tot: Any, smollm2: str, data: Path) -> None:
+    instances = ("--data", str(data / "blocksworld_dev.jsonl"), "--steps", "2", "--count", "2")
+    printed = tot("bench", "planning", *instances, "--nodes", "4", "--seeds", "1")
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
+    assert len(rows) == 7
+    chance = [row[0].endswith(", by chance") for row in rows]
+    assert chance == [False, False, True, False, True, False, True]
+    assert all(re.fullmatch(r"\d+%", row[1]) for row in rows)
+    assert [float(row[-2]) == 0 for row in rows] == chance
+
+
+@pytest.mark.real
+def test_evaluating_together_is_compared_with_one_at_a_time(
+    tot: Any, smollm2: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.bench.evaluation.SAMPLES", 20)
+    monkeypatch.setattr("tot.bench.evaluation.QUESTIONS", 4)
+    out = tmp_path / "numbers.json"
+    options = ("--searches", "cot", "--max-tokens", "8", "--limit", "2", "--concurrency", "2", "--out", str(out))
+    printed = tot("bench", "eval", "--data", str(data / "gsm8k_test_0_400.jsonl"), *options)
+    numbers = json.loads(out.read_text())
+    one, both = numbers["cot"]["cells"]
+    assert (one["side"], both["side"]) == ("1 at once", "2 at once")
+    assert one["tokens"] == both["tokens"] == 32  # of two solutions, and of two answers
+    assert 0 < both["idle"] < 1
+    assert f"{one['seconds'] / both['seconds']:.2f}x" in printed
+    without = numbers["without a model"]
+    assert len(without["memory"]) == 2
+    assert without["resumed"] > without["started"] > 0
+    assert "20 samples without a model" in printed

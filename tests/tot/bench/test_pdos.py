@@ -1,0 +1,202 @@
+"""`tot bench pdos`: what the sides are asked, how answers are judged, and the table with all of them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tot.bench.pdos import Chosen, Way, mark_of, run, ways
+from tot.bench.pdos_questions import Question, planning, retrieval
+from tot.cli.app import main
+from tot.decoders import Completion, LocalDecoder, OptionError, Request, load_decoder
+from tot.decoders.request import ChoiceLogprob
+
+SIDES = (
+    *("normal", "pdos, given", "pdos, own", "SoT"),
+    *("CoD", "CoD + pdos, given", "CoD + pdos, own"),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Callable[[], LocalDecoder], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model with a long context."""
+    path = tmp_path_factory.mktemp("model")
+    decoder = tiny()
+    decoder.close()
+    decoder.model.config.max_position_embeddings = 16_384
+    decoder.model.save_pretrained(path)
+    decoder.tokenizer.save_pretrained(path)
+    return path
+
+
+@pytest.fixture
+def compared(folder: Path) -> Iterator[dict[str, Way]]:
+    with load_decoder("ar", folder) as normal, load_decoder("pdos", engine=normal.engine, instructions="") as steps:
+        yield {way.name: way for way in ways(normal, steps)}
+
+
+class Replies:
+    """A decoder that says what it is told to, one text after another, and keeps what it was asked."""
+
+    name = "ar"
+    drafter = None
+
+    def __init__(self, engine: Any, make: Callable[..., Completion], texts: Sequence[str]) -> None:
+        self.engine = engine
+        self.requests: list[Request] = []
+        self._make = make
+        self._texts = iter(texts)
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.requests += requests
+        return [self._make("" if request.sampling.max_tokens == 1 else next(self._texts)) for request in requests]
+
+
+def test_pdos_and_normal_decoding_have_the_very_same_prompt(compared: dict[str, Way]) -> None:
+    question = planning(3, 1)
+    asked = {name: side.messages(question) for name, side in compared.items()}
+    assert asked["normal"] == asked["pdos, given"] == asked["pdos, own"]
+    assert asked["CoD"] == asked["CoD + pdos, given"] == asked["CoD + pdos, own"]
+    assert len({asked["normal"], asked["CoD"], asked["SoT"]}) == 3
+    assert all(messages[-1].content.endswith(question.text) for name, messages in asked.items() if name != "SoT")
+    example = asked["normal"][1].content.splitlines()
+    assert [line.partition(":")[0] for line in example[:-1]] == ["#### food", "#### music", "#### guests", "####%%%"]
+    drafts = asked["CoD"][1].content.splitlines()
+    assert [len(line) < len(whole) for line, whole in zip(drafts, example, strict=True)] == [True] * 3 + [False] * 2
+    assert asked["SoT"][1].content.splitlines() == ["1. food", "2. music", "3. guests", "4. Summary"]
+
+
+def test_an_outlines_points_are_one_batch_put_one_after_another(compared: dict[str, Way], scripted: Any) -> None:
+    engine = compared["normal"].decoder.engine
+    decoder: Any = Replies(engine, scripted.completion, ["1. Food: all of it\n2. Fun", "Bread.", "Songs. "])
+    question = planning(2, 1)
+    answer = Way("SoT", decoder, outline=True).ask(question)
+    assert answer["text"] == "1. Food: Bread.\n2. Fun: Songs."
+    assert answer["tokens"] == len(answer["text"])
+    computed, outline, first, second = decoder.requests
+    assert computed.prompt == outline.prompt
+    assert (outline.sampling.max_tokens, first.sampling.max_tokens) == (question.tokens, 64)
+    assert [request.prompt[-1].content for request in (first, second)] == ["1. Food:", "2. Fun:"]
+    assert "1. Food\n2. Fun\n" in first.prompt[0].content
+    assert first.prompt[0].content.startswith(question.text)
+
+
+def test_an_outline_without_points_is_the_answer(compared: dict[str, Way], scripted: Any) -> None:
+    decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, ["No."])
+    assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"] == "No."
+
+
+def test_an_outline_has_no_more_points_than_there_are_tokens_for(compared: dict[str, Way], scripted: Any) -> None:
+    outline = "\n".join(f"{number}. more" for number in range(1, 50))
+    decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, [outline, *"abcd"])
+    assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"].count("more") == 3  # of 64 tokens, of 192
+
+
+def test_an_answer_tells_what_it_took(compared: dict[str, Way]) -> None:
+    question = retrieval(4, 1)
+    normal, given, own = (compared[name].ask(question) for name in ("normal", "pdos, given", "pdos, own"))
+    assert (normal["steps"], normal["inside"], normal["kept_format"]) == (0, None, None)
+    assert given["steps"] == 4
+    assert given["inside"] > 0
+    assert (given["kept_format"], own["kept_format"]) == (None, 0.0)  # the skeleton is not its own, or there is none
+    assert own["text"] == normal["text"]  # a random model writes no marker
+    for answer in (normal, given):  # less than 1: bytes that are no text are written as three
+        assert 0.5 < answer["slots"] <= 1.02
+
+
+def test_a_mark_is_the_expected_one(scripted: Any) -> None:
+    def scored(*shares: float) -> Completion:
+        logprobs = tuple(ChoiceLogprob(math.log(share), 2) for share in shares)
+        made: Completion = scripted.completion("", choice_logprobs=logprobs)
+        return made
+
+    replies = iter([scored(0.1, 0.1, 0.1, 0.1, 0.6), scored(0.5, 0.001, 0.001, 0.001, 0.5)])
+    asked: list[Request] = []
+
+    class Judge:
+        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+            asked.extend(requests)
+            return [next(replies) for _ in requests]
+
+    example = planning(2, 0).example
+    given = [
+        (Question("", (), example, 1, about="Why?"), "Because."),
+        (Question("", (), example, 1, about="Where?", reference="Oslo"), "{{ there }}"),
+    ]
+    assert [mark_of(Judge(), *one) for one in given] == pytest.approx([4.0, 3.0], abs=0.01)
+    assert all(request.choices == (" 1", " 2", " 3", " 4", " 5") and request.close_choices for request in asked)
+    told = [request.prompt[0].content for request in asked]
+    assert "right answer:\nOslo" in told[1]
+    assert "right answer:" not in told[0]
+    assert "{{ there }}" in told[1]
+
+
+def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.bench.pdos_questions._A_STEP", 24)
+    monkeypatch.setattr("tot.bench.pdos_questions._AN_ASPECT", 24)
+    monkeypatch.setattr("tot.bench.pdos_questions._CONCLUSION", 16)
+    data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
+    passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
+    data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
+    chosen = Chosen(("planning", "qa"), aspects=(2,), data=data, rounds=1)
+    run(str(folder), chosen, out, Console(file=screen, width=240))
+    numbers = json.loads(out.read_text())
+    shown = screen.getvalue()
+    rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    assert rows == [*SIDES, *SIDES]
+    assert "room for, where not for all: 1 of 2" in shown
+    assert "the judge has 0M parameters: its marks mean little" in shown
+    for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
+        cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
+        assert tuple(cells) == SIDES
+        assert all((cell["right"] is not None, cell["mark"] is not None) == (right, marked) for cell in cells.values())
+        ours, theirs = cells["CoD + pdos, given"], cells["CoD"]
+        ratio = ours["tokens"] / ours["seconds"] * theirs["seconds"] / theirs["tokens"]
+        inside = ours["inside"] * theirs["seconds"] / theirs["tokens"]
+        assert f"{ratio:.2f}x" in shown
+        assert (
+            f"CoD + pdos, given: {inside:.2f}x of normal inside the block, by step {inside / ours['steps']:.2f}x"
+            in (shown)
+        )
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"tasks": ("retrieval", "gsm8k")}, "unknown task 'gsm8k': choose one of planning, qa, retrieval"),
+        ({"tasks": ("qa",)}, "name their file by --data"),
+        ({"data": Path("a.jsonl")}, "--data is for the task qa, which is not among --tasks"),
+        ({"tasks": ("planning",), "people": (10,)}, "--people is for the task retrieval"),
+        ({"tasks": ("retrieval",), "aspects": (2,)}, "--aspects is for the task planning"),
+        ({"tasks": ("retrieval",), "judge": "smollm2-135m"}, "has nothing to judge"),
+        ({"people": (3,)}, "3 people"),
+        ({"aspects": (2, 11)}, "11 aspects"),
+    ],
+)
+def test_choices_that_do_not_go_together_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Chosen(**options)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--tasks", "retrieval,plan"), "unknown task 'plan' (did you mean planning?)"),
+        (("--people", "ten"), "--people 'ten' can't be read: write numbers, such as 4,10"),
+        (("--tasks", "planning", "--people", "4"), "--people is for the task retrieval"),
+        (("--people", "3"), "3 people can't be asked about: choose 4 to 100"),
+        (("--out", "nowhere/n.json"), "does not exist: make it first"),
+    ],
+)
+def test_the_command_says_what_is_wrong(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+) -> None:
+    assert main(["bench", "pdos", *arguments]) == 2
+    assert said in capfd.readouterr().err

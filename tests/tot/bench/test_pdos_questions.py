@@ -1,0 +1,157 @@
+"""The questions of `tot bench pdos`: one right answer each, and files that are not as they should be."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.bench.pdos_questions import Question, contains, multi_document, names_only, planning, retrieval
+from tot.decoders import OptionError
+from tot.decoders.methods.options import listed
+
+NAMES = ("Ann Lee", "Bo Dar")
+CONTEXT = "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\nPassage 3:\nUlm is mild."
+
+
+def everything(question: Question) -> bool:
+    return True
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows; each is a question of three passages with some columns changed, or left out where they are None."""
+
+    def write(*changes: dict[str, Any]) -> Path:
+        whole = {"input": "Which is cold?", "context": CONTEXT, "answers": ["Oslo"], "length": 12}
+        rows = [{name: value for name, value in (whole | some).items() if value is not None} for some in changes]
+        path = tmp_path / "wiki.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("people", [4, 10, 100])
+def test_one_person_is_in_the_range(people: int) -> None:
+    for seed in range(20):
+        asked = retrieval(people, seed)
+        grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", asked.text, re.MULTILINE))
+        low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", asked.text)[0])
+        assert tuple(grades) == asked.titles
+        assert len(set(asked.titles)) == people
+        assert [name for name, grade in grades.items() if low < float(grade) < high] == [asked.reference]
+        assert asked.is_right is not None
+        assert asked.is_right(f"Name: {asked.reference}")
+    assert retrieval(people, 3).text == retrieval(people, 3).text != retrieval(people, 4).text
+
+
+@pytest.mark.parametrize("aspects", [2, 6, 10])
+def test_a_plans_aspects_are_listed_and_its_steps(aspects: int) -> None:
+    asked = planning(aspects, 1)
+    assert tuple(listed(asked.text)) == asked.titles
+    assert len(set(asked.titles)) == aspects
+    assert asked == planning(aspects, 1)
+    assert len({planning(aspects, seed).text for seed in range(20)}) == 20
+    assert asked.tokens == aspects * 64 + 64
+
+
+@pytest.mark.parametrize(("make", "count"), [(retrieval, 3), (retrieval, 101), (planning, 1), (planning, 11)])
+def test_too_few_or_too_many_are_refused(make: Callable[[int, int], Question], count: int) -> None:
+    with pytest.raises(OptionError, match=rf"{count} (people|aspects) can't be asked about: choose (4 to 100|2 to 10)"):
+        make(count, 0)
+
+
+def test_worked_examples_are_right() -> None:
+    people, plan = retrieval(4, 0).example, planning(2, 0).example
+    grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", people.text, re.MULTILINE))
+    low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", people.text)[0])
+    (right,) = (name for name, grade in grades.items() if low < float(grade) < high)
+    assert people.conclusion == f"Name: {right}"
+    assert [title for title, _, _ in people.steps] == list(grades)
+    assert all(grades[title] in whole and grades[title] in draft for title, whole, draft in people.steps)
+    assert [title for title, _, _ in plan.steps] == listed(plan.text)
+    for _, whole, draft in (*people.steps, *plan.steps):
+        assert len(draft.split()) <= 5 < len(whole.split())
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("#### Ann Lee: no\n#### Bo Dar: yes\n####%%%\nName: Bo Dar", True),
+        ("name: Ann Lee\nName: Bo Dar.", True),
+        ("**Name**: Bo Dar", True),
+        ("Name: Ann Lee", False),
+        ("Name: Ann Lee or Bo Dar", False),
+        ("It is Bo Dar", False),
+        ("Name:\nBo Dar", False),
+    ],
+)
+def test_an_exact_match_is_the_last_name_given(text: str, right: bool) -> None:
+    assert names_only(text, "Bo Dar", NAMES) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Passage 1: Rome.\nAnswer: It was New  York, I think.", True),
+        ("answer: the north of NEW-YORK", True),
+        ("Answer: York\nAnswer: new york", True),
+        ("Answer: Newer York", False),
+        ("Answer: new Yorkshire", False),
+        ("Answer: New York\nAnswer: Rome", False),
+        ("It is New York", False),
+    ],
+)
+def test_an_answer_is_contained_as_words(text: str, right: bool) -> None:
+    assert contains(text, ("Oslo fjord", "New York")) == right
+
+
+def test_a_row_becomes_a_question_with_its_passages_as_steps(file: Callable[..., Path]) -> None:
+    (first, second), kept = multi_document(
+        file({}, {"answers": "Ulm", "context": "no headings"}, {"input": "a third"}), 2, everything
+    )
+    assert first.titles == ("Passage 1", "Passage 2", "Passage 3")
+    assert "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\n\nPassage 3:\nUlm is mild." in first.text
+    assert "Question: Which is cold?" in first.text
+    assert (first.about, first.reference) == ("Which is cold?", "Oslo")
+    assert first.is_right is not None
+    assert first.is_right("Answer: oslo")
+    assert (second.titles, second.reference) == (("Passage 1",), "Ulm")
+    assert kept == [(3, 3), (1, 1)]
+
+
+def test_passages_are_left_out_from_the_end_until_the_rest_fits(file: Callable[..., Path]) -> None:
+    (question,), kept = multi_document(file({}), 5, lambda question: "Ulm" not in question.text)
+    assert question.titles == ("Passage 1", "Passage 2")
+    assert kept == [(2, 3)]
+    with pytest.raises(OptionError, match=r"row 0: its first passage alone is longer than the model's context"):
+        multi_document(file({}), 5, lambda question: False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"context": None}, r"row 0 has no 'context' among 'input', 'answers', 'length'"),
+        ({"answers": None}, r"row 0 has no 'answers' among"),
+        ({"answers": []}, "answers a list of texts"),
+        ({"answers": [3]}, "answers a list of texts"),
+        ({"answers": ["..."]}, "answers a list of texts"),
+        ({"input": 5}, "input and context are to be text"),
+        ({"context": " "}, "input and context are to be text"),
+    ],
+)
+def test_rows_that_are_no_questions_are_refused(file: Callable[..., Path], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        multi_document(file(changes), 1, everything)
+
+
+def test_files_that_hold_nothing_are_refused(file: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="has no rows"):
+        multi_document(file(), 1, everything)
+    with pytest.raises(OptionError, match="there is no such file"):
+        multi_document(tmp_path / "none.jsonl", 1, everything)

@@ -1,0 +1,154 @@
+"""The command: what it prints and writes, also when it is interrupted, what it refuses, and whom it leaves out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tot.bench import peers
+from tot.bench.peers import Options, answered, run
+from tot.bench.peers_sides import Peer, Plan, open_ours, open_sides
+from tot.cli.app import main
+from tot.decoders import LocalDecoder, Request
+from tot.registry import load_task
+
+PARTS = ("decode", "limit", "tree", "evaluations", "answers")
+
+
+@pytest.fixture
+def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Has the bench find these sides beside our own, which is a tiny model."""
+
+    def loaded(name: str, model: str, **options: Any) -> LocalDecoder:
+        made: LocalDecoder = tiny()
+        return made
+
+    def put(*others: Peer) -> None:
+        monkeypatch.setattr("tot.bench.peers_sides.load_decoder", loaded)
+        monkeypatch.setattr("tot.bench.peers.load_decoder", loaded)
+        monkeypatch.setattr("tot.bench.peers.few_shot_ids", lambda tokenizer: list(range(10, 60)))
+        monkeypatch.setattr("tot.bench.harness.wait_until_quiet", lambda: None)
+
+        def opened(plan: Plan, stack: ExitStack, say: Any) -> list[Peer]:
+            return [open_ours(plan.model, stack, True, "tot"), *others]
+
+        monkeypatch.setattr("tot.bench.peers.open_sides", opened)
+
+    return put
+
+
+def test_the_numbers_are_written_and_the_ratios_printed(
+    among: Any, paced: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    among(paced("vLLM", lambda samples: 1000.0))
+    options = Options(branches=(1, 15), rounds=2, new_tokens=3, parts=("decode",), patience=1e9)
+    run(options, tmp_path / "n.json", True, Console(width=150, highlight=False))
+    numbers = json.loads((tmp_path / "n.json").read_text())
+    (decoded,) = (found["cells"] for name, found in numbers.items() if isinstance(found, dict) and "cells" in found)
+    assert sorted((cell["side"], cell["column"], cell["round"]) for cell in decoded) == [
+        (side, column, turn) for side in ("tot", "vLLM") for column in (1, 15) for turn in (0, 1)
+    ]
+    assert {cell["tokens"] for cell in decoded if cell["column"] == 15} == {45}
+    rows = [line.split("|")[1].strip() for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
+    assert rows == ["", "---", "tot", "vLLM", "tot / vLLM"] or rows[2:] == ["tot", "vLLM", "tot / vLLM"]
+    assert numbers["finished"]
+
+
+def test_a_step_an_evaluation_and_a_search_are_measured(
+    among: Any, paced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letters: Any
+) -> None:
+    among(paced("vLLM", lambda samples: 0.5), paced("llama.cpp, A", lambda samples: 0.5))
+    monkeypatch.setattr(peers, "STEPS", 4)
+    monkeypatch.setattr(peers, "THOUGHTS", (2,))
+    monkeypatch.setattr(peers, "DEPTH", 2)
+    monkeypatch.setattr(peers, "load_task", lambda name: letters())
+    monkeypatch.setattr(peers, "questions", lambda task, data, count: ["why?", "where?"][:count])
+    options = Options(branches=(1, 4), rounds=1, problems=2, parts=("limit", "tree"), patience=1e9)
+    run(options, tmp_path / "n.json", False, Console(quiet=True))
+    numbers = json.loads((tmp_path / "n.json").read_text())
+    steps = numbers["milliseconds of a step, by branches"]["cells"]
+    assert [(cell["side"], cell["column"]) for cell in steps] == [("tot", 1), ("tot", 4)]
+    assert all(cell["least"] > 0 for cell in steps)
+    (searched,) = (found["cells"] for name, found in numbers.items() if name.startswith("seconds a GSM8K search"))
+    assert sorted({cell["side"] for cell in searched}) == ["(solve() with tot)", "llama.cpp, A", "tot", "vLLM"]
+    assert {cell["round"] for cell in searched} == {0, 1}
+
+
+def test_what_is_known_when_interrupted_is_printed(among: Any, paced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    asked: list[int] = []
+
+    def interrupted(samples: int) -> float:
+        asked.append(samples)
+        if asked == [1, 4, 1, 4]:  # two to warm up, and the second cell of the first round
+            raise KeyboardInterrupt
+        return 2.0
+
+    among(paced("vLLM", interrupted))
+    options = Options(branches=(1, 4), rounds=1, new_tokens=6, parts=("decode",), patience=1e9)
+    with pytest.raises(KeyboardInterrupt):
+        run(options, None, False, Console(width=150))
+    (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM" in line)
+    assert row.split("│")[2].strip() == "3.0"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--parts", "decode,speed"), "unknown part 'speed'"),
+        (("--sides", "llama,sglang"), "unknown side 'sglang'"),
+        (("--branches", "1,few"), "--branches '1,few' can't be read"),
+    ],
+)
+def test_what_there_is_none_of_is_refused(
+    arguments: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "peers", *arguments]) == 2
+    assert said in capfd.readouterr().err
+
+
+def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
+    tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("tot.bench.peers_sides.load_decoder", lambda name, model, **options: tiny())
+    monkeypatch.setattr("tot.bench.peers_sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
+    said: list[str] = []
+    nowhere = tmp_path / "python"
+    with ExitStack() as stack:
+        sides = open_sides(Plan("any", llama=nowhere, kinds=("llama",)), stack, said.append)
+    assert [side.name for side in sides] == ["tot"]
+    assert said[1:] == [
+        f"llama.cpp, {precision} is left out: there is no {nowhere}: `make peers` installs it, or say where it is with "
+        "--llama PYTHON"
+        for precision in ("BF16", "F16", "Q8_0", "Q4_1")
+    ]
+
+
+class Writes:
+    """Answers each question with a text of its own, and keeps what it was asked."""
+
+    def __init__(self, texts: dict[str, str]) -> None:
+        self.asked: list[Request] = []
+        self.texts = texts
+
+    def generate(self, asked: list[Request]) -> list[Any]:
+        self.asked += asked
+        questions = [str(request.prompt).rpartition("Question: ")[2].partition("\n")[0] for request in asked]
+        return [SimpleNamespace(text=self.texts[question]) for question in questions]
+
+
+@pytest.mark.parametrize(("way", "ends"), [("at once", "Question: a\nThe answer is"), ("worked out", "Question: a\n")])
+def test_greedy_answers_after_worked_examples_are_read_as_numbers(way: str, ends: str) -> None:
+    decoder: Any = Writes({"a": " The answer is 1,200.", "b": "no idea"})
+    took = answered(decoder, load_task("gsm8k"), ["a", "b"], way)
+    assert took["answers"] == ["1200", None]
+    request = decoder.asked[0]
+    assert request.prompt.endswith(ends)
+    assert request.prompt.count("The answer is") >= 4
+    assert request.sampling.temperature == 0

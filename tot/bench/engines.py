@@ -1,0 +1,152 @@
+"""Engines that run waves of requests in this process: a decoder of ours, and the ways that transformers has.
+
+Each measures itself, around the work alone, from nothing: what it computed in one run is not left for the next one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import torch
+
+from tot.bench.harness import Measured, Metric, percent, timed
+from tot.bench.workloads import Asked, Waves, drawn, new_tokens, requests
+from tot.decoders.engine.engine import Engine
+from tot.decoders.errors import TotError
+from tot.decoders.local import LocalDecoder
+from tot.decoders.metrics import Metrics
+from tot.decoders.request import Purpose
+from tot.machine import describe
+
+PAGE, BATCH = 256, 1024
+"""Tokens in a page of keys and values of `generate_batch`, and in one of its forwards."""
+
+
+SPENT = [
+    Metric(name, lambda took, name=name: _share(took["spent"], name), percent)  # type: ignore[misc]
+    for name in ("draft", "verify", "sampling", "scheduling")
+]
+"""What an engine's time went on."""
+
+
+class SideError(TotError):
+    """A side that can't be had, or can't go on; the others can."""
+
+
+def about(engine: Engine) -> str:
+    """What runs: versions, number format, and how weights are kept."""
+    return f"{describe(engine.loaded.device, engine.loaded.dtype)}, {engine.runner.backend.name}"
+
+
+def _share(spent: Mapping[str, float], name: str) -> float | None:
+    return spent.get(name, 0.0) / sum(spent.values()) if any(spent.values()) else None
+
+
+def metrics_of(engine: Engine, purpose: Purpose = "generate") -> Metrics:
+    """What the requests of a purpose cost, with all of the last step."""
+    return engine.call(lambda: engine.accounts[purpose])
+
+
+def forget(decoder: LocalDecoder) -> None:
+    """No keys and values are left of what was computed before, nor what was counted."""
+    engine, drafter = decoder.engine, decoder.drafter
+    engine.call(engine.cache.clear)
+    if drafter is not None and drafter.runner is not None:
+        engine.call(drafter.runner.cache.clear)
+    engine.call(engine.accounts.clear)
+
+
+def replay(decoder: LocalDecoder, waves: Waves) -> Measured:
+    """Every wave packed, choices really scored; with what was drafted of what was generated."""
+    forget(decoder)
+    batches = [list(requests(wave)) for wave in waves]
+    seconds, done = timed(lambda: [completion for batch in batches for completion in decoder.generate(batch)])
+    account = metrics_of(decoder.engine)
+    drafts = {"acceptance": account.acceptance_rate} if account.reached else {}
+    return checked(seconds, sum(len(completion.tokens) for completion in done), new_tokens(waves)) | drafts
+
+
+def generate(model: Any, waves: Waves, *, serial: bool = False, **options: Any) -> Measured:
+    """transformers' `generate`: a wave as one left-padded batch or, `serial`, a sample at a time."""
+
+    @torch.inference_mode()
+    def work() -> int:
+        batches = [[[row] for row in _rows(wave)] if serial else [_rows(wave)] for wave in waves]
+        return sum(_draw(model, batch, options) for wave in batches for batch in wave)
+
+    seconds, tokens = in_thread(lambda: timed(work))
+    return checked(seconds, tokens, drawn(waves))
+
+
+def _rows(wave: Sequence[Asked]) -> list[tuple[tuple[int, ...], int]]:
+    """Every sample of a wave by itself, as its prompt and its length; an evaluation is one token that is read."""
+    return [(asked.prompt, length) for asked in wave for length in asked.samples]
+
+
+def _draw(model: Any, rows: Sequence[tuple[tuple[int, ...], int]], options: dict[str, Any]) -> int:
+    """Tokens drawn; rows that have theirs are computed until the last one has."""
+    width, longest = max(len(prompt) for prompt, _ in rows), max(length for _, length in rows)
+    padded = [([0] * (width - len(prompt)) + list(prompt)) for prompt, _ in rows]
+    mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in rows]
+    result = model.generate(
+        torch.tensor(padded, device=model.device),
+        attention_mask=torch.tensor(mask, device=model.device),
+        **{"do_sample": True, "temperature": 1.0, "top_k": 0} | options,
+        min_new_tokens=longest,
+        max_new_tokens=longest,
+    )
+    made = result.shape[1] - width
+    return sum(min(made, length) for _, length in rows)
+
+
+def generate_batch(model: Any, waves: Waves) -> Measured:
+    """transformers' continuous batching. Samples of equal length only."""
+
+    def work() -> int:  # not in inference mode: its buffers are written to outside of it
+        return sum(_draw_batch(model, _rows(wave)) for wave in waves)
+
+    seconds, tokens = in_thread(lambda: timed(work))
+    return checked(seconds, tokens, drawn(waves))
+
+
+def _draw_batch(model: Any, rows: Sequence[tuple[tuple[int, ...], int]]) -> int:
+    from transformers import ContinuousBatchingConfig, GenerationConfig
+
+    (length,) = {length for _, length in rows}
+    config = GenerationConfig(max_new_tokens=length, do_sample=True, temperature=1.0, top_k=0, eos_token_id=-1)
+    pages = sum(-(-(len(prompt) + length) // PAGE) + 1 for prompt, _ in rows)
+    # Left to itself it takes most of the free memory, anew at every call.
+    store = ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages, max_batch_tokens=BATCH)
+    prompts = [list(prompt) for prompt, _ in rows]
+    done = model.generate_batch(prompts, generation_config=config, continuous_batching_config=store).values()
+    for output in done:
+        if output.error is not None:
+            raise SideError(f"generate_batch: {output.error}")
+    return sum(len(output.generated_tokens) for output in done)
+
+
+def in_thread(work: Callable[[], Any]) -> Any:
+    """In a thread of its own, as the engine's is: OpenMP keeps a team a thread, and two teams slow each other down.
+
+    Ctrl-C does not wait for its end.
+    """
+    result: Future[Any] = Future()
+
+    def run() -> None:
+        try:
+            result.set_result(work())
+        except BaseException as error:  # the caller's  # noqa: BLE001
+            result.set_exception(error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return result.result()
+
+
+def checked(seconds: float, tokens: int, wanted: int) -> Measured:
+    """What was measured. Raises SideError for another number of tokens than was asked for."""
+    if tokens != wanted:
+        raise SideError(f"it drew {tokens} tokens where {wanted} were asked for")
+    return {"seconds": seconds, "tokens": tokens}

@@ -1,0 +1,335 @@
+"""`tot bench peers`: our decoder beside transformers, llama.cpp and vLLM: branches of a prompt, and whole searches.
+
+Same weights, same prompts, same numbers of new tokens, prefill counted on all sides. Peers that are not installed are
+left out; what a side fails at is told, and the others go on. Besides: how much of what memory and arithmetic allow a
+step makes use of, evaluations in words by lookup, and what eight-bit weights change of greedy answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from tot.bench.harness import (
+    NOT_AT_ALL,
+    RATE,
+    SECONDS,
+    Bench,
+    Measured,
+    Metric,
+    Results,
+    Side,
+    by_column,
+    percent,
+    timed,
+)
+from tot.bench.peers_sides import LLAMA, OURS, Peer, Plan, open_ours, open_sides
+from tot.bench.workloads import (
+    Waves,
+    branches,
+    few_shot_ids,
+    few_shot_text,
+    grown,
+    new_tokens,
+    questions,
+    record,
+    rotated,
+    rows,
+)
+from tot.decoders.decoder import load_decoder
+from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.local import LocalDecoder
+from tot.decoders.request import Request, Sampling
+from tot.decoders.timeline import Load
+from tot.evaluators.model import Explain
+from tot.machine import describe, limit, matrix_rate, read_bandwidth
+from tot.registry import load_task
+from tot.report.profile import Demand
+from tot.task import Task
+
+THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
+STEPS = 64
+STEP_COUNTS = (1, 4, 8, 15, 32)
+ANSWERS, EXAMPLES, ANSWER_TOKENS, TOGETHER = 100, 4, 100, 8
+"""Questions whose answers are compared, worked examples before each, and how many are asked at once: of more, prompts
+may be computed without eight bits."""
+WAYS = {"at once": "\nThe answer is", "worked out": "\n"}
+_WARM_UP_TOKENS, _WARM_UP_WAVES = 8, 3
+_WARM_UP_PLACE, _LIMIT_PLACE = 500, 700
+"""Prompts are rotated by less in the rounds, and by more in warm-ups and where steps are measured."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is asked for. `patience` is in seconds."""
+
+    plan: Plan = field(default_factory=Plan)
+    branches: Sequence[int] = (1, 3, 5, 15, 32, 64)
+    rounds: int = 3
+    new_tokens: int = 64
+    problems: int = 8
+    data: Path | None = None
+    patience: float = 60.0
+    parts: Sequence[str] = ("decode", "limit", "tree", "evaluations", "answers")
+
+
+@dataclass
+class Peers:
+    """What all parts measure with."""
+
+    options: Options
+    bench: Bench
+    sides: Sequence[Peer]
+    task: Task
+    stack: ExitStack
+    decoded: Results | None = None
+
+    @property
+    def ours(self) -> LocalDecoder:
+        assert self.sides[0].decoder is not None
+        return self.sides[0].decoder
+
+    @property
+    def prompt(self) -> list[int]:
+        return few_shot_ids(self.ours.tokenizer)
+
+    def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Results:
+        """With what takes too long done once or left out, and sides that fail left out."""
+        options = {"patience": self.options.patience, "failing": True, "settle": True, **options}
+        return self.bench.compare(title, sides, asking, **options)
+
+
+def run(options: Options, out: Path | None, markdown: bool, console: Console) -> None:
+    """Measure, print the tables, write the numbers.
+
+    Raises OptionError for parts, sides and data that there are none of, ModelError where our own side can't load.
+    """
+    for part in options.parts:
+        if part not in PARTS:
+            raise OptionError(unknown("part", part, PARTS))
+    task = load_task("gsm8k")
+    questions(task, options.data, 1)
+    with ExitStack() as stack:
+        sides = open_sides(options.plan, stack, partial(console.print, style="dim"))
+        assert sides[0].decoder is not None
+        loaded = sides[0].decoder.engine.loaded
+        asked = {**asdict(options), "sides": {side.name: side.about for side in sides}}
+        bench = stack.enter_context(
+            Bench(console, out, describe(loaded.device, loaded.dtype), asked, markdown=markdown)
+        )
+        peers = Peers(options, bench, sides, task, stack)
+        for name, measure in PARTS.items():
+            if name in options.parts:
+                measure(peers)
+        bench.show(
+            f"Medians (and ranges) of rounds; what was predicted to take more than {options.patience:g} s was done "
+            f"once, and nothing that was predicted to take more than {NOT_AT_ALL * options.patience:g} s."
+        )
+
+
+def decode(peers: Peers) -> None:
+    """Branches of a prompt that no one has seen, another one in every cell."""
+    options, ids = peers.options, peers.prompt
+    places = {count: i for i, count in enumerate(options.branches)}
+
+    def asking(count: int, turn: int) -> Waves:
+        return branches(rotated(ids, turn * len(places) + places[count] + 1), count, options.new_tokens)
+
+    def warming(count: int) -> Waves:
+        return branches(rotated(ids, _WARM_UP_PLACE + places[count]), count, min(_WARM_UP_TOKENS, options.new_tokens))
+
+    title = f"{options.plan.model}: new tokens/s, {options.new_tokens} each after {len(ids)} tokens, by branches"
+    peers.decoded = peers.compare(
+        title,
+        peers.sides,
+        asking,
+        columns=options.branches,
+        rounds=options.rounds,
+        warm_up=warming,
+        size=rows,
+        table=lambda results: by_column(results, RATE, title, ratios=_pairs(results)),
+    )
+
+
+def _pairs(results: Results) -> list[tuple[str, str]]:
+    """Ours against all others, and our own eight bits against it."""
+    others = [name for name in results.sides if name != OURS]
+    return [(name, OURS) if name.startswith(OURS) else (OURS, name) for name in others]
+
+
+def tree(peers: Peers) -> None:
+    """A problem a round: searched here by `solve()`, and what that asked asked again of every side. The others read one
+    token for an evaluation, where ours scores all choices."""
+    asked = questions(peers.task, peers.options.data, peers.options.problems)
+    searched = {"breadth": BREADTH, "depth": DEPTH}
+    able = [side for side in peers.sides if side.searches]
+    llamas = [side.name for side in able if side.name.startswith(LLAMA)]
+    best = _fastest(llamas, peers.decoded)
+    sides = [
+        Side(side.name, lambda given, side=side: side.run(given[0]))  # type: ignore[misc]
+        for side in able
+        if side.name not in llamas or side.name == best
+    ]
+    recorded = Side("(solve() with tot)", lambda given: {"seconds": given[1], "tokens": new_tokens(given[0])})
+    short = record(peers.ours, peers.task, asked[-1], min(THOUGHTS), **searched)[0][:_WARM_UP_WAVES]
+    title = f"seconds a GSM8K search, T = {DEPTH}, b = {BREADTH}, {len(asked)} problems"
+    peers.compare(
+        title,
+        [*sides, recorded],
+        lambda thoughts, turn: record(peers.ours, peers.task, asked[turn], thoughts, **searched),
+        columns=THOUGHTS,
+        rounds=len(asked),
+        warm_up=lambda _: (short, 0.0),
+        size=lambda given: rows(given[0]),
+        table=lambda results: by_column(results, SECONDS, title, head="n = ", ratios=_pairs(results)[: len(sides) - 1]),
+    )
+
+
+def _fastest(names: Sequence[str], decoded: Results | None) -> str | None:
+    """Of llama.cpp's precisions, the one that decoded fastest at most branches."""
+    found = (decoded.best(RATE, names, column) for column in reversed(decoded.columns)) if decoded else ()
+    return next(filter(None, found), names[0] if names else None)
+
+
+def step_load(rows: int, context: int) -> Load:
+    """What a step computes that decodes so many rows, each at `context` tokens."""
+    return Load({("generate", "decode"): rows}, rows, rows * context, context)
+
+
+def step_seconds(decoder: LocalDecoder, prompt: Sequence[int], count: int) -> float:
+    """Seconds of a step that decodes `count` branches and nothing else."""
+    decoder.engine.call(decoder.engine.cache.clear)
+    taken = []
+    for new in (1, 1, 1 + STEPS):  # the first computes the prompt
+        sampling = Sampling(max_tokens=new, temperature=1.0, n=count, ignore_eos=True)
+        taken.append(timed(lambda: decoder.generate([Request(prompt=tuple(prompt), sampling=sampling)]))[0])  # noqa: B023
+    return (taken[2] - taken[1]) / STEPS
+
+
+def steps(peers: Peers) -> None:
+    """How long a step takes of ours, and beside it what memory and arithmetic allow: how much of that it makes use of,
+    where weights are as they were."""
+    loaded, demand, ids = peers.ours.engine.loaded, Demand.of(peers.ours.engine), peers.prompt
+    peers.bench.say("bandwidth, matrix products …")
+    bandwidth = read_bandwidth(loaded.device, demand.weight_bytes)
+    rate = matrix_rate(loaded.dtype, loaded.device)
+
+    def step(decoder: LocalDecoder, given: tuple[int, list[int]]) -> Measured:
+        count, prompt = given
+        operations = demand.operations(step_load(count, len(prompt) + STEPS // 2))
+        least = limit(demand.weight_bytes, operations, bandwidth, rate)
+        return {"seconds": step_seconds(decoder, prompt, count), "least": least if decoder is peers.ours else None}
+
+    milliseconds = Metric("ms", lambda took: 1000 * took["seconds"], less=True)
+    used = Metric("of the limit", lambda took: took["least"] and took["least"] / took["seconds"], percent)
+    title = "milliseconds of a step, by branches"
+    peers.compare(
+        title,
+        [Side(side.name, partial(step, side.decoder)) for side in peers.sides if side.decoder is not None],
+        lambda count, turn: (count, rotated(ids, _LIMIT_PLACE + turn)),
+        columns=[count for count in STEP_COUNTS if count <= max(peers.options.branches)],
+        rounds=peers.options.rounds,
+        settle=False,
+        table=lambda results: by_column(results, milliseconds, title, ratios=_pairs(results), others=[used]),
+    )
+    size = f"{demand.weight_bytes / 1e6:.0f} MB of weights"
+    peers.bench.show(f"Limit: {size}, read at {bandwidth / 1e9:.1f} GB/s; {rate / 1e9:.0f} GFLOP/s.")
+
+
+def evaluations(peers: Peers) -> None:
+    """Evaluations in words, one branch at a time, of thoughts of real searches: `ar` against `seed` with drafts that
+    are looked up in what it was asked and what it wrote before. Prompts are computed beforehand."""
+    model, task, explain = peers.options.plan.model, peers.task, Explain()
+    asked = questions(task, peers.options.data, peers.options.rounds + 1)
+
+    def explained(turn: int) -> list[Request]:
+        options = {"max_tokens": 128, **task.sampling.get("explain", {})}
+        sampling = Sampling(temperature=explain.temperature, **options)
+        states = grown(plain, task, asked[turn % len(asked)], turn, thoughts=3, breadth=2, depth=3)
+        return [explain.request(task, explain.prompt(task, state), sampling) for state in states]
+
+    def one_by_one(decoder: LocalDecoder, given: Sequence[Request]) -> Measured:
+        one = Sampling(max_tokens=1)
+        decoder.generate([Request(prompt=request.prompt, sampling=one, purpose="evaluate") for request in given])
+        seconds, done = timed(lambda: [text for request in given for text in decoder.generate([request])])
+        return {"seconds": seconds, "tokens": sum(len(text.tokens) for text in done)}
+
+    with load_decoder("ar", model) as plain, load_decoder("seed", model, draft="lookup") as drafting:
+        sides = [Side("ar", partial(one_by_one, plain)), Side("seed by lookup", partial(one_by_one, drafting))]
+        peers.bench.compare(
+            "evaluations in words, one at a time",
+            sides,
+            lambda _, turn: explained(turn + 1),
+            rounds=peers.options.rounds,
+            warm_up=lambda _: explained(0),
+            metrics=[RATE],
+            against=["ar"],
+        )
+
+
+def answers(peers: Peers) -> None:
+    """Greedy answers to GSM8K questions with eight-bit weights beside those of our own as it is: at once, and after
+    working the question out, where one other word may lead elsewhere. What is packed beside a text changes some words,
+    too, and so does float32 instead of bfloat16: both are sides."""
+    ours = [side for side in peers.sides if side.decoder is not None]
+    if len(ours) > 1 and peers.ours.engine.loaded.dtype != torch.float32:
+        name = f"{OURS}, float32"
+        try:
+            ours.append(open_ours(peers.options.plan.model, peers.stack, False, name, dtype="fp32"))
+        except TotError as error:
+            peers.bench.say(f"{name} is left out: {error}")
+    asked = questions(peers.task, peers.options.data, ANSWERS)
+
+    def backwards(way: str) -> Measured:
+        took = answered(peers.ours, peers.task, asked[::-1], way)
+        return took | {"answers": took["answers"][::-1]}
+
+    sides = [
+        Side(side.name, lambda way, side=side: answered(side.decoder, peers.task, asked, way))  # type: ignore[misc]
+        for side in ours
+    ]
+    same = Metric("same", lambda took: took["same"], percent)
+    title = f"share of {len(asked)} greedy answers that are those of {OURS}"
+
+    def table(results: Results) -> Table:
+        for cell in results.cells:
+            expected = results.of(OURS, cell["column"]).get(0, cell)["answers"]
+            cell["same"] = sum(a == b for a, b in zip(cell["answers"], expected, strict=True)) / len(expected)
+        return by_column(results, same, title)
+
+    peers.bench.compare(
+        title,
+        [*sides, Side(f"{OURS}, packed otherwise", backwards)],
+        lambda way, _: way,
+        columns=list(WAYS),
+        rounds=1,
+        table=table,
+    )
+
+
+def answered(decoder: LocalDecoder, task: Task, asked: Sequence[str], way: str) -> Measured:
+    """Greedy answers, as the task compares them; None for one that can't be read."""
+    head, end = few_shot_text(EXAMPLES), WAYS[way]
+    sampling = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, stop=("\n\n", "Question:"))
+    made = [Request(prompt=f"{head}\n\nQuestion: {question}{end}", sampling=sampling) for question in asked]
+    batches = [made[i : i + TOGETHER] for i in range(0, len(made), TOGETHER)]
+    seconds, done = timed(lambda: [text for batch in batches for text in decoder.generate(batch)])
+    found = [task.parse_answer(end + text.text) for text in done]
+    return {"seconds": seconds, "answers": [None if one is None else str(task.canonical(one)) for one in found]}
+
+
+PARTS: dict[str, Callable[[Peers], None]] = {
+    "decode": decode,
+    "limit": steps,
+    "tree": tree,
+    "evaluations": evaluations,
+    "answers": answers,
+}

@@ -1,0 +1,142 @@
+"""The sides of `tot bench peers`, and how each is opened: what isn't installed is left out, with a word on how to get
+it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tot.bench.engines import SideError, about, generate, generate_batch, replay
+from tot.bench.harness import Side
+from tot.bench.workers.worker import Worker
+from tot.decoders.decoder import load_decoder
+from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.local import LocalDecoder
+from tot.decoders.models.gguf_cache import cache_folder, cached_model
+from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
+from tot.decoders.models.model_names import find_model
+from tot.machine import describe
+
+OURS, LLAMA = "tot", "llama.cpp"
+PRECISIONS = ("BF16", "F16", "Q8_0", "own")
+"""Of llama.cpp's weights; the last is that of the model's own file."""
+KINDS = ("int8", "batched", "serial", "assisted", "continuous", "llama", "vllm")
+"""What our own side is compared with."""
+LOOKED_UP = 4
+"""Tokens that transformers' prompt lookup drafts."""
+_WORKERS = Path(__file__).parent / "workers"
+_SERIAL_MOST, _CONTINUOUS_MOST = 5, 15
+_CELLS, _CONTEXT = 16384, 2048
+"""Tokens that llama.cpp keeps in all, and that vLLM takes of one sequence."""
+_VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
+
+
+@dataclass(frozen=True)
+class Peer(Side):
+    """A side that runs waves of requests."""
+
+    searches: bool = True
+    """Whether it can draw different numbers of tokens for different prompts, as a search wants, and is to."""
+    decoder: LocalDecoder | None = None
+    """Of our own sides."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is compared: a model, and the peers."""
+
+    model: str = "smollm2-135m"
+    vllm: Path = Path(".venv-vllm/bin/python")
+    llama: Path = Path(".venv-llama/bin/python")
+    kinds: Sequence[str] = KINDS
+
+
+def open_sides(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> list[Peer]:
+    """Ours, then whatever else can be had; the stack closes them. Raises what keeps our own from being opened."""
+    for kind in plan.kinds:
+        if kind not in KINDS:
+            raise OptionError(unknown("side", kind, KINDS))
+    sides: list[Peer] = []
+    for name, opened in _openers(plan, stack):
+        try:
+            sides.append(opened(name))
+        except TotError as error:
+            if name == OURS:
+                raise
+            say(f"{name} is left out: {error}")
+        else:
+            say(f"{name}: {sides[-1].about}")
+    return sides
+
+
+def open_ours(model: str, stack: ExitStack, searches: bool, name: str, **options: Any) -> Peer:
+    """`ar` on an engine of its own."""
+    decoder = stack.enter_context(load_decoder("ar", model, **options))
+    return Peer(name, partial(replay, decoder), about(decoder.engine), searches=searches, decoder=decoder)
+
+
+def _openers(plan: Plan, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
+    model, kinds = plan.model, set(plan.kinds)
+    yield OURS, partial(open_ours, model, stack, True)
+    if "int8" in kinds:
+        yield f"{OURS}, int8", partial(open_ours, model, stack, False, quantize="int8")
+        yield f"{OURS}, int8-dynamic", partial(open_ours, model, stack, False, quantize="int8-dynamic")
+    if {"batched", "serial", "assisted"} & kinds:
+        plain = load_model(model)  # one for all three
+        told = describe(plain.device, plain.dtype)
+        if "batched" in kinds:
+            yield "generate, batched", lambda name: Peer(name, partial(generate, plain.model), told)
+        if "serial" in kinds:
+            work = partial(generate, plain.model, serial=True)
+            yield "generate, serial", lambda name: Peer(name, work, told, _SERIAL_MOST)
+        if "assisted" in kinds:
+            lookup = partial(generate, plain.model, serial=True, prompt_lookup_num_tokens=LOOKED_UP)
+            yield "generate, assisted", lambda name: Peer(name, lookup, told, 1, searches=False)
+    if "continuous" in kinds:
+        yield "generate_batch", partial(_continuous, model)
+    if "llama" in kinds:
+        for precision in PRECISIONS:
+            shown = find_model(model).stem.rpartition(".")[2] if precision == "own" else precision  # Q4_1, say
+            yield f"{LLAMA}, {shown}", partial(_llama, plan, stack, precision)
+    if "vllm" in kinds:
+        yield "vLLM", partial(_vllm, plan, stack)
+
+
+def _continuous(model: str, name: str) -> Peer:
+    loaded = load_model(model)
+    told = describe(loaded.device, loaded.dtype)
+    return Peer(name, partial(generate_batch, loaded.model), told, _CONTINUOUS_MOST, searches=False)
+
+
+def _llama(plan: Plan, stack: ExitStack, precision: str, name: str) -> Peer:
+    file = find_model(plan.model)
+    if file.suffix != ".gguf":
+        raise SideError(f"llama.cpp reads .gguf files, and {plan.model} is none: give one as --model")
+    load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
+    load |= {"threads": torch.get_num_threads(), "cells": _CELLS}
+    return _worker(name, stack, plan.llama, "llama", load, {})
+
+
+def _vllm(plan: Plan, stack: ExitStack, name: str) -> Peer:
+    found = find_model(plan.model)
+    folder = found if found.is_dir() else cached_model(found, cache_folder() / "models").folder
+    dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
+    load = {"model": str(folder), "dtype": dtype, "context": _CONTEXT}
+    return _worker(name, stack, plan.vllm, "vllm", load, _VLLM)
+
+
+def _worker(
+    name: str, stack: ExitStack, python: Path, program: str, load: Mapping[str, Any], environment: Mapping[str, str]
+) -> Peer:
+    if not python.exists():
+        raise SideError(f"there is no {python}: `make peers` installs it, or say where it is with --{program} PYTHON")
+    threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    worker = Worker(python, _WORKERS / f"{program}_worker.py", load, environment={**threads, **environment})
+    stack.callback(worker.close)
+    return Peer(name, worker.run, worker.about)

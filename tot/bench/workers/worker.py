@@ -1,0 +1,123 @@
+"""Worker: a side that runs in a process of its own, in another interpreter if need be.
+
+It is told what to load and what to run, a JSON object a line, and answers each with one. Lines that are no JSON object
+are a library's chatter. A worker that dies, hangs or answers with an error is a SideError that says why.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from tot.bench.engines import SideError, checked
+from tot.bench.harness import Measured
+from tot.bench.workloads import Waves, drawn
+
+_END = None
+_LINES = 3
+"""Of a worker's last words that are shown."""
+
+
+class Worker:
+    """A worker process that has loaded its model."""
+
+    def __init__(
+        self,
+        python: Path,
+        script: Path,
+        load: Mapping[str, Any],
+        *,
+        environment: Mapping[str, str] | None = None,
+        patience: float = 600.0,
+    ) -> None:
+        """Start `script` and have it load; `patience` is the seconds it may take to any answer. Raises SideError."""
+        self._patience = patience
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
+        try:
+            self._process = subprocess.Popen(
+                [str(python), str(script)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._log,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,  # Ctrl-C is for us, and what it starts ends with it
+            )
+        except OSError as error:
+            self._log.close()
+            raise SideError(f"{python} can't be started ({error.strerror}): give another interpreter") from None
+        self._lines: queue.Queue[bytes | None] = queue.Queue()
+        threading.Thread(target=self._read, daemon=True).start()
+        try:
+            self.about = str(self._ask(load).get("about", ""))
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, waves: Waves) -> Measured:
+        """Have all waves run, from nothing. Raises SideError."""
+        asked = [[{"prompt": asked.prompt, "new": asked.samples} for asked in wave] for wave in waves]
+        reply = self._ask({"waves": asked})
+        return checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None
+            with suppress(OSError):  # what it was not told any more
+                pipe.close()
+        self._log.close()
+
+    def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply to one command."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise SideError(self._last_words()) from None
+        while True:
+            try:
+                line = self._lines.get(timeout=self._patience)
+            except queue.Empty:
+                raise SideError(f"no answer in {self._patience:.0f} s") from None
+            if line is _END:
+                raise SideError(self._last_words())
+            reply = _parsed(line)
+            if reply is not None:
+                break
+        if "error" in reply:
+            raise SideError(str(reply["error"]))
+        return reply
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None
+        with suppress(ValueError):  # closed meanwhile
+            for line in self._process.stdout:
+                self._lines.put(line)
+        self._lines.put(_END)
+
+    def _last_words(self) -> str:
+        status = self._process.wait()
+        self._log.seek(0)
+        said = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join([f"it ended with status {status}", *said[-_LINES:]])
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        reply = json.loads(line)
+    except ValueError:
+        return None
+    return reply if isinstance(reply, dict) else None

@@ -1,0 +1,172 @@
+"""Workloads: branches of one prompt, and whole searches, as waves of requests that any engine can make.
+
+A wave holds the requests that don't depend on one another: a level's first parts of thoughts, then their second parts,
+then the evaluations. Each has its prompt as token ids and, for every sample, how many new tokens it has.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tot.bench.harness import timed
+from tot.data import rows as read_rows
+from tot.decoders.budget import Meter
+from tot.decoders.errors import OptionError
+from tot.decoders.local import LocalDecoder
+from tot.decoders.request import Completion, Request, Sampling
+from tot.registry import load_task
+from tot.search import BFS
+from tot.solver import solve
+from tot.state import State
+from tot.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request of a wave."""
+
+    prompt: tuple[int, ...]
+    new: tuple[int, ...] = ()
+    """New tokens of each sample; none where choices were scored."""
+    choices: tuple[str, ...] = ()
+    close_choices: bool = False
+    seed: int = 0
+
+    @property
+    def samples(self) -> tuple[int, ...]:
+        """What an engine that scores no choices does instead: it reads one token after the prompt."""
+        return self.new or (1,)
+
+
+Waves = Sequence[Sequence[Asked]]
+
+
+def branches(prompt: Sequence[int], count: int, new: int) -> Waves:
+    """`count` samples of `new` tokens each after one prompt (token ids)."""
+    return ((Asked(tuple(prompt), (new,) * count),),)
+
+
+def new_tokens(waves: Waves) -> int:
+    """Tokens that the waves' samples have to draw."""
+    return sum(sum(asked.new) for wave in waves for asked in wave)
+
+
+def drawn(waves: Waves) -> int:
+    """The same of an engine that can't score choices: one for each evaluation, too."""
+    return sum(sum(asked.samples) for wave in waves for asked in wave)
+
+
+def rows(waves: Waves) -> int:
+    """Tokens that an engine which shares nothing computes: what the work of two searches is compared by."""
+    return sum(len(asked.prompt) + length for wave in waves for asked in wave for length in asked.samples)
+
+
+def requests(wave: Sequence[Asked]) -> Iterator[Request]:
+    """A wave as requests at T = 1 that ignore the end of text: samples of equal length are one request."""
+    for asked in wave:
+        if asked.choices:
+            options = {"choices": asked.choices, "close_choices": asked.close_choices}
+            yield Request(prompt=asked.prompt, purpose="evaluate", sampling=Sampling(seed=asked.seed), **options)
+        elif len(set(asked.new)) == 1:
+            yield _request(asked, asked.new[0], 0, len(asked.new))
+        else:
+            yield from (_request(asked, length, i, 1) for i, length in enumerate(asked.new))
+
+
+def _request(asked: Asked, length: int, sample: int, n: int) -> Request:
+    seed = (asked.seed + sample) % 2**64
+    sampling = Sampling(max_tokens=length, temperature=1.0, n=n, seed=seed, ignore_eos=True)
+    return Request(prompt=asked.prompt, sampling=sampling)
+
+
+def record(
+    decoder: LocalDecoder, task: Task, question: str, thoughts: int, **options: Any
+) -> tuple[list[tuple[Asked, ...]], float]:
+    """The waves of a breadth-first search with `thoughts` samples a state and scored evaluations, from an empty store
+    of keys, and the seconds that the search took with all that belongs to it. `options` go to `BFS`."""
+    recorder = _Recorder(decoder)
+    decoder.engine.call(decoder.engine.cache.clear)
+    search: Any = {"search": BFS(thoughts=thoughts, **options), "generator": "sample", "evaluator": "likelihood"}
+    seconds, _ = timed(lambda: solve(task, question, decoder=recorder, **search))
+    return recorder.waves, seconds
+
+
+def grown(
+    decoder: LocalDecoder, task: Task, question: str, seed: int, thoughts: int, breadth: int, depth: int, **options: Any
+) -> list[State]:
+    """The states after the thoughts of a search, whose values are chance."""
+    search: Any = {"search": BFS(thoughts=thoughts, breadth=breadth, depth=depth), "evaluator": "random"}
+    tree = solve(task, question, decoder=decoder, seed=seed, **search, **options).tree
+    return [tree.state(node) for node in tree if node.parent is not None]
+
+
+class _Recorder:
+    """Passes a search's requests on, each batch a wave, and notes what came of them."""
+
+    def __init__(self, decoder: LocalDecoder) -> None:
+        self.waves: list[tuple[Asked, ...]] = []
+        self._decoder = decoder
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        done = self._decoder.generate(requests)
+        flat = iter(done)
+        self._note(requests, [[next(flat) for _ in range(request.sampling.n)] for request in requests])
+        return done
+
+    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
+        done = await self._decoder.complete(requests, meter)
+        self._note(requests, done)
+        return done
+
+    def _note(self, requests: Sequence[Request], done: Sequence[Sequence[Completion]]) -> None:
+        encode = self._decoder.engine.codec.encode_prompt
+        self.waves.append(
+            tuple(
+                Asked(
+                    tuple(encode(request.prompt)),
+                    () if request.choices else tuple(len(completion.tokens) for completion in completions),
+                    request.choices,
+                    request.close_choices,
+                    request.sampling.seed,
+                )
+                for request, completions in zip(requests, done, strict=True)
+            )
+        )
+
+
+def few_shot_text(examples: int) -> str:
+    """The GSM8K task's own demonstrations, again and again where there are fewer."""
+    demonstrations = load_task("gsm8k").data("demonstrations")
+    return "\n\n".join(
+        "\n".join(
+            [f"Question: {entry['question']}"]
+            + [f"{step['sub_question']} {step['sub_answer']}" for step in entry["steps"]]
+            + [f"The answer is {entry['answer']}."]
+        )
+        for entry in itertools.islice(itertools.cycle(demonstrations), examples)
+    )
+
+
+def few_shot_ids(tokenizer: Any, length: int = 1000) -> list[int]:
+    """A GSM8K few-shot prompt of so many tokens."""
+    ids: list[int] = tokenizer(few_shot_text(30))["input_ids"][:length]
+    return ids
+
+
+def rotated(ids: Sequence[int], by: int) -> list[int]:
+    """The same tokens from another one on: they share no beginning with other rotations."""
+    by %= len(ids)
+    return [*ids[by:], *ids[:by]]
+
+
+def questions(task: Task, data: Path | None, count: int) -> list[str]:
+    """The first questions of a file, or the task's own. Raises OptionError where there are none."""
+    given = task.data("questions") if data is None else read_rows(data)
+    found = [task.question_of(row) for row in itertools.islice(given, count)]
+    if not found:
+        raise OptionError(f"{data} has no rows: give a file with questions, or leave --data out")
+    return found
