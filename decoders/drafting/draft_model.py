@@ -111,8 +111,15 @@ class ModelDrafter(Drafter):
                 continue
             if (start := self._start(context)) is None:
                 continue
+            tokens = list(context.tokens[start:])
             branch = self._branches.setdefault(context.key, cache.open())
-            new = context.tokens[start + len(branch) :]
+            same = min(len(branch), len(tokens))
+            held = cache.tokens(branch)[:same]
+            while held != tokens[:same]:  # something else was written in the end's place
+                same -= 1
+                held = held[:same]
+            cache.rollback(branch, same)
+            new = tokens[same:]
             if max(new, default=0) >= self._rows:
                 continue  # a token of the target's padding: the draft has no such row
             try:
