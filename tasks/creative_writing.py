@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Request, Sampling
-from tot.parts import title
+from tot.parallel import title
 from tot.state import State
 from tot.task import Task
 from tot.tasks.sentences import paragraphs, similarity, split, typed

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tot.registry import load_task, rap
     from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
     from tot.search.state import SearchState
-    from tot.search.steps import Evaluate, Expand
+    from tot.steps import Evaluate, Expand
     from tot.solver import Solution, asolve, solve
     from tot.state import State, Thought
     from tot.task import Task
@@ -44,7 +44,7 @@ _HOME = {
     "evaluators.reward_model": ("RewardModel",),
     "search": ("BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"),
     "search.state": ("SearchState",),
-    "search.steps": ("Evaluate", "Expand"),
+    "steps": ("Evaluate", "Expand"),
     "solver": ("Solution", "asolve", "solve"),
     "state": ("State", "Thought"),
     "task": ("Task",),

@@ -17,7 +17,7 @@ from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Purpose, Usage
 from tot.registry import load_task
-from tot.search.backends import Backend
+from tot.backend import Backend
 from tot.search.session import Problem, Watcher
 from tot.task import Task
 from tot.tree import ThoughtTree
@@ -161,25 +161,25 @@ async def asolve(
 
 def conclude(problem: Problem, answer: Any | None = None) -> Solution:
     """The solution as things stand: without an answer of its own, what the best state's text says."""
-    growth, task, tree = problem.growth, problem.task, problem.tree
+    search, task, tree = problem.search, problem.task, problem.tree
     if answer is None:
-        answer = growth.answer_at(growth.best)
+        answer = search.answer_at(search.best)
     # A task whose states hold their answers, and that reads none from text, has none here.
     reads = type(task).answer_at is Task.answer_at or type(task).parse_answer is not Task.parse_answer
-    if answer is None and growth.best.thought is not None and reads:
-        answer = task.parse_answer(tree.state(growth.best).text)
-    tree.choose(growth.best)
+    if answer is None and search.best.thought is not None and reads:
+        answer = task.parse_answer(tree.state(search.best).text)
+    tree.choose(search.best)
     nodes = list(tree)
     return Solution(
         answer=answer,
-        solved=answer is not None and growth.verify(answer),
-        value=growth.best.value,
+        solved=answer is not None and search.verify(answer),
+        value=search.best.value,
         tree=tree,
         usage=problem.meter.total,
         calls=problem.calls,
         parse_failures=sum(node.parse_failures for node in nodes),
         rejected=sum(node.rejected for node in nodes),
-        stopped=problem.stopped or growth.stopped,
+        stopped=problem.stopped or search.stopped,
         filters=problem.filters,
     )
 

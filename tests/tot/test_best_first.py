@@ -24,7 +24,7 @@ from tot import DFS, BestFirst, Enumerate, Expand, Heuristic, Node, SearchState,
 from tot.decoders import OptionError
 from tot.evaluators.model import Evaluator
 from tot.search.session import Problem
-from tot.search.steps import Evaluation, Proposal
+from tot.steps import Evaluation, Proposal
 from tot.tasks.arithmetic import evaluate
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, render
@@ -63,20 +63,20 @@ class Roads(Task):
         return state.world == "g"
 
 
-def ride(growth: SearchState, most: int = 10_000) -> list[str]:
+def ride(search: SearchState, most: int = 10_000) -> list[str]:
     """Answers with all roads; returns the places expanded, those of one step in one text."""
     expanded: list[str] = []
-    while (step := growth.ask()) is not None:
+    while (step := search.ask()) is not None:
         assert isinstance(step, Expand)
         assert step.count is None
         assert len(expanded) < most
         expanded.append("".join(str(state.world) for state in step.states))
-        growth.tell([growth.task.actions(state) for state in step.states])
+        search.tell([search.task.actions(state) for state in step.states])
     return expanded
 
 
-def route(growth: SearchState) -> str:
-    return "s" + "".join(thought.text for thought in growth.tree.state(growth.best).thoughts)
+def route(search: SearchState) -> str:
+    return "s" + "".join(thought.text for thought in search.tree.state(search.best).thoughts)
 
 
 def length(roads: Map, path: str) -> float:
@@ -87,45 +87,45 @@ def length(roads: Map, path: str) -> float:
 
 
 def test_a_star_finds_the_cheapest_way_and_expands_what_it_should() -> None:
-    growth = BestFirst().start(Roads(HILLS, AHEAD), "q")
-    assert ride(growth) == ["s", "a", "b", "c"]
-    assert (route(growth), growth.best.cost, growth.best.goal, growth.stopped) == ("sabcg", 8, True, None)
+    search = BestFirst().start(Roads(HILLS, AHEAD), "q")
+    assert ride(search) == ["s", "a", "b", "c"]
+    assert (route(search), search.best.cost, search.best.goal, search.stopped) == ("sabcg", 8, True, None)
 
 
 def test_a_state_is_opened_again_where_the_estimate_was_inconsistent() -> None:
     """c is taken from s for 3 at first, since a's estimate of 11 is right but c's of 0 is far too low."""
     roads = {"s": {"a": 1, "c": 3}, "a": {"c": 1}, "c": {"g": 10}}
-    growth = BestFirst().start(Roads(roads, {"s": 0, "a": 11, "c": 0, "g": 0}), "q")
-    assert ride(growth) == ["s", "c", "a", "c"]
-    assert (route(growth), growth.best.cost) == ("sacg", 12)
+    search = BestFirst().start(Roads(roads, {"s": 0, "a": 11, "c": 0, "g": 0}), "q")
+    assert ride(search) == ["s", "c", "a", "c"]
+    assert (route(search), search.best.cost) == ("sacg", 12)
 
 
 def test_weight_0_is_dijkstras_algorithm_and_does_not_look_ahead() -> None:
     misleading = {"s": 99.0, "a": 50.0, "b": 0.0, "c": 70.0, "g": 0.0}
-    growth = BestFirst(weight=0).start(Roads(HILLS, misleading), "q")
-    assert ride(growth) == ["s", "a", "b", "c"]  # at 0, 1, 3, 5
-    assert (route(growth), growth.best.cost) == ("sabcg", 8)
+    search = BestFirst(weight=0).start(Roads(HILLS, misleading), "q")
+    assert ride(search) == ["s", "a", "b", "c"]  # at 0, 1, 3, 5
+    assert (route(search), search.best.cost) == ("sabcg", 8)
 
 
 def test_a_large_weight_goes_by_the_estimate_and_may_pay_for_it() -> None:
-    growth = BestFirst(weight=100).start(Roads(HILLS, AHEAD), "q")
-    assert ride(growth) == ["s", "b", "c"]  # the least still to come: 4 against 6, then 2 against 6
-    assert (route(growth), growth.best.cost) == ("sbcg", 9)
+    search = BestFirst(weight=100).start(Roads(HILLS, AHEAD), "q")
+    assert ride(search) == ["s", "b", "c"]  # the least still to come: 4 against 6, then 2 against 6
+    assert (route(search), search.best.cost) == ("sbcg", 9)
 
 
 def test_several_states_are_expanded_at_once_and_the_way_is_still_the_cheapest() -> None:
     """a and b go together, so g is met for 13 first; it has to wait until nothing cheaper is left."""
-    growth = BestFirst(batch=2).start(Roads(HILLS, AHEAD), "q")
-    assert ride(growth)[:2] == ["s", "ab"]
-    assert (route(growth), growth.best.cost) == ("sabcg", 8)
+    search = BestFirst(batch=2).start(Roads(HILLS, AHEAD), "q")
+    assert ride(search)[:2] == ["s", "ab"]
+    assert (route(search), search.best.cost) == ("sabcg", 8)
 
 
 def test_roads_in_circles_end_and_their_goal_is_found() -> None:
     roads = {a: {b: 1.0 for b in "sabc" if b != a} for a in "sabc"} | {"c": {"s": 1.0, "g": 5.0}}
-    growth = BestFirst().start(Roads(roads, dict.fromkeys("sabcg", 0.0)), "q")
-    ride(growth)
-    assert (route(growth), growth.best.cost) == ("scg", 6)
-    assert len(growth.tree) == 5
+    search = BestFirst().start(Roads(roads, dict.fromkeys("sabcg", 0.0)), "q")
+    ride(search)
+    assert (route(search), search.best.cost) == ("scg", 6)
+    assert len(search.tree) == 5
 
 
 def cheapest(roads: Map, start: str) -> float:
@@ -152,33 +152,33 @@ def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too
     roads = {a: {b: float(draw.randint(0, 9)) for b in places if b != a and draw.random() < 0.45} for a in places}
     true = {place: cheapest(roads, place) for place in places}
     ahead = {place: draw.choice([0.0, 0.5, 1.0]) * min(true[place], 30.0) for place in places}
-    growth = BestFirst(batch=batch, merge=merge).start(Roads(roads, ahead), "q")
-    ride(growth)
+    search = BestFirst(batch=batch, merge=merge).start(Roads(roads, ahead), "q")
+    ride(search)
     if true["s"] == float("inf"):
-        assert growth.stopped == f"no goal: all that was proposed was tried, {len(growth.tree) - 1} thoughts"
+        assert search.stopped == f"no goal: all that was proposed was tried, {len(search.tree) - 1} thoughts"
     else:
-        assert length(roads, route(growth)) == growth.best.cost == true["s"]
-        assert growth.stopped is None
+        assert length(roads, route(search)) == search.best.cost == true["s"]
+        assert search.stopped is None
 
 
 def test_a_map_without_a_way_is_tried_to_the_end_and_says_so() -> None:
-    growth = BestFirst().start(Roads({"s": {"a": 1, "b": 1}, "a": {"b": 1}, "b": {"s": 1}}, AHEAD), "q")
-    assert ride(growth) == ["s", "b", "a"]
-    assert growth.stopped == "no goal: all that was proposed was tried, 2 thoughts"
-    assert route(growth) == "sb"  # the closest, by the estimate
+    search = BestFirst().start(Roads({"s": {"a": 1, "b": 1}, "a": {"b": 1}, "b": {"s": 1}}, AHEAD), "q")
+    assert ride(search) == ["s", "b", "a"]
+    assert search.stopped == "no goal: all that was proposed was tried, 2 thoughts"
+    assert route(search) == "sb"  # the closest, by the estimate
 
 
 @pytest.mark.parametrize(("most", "expanded", "said"), [(2, 1, "2 thoughts of 2"), (3, 2, "4 thoughts of 3")])
 def test_max_nodes_ends_the_search_and_says_so(most: int, expanded: int, said: str) -> None:
-    growth = BestFirst(max_nodes=most).start(Roads(HILLS, AHEAD), "q")
-    assert ride(growth) == ["s", "a"][:expanded]
-    assert growth.stopped == f"max_nodes: {said}"
+    search = BestFirst(max_nodes=most).start(Roads(HILLS, AHEAD), "q")
+    assert ride(search) == ["s", "a"][:expanded]
+    assert search.stopped == f"max_nodes: {said}"
 
 
 def test_only_a_depth_given_to_the_search_is_a_limit_where_ends_are_named() -> None:
-    growth = BestFirst(depth=3).start(Roads(HILLS, AHEAD), "q")
-    ride(growth)
-    assert (route(growth), growth.best.cost) == ("sag", 13)
+    search = BestFirst(depth=3).start(Roads(HILLS, AHEAD), "q")
+    ride(search)
+    assert (route(search), search.best.cost) == ("sag", 13)
 
 
 # -- by value, by prior -----------------------------------------------------------------------------------------
@@ -195,13 +195,13 @@ class Paths(Task):
 def drive() -> Callable[..., list[str]]:
     """Answers every step from tables by path; returns the paths expanded, those of one step in one text."""
 
-    def run(growth: SearchState, children: Mapping[str, Any], value: Mapping[str, float]) -> list[str]:
+    def run(search: SearchState, children: Mapping[str, Any], value: Mapping[str, float]) -> list[str]:
         expanded = []
-        while (step := growth.ask()) is not None:
+        while (step := search.ask()) is not None:
             at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
             if isinstance(step, Expand):
                 expanded.append(" ".join(at))
-            growth.tell([children.get(p, []) if isinstance(step, Expand) else value[p] for p in at])
+            search.tell([children.get(p, []) if isinstance(step, Expand) else value[p] for p in at])
         return expanded
 
     return run
@@ -213,15 +213,15 @@ VALUES = {"a": 6, "b": 3, "a/c": 4, "a/d": 2, "a/c/f": 1, "b/e!": 0}
 
 @pytest.mark.parametrize("rank", ["auto", "value"])
 def test_the_most_valuable_state_of_the_whole_frontier_is_next(rank: Any, drive: Any) -> None:
-    growth = BestFirst(rank=rank).start(Paths(), "q")
-    assert drive(growth, VALUED, VALUES) == ["", "a", "a/c", "b", "a/d", "a/c/f"]
-    assert growth.tree.state(growth.best).text == "b\ne!"  # worth least, and still the only goal
-    assert growth.stopped is None
+    search = BestFirst(rank=rank).start(Paths(), "q")
+    assert drive(search, VALUED, VALUES) == ["", "a", "a/c", "b", "a/d", "a/c/f"]
+    assert search.tree.state(search.best).text == "b\ne!"  # worth least, and still the only goal
+    assert search.stopped is None
 
 
 def test_equals_are_expanded_in_the_order_in_which_they_came(drive: Any) -> None:
-    growth = BestFirst(rank="value", batch=2).start(Paths(), "q")
-    assert drive(growth, {"": ["a", "b", "c"]}, {"a": 1, "b": 1, "c": 1}) == ["", "a b", "c"]
+    search = BestFirst(rank="value", batch=2).start(Paths(), "q")
+    assert drive(search, {"": ["a", "b", "c"]}, {"a": 1, "b": 1, "c": 1}) == ["", "a b", "c"]
 
 
 def priored(**priors: float) -> list[Proposal]:
@@ -230,18 +230,18 @@ def priored(**priors: float) -> list[Proposal]:
 
 def test_by_prior_depth_over_probability_decides(drive: Any) -> None:
     """a: 1 / 0.76 = 1.3; b: 1 / 0.24 = 4.17; a/c: 2 / (0.76 * 0.6) = 4.39, though likelier than b; a/d: 6.6."""
-    growth = BestFirst(rank="prior").start(Paths(), "q")
+    search = BestFirst(rank="prior").start(Paths(), "q")
     children = {"": priored(b=0.24, a=0.76), "a": priored(c=0.6, d=0.4)}
-    assert drive(growth, children, {}) == ["", "a", "b", "a/c", "a/d"]
-    assert growth.stopped == "no goal: all that was proposed was tried, 4 thoughts"
+    assert drive(search, children, {}) == ["", "a", "b", "a/c", "a/d"]
+    assert search.stopped == "no goal: all that was proposed was tried, 4 thoughts"
 
 
 def test_by_prior_a_thought_without_one_is_refused() -> None:
-    growth = BestFirst(rank="prior").start(Paths(), "q")
-    growth.ask()
-    growth.tell([["a"]])
+    search = BestFirst(rank="prior").start(Paths(), "q")
+    search.ask()
+    search.tell([["a"]])
     with pytest.raises(OptionError, match=r"rank=prior needs a thought generator that gives priors: Enumerate\(\) or"):
-        growth.ask()
+        search.ask()
 
 
 # -- real puzzles without a model -------------------------------------------------------------------------------

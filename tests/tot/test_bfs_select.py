@@ -27,22 +27,22 @@ class Letters(Task):
     depth = 2
 
 
-def path(growth: SearchState, node: Node) -> str:
-    return "".join(thought.text for thought in growth.tree.state(node).thoughts)
+def path(search: SearchState, node: Node) -> str:
+    return "".join(thought.text for thought in search.tree.state(node).thoughts)
 
 
 def kept_by(search: BFS, children: Children, value: Values, seed: int = 0) -> tuple[list[list[str]], str]:
     """The states kept at every level, and the one that the answer is asked at."""
     levels: list[list[str]] = []
 
-    def listen(growth: SearchState, nodes: list[Node]) -> None:
-        levels.append([path(growth, node) for node in nodes])
+    def listen(search: SearchState, nodes: list[Node]) -> None:
+        levels.append([path(search, node) for node in nodes])
 
-    growth = search.start(Letters(), "q", seed=seed, hooks={"on_level": listen})
-    while (step := growth.ask()) is not None:
-        at = [path(growth, node) for node in step.nodes]
-        growth.tell([list(children(p)) if isinstance(step, Expand) else value(p) for p in at])
-    return levels, path(growth, growth.best)
+    search = search.start(Letters(), "q", seed=seed, hooks={"on_level": listen})
+    while (step := search.ask()) is not None:
+        at = [path(search, node) for node in step.nodes]
+        search.tell([list(children(p)) if isinstance(step, Expand) else value(p) for p in at])
+    return levels, path(search, search.best)
 
 
 def one_level(search: BFS, values: dict[str, float | None], seed: int = 0) -> list[str]:
@@ -167,10 +167,10 @@ def test_a_merged_state_takes_one_place_among_those_kept() -> None:
             return bool(state.world == "x")
 
     levels: list[list[Any]] = []
-    hooks = {"on_level": lambda growth, nodes: levels.append([node.world for node in nodes])}
-    growth = BFS(breadth=3, merge=True, depth=4).start(Roads(), "q", hooks=hooks)
+    hooks = {"on_level": lambda search, nodes: levels.append([node.world for node in nodes])}
+    search = BFS(breadth=3, merge=True, depth=4).start(Roads(), "q", hooks=hooks)
     tables = {None: ["9x", "1y"], "y": ["1x", "1z"]}
-    while (step := growth.ask()) is not None:
+    while (step := search.ask()) is not None:
         worlds: list[Any] = [state.world for state in step.states]
-        growth.tell([tables.get(world, []) if isinstance(step, Expand) else 1 for world in worlds])
+        search.tell([tables.get(world, []) if isinstance(step, Expand) else 1 for world in worlds])
     assert levels == [["x", "y"], ["x", "z"]]

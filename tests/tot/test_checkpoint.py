@@ -161,7 +161,7 @@ def test_a_last_line_of_which_half_was_written_is_left_out(record: Any, path: Pa
 
 def test_a_hook_may_leave_thoughts_out_and_the_tree_can_still_be_read(record: Any, path: Path) -> None:
     class Second:
-        def on_expand(self, growth: Any, nodes: Sequence[Node]) -> Sequence[Node]:
+        def on_expand(self, search: Any, nodes: Sequence[Node]) -> Sequence[Node]:
             return nodes[1:]
 
     solution = record(hooks=Second(), search=BFS(thoughts=2, breadth=1, depth=2))

@@ -11,7 +11,7 @@ import pytest
 from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
 from tot.decoders.request import ChoiceLogprob
 from tot.search.session import Problem
-from tot.search.steps import Evaluation
+from tot.steps import Evaluation
 
 JUDGED = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
 ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)

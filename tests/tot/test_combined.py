@@ -27,7 +27,7 @@ from tot import (
 from tot.decoders import OptionError, TaskError
 from tot.evaluators.model import Evaluator
 from tot.search.session import Problem
-from tot.search.steps import Evaluation
+from tot.steps import Evaluation
 
 ONE_LEVEL = BFS(thoughts=2, breadth=2, depth=2)
 
@@ -193,8 +193,8 @@ def test_confidence_without_votes_says_how_to_get_it(letters: Any, scripted: Any
 
 def test_a_thought_without_a_prior_says_which_generators_give_one(letters: Any, scripted: Any) -> None:
     class Given:
-        def on_expand(self, growth: Any, nodes: Sequence[Node]) -> list[Node]:
-            return [growth.inject(growth.tree.root, "mine")]
+        def on_expand(self, search: Any, nodes: Sequence[Node]) -> list[Node]:
+            return [search.inject(search.tree.root, "mine")]
 
     with pytest.raises(OptionError, match=r"gives no prior: use Enumerate\(\) or Sample\(\)"):
         grow(letters, scripted({"grow": ["a", "b"]}), Prior(), hooks=Given())

@@ -41,45 +41,45 @@ class Roads(Task):
         return state.world in ("goal", "other")
 
 
-def path(growth: SearchState, node: Node) -> str:
-    return "/".join(thought.text for thought in growth.tree.state(node).thoughts)
+def path(search: SearchState, node: Node) -> str:
+    return "/".join(thought.text for thought in search.tree.state(node).thoughts)
 
 
 @pytest.fixture
 def drive() -> Callable[..., list[str]]:
     """Answers every step from tables by path; returns the paths that were expanded, in order."""
 
-    def run(growth: SearchState, children: Mapping[str, list[str]], value: Mapping[str, float | None]) -> list[str]:
+    def run(search: SearchState, children: Mapping[str, list[str]], value: Mapping[str, float | None]) -> list[str]:
         expanded = []
-        while (step := growth.ask()) is not None:
-            at = [path(growth, node) for node in step.nodes]
+        while (step := search.ask()) is not None:
+            at = [path(search, node) for node in step.nodes]
             if isinstance(step, Expand):
                 expanded += at
-                growth.tell([children.get(p, []) for p in at])
+                search.tell([children.get(p, []) for p in at])
             else:
-                growth.tell([value[p] for p in at])
+                search.tell([value[p] for p in at])
         return expanded
 
     return run
 
 
-def pruned(growth: SearchState) -> list[str]:
-    return [path(growth, node) for node in growth.tree if node.pruned]
+def pruned(search: SearchState) -> list[str]:
+    return [path(search, node) for node in search.tree if node.pruned]
 
 
 def test_the_best_child_is_followed_to_the_bottom_before_the_next_one(drive: Any) -> None:
-    growth = DFS().start(Paths(), "q")
-    assert drive(growth, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g", "a", "a/d"]
-    assert pruned(growth) == []
+    search = DFS().start(Paths(), "q")
+    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g", "a", "a/d"]
+    assert pruned(search) == []
 
 
 def test_one_state_is_expanded_at_a_time_and_its_children_are_valued_together() -> None:
-    growth = DFS(thoughts=2).start(Paths(), "q")
-    step = growth.ask()
+    search = DFS(thoughts=2).start(Paths(), "q")
+    step = search.ask()
     assert isinstance(step, Expand)
-    assert (step.nodes, step.count) == ((growth.tree.root,), 2)
-    children = growth.tell([["a", "b"]])
-    step = growth.ask()
+    assert (step.nodes, step.count) == ((search.tree.root,), 2)
+    children = search.tell([["a", "b"]])
+    step = search.ask()
     assert step is not None
     assert step.nodes == tuple(children)
 
@@ -91,18 +91,18 @@ def test_equals_are_visited_in_the_order_in_which_they_came_and_unvalued_ones_la
 
 
 def test_a_threshold_prunes_children_below_it(drive: Any) -> None:
-    growth = DFS(threshold=4).start(Paths(), "q")
-    assert drive(growth, CHILDREN, VALUES) == ["", "b", "b/f", "c", "a", "a/d"]  # a/d is worth just 4
-    assert pruned(growth) == ["b/e", "b/f/h", "c/g"]
+    search = DFS(threshold=4).start(Paths(), "q")
+    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "c", "a", "a/d"]  # a/d is worth just 4
+    assert pruned(search) == ["b/e", "b/f/h", "c/g"]
     nothing = DFS(threshold=4).start(Paths(), "q")
     assert drive(nothing, {"": ["a"]}, {"a": None}) == [""]
     assert pruned(nothing) == ["a"]
 
 
 def test_max_children_visits_the_best_and_prunes_the_others(drive: Any) -> None:
-    growth = DFS(max_children=1).start(Paths(), "q")
-    assert drive(growth, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h"]
-    assert pruned(growth) == ["a", "c", "b/e"]
+    search = DFS(max_children=1).start(Paths(), "q")
+    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h"]
+    assert pruned(search) == ["a", "c", "b/e"]
     two = DFS(max_children=2).start(Paths(), "q")
     assert drive(two, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g"]
     assert pruned(two) == ["a"]
@@ -120,15 +120,15 @@ def test_max_children_visits_the_best_and_prunes_the_others(drive: Any) -> None:
     ],
 )
 def test_max_nodes_ends_the_search_and_says_so(most: int, expanded: list[str], stopped: str, drive: Any) -> None:
-    growth = DFS(max_nodes=most).start(Paths(), "q")
-    assert drive(growth, CHILDREN, VALUES) == expanded
-    assert growth.stopped == stopped
+    search = DFS(max_nodes=most).start(Paths(), "q")
+    assert drive(search, CHILDREN, VALUES) == expanded
+    assert search.stopped == stopped
 
 
 def test_a_depth_of_t_grows_t_minus_1_levels(drive: Any) -> None:
-    growth = DFS(depth=3).start(Paths(), "q")
-    assert drive(growth, CHILDREN, VALUES) == ["", "b", "c", "a"]
-    assert max(node.depth for node in growth.tree) == 2
+    search = DFS(depth=3).start(Paths(), "q")
+    assert drive(search, CHILDREN, VALUES) == ["", "b", "c", "a"]
+    assert max(node.depth for node in search.tree) == 2
 
 
 GOALS = {"": ["a", "b"], "a": ["x!", "w"], "b": ["y!", "z?"], "a/w": ["u!"]}
@@ -147,28 +147,28 @@ WORTH = {"a": 9, "b": 8, "a/x!": 3, "a/w": 2, "b/y!": 5, "b/z?": 6, "a/w/u!": 4}
 def test_the_search_ends_at_its_last_wanted_goal_and_answers_from_the_best(
     goals: int, expanded: list[str], best: str, drive: Any
 ) -> None:
-    growth = DFS(goals=goals).start(Paths(), "q")
-    assert drive(growth, GOALS, WORTH) == expanded
-    assert path(growth, growth.best) == best
-    assert growth.stopped is None
+    search = DFS(goals=goals).start(Paths(), "q")
+    assert drive(search, GOALS, WORTH) == expanded
+    assert path(search, search.best) == best
+    assert search.stopped is None
 
 
 def test_of_goals_worth_the_same_the_first_is_the_answer(drive: Any) -> None:
-    growth = DFS(goals=2).start(Paths(), "q")
-    drive(growth, {"": ["a!", "b!"]}, {"a!": 1, "b!": 1})
-    assert path(growth, growth.best) == "a!"
+    search = DFS(goals=2).start(Paths(), "q")
+    drive(search, {"": ["a!", "b!"]}, {"a!": 1, "b!": 1})
+    assert path(search, search.best) == "a!"
 
 
 def test_where_the_task_names_no_ends_a_state_at_full_depth_is_a_goal(drive: Any) -> None:
-    growth = DFS().start(type("Plain", (Task,), {"depth": 3})(), "q")
-    assert drive(growth, CHILDREN, VALUES) == ["", "b"]
-    assert (path(growth, growth.best), growth.stopped) == ("b/f", None)
+    search = DFS().start(type("Plain", (Task,), {"depth": 3})(), "q")
+    assert drive(search, CHILDREN, VALUES) == ["", "b"]
+    assert (path(search, search.best), search.stopped) == ("b/f", None)
 
 
 def test_without_a_goal_the_best_state_is_kept_and_the_search_says_so(drive: Any) -> None:
-    growth = DFS().start(Paths(), "q")
-    drive(growth, CHILDREN, VALUES)
-    assert (path(growth, growth.best), growth.stopped) == ("b/f", "no goal among 8 thoughts")
+    search = DFS().start(Paths(), "q")
+    drive(search, CHILDREN, VALUES)
+    assert (path(search, search.best), search.stopped) == ("b/f", "no goal among 8 thoughts")
     dead = DFS().start(Paths(), "q")
     drive(dead, {"": ["a?", "b"]}, {"a?": 4, "b": 2})
     assert (path(dead, dead.best), dead.stopped) == ("a?", "no goal among 2 thoughts")
@@ -176,15 +176,15 @@ def test_without_a_goal_the_best_state_is_kept_and_the_search_says_so(drive: Any
 
 def test_a_verified_answer_ends_the_search_before_anything_is_valued() -> None:
     members = {"answer_at": lambda self, state: state.text, "verify": lambda self, question, answer: answer == "a\nx!"}
-    growth = DFS().start(type("Checked", (Paths,), members)(), "q")
-    growth.ask()
-    growth.tell([["a"]])
-    growth.ask()
-    growth.tell([1])
-    growth.ask()
-    growth.tell([["y!", "x!"]])
-    assert growth.ask() is None
-    assert path(growth, growth.best) == "a/x!"
+    search = DFS().start(type("Checked", (Paths,), members)(), "q")
+    search.ask()
+    search.tell([["a"]])
+    search.ask()
+    search.tell([1])
+    search.ask()
+    search.tell([["y!", "x!"]])
+    assert search.ask() is None
+    assert path(search, search.best) == "a/x!"
 
 
 # -- where states are merged ------------------------------------------------------------------------------------
@@ -194,13 +194,13 @@ def test_a_verified_answer_ends_the_search_before_anything_is_valued() -> None:
 def tour() -> Callable[..., list[str]]:
     """Drives DFS over places with roads between them, each road's first letter first; returns the places expanded."""
 
-    def run(growth: SearchState, roads: Mapping[str, list[str]]) -> list[str]:
+    def run(search: SearchState, roads: Mapping[str, list[str]]) -> list[str]:
         expanded: list[str] = []
-        while (step := growth.ask()) is not None:
+        while (step := search.ask()) is not None:
             assert len(expanded) < 1000
             worlds = [str(state.world) for state in step.states]
             expanded += worlds if isinstance(step, Expand) else []
-            growth.tell([roads.get(world, []) if isinstance(step, Expand) else -len(world) for world in worlds])
+            search.tell([roads.get(world, []) if isinstance(step, Expand) else -len(world) for world in worlds])
         return expanded
 
     return run
@@ -214,9 +214,9 @@ def test_a_place_reached_before_is_not_gone_through_again(tour: Any) -> None:
 
 def test_a_goal_that_is_reached_again_by_a_shorter_way_counts_once(tour: Any) -> None:
     roads = {"start": ["a", "bb", "ccc"], "a": ["dd"], "dd": ["goal"], "bb": ["goal"], "ccc": ["other"]}
-    growth = DFS(goals=2).start(Roads(), "q")
-    assert tour(growth, roads) == ["start", "a", "dd", "bb", "ccc"]
-    assert [node.world for node in growth.goals] == ["goal", "other"]
+    search = DFS(goals=2).start(Roads(), "q")
+    assert tour(search, roads) == ["start", "a", "dd", "bb", "ccc"]
+    assert [node.world for node in search.goals] == ["goal", "other"]
 
 
 def test_a_goal_within_reach_is_found_though_its_way_was_first_met_too_deep(tour: Any) -> None:
@@ -230,6 +230,6 @@ def test_a_goal_within_reach_is_found_though_its_way_was_first_met_too_deep(tour
         "dd": ["goal"],
         "zzzz": ["bb"],
     }
-    growth = DFS(depth=6).start(Roads(), "q")
-    assert tour(growth, roads) == ["start", "a", "x", "bb", "ccc", "zzzz", "bb", "ccc", "dd"]
-    assert [node.world for node in growth.goals] == ["goal"]
+    search = DFS(depth=6).start(Roads(), "q")
+    assert tour(search, roads) == ["start", "a", "x", "bb", "ccc", "zzzz", "bb", "ccc", "dd"]
+    assert [node.world for node in search.goals] == ["goal"]

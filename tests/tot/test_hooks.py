@@ -27,23 +27,23 @@ class Paths(Task):
         return state.text.endswith("!!")
 
 
-def path(growth: SearchState, node: Node) -> str:
-    return "/".join(thought.text for thought in growth.tree.state(node).thoughts)
+def path(search: SearchState, node: Node) -> str:
+    return "/".join(thought.text for thought in search.tree.state(node).thoughts)
 
 
 @pytest.fixture
 def drive() -> Callable[..., list[str]]:
     """Answers every step from CHILDREN and VALUES; returns what was asked."""
 
-    def run(growth: SearchState) -> list[str]:
+    def run(search: SearchState) -> list[str]:
         asked = []
-        while (step := growth.ask()) is not None:
-            at = [path(growth, node) for node in step.nodes]
+        while (step := search.ask()) is not None:
+            at = [path(search, node) for node in step.nodes]
             asked.append(" ".join([type(step).__name__.lower(), *filter(None, at)]))
             if isinstance(step, Expand) and step.whole:
-                growth.tell([[Thought(parts={"chain": "b"}), Thought(parts={"chain": "a"})]])
+                search.tell([[Thought(parts={"chain": "b"}), Thought(parts={"chain": "a"})]])
             else:
-                growth.tell([CHILDREN.get(p, []) if isinstance(step, Expand) else VALUES[p] for p in at])
+                search.tell([CHILDREN.get(p, []) if isinstance(step, Expand) else VALUES[p] for p in at])
         return asked
 
     return run
@@ -75,8 +75,8 @@ def test_every_event_is_heard_with_its_nodes_in_its_place(search: Any, heard: li
     said: list[str] = []
 
     def listen(event: str) -> Callable[[SearchState, list[Node]], None]:
-        def hook(growth: SearchState, nodes: list[Node]) -> None:
-            said.append(f"{event.removeprefix('on_')} {' '.join(path(growth, node) for node in nodes)}")
+        def hook(search: SearchState, nodes: list[Node]) -> None:
+            said.append(f"{event.removeprefix('on_')} {' '.join(path(search, node) for node in nodes)}")
 
         return hook
 
@@ -89,8 +89,8 @@ def test_the_methods_of_an_object_are_hooks_and_see_the_search(drive: Any) -> No
         def __init__(self) -> None:
             self.seen: list[tuple[int, int]] = []
 
-        def on_evaluate(self, growth: SearchState, nodes: list[Node]) -> None:
-            self.seen.append((len(growth.tree), len(nodes)))
+        def on_evaluate(self, search: SearchState, nodes: list[Node]) -> None:
+            self.seen.append((len(search.tree), len(nodes)))
 
         def other(self) -> None:
             raise AssertionError
@@ -103,10 +103,10 @@ def test_the_methods_of_an_object_are_hooks_and_see_the_search(drive: Any) -> No
 
 def test_an_event_about_no_nodes_is_not_heard() -> None:
     heard: list[Any] = []
-    growth = BFS().start(Paths(), "q", hooks={"on_expand": lambda growth, nodes: heard.append(nodes)})
-    growth.ask()
-    growth.tell([[]])
-    assert growth.ask() is None
+    search = BFS().start(Paths(), "q", hooks={"on_expand": lambda search, nodes: heard.append(nodes)})
+    search.ask()
+    search.tell([[]])
+    assert search.ask() is None
     assert heard == []
 
 
@@ -123,18 +123,18 @@ def test_an_event_about_no_nodes_is_not_heard() -> None:
     ],
 )
 def test_a_hook_can_stop_the_search(event: str, asked: list[str], drive: Any) -> None:
-    growth = BFS(breadth=1).start(Paths(), "q", hooks={event: lambda growth, nodes: growth.stop("seen enough")})
-    assert drive(growth) == asked
-    assert growth.stopped == "seen enough"
+    search = BFS(breadth=1).start(Paths(), "q", hooks={event: lambda search, nodes: search.stop("seen enough")})
+    assert drive(search) == asked
+    assert search.stopped == "seen enough"
 
 
 @pytest.mark.parametrize("search", [BFS(breadth=1), DFS(), BestFirst(rank="value"), MCTS()], ids=repr)
 def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -> None:
-    growth = search.start(Paths(), "q", hooks={"on_goal": lambda growth, nodes: growth.stop("a goal will do")})
-    drive(growth)
-    assert growth.stopped == "a goal will do"
-    assert [path(growth, node) for node in growth.goals] == ["b/c!!"]
-    assert growth.best is growth.goals[0]
+    search = search.start(Paths(), "q", hooks={"on_goal": lambda search, nodes: search.stop("a goal will do")})
+    drive(search)
+    assert search.stopped == "a goal will do"
+    assert [path(search, node) for node in search.goals] == ["b/c!!"]
+    assert search.best is search.goals[0]
 
 
 @pytest.mark.parametrize(
@@ -147,48 +147,48 @@ def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -
     ],
 )
 def test_nodes_that_a_hook_leaves_out_are_pruned(event: str, asked: list[str], drive: Any) -> None:
-    def without_b(growth: SearchState, nodes: list[Node]) -> list[Node]:
-        return [node for node in nodes if not path(growth, node).startswith("b")]
+    def without_b(search: SearchState, nodes: list[Node]) -> list[Node]:
+        return [node for node in nodes if not path(search, node).startswith("b")]
 
-    growth = BFS(breadth=2).start(Paths(), "q", hooks={event: without_b})
-    assert drive(growth) == asked
-    assert [path(growth, node) for node in growth.tree if node.pruned] == ["b"]
+    search = BFS(breadth=2).start(Paths(), "q", hooks={event: without_b})
+    assert drive(search) == asked
+    assert [path(search, node) for node in search.tree if node.pruned] == ["b"]
 
 
 @pytest.mark.parametrize("search", [DFS(), BestFirst(rank="value"), MCTS(iterations=4)], ids=repr)
 def test_no_search_goes_on_from_a_pruned_node(search: Any, drive: Any) -> None:
-    def without_b(growth: SearchState, nodes: list[Node]) -> list[Node]:
-        return [node for node in nodes if path(growth, node) != "b"]
+    def without_b(search: SearchState, nodes: list[Node]) -> list[Node]:
+        return [node for node in nodes if path(search, node) != "b"]
 
-    growth = search.start(Paths(), "q", hooks={"on_evaluate": without_b})
-    assert not any(step.startswith("expand b") for step in drive(growth))
-    assert path(growth, growth.best).startswith("a")
+    search = search.start(Paths(), "q", hooks={"on_evaluate": without_b})
+    assert not any(step.startswith("expand b") for step in drive(search))
+    assert path(search, search.best).startswith("a")
 
 
 def test_a_hook_can_put_nodes_in_another_order(drive: Any) -> None:
-    backwards = {"on_expand": lambda growth, nodes: nodes[::-1]}
+    backwards = {"on_expand": lambda search, nodes: nodes[::-1]}
     assert drive(BFS(breadth=2).start(Paths(), "q", hooks=backwards))[1] == "evaluate b a"
-    upside_down = {"on_level": lambda growth, nodes: nodes[::-1]}
+    upside_down = {"on_level": lambda search, nodes: nodes[::-1]}
     assert drive(BFS(breadth=2).start(Paths(), "q"))[2] == "expand b a"
     assert drive(BFS(breadth=2).start(Paths(), "q", hooks=upside_down))[2] == "expand a b"
 
 
 def test_a_hook_can_bring_in_a_thought_of_its_own(drive: Any) -> None:
-    def add(growth: SearchState, nodes: list[Node]) -> list[Node] | None:
-        mine = growth.inject(growth.tree.root, "mine") if nodes[0].depth == 1 else None
+    def add(search: SearchState, nodes: list[Node]) -> list[Node] | None:
+        mine = search.inject(search.tree.root, "mine") if nodes[0].depth == 1 else None
         return [*nodes, mine] if mine is not None else None
 
-    growth = BFS(breadth=1).start(Paths(), "q", hooks={"on_expand": add})
-    assert drive(growth) == ["expand", "evaluate a b mine", "expand mine"]
-    assert path(growth, growth.best) == "mine"
+    search = BFS(breadth=1).start(Paths(), "q", hooks={"on_expand": add})
+    assert drive(search) == ["expand", "evaluate a b mine", "expand mine"]
+    assert path(search, search.best) == "mine"
 
 
 def test_a_goal_that_a_hook_refuses_is_no_goal_and_the_search_goes_on(drive: Any) -> None:
-    growth = DFS().start(Paths(), "q", hooks={"on_goal": lambda growth, nodes: []})
-    assert drive(growth)[-2:] == ["expand a", "evaluate a/e a/f"]
-    assert (growth.goals, [node.goal for node in growth.tree]) == ([], [False] * 7)
-    assert growth.stopped == "no goal among 6 thoughts"
-    whole = DFS().start(Paths(), "q", hooks={"on_goal": lambda growth, nodes: nodes})
+    search = DFS().start(Paths(), "q", hooks={"on_goal": lambda search, nodes: []})
+    assert drive(search)[-2:] == ["expand a", "evaluate a/e a/f"]
+    assert (search.goals, [node.goal for node in search.tree]) == ([], [False] * 7)
+    assert search.stopped == "no goal among 6 thoughts"
+    whole = DFS().start(Paths(), "q", hooks={"on_goal": lambda search, nodes: nodes})
     drive(whole)
     assert [path(whole, node) for node in whole.goals] == ["b/c!!"]
 
@@ -197,7 +197,7 @@ def test_a_goal_that_a_hook_refuses_is_no_goal_and_the_search_goes_on(drive: Any
 
 
 class Misnamed:
-    def on_expnd(self, growth: SearchState, nodes: list[Node]) -> None: ...
+    def on_expnd(self, search: SearchState, nodes: list[Node]) -> None: ...
 
 
 class NotAMethod:
@@ -213,7 +213,7 @@ class NotAMethod:
         ),
         (Misnamed(), r"unknown hook 'on_expnd' \(did you mean on_expand\?\)"),
         ({3: print}, "unknown hook"),
-        ({"on_expand": 3}, r"hook on_expand = 3 can't be called: give a function of \(growth, nodes\)"),
+        ({"on_expand": 3}, r"hook on_expand = 3 can't be called: give a function of \(search, nodes\)"),
         (NotAMethod(), "hook on_goal = True can't be called"),
         (print, "has none of the methods on_select, on_expand, .*: define some"),
         ([print], "has none of the methods"),
@@ -227,14 +227,14 @@ def test_what_is_no_hook_is_refused_when_the_search_starts(hooks: Any, said: str
 
 @pytest.mark.parametrize("answer", ["ab", [1], [None], 5, True, {"a": 1}])
 def test_a_hook_that_returns_something_other_than_nodes_is_refused(answer: Any) -> None:
-    growth = BFS().start(Paths(), "q", hooks={"on_expand": lambda growth, nodes: answer})
-    growth.ask()
+    search = BFS().start(Paths(), "q", hooks={"on_expand": lambda search, nodes: answer})
+    search.ask()
     with pytest.raises(OptionError, match=r"hook on_expand returned .*: return nodes, or None"):
-        growth.tell([["a"]])
+        search.tell([["a"]])
 
 
 @pytest.mark.parametrize("event", ["on_simulate", "on_backpropagate"])
 def test_a_hook_that_can_only_watch_may_return_nothing(event: str, drive: Any) -> None:
-    growth = MCTS(rollout="greedy").start(Paths(), "q", hooks={event: lambda growth, nodes: nodes})
+    search = MCTS(rollout="greedy").start(Paths(), "q", hooks={event: lambda search, nodes: nodes})
     with pytest.raises(OptionError, match=f"hook {event} returned nodes, but it can only watch: return None"):
-        drive(growth)
+        drive(search)

@@ -16,15 +16,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import MCTS, Expand, Node, SearchState, State, Task, Thought
-from tot.search.steps import Proposal
+from tot.steps import Proposal
 
 
 class Letters(Task):
     depth = 3
 
 
-def path(growth: SearchState, node: Node) -> str:
-    return "".join(thought.text for thought in growth.tree.state(node).thoughts)
+def path(search: SearchState, node: Node) -> str:
+    return "".join(thought.text for thought in search.tree.state(node).thoughts)
 
 
 Drive = Callable[..., tuple[SearchState, list[str]]]
@@ -32,22 +32,22 @@ Drive = Callable[..., tuple[SearchState, list[str]]]
 
 @pytest.fixture(scope="module")
 def drive() -> Drive:
-    """Runs a search on tables by path; the growth, and every path that a reward was backed up along, by its end."""
+    """Runs a search on tables by path; the search, and every path that a reward was backed up along, by its end."""
 
     def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[SearchState, list[str]]:
         ends: list[str] = []
-        hooks = {"on_backpropagate": lambda growth, nodes: ends.append(path(growth, nodes[-1]))}
-        growth = search.start(task or Letters(), "q", hooks=hooks)
-        while (step := growth.ask()) is not None:
-            at = [path(growth, node) for node in step.nodes]
-            growth.tell([children(p) if isinstance(step, Expand) else value(p) for p in at])
-        return growth, ends
+        hooks = {"on_backpropagate": lambda search, nodes: ends.append(path(search, nodes[-1]))}
+        search = search.start(task or Letters(), "q", hooks=hooks)
+        while (step := search.ask()) is not None:
+            at = [path(search, node) for node in step.nodes]
+            search.tell([children(p) if isinstance(step, Expand) else value(p) for p in at])
+        return search, ends
 
     return run
 
 
-def learnt(growth: SearchState) -> dict[str, tuple[int, float | None]]:
-    return {path(growth, node): (node.visits, node.q) for node in growth.tree if node.visits}
+def learnt(search: SearchState) -> dict[str, tuple[int, float | None]]:
+    return {path(search, node): (node.visits, node.q) for node in search.tree if node.visits}
 
 
 def arms(values: Mapping[str, float]) -> tuple[Any, Any]:
@@ -65,11 +65,11 @@ def test_uct_by_hand_where_fast_rewards_stand_for_unvisited_children(drive: Driv
     1, 2: 0.5, 0.4, 0 (ln 1 = 0)     3: 1.089, 1.233, 0.833    4: 1.241, 1.448, 1.048
     5: 1.333, 1.233, 1.177           6: 1.233, 1.297, 1.269    7: 1.273, 1.173, 1.339
     """
-    growth, ends = drive(MCTS(depth=2, iterations=7), *arms(ARMS))
+    search, ends = drive(MCTS(depth=2, iterations=7), *arms(ARMS))
     assert "".join(ends) == "aabbabc"
-    assert {name: known[0] for name, known in learnt(growth).items()} == {"": 7, "a": 3, "b": 3, "c": 1}
-    assert growth.tree[1].q == 0.5
-    assert growth.tree.root.q == pytest.approx((3 * 0.5 + 3 * 0.4 + 0) / 7)
+    assert {name: known[0] for name, known in learnt(search).items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+    assert search.tree[1].q == 0.5
+    assert search.tree.root.q == pytest.approx((3 * 0.5 + 3 * 0.4 + 0) / 7)
 
 
 def test_uct_by_hand_where_every_child_is_visited_once_first(drive: Drive) -> None:
@@ -117,15 +117,15 @@ CHAIN: tuple[Any, Any] = (lambda p: {"": ["a"], "a": ["b"]}.get(p, []), lambda p
 def test_rewards_along_the_path_are_cumulated_and_q_is_their_mean_or_max(
     cum_reward: Any, calc_q: Any, root: float, a: float, b: float, drive: Drive
 ) -> None:
-    growth, _ = drive(MCTS(iterations=2, cum_reward=cum_reward, calc_q=calc_q), *CHAIN)
-    assert learnt(growth) == {"": (2, root), "a": (2, a), "ab": (1, b)}
+    search, _ = drive(MCTS(iterations=2, cum_reward=cum_reward, calc_q=calc_q), *CHAIN)
+    assert learnt(search) == {"": (2, root), "a": (2, a), "ab": (1, b)}
 
 
 def test_a_state_is_worth_its_value_and_what_the_task_adds(drive: Drive) -> None:
     task = type("Rewarding", (Letters,), {"reward": lambda self, state: 100.0 * (state.text == "a\nb")})()
-    growth, _ = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
-    assert [node.reward for node in growth.tree] == [None, 3, 105]
-    assert learnt(growth) == {"": (2, (3 + 108) / 2), "a": (2, (3 + 108) / 2), "ab": (1, 105)}
+    search, _ = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
+    assert [node.reward for node in search.tree] == [None, 3, 105]
+    assert learnt(search) == {"": (2, (3 + 108) / 2), "a": (2, (3 + 108) / 2), "ab": (1, 105)}
 
 
 # -- bandits ----------------------------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ def test_a_state_is_worth_its_value_and_what_the_task_adds(drive: Drive) -> None
 @pytest.mark.parametrize("fast", ["evaluator", None])
 def test_the_best_arm_gets_the_most_visits_and_its_q_is_its_mean(fast: Any, drive: Drive) -> None:
     means = {"a": 0.2, "b": 0.5, "c": 0.8, "d": 0.4}
-    growth, _ = drive(MCTS(depth=2, iterations=400, fast=fast, output="max_visit", exploration=0.5), *arms(means))
-    known = learnt(growth)
+    search, _ = drive(MCTS(depth=2, iterations=400, fast=fast, output="max_visit", exploration=0.5), *arms(means))
+    known = learnt(search)
     assert all(known[arm][1] == pytest.approx(mean) for arm, mean in means.items())
     assert known["c"][0] > 300
-    assert (path(growth, growth.best), known[""][0]) == ("c", 400)
+    assert (path(search, search.best), known[""][0]) == ("c", 400)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -153,9 +153,9 @@ def test_so_does_it_under_noise(seed: int, drive: Drive) -> None:
         output="max_visit",
         cum_reward=lambda rewards: rewards[0] + noise.gauss(0, 0.9),
     )
-    growth, _ = drive(search, *arms(means))
-    known = learnt(growth)
-    assert max("abcd", key=lambda arm: known[arm][0]) == path(growth, growth.best) == "c"
+    search, _ = drive(search, *arms(means))
+    known = learnt(search)
+    assert max("abcd", key=lambda arm: known[arm][0]) == path(search, search.best) == "c"
     assert known["c"][1] == pytest.approx(0.8, abs=0.15)
 
 
@@ -250,7 +250,7 @@ def test_visits_and_q_are_those_of_a_second_uct(
         calc_q=calc_q,
         exploration=exploration,
     )
-    growth, ends = drive(search, drafts, value)
+    search, ends = drive(search, drafts, value)
     wanted = reference(
         children,
         value,
@@ -262,7 +262,7 @@ def test_visits_and_q_are_those_of_a_second_uct(
         q_of={"mean": mean, "max": max}[calc_q],
         prior=weight if puct else None,
     )
-    found = learnt(growth)
+    found = learnt(search)
     assert len(ends) == 20
     assert {state: known[0] for state, known in found.items()} == {state: known[0] for state, known in wanted.items()}
     assert {s: known[1] for s, known in found.items()} == pytest.approx({s: known[1] for s, known in wanted.items()})
@@ -277,9 +277,9 @@ def test_the_second_uct_gives_the_numbers_by_hand() -> None:
 
 
 def test_a_state_without_a_way_on_is_visited_again_but_is_no_end(drive: Drive) -> None:
-    growth, ends = drive(MCTS(iterations=3), lambda p: [] if p else ["a"], lambda p: 2.0)
+    search, ends = drive(MCTS(iterations=3), lambda p: [] if p else ["a"], lambda p: 2.0)
     assert ends == ["a", "a", "a"]
-    assert learnt(growth) == {"": (3, 2), "a": (3, 2)}
-    assert growth.stopped == "no terminal state was reached in 3 iterations"
-    assert isinstance(growth.tree.state(growth.best), State)
-    assert path(growth, growth.best) == "a"
+    assert learnt(search) == {"": (3, 2), "a": (3, 2)}
+    assert search.stopped == "no terminal state was reached in 3 iterations"
+    assert isinstance(search.tree.state(search.best), State)
+    assert path(search, search.best) == "a"

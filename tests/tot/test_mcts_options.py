@@ -32,8 +32,8 @@ class Named(Task):
         return bool(answer == "x!")
 
 
-def path(growth: SearchState, node: Node) -> str:
-    return "".join(thought.text for thought in growth.tree.state(node).thoughts)
+def path(search: SearchState, node: Node) -> str:
+    return "".join(thought.text for thought in search.tree.state(node).thoughts)
 
 
 Drive = Callable[..., tuple[SearchState, list[str]]]
@@ -41,26 +41,26 @@ Drive = Callable[..., tuple[SearchState, list[str]]]
 
 @pytest.fixture
 def drive() -> Drive:
-    """Runs a search on tables by path; the growth, and what was asked, with "fast" for cheap judgements."""
+    """Runs a search on tables by path; the search, and what was asked, with "fast" for cheap judgements."""
 
     def run(
         search: MCTS, children: Any, value: Any, task: Task | None = None, seed: int = 0, hooks: Any = None
     ) -> tuple[SearchState, list[str]]:
-        growth = search.start(task or Letters(), "q", seed=seed, hooks=hooks)
+        search = search.start(task or Letters(), "q", seed=seed, hooks=hooks)
         asked = []
-        while (step := growth.ask()) is not None:
-            at = [path(growth, node) for node in step.nodes]
+        while (step := search.ask()) is not None:
+            at = [path(search, node) for node in step.nodes]
             fast = isinstance(step, Evaluate) and step.fast
             asked.append(" ".join(["fast" if fast else type(step).__name__.lower(), *at]).strip())
             table = children if isinstance(step, Expand) else value
-            growth.tell([(table(p, fast) if fast else table(p)) for p in at])
-        return growth, asked
+            search.tell([(table(p, fast) if fast else table(p)) for p in at])
+        return search, asked
 
     return run
 
 
-def visits(growth: SearchState) -> dict[str, int]:
-    return {path(growth, node): node.visits for node in growth.tree if node.visits}
+def visits(search: SearchState) -> dict[str, int]:
+    return {path(search, node): node.visits for node in search.tree if node.visits}
 
 
 # -- outputs ----------------------------------------------------------------------------------------------------
@@ -79,11 +79,11 @@ def test_the_four_outputs_differ_where_they_should(output: Any, best: str, drive
     search = MCTS(
         thoughts=None, iterations=10, exploration=0, fast=None, output=output, cum_reward=lambda _: next(rewards)
     )
-    hooks = {"on_backpropagate": lambda growth, nodes: walks.append(path(growth, nodes[-1]))}
-    growth, _ = drive(search, lambda p: list("abcd"), lambda p: 0.0, hooks=hooks)
+    hooks = {"on_backpropagate": lambda search, nodes: walks.append(path(search, nodes[-1]))}
+    search, _ = drive(search, lambda p: list("abcd"), lambda p: 0.0, hooks=hooks)
     assert walks == [arm for arm, _ in DRAWN]
-    assert [growth.tree[i].q for i in (1, 2, 3, 4)] == pytest.approx([-5, 4.825, 4.85, 2.45])
-    assert path(growth, growth.best) == best
+    assert [search.tree[i].q for i in (1, 2, 3, 4)] == pytest.approx([-5, 4.825, 4.85, 2.45])
+    assert path(search, search.best) == best
 
 
 @pytest.mark.parametrize(("cum_reward", "best"), [("sum", "ab"), ("mean", "ab"), ("max", "ab"), (min, "cd")])
@@ -94,9 +94,9 @@ def test_the_highest_cumulative_reward_is_that_of_a_whole_path_and_its_end(
     children = {"": ["a", "c"], "a": ["b"], "c": ["d"]}
     worth = {"a": 1.0, "c": 4.0, "ab": 9.0, "cd": 5.0}
     search = MCTS(depth=3, iterations=12, fast=None, exploration=50, cum_reward=cum_reward)
-    growth, _ = drive(search, lambda p: children[p], lambda p: worth[p])
-    assert visits(growth).keys() == {"", "a", "c", "ab", "cd"}
-    assert path(growth, growth.best) == best
+    search, _ = drive(search, lambda p: children[p], lambda p: worth[p])
+    assert visits(search).keys() == {"", "a", "c", "ab", "cd"}
+    assert path(search, search.best) == best
 
 
 # -- depth and ends ---------------------------------------------------------------------------------------------
@@ -104,28 +104,28 @@ def test_the_highest_cumulative_reward_is_that_of_a_whole_path_and_its_end(
 
 @pytest.mark.parametrize("rollout", ["none", "greedy", "sample"])
 def test_a_depth_of_t_grows_t_minus_1_levels(rollout: Any, drive: Drive) -> None:
-    growth, _ = drive(MCTS(depth=4, iterations=30, rollout=rollout), lambda p: ["a", "b"], lambda p: 1.0)
-    assert {node.depth for node in growth.tree} == {0, 1, 2, 3}
+    search, _ = drive(MCTS(depth=4, iterations=30, rollout=rollout), lambda p: ["a", "b"], lambda p: 1.0)
+    assert {node.depth for node in search.tree} == {0, 1, 2, 3}
 
 
 def test_where_no_end_is_reached_the_best_state_is_kept_and_the_search_says_so(drive: Drive) -> None:
     """Visits: b, then bb, which has the higher Q."""
     search = MCTS(iterations=2, cum_reward="mean", exploration=0)
-    growth, _ = drive(search, lambda p: ["a", "b"], lambda p: p.count("b") * 1.0, Named())
-    assert path(growth, growth.best) == "bb"
-    assert growth.stopped == "no terminal state was reached in 2 iterations"
+    search, _ = drive(search, lambda p: ["a", "b"], lambda p: p.count("b") * 1.0, Named())
+    assert path(search, search.best) == "bb"
+    assert search.stopped == "no terminal state was reached in 2 iterations"
 
 
 def test_a_verified_answer_ends_the_search_at_once_unless_all_iterations_are_wanted(drive: Drive) -> None:
     """x! is there from the start, and worth least."""
     table = lambda p: [] if p else ["y!", "x!"]  # noqa: E731
     worth = {"y!": 5.0, "x!": 1.0}.__getitem__
-    growth, asked = drive(MCTS(iterations=6), table, worth, Named())
-    assert (path(growth, growth.best), visits(growth)) == ("x!", {})
+    search, asked = drive(MCTS(iterations=6), table, worth, Named())
+    assert (path(search, search.best), visits(search)) == ("x!", {})
     assert asked[0] == "expand"
-    assert growth.stopped is None
-    growth, _ = drive(MCTS(iterations=6, until_solved=False), table, worth, Named())
-    assert (path(growth, growth.best), visits(growth)[""]) == ("y!", 6)
+    assert search.stopped is None
+    search, _ = drive(MCTS(iterations=6, until_solved=False), table, worth, Named())
+    assert (path(search, search.best), visits(search)[""]) == ("y!", 6)
 
 
 # -- rollouts ---------------------------------------------------------------------------------------------------
@@ -136,20 +136,20 @@ WORTH = {"a": 1.0, "b": 2.0, "bc": 0.0, "bd": 5.0, "bde": 1.0, "bdf": 3.0}
 
 def test_a_greedy_rollout_goes_on_by_the_best_child_to_an_end(drive: Drive) -> None:
     heard: list[list[str]] = []
-    hooks = {"on_simulate": lambda growth, nodes: heard.append([path(growth, node) for node in nodes])}
+    hooks = {"on_simulate": lambda search, nodes: heard.append([path(search, node) for node in nodes])}
     search = MCTS(depth=4, iterations=1, rollout="greedy", cum_reward="sum")
-    growth, asked = drive(search, lambda p: DEEP[p], lambda p: WORTH[p], hooks=hooks)
+    search, asked = drive(search, lambda p: DEEP[p], lambda p: WORTH[p], hooks=hooks)
     assert asked == ["expand", "evaluate a b", "expand b", "evaluate bc bd", "expand bd", "evaluate bde bdf"]
     assert heard == [["b", "bd", "bdf"]]
-    assert visits(growth) == {"": 1, "b": 1, "bd": 1, "bdf": 1}
-    assert [growth.tree[i].q for i in (0, 2)] == [2 + 5 + 3] * 2
-    assert (path(growth, growth.best), growth.stopped) == ("bdf", None)
+    assert visits(search) == {"": 1, "b": 1, "bd": 1, "bdf": 1}
+    assert [search.tree[i].q for i in (0, 2)] == [2 + 5 + 3] * 2
+    assert (path(search, search.best), search.stopped) == ("bdf", None)
 
 
 def test_without_a_rollout_the_leafs_own_value_is_backed_up(drive: Drive) -> None:
-    growth, asked = drive(MCTS(depth=4, iterations=1), lambda p: DEEP[p], lambda p: WORTH[p])
+    search, asked = drive(MCTS(depth=4, iterations=1), lambda p: DEEP[p], lambda p: WORTH[p])
     assert asked == ["expand", "evaluate a b"]
-    assert [growth.tree[i].q for i in (0, 1, 2)] == [2, None, 2]
+    assert [search.tree[i].q for i in (0, 1, 2)] == [2, None, 2]
 
 
 def test_a_sampled_rollout_draws_children_in_proportion_to_exp_of_their_value(drive: Drive) -> None:
@@ -158,17 +158,17 @@ def test_a_sampled_rollout_draws_children_in_proportion_to_exp_of_their_value(dr
     search = MCTS(depth=3, iterations=1, rollout="sample")
     counts: Counter[str] = Counter()
     for seed in range(600):
-        growth, _ = drive(search, lambda p: {"": ["a"], "a": ["b", "c"]}[p], lambda p: worth[p], seed=seed)
-        counts[path(growth, growth.best)] += 1
+        search, _ = drive(search, lambda p: {"": ["a"], "a": ["b", "c"]}[p], lambda p: worth[p], seed=seed)
+        counts[path(search, search.best)] += 1
     assert set(counts) == {"ab", "ac"}
     assert 0.70 < counts["ac"] / 600 < 0.80
 
 
 def test_a_rollout_that_runs_into_a_dead_end_backs_up_what_it_met(drive: Drive) -> None:
     search = MCTS(depth=9, iterations=1, rollout="greedy", cum_reward="sum")
-    growth, _ = drive(search, lambda p: DEEP.get(p, []), lambda p: WORTH[p])
-    assert growth.tree.root.q == 10
-    assert growth.stopped == "no terminal state was reached in 1 iterations"
+    search, _ = drive(search, lambda p: DEEP.get(p, []), lambda p: WORTH[p])
+    assert search.tree.root.q == 10
+    assert search.stopped == "no terminal state was reached in 1 iterations"
 
 
 # -- leaves gathered together -----------------------------------------------------------------------------------
@@ -176,9 +176,9 @@ def test_a_rollout_that_runs_into_a_dead_end_backs_up_what_it_met(drive: Drive) 
 
 def test_leaves_of_one_batch_are_different_and_iterations_stay_the_same(drive: Drive) -> None:
     search = MCTS(thoughts=None, iterations=5, fast=None, leaves=2)
-    growth, asked = drive(search, lambda p: list("abcde"), lambda p: 1.0)
+    search, asked = drive(search, lambda p: list("abcde"), lambda p: 1.0)
     assert asked == ["expand", "evaluate a b", "evaluate c d", "evaluate e"]  # the fifth alone: five are wanted
-    assert visits(growth) == {"": 5} | dict.fromkeys("abcde", 1)
+    assert visits(search) == {"": 5} | dict.fromkeys("abcde", 1)
 
 
 def test_a_gathered_visit_counts_as_the_worst_so_far_until_its_reward_is_known(drive: Drive) -> None:
@@ -195,8 +195,8 @@ def test_a_gathered_visit_counts_as_the_worst_so_far_until_its_reward_is_known(d
 @pytest.mark.parametrize("rollout", ["none", "greedy"])
 def test_however_many_are_gathered_all_iterations_are_made(leaves: int, rollout: Any, drive: Drive) -> None:
     search = MCTS(depth=4, iterations=20, leaves=leaves, rollout=rollout)
-    growth, _ = drive(search, lambda p: ["a", "b"], lambda p: len(p) + p.count("b") / 10)
-    assert growth.tree.root.visits == 20
+    search, _ = drive(search, lambda p: ["a", "b"], lambda p: len(p) + p.count("b") / 10)
+    assert search.tree.root.visits == 20
     single, _ = drive(search, lambda p: ["a"], lambda p: 1.0)  # one leaf at a time is all there is
     assert single.tree.root.visits == 20
 
@@ -216,9 +216,9 @@ def test_a_cheaper_judge_stands_for_q_until_the_visit_and_the_evaluator_judges_t
     """By the cheap judge b comes first; visited, it is worth nothing, and a's guess is the better one."""
     cheap, true = {"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 0.0}
     search = MCTS(iterations=2, fast=Value(), exploration=0)
-    growth, asked = drive(search, lambda p: ["a", "b"], lambda p, fast=False: (cheap if fast else true)[p])
+    search, asked = drive(search, lambda p: ["a", "b"], lambda p, fast=False: (cheap if fast else true)[p])
     assert asked == ["expand", "fast a b", "evaluate b", "evaluate a"]
-    assert [(node.fast, node.value, node.reward, node.q) for node in growth.tree][1:] == [(1, 3, 3, 3), (2, 0, 0, 0)]
+    assert [(node.fast, node.value, node.reward, node.q) for node in search.tree][1:] == [(1, 3, 3, 3), (2, 0, 0, 0)]
 
 
 def test_without_a_fast_judge_only_visited_states_are_judged_in_the_order_of_growth(drive: Drive) -> None:

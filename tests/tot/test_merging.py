@@ -11,7 +11,7 @@ import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Expand, State, Task, Thought
 from tot.decoders import Usage
-from tot.search.steps import Proposal
+from tot.steps import Proposal
 
 
 class Places(Task):
@@ -39,34 +39,34 @@ def test_siblings_that_lead_to_one_state_are_one_whose_priors_add_up() -> None:
     told = [Proposal(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
             for text, prior in (("go-x", 0.5), ("y", 0.2), ("x", 0.25), ("jump-x", 0.05))]  # fmt: skip
     task = type("Free", (Places,), {"cost": lambda self, state, thought: 1.0})()
-    growth = BFS().start(task, "q")
-    growth.ask()
-    x, y = growth.tell([told])
+    search = BFS().start(task, "q")
+    search.ask()
+    x, y = search.tell([told])
     assert [(node.world, node.merged, node.new_tokens) for node in (x, y)] == [("x", 2, 12), ("y", 0, 4)]
     assert (x.prior, y.prior) == pytest.approx((0.8, 0.2))
-    assert len(growth.tree) == 3
+    assert len(search.tree) == 3
 
 
 def test_of_siblings_that_lead_to_one_state_the_cheapest_is_the_way_there() -> None:
-    growth = BestFirst(rank="value").start(Places(), "q")
-    growth.ask()
-    (x,) = growth.tell([["5-x", "2-x", "3-x"]])
+    search = BestFirst(rank="value").start(Places(), "q")
+    search.ask()
+    (x,) = search.tell([["5-x", "2-x", "3-x"]])
     assert (x.cost, x.merged) == (2, 2)
-    assert growth.tree.state(x).thoughts[-1].text == "2-x"
+    assert search.tree.state(x).thoughts[-1].text == "2-x"
 
 
 @pytest.mark.parametrize("back", ["start", "x"])
 def test_a_thought_that_leads_back_to_where_its_path_has_been_is_dropped(back: str) -> None:
-    growth = BFS(merge=False, breadth=1).start(Places(), "q")
+    search = BFS(merge=False, breadth=1).start(Places(), "q")
     for place, more in (("start", ["x"]), ("x", ["y"]), ("y", [back, "z"])):
-        step = growth.ask()
+        step = search.ask()
         assert isinstance(step, Expand)
         assert step.states[0].world == place
-        growth.tell([more])
-        growth.ask()
-        growth.tell([1])
-    assert [node.world for node in growth.tree] == ["start", "x", "y", "z"]
-    assert [node.rejected for node in growth.tree] == [0, 0, 1, 0]
+        search.tell([more])
+        search.ask()
+        search.tell([1])
+    assert [node.world for node in search.tree] == ["start", "x", "y", "z"]
+    assert [node.rejected for node in search.tree] == [0, 0, 1, 0]
 
 
 SEARCHES = [
@@ -84,72 +84,72 @@ SEARCHES = [
 def test_every_search_of_a_graph_of_circles_without_a_goal_ends_and_says_so(search: Any) -> None:
     """Five places, each joined to each and to itself: no path may hold a place twice."""
     places = ["start", "v", "w", "x", "y"]
-    growth = search.start(Places(), "q")
+    search = search.start(Places(), "q")
     steps = 0
-    while (step := growth.ask()) is not None:
+    while (step := search.ask()) is not None:
         steps += 1
         assert steps < 2000
-        growth.tell([places if isinstance(step, Expand) else 1.0 for _ in step.nodes])
+        search.tell([places if isinstance(step, Expand) else 1.0 for _ in step.nodes])
     simple_paths = 4 + 4 * 3 + 4 * 3 * 2 + 4 * 3 * 2 * 1
-    assert len(growth.tree) - 1 <= simple_paths
-    for node in growth.tree:
-        worlds = [step.world for step in growth.tree.path(node)]
+    assert len(search.tree) - 1 <= simple_paths
+    for node in search.tree:
+        worlds = [step.world for step in search.tree.path(node)]
         assert len(set(worlds)) == len(worlds)
     if getattr(search, "merge", False) is None:
-        assert len(growth.tree) == 5
-    assert growth.stopped is not None
-    assert growth.stopped.startswith("no ")
+        assert len(search.tree) == 5
+    assert search.stopped is not None
+    assert search.stopped.startswith("no ")
 
 
 # -- a graph of thoughts ----------------------------------------------------------------------------------------
 
 
 def test_states_met_elsewhere_are_folded_together_and_the_other_way_in_is_a_link() -> None:
-    growth = BFS(merge=True).start(Places(), "q")
-    growth.ask()
-    v, w = growth.tell([["v", "w"]])
-    growth.ask()
-    growth.tell([2, 1])
-    growth.ask()
-    (x,) = growth.tell([["x"], ["x"]])
+    search = BFS(merge=True).start(Places(), "q")
+    search.ask()
+    v, w = search.tell([["v", "w"]])
+    search.ask()
+    search.tell([2, 1])
+    search.ask()
+    (x,) = search.tell([["x"], ["x"]])
     assert (x.parent, x.merged, x.cost) == (v.id, 1, 2)
-    assert [(tail.id, head.id, thought.text) for tail, head, thought in growth.tree.links()] == [(w.id, x.id, "x")]
+    assert [(tail.id, head.id, thought.text) for tail, head, thought in search.tree.links()] == [(w.id, x.id, "x")]
 
 
 def test_without_merging_both_stay() -> None:
-    growth = BFS(merge=False).start(Places(), "q")
-    growth.ask()
-    v, w = growth.tell([["v", "w"]])
-    growth.ask()
-    growth.tell([2, 1])
-    growth.ask()
-    assert [node.parent for node in growth.tell([["x"], ["x"]])] == [v.id, w.id]
-    assert growth.tree.links() == []
+    search = BFS(merge=False).start(Places(), "q")
+    search.ask()
+    v, w = search.tell([["v", "w"]])
+    search.ask()
+    search.tell([2, 1])
+    search.ask()
+    assert [node.parent for node in search.tell([["x"], ["x"]])] == [v.id, w.id]
+    assert search.tree.links() == []
 
 
 def test_a_cheaper_way_moves_the_state_with_all_that_stands_on_it() -> None:
-    growth = DFS(merge=True, thoughts=None).start(Places(), "q")
-    growth.ask()
-    growth.tell([["5-v", "1-w"]])
-    growth.ask()
-    growth.tell([9, 1])  # v first
-    growth.ask()
-    (x,) = growth.tell([["5-x"]])  # 10
-    growth.ask()
-    growth.tell([9])
-    growth.ask()
-    (y,) = growth.tell([["1-y"]])  # 11
+    search = DFS(merge=True, thoughts=None).start(Places(), "q")
+    search.ask()
+    search.tell([["5-v", "1-w"]])
+    search.ask()
+    search.tell([9, 1])  # v first
+    search.ask()
+    (x,) = search.tell([["5-x"]])  # 10
+    search.ask()
+    search.tell([9])
+    search.ask()
+    (y,) = search.tell([["1-y"]])  # 11
     assert (x.cost, y.cost) == (10, 11)
-    growth.ask()
-    growth.tell([1])
-    while isinstance(step := growth.ask(), Expand) and step.states[0].world != "w":
-        growth.tell([[]])
-    (moved,) = growth.tell([["2-x"]])
+    search.ask()
+    search.tell([1])
+    while isinstance(step := search.ask(), Expand) and step.states[0].world != "w":
+        search.tell([[]])
+    (moved,) = search.tell([["2-x"]])
     assert moved is x
-    assert (x.cost, growth.tree.path(x)[1].world) == (3, "w")
-    assert [thought.text for thought in growth.tree.state(x).thoughts] == ["1-w", "2-x"]
-    assert [thought.text for thought in growth.tree.state(y).thoughts] == ["1-w", "2-x", "1-y"]
-    assert [(tail.world, head.world, thought.text) for tail, head, thought in growth.tree.links()] == [
+    assert (x.cost, search.tree.path(x)[1].world) == (3, "w")
+    assert [thought.text for thought in search.tree.state(x).thoughts] == ["1-w", "2-x"]
+    assert [thought.text for thought in search.tree.state(y).thoughts] == ["1-w", "2-x", "1-y"]
+    assert [(tail.world, head.world, thought.text) for tail, head, thought in search.tree.links()] == [
         ("v", "x", "5-x")
     ]
 
@@ -167,58 +167,58 @@ def test_a_state_that_moved_has_the_world_of_its_new_way() -> None:
         "key": lambda self, state: state.world["place"],
         "is_terminal": lambda self, state: False,
     }
-    growth = BFS(merge=True).start(type("Noting", (Places,), members)(), "q")
-    growth.ask()
-    growth.tell([["9-v", "1-w"]])
-    growth.ask()
-    growth.tell([1, 1])
-    growth.ask()
-    (x,) = growth.tell([["1-x"], ["2-x"]])
-    assert [thought.text for thought in growth.tree.state(x).thoughts] == ["1-w", "2-x"]
-    assert growth.tree.state(x).world == {"place": "x", "came": ["1-w", "2-x"]}
+    search = BFS(merge=True).start(type("Noting", (Places,), members)(), "q")
+    search.ask()
+    search.tell([["9-v", "1-w"]])
+    search.ask()
+    search.tell([1, 1])
+    search.ask()
+    (x,) = search.tell([["1-x"], ["2-x"]])
+    assert [thought.text for thought in search.tree.state(x).thoughts] == ["1-w", "2-x"]
+    assert search.tree.state(x).world == {"place": "x", "came": ["1-w", "2-x"]}
 
 
 def test_places_in_the_tree_stay_different_after_a_move() -> None:
-    growth = BFS(merge=True, thoughts=None).start(Places(), "q")
-    v, w = (growth.inject(growth.tree.root, text) for text in ("2-v", "3-w"))
+    search = BFS(merge=True, thoughts=None).start(Places(), "q")
+    v, w = (search.inject(search.tree.root, text) for text in ("2-v", "3-w"))
     assert v is not None
     assert w is not None
-    x = growth.inject(v, "1-x")
+    x = search.inject(v, "1-x")
     assert x is not None
-    assert growth.inject(w, "1-x") is None  # 4 against 3: a link
-    assert growth.inject(growth.tree.root, "1-w") is w
-    assert growth.inject(w, "1-x") is x  # 2 against 3
-    growth.inject(w, "1-y")
-    growth.inject(w, "1-z")
+    assert search.inject(w, "1-x") is None  # 4 against 3: a link
+    assert search.inject(search.tree.root, "1-w") is w
+    assert search.inject(w, "1-x") is x  # 2 against 3
+    search.inject(w, "1-y")
+    search.inject(w, "1-z")
     assert x.parent == w.id
-    assert len({growth.tree.place(node) for node in growth.tree}) == len(growth.tree) == 6
+    assert len({search.tree.place(node) for node in search.tree}) == len(search.tree) == 6
 
 
 def test_what_stands_on_a_moved_state_moves_up_with_it() -> None:
-    growth = BFS(merge=True).start(Places(), "q")
-    v, w = (growth.inject(growth.tree.root, text) for text in ("1-v", "1-w"))
+    search = BFS(merge=True).start(Places(), "q")
+    v, w = (search.inject(search.tree.root, text) for text in ("1-v", "1-w"))
     assert v is not None
     assert w is not None
-    x = growth.inject(w, "1-x")
+    x = search.inject(w, "1-x")
     assert x is not None
-    y = growth.inject(x, "1-y")
+    y = search.inject(x, "1-y")
     assert y is not None
-    assert growth.inject(growth.tree.root, "1-x") is x
+    assert search.inject(search.tree.root, "1-x") is x
     assert (x.depth, x.cost) == (1, 1)
-    assert y.depth == len(growth.tree.path(y)) - 1 == 2
+    assert y.depth == len(search.tree.path(y)) - 1 == 2
 
 
 def test_a_state_goes_back_to_an_old_parent_that_has_become_the_cheaper_way() -> None:
-    growth = BFS(merge=True).start(Places(), "q")
-    root = growth.tree.root
-    v, w = (growth.inject(root, text) for text in ("5-v", "4-w"))
+    search = BFS(merge=True).start(Places(), "q")
+    root = search.tree.root
+    v, w = (search.inject(root, text) for text in ("5-v", "4-w"))
     assert v is not None
     assert w is not None
-    x = growth.inject(v, "1-x")
+    x = search.inject(v, "1-x")
     assert x is not None
-    assert growth.inject(w, "1-x") is x  # 5 against 6
-    assert growth.inject(root, "1-v") is v
-    assert growth.inject(v, "1-x") is x  # 2 against 5
+    assert search.inject(w, "1-x") is x  # 5 against 6
+    assert search.inject(root, "1-v") is v
+    assert search.inject(v, "1-x") is x  # 2 against 5
     assert (x.cost, x.parent) == (2, v.id)
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, State, Task, Thought
 from tot.decoders import TaskError, Usage
-from tot.search.steps import Evaluation, Proposal
+from tot.steps import Evaluation, Proposal
 
 
 class Paths(Task):
@@ -50,12 +50,12 @@ class Places(Task):
 def drive() -> Callable[..., list[str]]:
     """Answers every step from tables of children and of values, by path; returns what was asked, step by step."""
 
-    def run(growth: SearchState, children: dict[str, Any], value: dict[str, float] | None = None) -> list[str]:
+    def run(search: SearchState, children: dict[str, Any], value: dict[str, float] | None = None) -> list[str]:
         asked = []
-        while (step := growth.ask()) is not None:
+        while (step := search.ask()) is not None:
             at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
             asked.append(f"{type(step).__name__.lower()} {' '.join(at)}".strip())
-            growth.tell(
+            search.tell(
                 [children.get(path, ()) for path in at]
                 if isinstance(step, Expand)
                 else [None if value is None else value[path] for path in at]
@@ -73,37 +73,37 @@ def texts(nodes: Sequence[Any]) -> list[str]:
 
 
 def test_steps_come_in_order_and_carry_nodes_states_and_count() -> None:
-    growth = BFS(thoughts=4, breadth=1).start(Paths(), "q")
-    first = growth.ask()
+    search = BFS(thoughts=4, breadth=1).start(Paths(), "q")
+    first = search.ask()
     assert isinstance(first, Expand)
     assert (first.nodes, first.states, first.count, first.whole) == (
-        (growth.tree.root,),
+        (search.tree.root,),
         (State(question="q"),),
         4,
         False,
     )
-    a, b = growth.tell([["a", "b"]])
-    second = growth.ask()
+    a, b = search.tell([["a", "b"]])
+    second = search.ask()
     assert isinstance(second, Evaluate)
     assert second.nodes == (a, b)
     assert [state.text for state in second.states] == ["a", "b"]
     assert not second.fast
-    assert growth.tell([3, 5.5]) == [a, b]
-    assert (a.value, b.value, growth.best) == (3, 5.5, growth.tree.root)  # best moves when the search goes on
-    third = growth.ask()
+    assert search.tell([3, 5.5]) == [a, b]
+    assert (a.value, b.value, search.best) == (3, 5.5, search.tree.root)  # best moves when the search goes on
+    third = search.ask()
     assert isinstance(third, Expand)
-    assert (third.nodes, growth.best) == ((b,), b)
+    assert (third.nodes, search.best) == ((b,), b)
 
 
 def test_the_same_step_is_given_until_it_is_told_and_none_after_the_end() -> None:
-    growth = BFS(depth=2).start(Paths(), "q")
-    assert growth.ask() is growth.ask() is not None
-    growth.tell([["a"]])
-    assert growth.ask() is growth.ask() is not None
-    growth.tell([1.0])
-    assert [growth.ask(), growth.ask()] == [None, None]
+    search = BFS(depth=2).start(Paths(), "q")
+    assert search.ask() is search.ask() is not None
+    search.tell([["a"]])
+    assert search.ask() is search.ask() is not None
+    search.tell([1.0])
+    assert [search.ask(), search.ask()] == [None, None]
     with pytest.raises(TaskError, match=r"nothing was asked: call ask\(\) before tell\(\)"):
-        growth.tell([])
+        search.tell([])
 
 
 def test_nothing_can_be_told_before_it_is_asked() -> None:
@@ -112,22 +112,22 @@ def test_nothing_can_be_told_before_it_is_asked() -> None:
 
 
 def test_texts_thoughts_and_drafts_may_be_told() -> None:
-    growth = BFS().start(Paths(), "q")
-    growth.ask()
+    search = BFS().start(Paths(), "q")
+    search.ask()
     draft = Proposal(Thought(parts={"thought": "c"}), Usage(new_tokens=7), prior=0.25, confidence=0.5, decoder="hand")
-    nodes = growth.tell([["a", Thought(parts={"thought": "b"}), draft, Proposal(None, Usage(new_tokens=2), 3)]])
+    nodes = search.tell([["a", Thought(parts={"thought": "b"}), draft, Proposal(None, Usage(new_tokens=2), 3)]])
     assert texts(nodes) == ["a", "b", "c"]
     assert (nodes[2].new_tokens, nodes[2].prior, nodes[2].confidence, nodes[2].decoder) == (7, 0.25, 0.5, "hand")
-    assert (growth.tree.root.parse_failures, growth.tree.root.new_tokens, growth.tree.root.rejected) == (3, 2, 0)
+    assert (search.tree.root.parse_failures, search.tree.root.new_tokens, search.tree.root.rejected) == (3, 2, 0)
 
 
 def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() -> None:
     task = type("Careful", (Paths,), {"default_value": 2.5})()
-    growth = BFS().start(task, "q")
-    growth.ask()
-    growth.tell([["a", "b", "c", "d"]])
-    growth.ask()
-    a, b, c, d = growth.tell([4, Evaluation(6.0, Usage(new_tokens=9), 1), None, float("nan")])
+    search = BFS().start(task, "q")
+    search.ask()
+    search.tell([["a", "b", "c", "d"]])
+    search.ask()
+    a, b, c, d = search.tell([4, Evaluation(6.0, Usage(new_tokens=9), 1), None, float("nan")])
     assert [node.value for node in (a, b, c, d)] == [4, 6, None, 2.5]
     assert [node.parse_failures for node in (a, b, c, d)] == [0, 1, 0, 1]
     assert b.new_tokens == 9
@@ -135,12 +135,12 @@ def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() 
 
 @pytest.mark.parametrize("results", [[], [["a"], ["b"]]])
 def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[Any]) -> None:
-    growth = BFS().start(Paths(), "q")
-    step = growth.ask()
+    search = BFS().start(Paths(), "q")
+    step = search.ask()
     with pytest.raises(TaskError, match=f"{len(results)} results for 1 nodes: tell one for each, in their order"):
-        growth.tell(results)
-    assert growth.ask() is step
-    assert len(growth.tree) == 1
+        search.tell(results)
+    assert search.ask() is step
+    assert len(search.tree) == 1
 
 
 @pytest.mark.parametrize(
@@ -155,52 +155,52 @@ def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[
     ],
 )
 def test_what_is_no_thought_is_refused(results: list[Any], said: str) -> None:
-    growth = BFS().start(Paths(), "q")
-    growth.ask()
+    search = BFS().start(Paths(), "q")
+    search.ask()
     with pytest.raises(TaskError, match=said):
-        growth.tell(results)
+        search.tell(results)
 
 
 @pytest.mark.parametrize("value", ["high", [1], {"value": 3}])
 def test_what_is_no_value_is_refused(value: Any) -> None:
-    growth = BFS().start(Paths(), "q")
-    growth.ask()
-    growth.tell([["a"]])
-    growth.ask()
+    search = BFS().start(Paths(), "q")
+    search.ask()
+    search.tell([["a"]])
+    search.ask()
     with pytest.raises(TaskError, match=r"value|number"):
-        growth.tell([value])
+        search.tell([value])
 
 
 def test_results_put_right_after_a_refusal_count_as_if_told_at_once() -> None:
-    growth = BFS(thoughts=None, breadth=2).start(Paths(), "q")
-    growth.ask()
-    growth.tell([["a", "b"]])
-    growth.ask()
-    growth.tell([1, 1])
-    growth.ask()
+    search = BFS(thoughts=None, breadth=2).start(Paths(), "q")
+    search.ask()
+    search.tell([["a", "b"]])
+    search.ask()
+    search.tell([1, 1])
+    search.ask()
     with pytest.raises(TaskError):
-        growth.tell([["c"], [3]])
-    assert texts(growth.tell([["c"], ["d"]])) == ["c", "d"]
+        search.tell([["c"], [3]])
+    assert texts(search.tell([["c"], ["d"]])) == ["c", "d"]
 
 
 def test_stop_ends_the_search_as_it_stands() -> None:
-    growth = BFS().start(Paths(), "q")
-    growth.ask()
-    (a,) = growth.tell([["a"]])
-    growth.ask()
-    growth.tell([1])
-    growth.ask()
-    growth.stop("enough")
-    assert growth.ask() is None
-    assert (growth.stopped, growth.best) == ("enough", a)
+    search = BFS().start(Paths(), "q")
+    search.ask()
+    (a,) = search.tell([["a"]])
+    search.ask()
+    search.tell([1])
+    search.ask()
+    search.stop("enough")
+    assert search.ask() is None
+    assert (search.stopped, search.best) == ("enough", a)
 
 
 def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
-    growth = DFS(thoughts=1).start(Paths(), "q")
-    node = growth.inject(growth.tree.root, "mine!!")
+    search = DFS(thoughts=1).start(Paths(), "q")
+    node = search.inject(search.tree.root, "mine!!")
     assert node is not None
-    assert (node.parent, node.depth, node.terminal, node.goal, growth.goals) == (0, 1, True, True, [node])
-    assert growth.inject(growth.tree.root, Thought(parts={"thought": "mine!!"})) is None
+    assert (node.parent, node.depth, node.terminal, node.goal, search.goals) == (0, 1, True, True, [node])
+    assert search.inject(search.tree.root, Thought(parts={"thought": "mine!!"})) is None
     assert node.merged == 1
     refusing = type("Refusing", (Paths,), {"step": lambda self, state, thought: None})()
     other = DFS().start(refusing, "q")
@@ -213,14 +213,14 @@ def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
 
 def told(task: Task, thoughts: Sequence[str] = ("b",)) -> SearchState:
     """After "a", `thoughts` are told."""
-    growth = BFS().start(task, "q")
-    growth.ask()
-    growth.tell([["a"]])
-    growth.ask()
-    growth.tell([1])
-    growth.ask()
-    growth.tell([list(thoughts)])
-    return growth
+    search = BFS().start(task, "q")
+    search.ask()
+    search.tell([["a"]])
+    search.ask()
+    search.tell([1])
+    search.ask()
+    search.tell([list(thoughts)])
+    return search
 
 
 def broken(**methods: Callable[..., Any]) -> Task:
@@ -312,9 +312,9 @@ def test_a_key_that_cannot_be_hashed_is_refused() -> None:
 
 def test_thoughts_that_are_not_legal_are_rejected_and_counted() -> None:
     legal = broken(step=lambda state, thought: state.then(thought) if thought.text < "m" else None)
-    growth = told(legal, ["x", "b", "y", "c"])
-    assert texts(list(growth.tree)) == ["a", "b", "c"]
-    assert [node.rejected for node in growth.tree] == [0, 2, 0, 0]
+    search = told(legal, ["x", "b", "y", "c"])
+    assert texts(list(search.tree)) == ["a", "b", "c"]
+    assert [node.rejected for node in search.tree] == [0, 2, 0, 0]
 
 
 # -- nothing to do ----------------------------------------------------------------------------------------------
@@ -324,17 +324,17 @@ PLAIN = [BFS(), DFS(), BestFirst(rank="value"), MCTS()]
 
 @pytest.mark.parametrize("search", PLAIN, ids=repr)
 def test_where_the_goal_is_true_at_the_root_no_step_is_asked(search: Any) -> None:
-    growth = search.start(type("There", (Places,), {"end": "start"})(), "q")
-    assert growth.ask() is None
-    assert (growth.best, growth.goals, growth.stopped) == (growth.tree.root, [growth.tree.root], None)
+    search = search.start(type("There", (Places,), {"end": "start"})(), "q")
+    assert search.ask() is None
+    assert (search.best, search.goals, search.stopped) == (search.tree.root, [search.tree.root], None)
 
 
 @pytest.mark.parametrize("search", PLAIN, ids=repr)
 def test_where_there_are_no_actions_the_search_ends_at_the_root_and_says_why(search: Any, drive: Any) -> None:
-    growth = search.start(Places(), "q")
-    assert drive(growth, {}) == ["expand"]
-    assert (growth.best, len(growth.tree)) == (growth.tree.root, 1)
-    assert growth.stopped in (
+    search = search.start(Places(), "q")
+    assert drive(search, {}) == ["expand"]
+    assert (search.best, len(search.tree)) == (search.tree.root, 1)
+    assert search.stopped in (
         "no goal among 0 thoughts",
         "no goal: all that was proposed was tried, 0 thoughts",
         "no terminal state was reached in 0 iterations",

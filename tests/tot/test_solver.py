@@ -153,7 +153,7 @@ def test_a_cancelled_search_stops_all_it_has_in_flight(letters: Any, tiny: Any) 
         seen: list[Any] = []
         options = {"search": BFS(thoughts=3, depth=9), "max_tokens": 60, "watch": seen.append}
         search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
-        while not search.done() and not (seen and seen[0].growth.best.depth >= 1 and decoder.engine.cache.live):
+        while not search.done() and not (seen and seen[0].search.best.depth >= 1 and decoder.engine.cache.live):
             await asyncio.sleep(0.001)
         search.cancel()  # in a later level: three requests, three samples each
         with pytest.raises(asyncio.CancelledError):
@@ -174,7 +174,7 @@ def test_a_cancelled_search_can_keep_the_best_so_far(letters: Any, tiny: Any) ->
         seen: list[Any] = []
         options = {"search": BFS(thoughts=2, depth=50), "max_tokens": 6, "watch": seen.append, "keep_best": True}
         search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
-        while not search.done() and (not seen or seen[0].growth.best.depth < 2):
+        while not search.done() and (not seen or seen[0].search.best.depth < 2):
             await asyncio.sleep(0.001)
         search.cancel()
         return await search

@@ -37,13 +37,13 @@ class Riddle(Task):
 """
 
 
-def drive(growth: SearchState, table: dict[str, list[str]]) -> None:
+def drive(search: SearchState, table: dict[str, list[str]]) -> None:
     """Tell a search the thoughts after each path, and that each is worth 1."""
-    while (step := growth.ask()) is not None:
+    while (step := search.ask()) is not None:
         if hasattr(step, "count"):
-            growth.tell([table.get("/".join(t.text for t in state.thoughts), []) for state in step.states])
+            search.tell([table.get("/".join(t.text for t in state.thoughts), []) for state in step.states])
         else:
-            growth.tell([1.0] * len(step.nodes))
+            search.tell([1.0] * len(step.nodes))
 
 
 # -- the smallest task ------------------------------------------------------------------------------------------
@@ -166,10 +166,10 @@ def test_a_thought_that_is_not_legal_is_rejected_and_counted(letters: Any) -> No
     def step(self: Task, state: State, thought: Thought) -> State | None:
         return None if thought.text == "no" else state.then(Thought(parts={"thought": thought.text.upper()}))
 
-    growth = BFS(thoughts=3).start(type("Legal", (letters,), {"step": step, "depth": 2})(), "q")
-    drive(growth, {"": ["a", "no", "b", "no"]})
-    assert [node.thought.text for node in growth.tree if node.thought] == ["A", "B"]  # as the task wrote them down
-    assert [node.rejected for node in growth.tree] == [2, 0, 0]
+    search = BFS(thoughts=3).start(type("Legal", (letters,), {"step": step, "depth": 2})(), "q")
+    drive(search, {"": ["a", "no", "b", "no"]})
+    assert [node.thought.text for node in search.tree if node.thought] == ["A", "B"]  # as the task wrote them down
+    assert [node.rejected for node in search.tree] == [2, 0, 0]
 
 
 # -- budgets of nothing -----------------------------------------------------------------------------------------

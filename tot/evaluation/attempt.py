@@ -27,8 +27,8 @@ from tot.evaluation.questions import Question
 from tot.filters import FILTERS
 from tot.options import LOADING, SAME
 from tot.registry import load_task
-from tot.search.backends import Backend
-from tot.search.seeds import derive
+from tot.backend import Backend
+from tot.seeds import derive
 from tot.search.session import Problem, Watcher
 from tot.solver import conclude
 from tot.task import Task

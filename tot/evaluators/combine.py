@@ -14,7 +14,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
 from tot.evaluators.model import Evaluator
 from tot.search.session import Problem
-from tot.search.steps import Evaluation
+from tot.steps import Evaluation
 from tot.tree import Node
 
 

@@ -14,10 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.calls import Call, calls_of
 from tot.decoders.request import Completion, Message, Request, Sampling
-from tot.parts import candidate, conclusion, said_of, with_room
-from tot.search.backends import is_cut
+from tot.parallel import candidate, conclusion, said_of, with_room
+from tot.backend import is_cut
 from tot.search.session import Problem, spent
-from tot.search.steps import NOTHING, Evaluation
+from tot.steps import NOTHING, Evaluation
 from tot.state import State
 from tot.task import Task
 from tot.tree import Node

@@ -18,7 +18,7 @@ from tot.decoders.errors import ModelError
 from tot.decoders.request import Message
 from tot.evaluators.model import Evaluator
 from tot.search.session import Problem
-from tot.search.steps import Evaluation
+from tot.steps import Evaluation
 from tot.tree import Node
 
 Steps = tuple[str, tuple[str, ...]]

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.calls import Call, calls_of
 from tot.decoders.request import Completion, Message, Request, Sampling, Usage
-from tot.parts import bodies, said, with_room
-from tot.search.backends import is_cut
+from tot.parallel import bodies, said, with_room
+from tot.backend import is_cut
 from tot.search.session import Problem, spent
-from tot.search.steps import Proposal
+from tot.steps import Proposal
 from tot.state import Drawn, Thought
 from tot.task import Task
 from tot.tree import Node

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.search.state import SearchState
-from tot.search.steps import Steps
+from tot.steps import Steps
 from tot.state import State
 from tot.tree import Node
 
@@ -35,8 +35,8 @@ class Search(BaseModel):
         return SearchState(self, task, question, seed=seed, hooks=hooks)
 
     @abstractmethod
-    def steps(self, growth: SearchState) -> Steps:
-        """Yield what is to be done next; keep `growth.best` at the best so far: a search may be stopped any time."""
+    def steps(self, search: SearchState) -> Steps:
+        """Yield what is to be done next; keep `search.best` at the best so far: a search may be stopped any time."""
 
     def depth_for(self, task: Task) -> int | None:
         """T for a task; None is no limit."""

@@ -10,15 +10,15 @@ from typing import Literal
 
 from tot.search.base import Count, Search, by_value
 from tot.search.state import SearchState
-from tot.search.steps import Steps
+from tot.steps import Steps
 
 
 class ChainOfThought(Search):
     """One whole solution, decoded greedily."""
 
-    def steps(self, growth: SearchState) -> Steps:
-        for chain in (yield growth.expand([growth.tree.root], 1, whole=True)):
-            growth.best = chain
+    def steps(self, search: SearchState) -> Steps:
+        for chain in (yield search.expand([search.tree.root], 1, whole=True)):
+            search.best = chain
 
 
 class SelfConsistency(Search):
@@ -27,9 +27,9 @@ class SelfConsistency(Search):
     k: Count = 5
     aggregate: Literal["best", "vote"] = "vote"
 
-    def steps(self, growth: SearchState) -> Steps:
-        for chain in (yield growth.expand([growth.tree.root], self.k, whole=True))[:1]:
-            growth.best = chain
+    def steps(self, search: SearchState) -> Steps:
+        for chain in (yield search.expand([search.tree.root], self.k, whole=True))[:1]:
+            search.best = chain
 
 
 class BestOfN(Search):
@@ -37,10 +37,10 @@ class BestOfN(Search):
 
     n: Count = 5
 
-    def steps(self, growth: SearchState) -> Steps:
-        chains = yield growth.expand([growth.tree.root], self.n, whole=True)
-        if growth.solved is not None:
-            growth.best = growth.solved
+    def steps(self, search: SearchState) -> Steps:
+        chains = yield search.expand([search.tree.root], self.n, whole=True)
+        if search.solved is not None:
+            search.best = search.solved
             return
-        for chain in by_value((yield growth.evaluate(chains)))[:1]:
-            growth.best = chain
+        for chain in by_value((yield search.evaluate(chains)))[:1]:
+            search.best = chain

@@ -15,7 +15,7 @@ from pydantic import Field
 from tot.decoders.errors import OptionError
 from tot.search.base import Count, MergingSearch
 from tot.search.state import SearchState
-from tot.search.steps import Steps
+from tot.steps import Steps
 from tot.task import Task
 from tot.tree import Node
 
@@ -47,22 +47,22 @@ class BestFirst(MergingSearch):
         named = type(task).is_terminal is not Task.is_terminal
         return self.depth if self.depth is not None or named else task.depth
 
-    def steps(self, growth: SearchState) -> Steps:
+    def steps(self, search: SearchState) -> Steps:
         rank = self.rank
         if rank == "auto":
-            rank = "cost" if type(growth.task).heuristic is not Task.heuristic else "value"
+            rank = "cost" if type(search.task).heuristic is not Task.heuristic else "value"
         order = count()
         queue: list[tuple[float, int, float, Node]] = []
         closest = math.inf
 
         def push(node: Node) -> None:
             nonlocal closest
-            priority, distance = self._priority(rank, node, growth)
+            priority, distance = self._priority(rank, node, search)
             heapq.heappush(queue, (priority, next(order), node.cost, node))
             if distance < closest:
-                closest, growth.best = distance, node
+                closest, search.best = distance, node
 
-        push(growth.tree.root)
+        push(search.tree.root)
         while queue:
             batch: list[Node] = []
             while queue and len(batch) < self.batch:
@@ -70,33 +70,33 @@ class BestFirst(MergingSearch):
                 if node.goal and not node.pruned:
                     if batch:
                         break  # what is about to be expanded may still lead to a cheaper one
-                    growth.best = node
+                    search.best = node
                     return
                 heapq.heappop(queue)
-                if not (node.pruned or growth.is_end(node) or cost != node.cost):  # a cheaper way was queued since
+                if not (node.pruned or search.is_end(node) or cost != node.cost):  # a cheaper way was queued since
                     batch.append(node)
-            if batch and self.max_nodes is not None and len(growth.tree) > self.max_nodes:
-                growth.stop(f"max_nodes: {len(growth.tree) - 1} thoughts of {self.max_nodes}")
+            if batch and self.max_nodes is not None and len(search.tree) > self.max_nodes:
+                search.stop(f"max_nodes: {len(search.tree) - 1} thoughts of {self.max_nodes}")
                 return
-            children = yield growth.expand(batch, self.thoughts)
-            if growth.solved is not None and rank != "cost":
-                growth.best = growth.solved
+            children = yield search.expand(batch, self.thoughts)
+            if search.solved is not None and rank != "cost":
+                search.best = search.solved
                 return
             if rank == "value":
-                children = yield growth.evaluate(children)
+                children = yield search.evaluate(children)
             for child in children:
                 push(child)
-        growth.stop(f"no goal: all that was proposed was tried, {len(growth.tree) - 1} thoughts")
+        search.stop(f"no goal: all that was proposed was tried, {len(search.tree) - 1} thoughts")
 
-    def _priority(self, rank: str, node: Node, growth: SearchState) -> tuple[float, float]:
+    def _priority(self, rank: str, node: Node, search: SearchState) -> tuple[float, float]:
         """What the queue is sorted by, and how far from a goal the node seems; lowest first."""
         if rank == "cost":
-            distance = growth.heuristic(node)
+            distance = search.heuristic(node)
             return node.cost + self.weight * distance, distance
         if rank == "value":
             distance = math.inf if node.value is None else -node.value
             return distance, distance
-        path = growth.tree.path(node)[1:]
+        path = search.tree.path(node)[1:]
         if any(step.prior is None for step in path):
             raise OptionError("rank=prior needs a thought generator that gives priors: Enumerate() or Sample()")
         log_probability = sum(math.log(max(step.prior or 0.0, 1e-30)) for step in path)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from tot.search.base import Count, MergingSearch, by_value
 from tot.search.state import SearchState
-from tot.search.steps import Steps
+from tot.steps import Steps
 from tot.tree import Node
 
 
@@ -28,28 +28,28 @@ class BFS(MergingSearch):
     select: Literal["greedy", "sample"] = "greedy"
     """The b best, the first of equals first; or b drawn without replacement, by value."""
 
-    def steps(self, growth: SearchState) -> Steps:
-        frontier = [growth.tree.root]
-        while unfinished := [node for node in frontier if not growth.is_end(node)]:
-            children = yield growth.expand(unfinished, self.thoughts)
-            if growth.solved is not None:
-                growth.best = growth.solved
+    def steps(self, search: SearchState) -> Steps:
+        frontier = [search.tree.root]
+        while unfinished := [node for node in frontier if not search.is_end(node)]:
+            children = yield search.expand(unfinished, self.thoughts)
+            if search.solved is not None:
+                search.best = search.solved
                 return
             if not children:
                 return
-            children = yield growth.evaluate(children)
+            children = yield search.evaluate(children)
             ended = [node for node in frontier if node.terminal and node not in children]
-            kept = self._keep([*ended, *children], growth)
-            frontier = growth.hear("on_level", kept)
+            kept = self._keep([*ended, *children], search)
+            frontier = search.emit("on_level", kept)
             best = next(iter(by_value(frontier)), None)
             if best is not None and best.value is not None:
-                growth.best = best
+                search.best = best
 
-    def _keep(self, nodes: Sequence[Node], growth: SearchState) -> list[Node]:
+    def _keep(self, nodes: Sequence[Node], search: SearchState) -> list[Node]:
         if self.select == "greedy":
             return by_value(nodes)[: self.breadth]
         left = list(nodes)
-        draw = growth.random("select", len(growth.tree))
+        draw = search.random("select", len(search.tree))
         kept: list[Node] = []
         while left and len(kept) < self.breadth:
             weights = [max(node.value or 0.0, 0.0) for node in left]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tot.search.base import Count, MergingSearch, by_value
 from tot.search.state import SearchState
-from tot.search.steps import Steps
+from tot.steps import Steps
 from tot.tree import Node
 
 
@@ -32,8 +32,8 @@ class DFS(MergingSearch):
     goals: Count = 1
     """1 stops at the first goal; k takes the best of k."""
 
-    def steps(self, growth: SearchState) -> Steps:
-        stack = [growth.tree.root]
+    def steps(self, search: SearchState) -> Steps:
+        stack = [search.tree.root]
         found: list[Node] = []
         while stack:
             node = stack.pop()
@@ -41,33 +41,33 @@ class DFS(MergingSearch):
                 continue
             if node.goal and node not in found:
                 found.append(node)
-                growth.best = by_value(found)[0]
+                search.best = by_value(found)[0]
                 if len(found) >= self.goals:
                     return
-            if growth.is_end(node):
+            if search.is_end(node):
                 continue
-            if self.max_nodes is not None and len(growth.tree) > self.max_nodes:
-                growth.stop(f"max_nodes: {len(growth.tree) - 1} thoughts of {self.max_nodes}")
+            if self.max_nodes is not None and len(search.tree) > self.max_nodes:
+                search.stop(f"max_nodes: {len(search.tree) - 1} thoughts of {self.max_nodes}")
                 return
-            children = yield growth.expand([node], self.thoughts)
-            if growth.solved is not None and self.goals == 1:
-                growth.best = growth.solved
+            children = yield search.expand([node], self.thoughts)
+            if search.solved is not None and self.goals == 1:
+                search.best = search.solved
                 return
-            children = yield growth.evaluate(children)
-            worth = self._worth(children, growth)
-            if not found and worth and _value(worth[0]) >= _value(growth.best):
-                growth.best = worth[0]
+            children = yield search.evaluate(children)
+            worth = self._worth(children, search)
+            if not found and worth and _value(worth[0]) >= _value(search.best):
+                search.best = worth[0]
             stack += worth[::-1]
         if not found:
-            growth.stop(f"no goal among {len(growth.tree) - 1} thoughts")
+            search.stop(f"no goal among {len(search.tree) - 1} thoughts")
 
-    def _worth(self, children: Sequence[Node], growth: SearchState) -> list[Node]:
+    def _worth(self, children: Sequence[Node], search: SearchState) -> list[Node]:
         """The children to visit, in order; the others are pruned."""
         kept = [child for child in by_value(children) if self.threshold is None or _value(child) >= self.threshold]
         kept = kept[: self.max_children]
         for child in children:
             if child not in kept:
-                growth.tree.prune(child)
+                search.tree.prune(child)
         return kept
 
 

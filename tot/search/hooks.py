@@ -30,8 +30,8 @@ class Hooks:
     on_backpropagate  MCTS: the path that a reward was backed up along
 
     A hook returns None to leave things as they are, or the nodes to go on with, in their new order: those left out are
-    pruned (a goal left out is no goal), those from `growth.inject(parent, "thought")` come in. The last two only watch.
-    `growth.stop("why")` ends the search.
+    pruned (a goal left out is no goal), those from `search.inject(parent, "thought")` come in. The last two only watch.
+    `search.stop("why")` ends the search.
     """
 
     def __init__(self, hooks: object | Mapping[str, Hook] | None = None) -> None:
@@ -47,13 +47,13 @@ class Hooks:
             if name not in EVENTS:
                 raise OptionError(unknown("hook", str(name), EVENTS))
             if not callable(hook):
-                raise OptionError(f"hook {name} = {hook!r} can't be called: give a function of (growth, nodes)")
+                raise OptionError(f"hook {name} = {hook!r} can't be called: give a function of (search, nodes)")
         self._hooks: dict[str, Hook] = found
 
-    def hear(self, event: str, growth: SearchState, nodes: list[Node]) -> list[Node]:
+    def emit(self, event: str, search: SearchState, nodes: list[Node]) -> list[Node]:
         """Tell the hook of `event`; the nodes to go on with."""
         hook = self._hooks.get(event)
-        answer = hook(growth, nodes) if hook is not None and nodes else None
+        answer = hook(search, nodes) if hook is not None and nodes else None
         if answer is None:
             return nodes
         if event in ("on_simulate", "on_backpropagate"):
@@ -64,5 +64,5 @@ class Hooks:
         staying = {node.id for node in kept}
         for node in nodes:
             if node.id not in staying and event != "on_goal":
-                growth.tree.prune(node)
+                search.tree.prune(node)
         return kept

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from tot.search.base import Count, Search
 from tot.search.state import SearchState
-from tot.search.steps import Steps
+from tot.steps import Steps
 from tot.tree import Node
 
 Rewards = Callable[[Sequence[float]], float]
@@ -48,7 +48,7 @@ class MCTS(Search):
     calc_q: Literal["mean", "max"] = "mean"
     fast: Any = "evaluator"
     """What judges new children, all at once: their Q until they are visited (RAP's fast reward). "evaluator" is the
-    state evaluator itself; another evaluator may be cheaper; None judges only what is visited, in the order of growth.
+    state evaluator itself; another evaluator may be cheaper; None judges only what is visited, in the order of search.
     """
     output: Literal["max_reward", "follow_max", "max_visit", "last_terminal"] = "max_reward"
     """The answer's state: the end of the path with the highest cumulative reward; where the highest Q, or the most
@@ -56,16 +56,16 @@ class MCTS(Search):
     until_solved: bool = True
     """Stop as soon as the task verifies an answer; False spends all iterations."""
 
-    def steps(self, growth: SearchState) -> Steps:
-        return _Run(self, growth).steps()
+    def steps(self, search: SearchState) -> Steps:
+        return _Run(self, search).steps()
 
 
 class _Run:
     """What one search learns as it goes."""
 
-    def __init__(self, options: MCTS, growth: SearchState) -> None:
+    def __init__(self, options: MCTS, search: SearchState) -> None:
         self.options = options
-        self.growth = growth
+        self.search = search
         self.backed_up: dict[int, list[float]] = {}
         self.children: dict[int, list[Node]] = {}
         """Of every expanded state; none where there is no way on."""
@@ -78,8 +78,8 @@ class _Run:
         self.cumulate = _CUMULATE[cumulate] if isinstance(cumulate, str) else cumulate
 
     def steps(self) -> Steps:
-        options, growth = self.options, self.growth
-        yield from self._expand([growth.tree.root])
+        options, search = self.options, self.search
+        yield from self._expand([search.tree.root])
         done = 0
         while done < options.iterations and self.children.get(0) and not self._finished():
             paths = self._gather(min(options.leaves, options.iterations - done))
@@ -95,13 +95,13 @@ class _Run:
                 self._back_up(path)
             done += len(paths)
             self._choose()
-        if growth.solved is not None and options.until_solved:
-            growth.best = growth.solved
-        elif not self.ends and not growth.tree.root.goal:
-            growth.stop(f"no terminal state was reached in {done} iterations")
+        if search.solved is not None and options.until_solved:
+            search.best = search.solved
+        elif not self.ends and not search.tree.root.goal:
+            search.stop(f"no terminal state was reached in {done} iterations")
 
     def _finished(self) -> bool:
-        return self.growth.solved is not None and self.options.until_solved
+        return self.search.solved is not None and self.options.until_solved
 
     # -- selection ------------------------------------------------------------------------------------------------
 
@@ -109,7 +109,7 @@ class _Run:
         """Paths to different leaves, each chosen as if those before it had come back with the worst reward."""
         paths: list[list[Node]] = []
         while len(paths) < wanted:
-            path = [self.growth.tree.root]
+            path = [self.search.tree.root]
             while (child := self._best_child(path[-1])) is not None:
                 path.append(child)
                 if not child.visits:
@@ -149,17 +149,17 @@ class _Run:
         return (math.fsum(known) + pending * (self.worst or 0.0)) / (len(known) + pending)
 
     def _is_tip(self, node: Node) -> bool:
-        return self.growth.is_end(node) or node.id in self.children
+        return self.search.is_end(node) or node.id in self.children
 
     # -- growing and judging --------------------------------------------------------------------------------------
 
     def _expand(self, nodes: Sequence[Node]) -> Steps:
         open_nodes = [node for node in nodes if not self._is_tip(node)]
-        children = yield self.growth.expand(open_nodes, self.options.thoughts)
+        children = yield self.search.expand(open_nodes, self.options.thoughts)
         self.children |= {node.id: [] for node in open_nodes}
         fast = self.options.fast
         if fast is not None:
-            children = yield self.growth.evaluate(children, fast=fast != "evaluator")
+            children = yield self.search.evaluate(children, fast=fast != "evaluator")
         for child in children:
             if child.parent in self.children:
                 self.children[child.parent].append(child)
@@ -167,15 +167,15 @@ class _Run:
     def _judge(self, nodes: Sequence[Node]) -> Steps:
         """The rewards of visited states: their values, asked for where they are not known, plus the task's reward."""
         unknown = [node for node in nodes if node.reward is None and node.parent is not None]
-        yield self.growth.evaluate([node for node in unknown if node.value is None])
+        yield self.search.evaluate([node for node in unknown if node.value is None])
         for node in unknown:
             if node.value is not None:
-                node.reward = node.value + self.growth.reward(node)
+                node.reward = node.value + self.search.reward(node)
 
     def _roll_out(self, paths: Sequence[list[Node]]) -> Steps:
         """Extend every path to an end, all of them a level at a time."""
         before = [len(path) for path in paths]
-        growing = [path for path in paths if not self.growth.is_end(path[-1])]
+        growing = [path for path in paths if not self.search.is_end(path[-1])]
         while growing:
             yield from self._expand([path[-1] for path in growing])
             moved = []
@@ -184,9 +184,9 @@ class _Run:
                     path.append(child)
                     moved.append(path)
             yield from self._judge(list({path[-1].id: path[-1] for path in moved}.values()))
-            growing = [path for path in moved if not self.growth.is_end(path[-1])]
+            growing = [path for path in moved if not self.search.is_end(path[-1])]
         for path, length in zip(paths, before, strict=True):
-            self.growth.hear("on_simulate", path[length - 1 :])
+            self.search.emit("on_simulate", path[length - 1 :])
 
     def _simulated_child(self, node: Node) -> Node | None:
         children = [child for child in self.children.get(node.id, ()) if not child.pruned]
@@ -196,7 +196,7 @@ class _Run:
         top = max(guesses)
         if self.options.rollout == "greedy":
             return children[guesses.index(top)]
-        draw = self.growth.random("rollout", node.id, node.visits)
+        draw = self.search.random("rollout", node.id, node.visits)
         return draw.choices(children, [math.exp(guess - top) for guess in guesses])[0]
 
     # -- backing up -----------------------------------------------------------------------------------------------
@@ -214,22 +214,22 @@ class _Run:
                 known.append(total)
                 node.q = max(known) if self.options.calc_q == "max" else fmean(known)
                 self.worst = total if self.worst is None else min(self.worst, total)
-        if total is not None and self.growth.is_end(path[-1]):
+        if total is not None and self.search.is_end(path[-1]):
             self.ends.append((total, path[-1]))
-        self.growth.hear("on_backpropagate", path)
+        self.search.emit("on_backpropagate", path)
 
     def _choose(self) -> None:
         """Leave the answer's state behind, as things stand."""
         output = self.options.output
         if self.ends and output == "max_reward":
-            self.growth.best = max(self.ends, key=lambda end: end[0])[1]
+            self.search.best = max(self.ends, key=lambda end: end[0])[1]
         elif self.ends and output == "last_terminal":
-            self.growth.best = self.ends[-1][1]
+            self.search.best = self.ends[-1][1]
         else:
-            self.growth.best = self._follow(by_visits=output == "max_visit")
+            self.search.best = self._follow(by_visits=output == "max_visit")
 
     def _follow(self, by_visits: bool) -> Node:
-        node = self.growth.tree.root
+        node = self.search.tree.root
         while visited := [
             child for child in self.children.get(node.id, ()) if child.q is not None and not child.pruned
         ]:

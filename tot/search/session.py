@@ -16,10 +16,10 @@ from tot.calls import calls_of
 from tot.checkpoint import Checkpoint, Recorded
 from tot.decoders.budget import Meter
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
-from tot.search.backends import Backend, is_cut
+from tot.backend import Backend, is_cut
 from tot.search.base import Search, by_value
-from tot.search.seeds import derive
-from tot.search.steps import Evaluate, Evaluation, Expand, Proposal, Step
+from tot.seeds import derive
+from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
 from tot.written import as_written
@@ -53,7 +53,7 @@ class Problem:
         trace: Checkpoint | None = None,
     ) -> None:
         self.task = task
-        self.growth = search.start(task, question, seed=seed, hooks=hooks)
+        self.search = search.start(task, question, seed=seed, hooks=hooks)
         self.meter = meter
         self.calls = 0
         """Samples asked of a decoder: n a request."""
@@ -82,7 +82,7 @@ class Problem:
 
     @property
     def tree(self) -> ThoughtTree:
-        return self.growth.tree
+        return self.search.tree
 
     def changed(self) -> None:
         if self._watch is not None:
@@ -92,7 +92,7 @@ class Problem:
 
     async def run(self) -> None:
         """Do what the search asks for until it ends or a budget is spent."""
-        while (step := self.growth.ask()) is not None:
+        while (step := self.search.ask()) is not None:
             if self._spent_out(step):
                 return
             recorded = self._trace.step(step) if self._trace is not None else None
@@ -104,8 +104,8 @@ class Problem:
             else:
                 results = await (self._expand(step) if isinstance(step, Expand) else self._evaluate(step))
             try:
-                self.growth.tell(results)
-                self.growth.ask()  # on to the next step: what the search makes of the results belongs to this one
+                self.search.tell(results)
+                self.search.ask()  # on to the next step: what the search makes of the results belongs to this one
             finally:  # a task that fails on the results is no reason to lose them
                 self.meter.count(nodes=len(self.tree) - nodes)
                 # A step that a budget may have cut short is not recorded: with more to spend it is done anew.
@@ -139,9 +139,9 @@ class Problem:
     async def answer(self) -> Any | None:
         """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
         None where there is none, or the budget is spent."""
-        growth = self.growth
+        search = self.search
         voting = self._search.aggregate == "vote"
-        nodes = [growth.best] if not voting else growth.complete() if growth.solved is None else [growth.solved]
+        nodes = [search.best] if not voting else search.complete() if search.solved is None else [search.solved]
         answers = await self._answers(nodes)
         said = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not said:
@@ -151,12 +151,12 @@ class Problem:
             ballots.setdefault(self.task.canonical(answer), []).append((node, answer))
         weights = _weights(nodes)
         winner = max(ballots.values(), key=lambda voters: math.fsum(weights[node.id] for node, _ in voters))
-        growth.best = by_value([node for node, _ in winner])[0]
-        return next(answer for node, answer in winner if node is growth.best)
+        search.best = by_value([node for node, _ in winner])[0]
+        return next(answer for node, answer in winner if node is search.best)
 
     async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
         """What each state says: by itself, or when asked."""
-        answers = [self.growth.answer_at(node) for node in nodes]
+        answers = [self.search.answer_at(node) for node in nodes]
         unasked = [i for i, answer in enumerate(answers) if answer is None and not self._is_chain(nodes[i])]
         # A search that a budget ended before its first thought has nothing to ask about.
         asked = [i for i in unasked if nodes[i].parent is not None or self.stopped is None]
@@ -229,7 +229,7 @@ class Problem:
 
     def actions(self, node: Node) -> Sequence[str]:
         """The task's legal actions at a node."""
-        return self.growth.actions(node)
+        return self.search.actions(node)
 
     def generation_seed(self, node: Node, template: str, call: int) -> int:
         """hash(run seed, problem id, node path, purpose, call index)."""

@@ -15,8 +15,8 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError
 from tot.search.hooks import Hooks
-from tot.search.seeds import derive
-from tot.search.steps import Evaluate, Evaluation, Expand, Proposal, Step
+from tot.seeds import derive
+from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step
 from tot.state import State, Thought
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
@@ -30,12 +30,12 @@ _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 class SearchState:
     """A search under way: `BFS(thoughts=2).start(task, "question")` makes one.
 
-    while (step := growth.ask()) is not None:
+    while (step := search.ask()) is not None:
         if isinstance(step, Expand):
-            growth.tell([my_thoughts(state) for state in step.states])  # some texts for each state
+            search.tell([my_thoughts(state) for state in step.states])  # some texts for each state
         else:
-            growth.tell([my_value(state) for state in step.states])  # a number for each state
-    growth.best, growth.tree
+            search.tell([my_value(state) for state in step.states])  # a number for each state
+    search.best, search.tree
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class SearchState:
                 break
             self._told = []
             if isinstance(step, Expand):
-                step = self.expand(self._hooks.hear("on_select", self, list(step.nodes)), step.count, step.whole)
+                step = self.expand(self._hooks.emit("on_select", self, list(step.nodes)), step.count, step.whole)
             if self._over:
                 break
             if step.nodes:
@@ -111,13 +111,13 @@ class SearchState:
                     child = self._grow(node, draft, step.whole)
                     if child is not None:
                         grown[child.id] = child
-            nodes = self._hooks.hear("on_expand", self, list(grown.values()))
+            nodes = self._hooks.emit("on_expand", self, list(grown.values()))
         else:
             evaluations = list(map(_evaluation, results))
             self._waiting = None
             for node, evaluation in zip(step.nodes, evaluations, strict=True):
                 self._value(node, evaluation, step.fast)
-            nodes = self._hooks.hear("on_evaluate", self, list(step.nodes))
+            nodes = self._hooks.emit("on_evaluate", self, list(step.nodes))
         self._told = nodes
         if self._over:  # a hook stopped the search before it could look at these
             self.best = max([self.best, *self.goals, *nodes], key=self._rank)
@@ -177,9 +177,9 @@ class SearchState:
         deepest = max((node.depth for node in leaves), default=0)
         return ends or [node for node in leaves if node.depth == deepest] or [self.best]
 
-    def hear(self, event: str, nodes: list[Node]) -> list[Node]:
+    def emit(self, event: str, nodes: list[Node]) -> list[Node]:
         """Tell the hook of an event that only the search knows of; the nodes to go on with."""
-        return self._hooks.hear(event, self, nodes)
+        return self._hooks.emit(event, self, nodes)
 
     def random(self, *about: object) -> random.Random:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
@@ -297,7 +297,7 @@ class SearchState:
         verified = answer is not None and self.verify(answer)
         whole = node.thought is not None and self.task.chain in node.thought.parts
         node.goal = verified or (not whole and bool(self._call("is_goal", state)))
-        if node.goal and self._hooks.hear("on_goal", self, [node]):
+        if node.goal and self._hooks.emit("on_goal", self, [node]):
             self.goals.append(node)
             if verified and self.solved is None:
                 self.solved = node

@@ -10,7 +10,7 @@ import pytest
 
 from tot import BFS, Sample, Solution, Value
 from tot.decoders.budget import Meter
-from tot.search.backends import Backend
+from tot.backend import Backend
 from tot.search.session import Problem
 
 

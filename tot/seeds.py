@@ -6,7 +6,7 @@ import hashlib
 import json
 
 
-def derive(*parts: object) -> int:
-    """A 64-bit seed from plain values: equal parts give equal seeds on every machine."""
-    text = json.dumps(parts, ensure_ascii=True, separators=(",", ":"), default=str)
+def derive(*about: object) -> int:
+    """A 64-bit seed from plain values: equal values give equal seeds on every machine."""
+    text = json.dumps(about, ensure_ascii=True, separators=(",", ":"), default=str)
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")

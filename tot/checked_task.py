@@ -1,0 +1,104 @@
+"""CheckedTask: a task's methods as a search calls them: what they raise names the method, what they give is checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable
+from typing import Any
+
+from pydantic import JsonValue, TypeAdapter, ValidationError
+
+from tot.decoders.errors import TaskError, TotError
+from tot.state import State, Thought
+from tot.task import Task
+
+_WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+
+
+class CheckedTask:
+    """Raises TaskError, saying what to return, wherever a task's own code fails or gives what can't be used."""
+
+    def __init__(self, task: Task) -> None:
+        self.task = task
+        self._name = type(task).__name__
+
+    def actions(self, state: State) -> list[str]:
+        actions = self._call("actions", state)
+        if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
+            raise TaskError(f"{self._name}.actions gave {actions!r}: return a list of texts")
+        return list(actions)
+
+    def step(self, before: State, thought: Thought) -> State | None:
+        after = self._call("step", before, thought)
+        if after is None:
+            return None
+        if not isinstance(after, State) or len(after.thoughts) != len(before.thoughts) + 1:
+            raise TaskError(
+                f"{self._name}.step gave {after!r}: return state.then(thought, world), or None if it is not legal"
+            )
+        try:
+            _WORLD.validate_python(after.world)
+        except ValidationError:
+            raise TaskError(
+                f"{self._name}.step gave a world that is not JSON data, {after.world!r}: use text, numbers, lists and "
+                "dicts"
+            ) from None
+        return after
+
+    def key(self, state: State) -> Hashable:
+        key: Hashable = self._call("key", state)
+        try:
+            hash(key)  # a tuple is hashable by its type, and yet not where it holds a list
+        except TypeError:
+            raise TaskError(f"{self._name}.key gave {key!r}, which can't be hashed: use text or tuples") from None
+        return key
+
+    def cost(self, state: State, thought: Thought) -> float:
+        cost = self._number("cost", state, thought)
+        if cost < 0:
+            raise TaskError(f"{self._name}.cost of {thought.text!r} is {cost}: it has to be 0 or more")
+        return cost
+
+    def heuristic(self, state: State) -> float:
+        return self._number("heuristic", state)
+
+    def reward(self, state: State) -> float:
+        return self._number("reward", state)
+
+    def is_terminal(self, state: State) -> bool:
+        return bool(self._call("is_terminal", state))
+
+    def is_goal(self, state: State) -> bool:
+        return bool(self._call("is_goal", state))
+
+    def is_chain(self, thought: Thought | None) -> bool:
+        """True for a whole solution, written in one go."""
+        return thought is not None and self.task.chain in thought.parts
+
+    def answer_at(self, state: State) -> Any | None:
+        """The answer that a state holds without asking; None where it holds none."""
+        last = state.thoughts[-1] if state.thoughts else None
+        if last is not None and self.is_chain(last):
+            return self._call("parse_answer", last.parts[self.task.chain])
+        return self._call("answer_at", state)
+
+    def verify(self, question: str, answer: Any) -> bool:
+        return bool(self._call("verify", question, answer))
+
+    def _number(self, method: str, *arguments: Any) -> float:
+        number = self._call(method, *arguments)
+        if not isinstance(number, int | float) or math.isnan(number):
+            raise TaskError(f"{self._name}.{method} gave {number!r}: return a number")
+        return float(number)
+
+    def _call(self, method: str, *arguments: Any) -> Any:
+        try:
+            return getattr(self.task, method)(*arguments)
+        except TotError:
+            raise
+        except Exception as error:  # whatever a user's code raises
+            state = next((argument for argument in arguments if isinstance(argument, State)), None)
+            after = f" after {state.text!r}" if state is not None and state.thoughts else ""
+            raise TaskError(
+                f"{self._name}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
+            ) from error

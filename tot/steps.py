@@ -1,0 +1,144 @@
+"""What passes between a search and whoever does its work: steps to be done, and their results.
+
+A search asks for nodes to be expanded or evaluated; proposals and evaluations come back. None of these know where
+thoughts come from: a model, a table, a person.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
+
+from tot.calls import Call, calls_of
+from tot.decoders.request import Completion, Request, Usage
+from tot.parallel import said
+from tot.state import State, Thought
+from tot.tree import Node
+
+NOTHING = Usage()
+Asked = Annotated[tuple[Call, ...], Field(exclude=True)]
+"""What was asked. It goes into the tree, and a checkpoint keeps it there: it is no result that a search goes by."""
+
+
+@dataclass(frozen=True, slots=True)
+class Expand:
+    """Wanted: thoughts after each of `nodes`."""
+
+    nodes: tuple[Node, ...]
+    states: tuple[State, ...]
+    count: int | None
+    """How many after each; None leaves it to whoever makes them."""
+    whole: bool = False
+    """Whole solutions rather than single thoughts: what the baselines ask for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluate:
+    """Wanted: the value of each of `nodes`."""
+
+    nodes: tuple[Node, ...]
+    states: tuple[State, ...]
+    fast: bool = False
+    """A cheap judgement that stands in until a node is visited (RAP's fast reward)."""
+
+
+Step = Expand | Evaluate
+Steps = Generator[Step, list[Node], None]
+"""A search's algorithm: steps go out; the new children, or the nodes that were evaluated, come back."""
+
+
+@dataclass(slots=True)
+class Proposal:
+    """A thought on its way into the tree; None where its text was rejected or cut off."""
+
+    thought: Thought | None
+    usage: Usage = NOTHING
+    parse_failures: int = 0
+    prior: float | None = None
+    """Its probability among its siblings."""
+    confidence: float | None = None
+    """The share of samples that agreed with it."""
+    decoder: str | None = None
+    calls: Asked = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """A state's value, and what it took. None where a budget cut the evaluation off."""
+
+    value: float | None
+    usage: Usage = NOTHING
+    parse_failures: int = 0
+    parts: tuple[Evaluation, ...] = ()
+    """What it was combined from."""
+    calls: Asked = ()
+
+    def again(self) -> Evaluation:
+        """The same for another node: it was paid for once."""
+        return replace(self, usage=NOTHING, parse_failures=0, calls=())
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One sample of what a template was asked about a node, or the scores of its labels.
+
+    Given to a search as it is, it becomes a thought that keeps the tokens drawn, the call and what it took.
+    """
+
+    template: str
+    request: Request
+    completion: Completion
+    decoder: str | None = None
+    unread: int = 0
+    """1 where a rationale had been cut before its answer, and was decoded again as a whole."""
+
+    @property
+    def text(self) -> str:
+        """What the model wrote; of parallel steps what they say, as paragraphs."""
+        return said(self.completion)
+
+    @property
+    def cut(self) -> bool:
+        """True where a budget or a cancellation ended the text before its time."""
+        return is_cut(self.completion)
+
+    @property
+    def usage(self) -> Usage:
+        return self.completion.usage
+
+    @property
+    def calls(self) -> tuple[Call, ...]:
+        return calls_of(self.template, self.request, [self.completion])
+
+    @property
+    def logprobs(self) -> list[float]:
+        """Log-probabilities (nats) of the labels that were scored, in their order; none where the scoring was cut."""
+        return [choice.total for choice in self.completion.choice_logprobs]
+
+    def evaluation(self, value: float | None, parse_failures: int = 0) -> Evaluation:
+        """`value` as what this reply says, paid for by it; None where it was cut."""
+        return Evaluation(None if self.cut else value, self.usage, parse_failures, calls=self.calls)
+
+
+def is_cut(completion: Completion) -> bool:
+    """True where a budget or a cancellation ended the text before its time."""
+    return completion.finish_reason in ("budget", "cancelled")
+
+
+def spent(replies: Sequence[Reply]) -> Usage:
+    """What samples drawn side by side took together: their seconds are not added up."""
+    usage = sum((reply.usage for reply in replies), NOTHING)
+    return replace(usage, seconds=max((reply.usage.seconds for reply in replies), default=0.0))
+
+
+def softmax(logprobs: Sequence[float], temperature: float = 1.0) -> list[float]:
+    """Probabilities among themselves; equal ones where all are impossible."""
+    top = max(logprobs)
+    if top == -math.inf:
+        return [1 / len(logprobs)] * len(logprobs)
+    weights = [math.exp((logprob - top) / temperature) for logprob in logprobs]
+    return [weight / sum(weights) for weight in weights]
