@@ -19,21 +19,39 @@ if TYPE_CHECKING:
     from tot.decoders.errors import TotError
     from tot.decoders.open_models import close_models
     from tot.evaluation.run import evaluate
-    from tot.evaluators.combine import Combine, Confidence, Heuristic, Prior, Random
-    from tot.evaluators.model import Classify, Explain, Likelihood, Value, Vote
+    from tot.context import Context
+    from tot.evaluators.base import Evaluator
+    from tot.evaluators.classify import Classify
+    from tot.evaluators.combine import Combine
+    from tot.evaluators.heuristic import Confidence, Heuristic, Prior, Random
+    from tot.evaluators.likelihood import Likelihood
+    from tot.evaluators.rationale import Explain
+    from tot.evaluators.value import Value
+    from tot.evaluators.vote import Vote
     from tot.evaluators.reward_model import RewardModel
-    from tot.generators.base import Enumerate, Propose, Sample
+    from tot.generators.base import Generator
+    from tot.generators.enumerate import Enumerate
+    from tot.generators.propose import Propose
+    from tot.generators.sample import Sample
     from tot.registry import load_task, rap
     from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
     from tot.search.state import SearchState
-    from tot.steps import Evaluate, Expand
+    from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply
     from tot.solver import Solution, asolve, solve
     from tot.state import State, Thought
     from tot.task import Task
     from tot.tree import Node, ThoughtTree
 
 _HOME = {
-    "evaluators.combine": ("Combine", "Confidence", "Heuristic", "Prior", "Random"),
+    "context": ("Context",),
+    "evaluators.base": ("Evaluator",),
+    "evaluators.classify": ("Classify",),
+    "evaluators.combine": ("Combine",),
+    "evaluators.heuristic": ("Confidence", "Heuristic", "Prior", "Random"),
+    "evaluators.likelihood": ("Likelihood",),
+    "evaluators.rationale": ("Explain",),
+    "evaluators.value": ("Value",),
+    "evaluators.vote": ("Vote",),
     "config": ("SearchConfig",),
     "decoders.budget": ("Budget",),
     "decoders.decoder": ("load_decoder",),
@@ -44,14 +62,16 @@ _HOME = {
     "evaluators.reward_model": ("RewardModel",),
     "search": ("BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"),
     "search.state": ("SearchState",),
-    "steps": ("Evaluate", "Expand"),
+    "steps": ("Evaluate", "Evaluation", "Expand", "Proposal", "Reply"),
     "solver": ("Solution", "asolve", "solve"),
     "state": ("State", "Thought"),
     "task": ("Task",),
-    "generators.base": ("Enumerate", "Propose", "Sample"),
+    "generators.base": ("Generator",),
+    "generators.enumerate": ("Enumerate",),
+    "generators.propose": ("Propose",),
+    "generators.sample": ("Sample",),
     "checkpoint": ("Checkpoint",),
     "tree": ("Node", "ThoughtTree"),
-    "evaluators.model": ("Classify", "Explain", "Likelihood", "Value", "Vote"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
@@ -66,17 +86,23 @@ __all__ = [
     "Checkpoint",
     "Classify",
     "Combine",
+    "Context",
     "Confidence",
     "Enumerate",
     "Evaluate",
+    "Evaluation",
+    "Evaluator",
     "Expand",
     "Explain",
+    "Generator",
     "Heuristic",
     "Likelihood",
     "Node",
     "Prior",
+    "Proposal",
     "Propose",
     "Random",
+    "Reply",
     "RewardModel",
     "Sample",
     "Search",

@@ -17,8 +17,18 @@ from pydantic import BaseModel
 from tot.decoders.errors import OptionError, TaskError, unknown, validated
 from tot.evaluators.combine import Combine, Confidence, Heuristic, Prior, Random
 from tot.evaluators.model import Classify, Explain, Likelihood, Value, Vote
+from tot.decoders.errors import OptionError, TaskError, unknown
+from tot.evaluators.classify import Classify
+from tot.evaluators.combine import Combine
+from tot.evaluators.heuristic import Confidence, Heuristic, Prior, Random
+from tot.evaluators.likelihood import Likelihood
+from tot.evaluators.rationale import Explain
+from tot.evaluators.value import Value
+from tot.evaluators.vote import Vote
 from tot.evaluators.reward_model import RewardModel
-from tot.generators.base import Enumerate, Propose, Sample
+from tot.generators.enumerate import Enumerate
+from tot.generators.propose import Propose
+from tot.generators.sample import Sample
 from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, SelfConsistency
 from tot.task import Task
 
@@ -133,17 +143,17 @@ def rap(task: Task | type[Task] | str) -> dict[str, Any]:
     task = load_task(task)
     labels = task.labels or {"Yes": 1.0, "No": 0.0}
     judged = Likelihood(template="self_eval", labels=labels)
-    if type(task).actions is not Task.actions:
+    if "actions" in task.defines:
         generator = named("generator", task.generator, GENERATORS)
         return {
             "search": MCTS(thoughts=None, rollout="greedy", cum_reward="sum", calc_q="mean"),
             "generator": generator if isinstance(generator, Enumerate) else Enumerate(),
-            "evaluator": Combine(parts=(Prior(), judged), weights=(0.5, 0.5), rule="log"),
+            "evaluator": Combine(evaluators=(Prior(), judged), weights=(0.5, 0.5), rule="log"),
         }
     return {
         "search": MCTS(thoughts=4, rollout="greedy", cum_reward="mean", calc_q="max", fast=judged),
-        "generator": Sample(votes=8),
-        "evaluator": Combine(parts=(judged, Confidence()), weights=(0.5, 0.5), rule="product"),
+        "generator": Sample(samples=8),
+        "evaluator": Combine(evaluators=(judged, Confidence()), weights=(0.5, 0.5), rule="product"),
     }
 
 

@@ -18,7 +18,7 @@ from tot.decoders.errors import OptionError
 from tot.decoders.request import Purpose, Usage
 from tot.registry import load_task
 from tot.backend import Backend
-from tot.search.session import Problem, Watcher
+from tot.search.session import SearchSession, Watcher
 from tot.task import Task
 from tot.tree import ThoughtTree
 
@@ -134,11 +134,10 @@ async def asolve(
         decoders = await asyncio.to_thread(config.open, stack)
         if profile is not None:
             stack.enter_context(profile.recording(decoders.values()))
-        problem = Problem(
+        session = SearchSession(
             task,
             question,
-            Backend(decoders),
-            meter=Meter(config.budget),
+            Backend(decoders, Meter(config.budget)),
             **parts,
             seed=config.seed,
             problem_id=problem_id,
@@ -146,26 +145,26 @@ async def asolve(
             filters=filters,
             watch=watch,
             hooks=hooks,
-            trace=checkpoint,
+            checkpoint=checkpoint,
         )
         answer = None
         try:
-            await problem.run()
-            answer = await problem.answer()
+            await session.run()
+            answer = await session.answer()
         except asyncio.CancelledError:
             if not keep_best:
                 raise
-            problem.stopped = "interrupted"
-        return replace(conclude(problem, answer), choices=_choices(decoders))
+            session.stopped = "interrupted"
+        return replace(conclude(session, answer), choices=_choices(decoders))
 
 
-def conclude(problem: Problem, answer: Any | None = None) -> Solution:
+def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     """The solution as things stand: without an answer of its own, what the best state's text says."""
-    search, task, tree = problem.search, problem.task, problem.tree
+    search, task, tree = session.search, session.task, session.tree
     if answer is None:
         answer = search.answer_at(search.best)
     # A task whose states hold their answers, and that reads none from text, has none here.
-    reads = type(task).answer_at is Task.answer_at or type(task).parse_answer is not Task.parse_answer
+    reads = "answer_at" not in task.defines or "parse_answer" in task.defines
     if answer is None and search.best.thought is not None and reads:
         answer = task.parse_answer(tree.state(search.best).text)
     tree.choose(search.best)
@@ -175,12 +174,12 @@ def conclude(problem: Problem, answer: Any | None = None) -> Solution:
         solved=answer is not None and search.verify(answer),
         value=search.best.value,
         tree=tree,
-        usage=problem.meter.total,
-        calls=problem.calls,
+        usage=session.meter.total,
+        calls=session.calls,
         parse_failures=sum(node.parse_failures for node in nodes),
         rejected=sum(node.rejected for node in nodes),
-        stopped=problem.stopped or search.stopped,
-        filters=problem.filters,
+        stopped=session.stopped or search.stopped,
+        filters=session.context.filters,
     )
 
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from tot.calls import Call, calls_of
+from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Request, Usage
 from tot.parallel import said
-from tot.state import State, Thought
+from tot.state import Drawn, State, Thought
+from tot.task import Task
 from tot.tree import Node
 
 NOTHING = Usage()
@@ -119,9 +121,40 @@ class Reply:
         """Log-probabilities (nats) of the labels that were scored, in their order; none where the scoring was cut."""
         return [choice.total for choice in self.completion.choice_logprobs]
 
+    def drawn(self, name: str) -> dict[str, Drawn]:
+        """The tokens drawn, where a model here drew them, as those of the thought's part `name`."""
+        completion = self.completion
+        return {name: Drawn(text=completion.text, tokens=completion.tokens)} if completion.tokens else {}
+
     def evaluation(self, value: float | None, parse_failures: int = 0) -> Evaluation:
         """`value` as what this reply says, paid for by it; None where it was cut."""
         return Evaluation(None if self.cut else value, self.usage, parse_failures, calls=self.calls)
+
+
+def as_proposal(result: Any, task: Task) -> Proposal:
+    """What was proposed, as it goes into the tree. Raises TaskError for what is no thought."""
+    if isinstance(result, Proposal):
+        return result
+    if isinstance(result, Thought):
+        return Proposal(result)
+    if isinstance(result, str):
+        return Proposal(Thought(parts={task.thought[-1]: result}))
+    if isinstance(result, Reply):
+        text = None if result.cut else task.parse_thought(result.template, result.text)
+        name = result.template if result.template in task.thought else task.thought[-1]
+        thought = None if text is None else Thought(parts={name: text}, drawn=result.drawn(name))
+        unread = result.unread + (text is None and not result.cut)
+        return Proposal(thought, result.usage, unread, decoder=result.decoder, calls=result.calls)
+    raise TaskError(f"{result!r} is not a thought: give texts, Thoughts, Replies or Proposals")
+
+
+def as_evaluation(result: Any) -> Evaluation:
+    """What a node was valued at. Raises TaskError for what is no value."""
+    if isinstance(result, Evaluation):
+        return result
+    if result is None or isinstance(result, int | float):
+        return Evaluation(None if result is None else float(result))
+    raise TaskError(f"{result!r} is not a value: give a number, None or an Evaluation for each node")
 
 
 def is_cut(completion: Completion) -> bool:

@@ -77,7 +77,12 @@ class Task:
     generator: ClassVar[str] = "sample"
     evaluator: ClassVar[str] = "likelihood"
 
+    defines: ClassVar[frozenset[str]] = frozenset()
+    """Of the methods that searches do without where a task leaves them alone, those that it defines."""
+
     def __init_subclass__(cls) -> None:
+        optional = ("actions", "answer_at", "heuristic", "is_terminal", "parse_answer", "step")
+        cls.defines = frozenset(name for name in optional if getattr(cls, name) is not getattr(Task, name))
         if "name" not in cls.__dict__:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 

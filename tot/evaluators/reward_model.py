@@ -16,9 +16,8 @@ from pydantic import Field
 
 from tot.decoders.errors import ModelError
 from tot.decoders.request import Message
-from tot.evaluators.model import Evaluator
-from tot.search.session import Problem
-from tot.steps import Evaluation
+from tot.context import Context
+from tot.evaluators.base import Evaluator
 from tot.tree import Node
 
 Steps = tuple[str, tuple[str, ...]]
@@ -44,12 +43,12 @@ class RewardModel(Evaluator):
     separator: Annotated[str, Field(min_length=1)] = "\n"
     batch: Annotated[int, Field(ge=1)] = 16
 
-    def key(self, problem: Problem, node: Node) -> Hashable | None:
-        return "reward model", id(self), _text(problem, node)
+    def key(self, ctx: Context, node: Node) -> Hashable | None:
+        return "reward model", id(self), _text(ctx, node)
 
-    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
-        texts = [_text(problem, node) for node in nodes]
-        return [Evaluation(value) for value in await asyncio.to_thread(self.scores, texts)]
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
+        texts = [_text(ctx, node) for node in nodes]
+        return await asyncio.to_thread(self.scores, texts)
 
     def scores(self, texts: Sequence[Steps]) -> list[float]:
         """The value of each text. Raises ModelError where the model can't be had, or has no such label."""
@@ -110,8 +109,8 @@ class RewardModel(Evaluator):
         return math.prod(right) if self.aggregate == "product" else right[-1]
 
 
-def _text(problem: Problem, node: Node) -> Steps:
-    state = problem.tree.state(node)
+def _text(ctx: Context, node: Node) -> Steps:
+    state = ctx.state(node)
     return state.question, tuple(thought.text for thought in state.thoughts)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.context import StateEvaluator
 from tot.search.state import SearchState
 from tot.steps import Steps
 from tot.state import State
@@ -37,6 +38,11 @@ class Search(BaseModel):
     @abstractmethod
     def steps(self, search: SearchState) -> Steps:
         """Yield what is to be done next; keep `search.best` at the best so far: a search may be stopped any time."""
+
+    @property
+    def fast_evaluator(self) -> StateEvaluator | None:
+        """What judges new nodes cheaply, where that is another than the state evaluator."""
+        return None
 
     def depth_for(self, task: Task) -> int | None:
         """T for a task; None is no limit."""

@@ -44,13 +44,12 @@ class BestFirst(MergingSearch):
     """No state is expanded once so many thoughts have grown."""
 
     def depth_for(self, task: Task) -> int | None:
-        named = type(task).is_terminal is not Task.is_terminal
-        return self.depth if self.depth is not None or named else task.depth
+        return self.depth if self.depth is not None or "is_terminal" in task.defines else task.depth
 
     def steps(self, search: SearchState) -> Steps:
         rank = self.rank
         if rank == "auto":
-            rank = "cost" if type(search.task).heuristic is not Task.heuristic else "value"
+            rank = "cost" if "heuristic" in search.task.defines else "value"
         order = count()
         queue: list[tuple[float, int, float, Node]] = []
         closest = math.inf

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from tot.context import StateEvaluator
 from tot.search.base import Count, Search
 from tot.search.state import SearchState
 from tot.steps import Steps
@@ -55,6 +56,10 @@ class MCTS(Search):
     visits, lead from the root; or the end that was reached last."""
     until_solved: bool = True
     """Stop as soon as the task verifies an answer; False spends all iterations."""
+
+    @property
+    def fast_evaluator(self) -> StateEvaluator | None:
+        return None if self.fast == "evaluator" else self.fast
 
     def steps(self, search: SearchState) -> Steps:
         return _Run(self, search).steps()

@@ -1,38 +1,31 @@
-"""Problem: one question under search, with a model to ask. It does the steps that a search asks for.
+"""SearchSession: a search at work: it does with a model what a SearchState asks for, within a budget, and writes it down.
 
-It derives every call's seed, evaluates equal states once, writes the trace, and knows when the budget is spent.
+The state knows the tree and what comes next; the session knows who proposes, who judges, and when to stop.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import BaseModel
 
-from tot.calls import calls_of
+from tot.backend import Backend
 from tot.checkpoint import Checkpoint, Recorded
-from tot.decoders.budget import Meter
-from tot.decoders.request import Completion, Message, Purpose, Request, Sampling, Usage
-from tot.backend import Backend, is_cut
+from tot.decoders.request import Message
+from tot.context import Context, StateEvaluator, ThoughtGenerator
+from tot.generators.sample import chains
 from tot.search.base import Search, by_value
-from tot.seeds import derive
-from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step
+from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
-from tot.written import as_written
 
-if TYPE_CHECKING:
-    from tot.evaluators.model import StateEvaluator
-    from tot.generators.base import ThoughtGenerator
-
-Watcher = Callable[["Problem"], None]
+Watcher = Callable[["SearchSession"], None]
 
 
-class Problem:
-    """A search at work on a question: `run` grows the tree, `answer` asks for the answer where it ended."""
+class SearchSession:
+    """`run` grows the tree, `answer` asks for the answer where it ended."""
 
     def __init__(
         self,
@@ -42,7 +35,6 @@ class Problem:
         search: Search,
         generator: ThoughtGenerator,
         evaluator: StateEvaluator,
-        meter: Meter,
         *,
         seed: int = 0,
         problem_id: str | None = None,
@@ -50,41 +42,39 @@ class Problem:
         filters: Mapping[str, float] | None = None,
         watch: Watcher | None = None,
         hooks: object | None = None,
-        trace: Checkpoint | None = None,
+        checkpoint: Checkpoint | None = None,
     ) -> None:
         self.task = task
         self.search = search.start(task, question, seed=seed, hooks=hooks)
-        self.meter = meter
-        self.calls = 0
-        """Samples asked of a decoder: n a request."""
+        """The search under way, which says what is to be done."""
+        self.meter = backend.meter
         self.stopped: str | None = None
         """Why the work ended early, if it did."""
         self._backend = backend
-        self._search = search
         self._generator = generator
         self._evaluator = evaluator
-        self._seed = seed
-        self._id = problem_id or self.tree.state(self.tree.root).question
-        self._max_tokens = max_tokens
-        self.filters = dict(filters or {})
-        """Which tokens may be drawn: top_k, top_p and min_p, where a task's template says nothing else."""
         self._watch = watch
-        self._trace = trace
-        self._evaluations: dict[Hashable, Evaluation] = {}
-        if trace is not None:
+        self._checkpoint = checkpoint
+        about = {"seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
+        self.context = Context(self.search.checked, self.tree, backend, filters=filters, **about)
+        self._judging, self._answering = self.context.to("evaluate"), self.context.to("answer")
+        if checkpoint is not None:
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
-            about = {name: _described(part) for name, part in parts.items()}
-            root = self.tree.state(self.tree.root)
-            about |= {"task": type(task).__name__, "seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
-            about["filters"] = self.filters or None
-            trace.begin(root, about)
-        self.changed()
+            described = {name: _described(part) for name, part in parts.items()}
+            about |= {"task": type(task).__name__, "filters": self.context.filters or None}
+            checkpoint.begin(self.tree.state(self.tree.root), described | about)
+        self._changed()
 
     @property
     def tree(self) -> ThoughtTree:
         return self.search.tree
 
-    def changed(self) -> None:
+    @property
+    def calls(self) -> int:
+        """Samples asked of a decoder: n a request."""
+        return self._backend.calls
+
+    def _changed(self) -> None:
         if self._watch is not None:
             self._watch(self)
 
@@ -93,46 +83,40 @@ class Problem:
     async def run(self) -> None:
         """Do what the search asks for until it ends or a budget is spent."""
         while (step := self.search.ask()) is not None:
-            if self._spent_out(step):
+            limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
+            if limit is not None:
+                self.stopped = f"budget: {limit}"
                 return
-            recorded = self._trace.step(step) if self._trace is not None else None
+            recorded = self._checkpoint.step(step) if self._checkpoint is not None else None
             nodes, calls, total = len(self.tree), self.calls, self.meter.total
             if recorded is not None:
                 results = self._replay(recorded)
                 if isinstance(step, Evaluate):
-                    self._remember(self._evaluator_of(step), step.nodes, results)
+                    self._judging.remember(self._evaluator_of(step), step.nodes, results)
             else:
-                results = await (self._expand(step) if isinstance(step, Expand) else self._evaluate(step))
+                results = await self._results(step)
             try:
                 self.search.tell(results)
                 self.search.ask()  # on to the next step: what the search makes of the results belongs to this one
             finally:  # a task that fails on the results is no reason to lose them
                 self.meter.count(nodes=len(self.tree) - nodes)
                 # A step that a budget may have cut short is not recorded: with more to spend it is done anew.
-                if recorded is None and self._trace is not None and self.meter.overspent() is None:
+                if recorded is None and self._checkpoint is not None and self.meter.overspent() is None:
                     done = Recorded(results, self.calls - calls, self.meter.total - total)
-                    self._trace.write_step(step, done, self.tree)
-            self.changed()
+                    self._checkpoint.write_step(step, done, self.tree)
+            self._changed()
 
-    def _spent_out(self, step: Step) -> bool:
-        limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
-        if limit is not None:
-            self.stopped = f"budget: {limit}"
-        return limit is not None
-
-    async def _expand(self, step: Expand) -> list[list[Proposal]]:
+    async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
+        if isinstance(step, Evaluate):
+            return await self._judging.judge(self._evaluator_of(step), step.nodes)
         if step.whole:
-            from tot.generators.base import chains
-
-            return await chains(self, step.nodes, step.count or 1, getattr(self._generator, "temperature", 0.7))
-        return await self._generator.propose(self, step.nodes, step.count)
-
-    async def _evaluate(self, step: Evaluate) -> list[Evaluation]:
-        return await self.judge(self._evaluator_of(step), step.nodes)
+            return await chains(self.context, step.nodes, step.count or 1, self._generator)
+        found = await self._generator.propose(self.context, step.nodes, step.count)
+        return [[as_proposal(one, self.task) for one in proposals] for proposals in found]
 
     def _evaluator_of(self, step: Evaluate) -> StateEvaluator:
-        fast: StateEvaluator | None = getattr(self._search, "fast", None)
-        return fast if step.fast and fast is not None else self._evaluator
+        fast = self.search.options.fast_evaluator if step.fast else None
+        return self._evaluator if fast is None else fast
 
     # -- the answer -----------------------------------------------------------------------------------------------
 
@@ -140,7 +124,7 @@ class Problem:
         """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
         None where there is none, or the budget is spent."""
         search = self.search
-        voting = self._search.aggregate == "vote"
+        voting = search.options.aggregate == "vote"
         nodes = [search.best] if not voting else search.complete() if search.solved is None else [search.solved]
         answers = await self._answers(nodes)
         said = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
@@ -157,126 +141,51 @@ class Problem:
     async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
         """What each state says: by itself, or when asked."""
         answers = [self.search.answer_at(node) for node in nodes]
-        unasked = [i for i, answer in enumerate(answers) if answer is None and not self._is_chain(nodes[i])]
+        whole = [self.search.checked.is_chain(node.thought) for node in nodes]
         # A search that a budget ended before its first thought has nothing to ask about.
-        asked = [i for i in unasked if nodes[i].parent is not None or self.stopped is None]
+        asked = [
+            i
+            for i, node in enumerate(nodes)
+            if answers[i] is None and not whole[i] and (node.parent is not None or self.stopped is None)
+        ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
         if not asked or not self._backend.can("answer") or limit:
             return answers
-        recorded = self._trace.answers() if self._trace is not None else None
+        recorded = self._checkpoint.answers() if self._checkpoint is not None else None
         if recorded is not None:
             return self._replay(recorded)
         calls, total = self.calls, self.meter.total
-        requests = [self._answer_request(nodes[i]) for i in asked]
-        for i, request, (completion,) in zip(asked, requests, await self.complete(requests), strict=True):
-            answers[i] = None if is_cut(completion) else self._read(request, completion)
-            self.tree.asked({nodes[i].id: calls_of(self.task.answer, request, [completion])})
+        replies = await self._answering.each([nodes[i] for i in asked], self._ask)
+        for i, reply in zip(asked, replies, strict=True):
+            answers[i] = None if reply.cut else self._read(reply)
+            self.tree.asked({nodes[i].id: reply.calls})
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
-        elif self._trace is not None:
-            self._trace.write_answers(Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
+        elif self._checkpoint is not None:
+            self._checkpoint.write_answers(Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
         return answers
 
-    def _is_chain(self, node: Node) -> bool:
-        return node.thought is not None and self.task.chain in node.thought.parts
+    async def _ask(self, node: Node) -> Reply:
+        if choices := list(self.task.choices(self.tree.state(node))):
+            return await self._answering.score(self.task.answer, node, choices, close=False)
+        return (await self._answering.ask(self.task.answer, node, temperature=0.0))[0]
 
-    def _answer_request(self, node: Node) -> Request:
-        state, task = self.tree.state(node), self.task
-        prompt = as_written(task.prompt(task.answer, state), state.thoughts)
-        seed = derive(self._seed, self._id, self.tree.place(node), "answer")
-        choices = tuple(task.choices(state))
-        if choices:
-            space = " " if prompt[-1].role == "assistant" else ""
-            scored = tuple(f"{space}{choice}" for choice in choices)
-            return Request(prompt=prompt, choices=scored, sampling=Sampling(seed=seed), purpose="answer")
-        return Request(prompt=prompt, sampling=self.sampling(task.answer, 0.0, seed), purpose="answer")
-
-    def _read(self, request: Request, completion: Completion) -> Any | None:
-        if request.choices:
-            scores = [choice.total for choice in completion.choice_logprobs]
-            return request.choices[scores.index(max(scores))].strip()
-        last = request.prompt[-1]
+    def _read(self, reply: Reply) -> Any | None:
+        if reply.request.choices:
+            return reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip()
         # The line that the reply goes on with may say what it is ("The answer is"); those before it are no answer.
-        prefix = ""
-        if isinstance(last, Message) and last.role == "assistant":
-            prefix = last.content.rpartition("\n")[2] + " "
-        return self.task.parse_answer(prefix + completion.text)
-
-    # -- what generators and evaluators call ----------------------------------------------------------------------
-
-    async def judge(self, evaluator: StateEvaluator, nodes: Sequence[Node]) -> list[Evaluation]:
-        """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
-        keys = [evaluator.key(self, node) for node in nodes]
-        new: dict[Hashable, Node] = {}
-        for i, (key, node) in enumerate(zip(keys, nodes, strict=True)):
-            if key is None:
-                new[i, "unshared"] = node
-            elif key not in self._evaluations:
-                new.setdefault(key, node)
-        fresh = dict(zip(new, await evaluator.evaluate(self, list(new.values())), strict=True)) if new else {}
-        evaluations = []
-        for i, key in enumerate(keys):
-            if key is None:
-                evaluations.append(fresh[i, "unshared"])
-                continue
-            if key in fresh and key not in self._evaluations:
-                self._evaluations[key] = replace(fresh[key], usage=Usage(), parse_failures=0, calls=())
-                evaluations.append(fresh[key])
-            else:
-                evaluations.append(self._evaluations[key])
-        return evaluations
-
-    def actions(self, node: Node) -> Sequence[str]:
-        """The task's legal actions at a node."""
-        return self.search.actions(node)
-
-    def generation_seed(self, node: Node, template: str, call: int) -> int:
-        """hash(run seed, problem id, node path, purpose, call index)."""
-        return derive(self._seed, self._id, self.tree.place(node), "generate", template, call)
-
-    def evaluation_seed(self, prompt: Sequence[Message], call: int = 0) -> int:
-        """hash(run seed, problem id, prompt): equal states get equal values whenever they are met."""
-        about = [message.model_dump(include={"role", "content"}) for message in prompt]
-        return derive(self._seed, self._id, about, *([call] if call else []))
-
-    def sampling(self, template: str, temperature: float, seed: int, n: int = 1, **fallback: object) -> Sampling:
-        """The task's sampling options for a template, with the search's temperature and the run's filters and limit."""
-        options = {**fallback, **self.filters, **self.task.sampling.get(template, {})}
-        if self._max_tokens is not None:
-            options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
-        return Sampling(**{"temperature": temperature, **options, "seed": seed, "n": n})
-
-    async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """The n completions of each request."""
-        self.calls += sum(request.sampling.n for request in requests)
-        return await self._backend.complete(requests, self.meter) if requests else []
-
-    def decoder_name(self, purpose: Purpose) -> str | None:
-        return self._backend.name(purpose)
-
-    # -- the trace ------------------------------------------------------------------------------------------------
+        last = reply.request.prompt[-1]
+        said = isinstance(last, Message) and last.role == "assistant"
+        prefix = last.content.rpartition("\n")[2] + " " if said else ""
+        return self.task.parse_answer(prefix + reply.completion.text)
 
     def _replay(self, recorded: Recorded) -> list[Any]:
         """The results of a step that was done before the run was killed, and the accounts as they were then."""
-        self.calls += recorded.calls
+        self._backend.calls += recorded.calls
         self.meter.replay(recorded.spent)
         self.tree.asked(recorded.asked)
         return recorded.results
-
-    def _remember(self, evaluator: Any, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
-        for node, evaluation in zip(nodes, evaluations, strict=True):
-            key = evaluator.key(self, node)
-            if key is not None and evaluation.value is not None:
-                self._evaluations.setdefault(key, replace(evaluation, usage=Usage(), parse_failures=0, calls=()))
-        for i, part in enumerate(getattr(evaluator, "parts", ())):
-            self._remember(part, nodes, [evaluation.parts[i] for evaluation in evaluations])
-
-
-def spent(completions: Sequence[Completion]) -> Usage:
-    """What samples drawn side by side took together: their seconds are not added up."""
-    usage = sum((completion.usage for completion in completions), Usage())
-    return replace(usage, seconds=max((completion.usage.seconds for completion in completions), default=0.0))
 
 
 def _weights(nodes: Sequence[Node]) -> dict[int, float]:

@@ -1,7 +1,7 @@
 """SearchState: one search over one tree, driven from outside: `ask()` what to do next, `tell()` what came of it.
 
 It applies thoughts to the task's world, folds equal states together, finds goals and tells the hooks. It asks no model:
-`Problem` drives it with one; whoever has thoughts and values of their own drives it by hand.
+a SearchSession drives it with one; whoever has thoughts and values of their own drives it by hand.
 """
 
 from __future__ import annotations
@@ -11,20 +11,17 @@ import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from pydantic import JsonValue, TypeAdapter, ValidationError
-
-from tot.decoders.errors import TaskError, TotError
+from tot.checked_task import CheckedTask
+from tot.decoders.errors import TaskError
 from tot.search.hooks import Hooks
 from tot.seeds import derive
-from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step
+from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step, as_evaluation, as_proposal
 from tot.state import State, Thought
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
     from tot.search.base import Search
-
-_WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 
 
 class SearchState:
@@ -39,10 +36,12 @@ class SearchState:
     """
 
     def __init__(
-        self, search: Search, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None
+        self, options: Search, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None
     ) -> None:
         root = question if isinstance(question, State) else task.start(question)
+        self.options = options
         self.task = task
+        self.checked = CheckedTask(task)
         self.tree = ThoughtTree(root)
         self.best: Node = self.tree.root
         """Where the search would answer from, as things stand."""
@@ -52,20 +51,20 @@ class SearchState:
         """The first state whose answer the task verified."""
         self.stopped: str | None = None
         """Why the search ended, where that needs saying."""
-        depth = search.depth_for(task)
+        depth = options.depth_for(task)
         self.levels = math.inf if depth is None else depth - 1
         """T - 1: levels of thoughts that may grow."""
         self._seed = seed
         self._hooks = Hooks(hooks)
-        self._merge = search.merges(root)
-        self._names_ends = type(task).is_terminal is not Task.is_terminal
-        self._keys: dict[int, Hashable] = {0: self._key(root)}
+        self._merge = options.merges(root)
+        self._names_ends = "is_terminal" in task.defines
+        self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._met: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
         self._waiting: Step | None = None
         self._told: list[Node] | None = None
         self._over = False
-        self._steps = search.steps(self)
+        self._steps = options.steps(self)
         self._look(self.tree.root, root)
 
     # -- driving it -----------------------------------------------------------------------------------------------
@@ -92,7 +91,7 @@ class SearchState:
     def tell(self, results: Sequence[Any]) -> list[Node]:
         """What came of the step asked for. Returns the new children, or the nodes valued.
 
-        For each node of an Expand some thoughts (texts, Thoughts or Drafts), for each of an Evaluate a value (a number,
+        For each node of an Expand some thoughts (texts, Thoughts, Replies or Proposals), for each of an Evaluate a value (a number,
         None or an Evaluation).
 
         Raises TaskError where nothing was asked, where results are missing, and where a method of the task fails.
@@ -103,17 +102,17 @@ class SearchState:
         if len(results) != len(step.nodes):
             raise TaskError(f"{len(results)} results for {len(step.nodes)} nodes: tell one for each, in their order")
         if isinstance(step, Expand):
-            drafts = [[self._draft(proposal) for proposal in _each(proposals)] for proposals in results]
+            proposals = [[as_proposal(one, self.task) for one in _each(proposals)] for proposals in results]
             self._waiting = None
             grown: dict[int, Node] = {}
-            for node, siblings in zip(step.nodes, drafts, strict=True):
-                for draft in siblings:
-                    child = self._grow(node, draft, step.whole)
+            for node, siblings in zip(step.nodes, proposals, strict=True):
+                for proposal in siblings:
+                    child = self._grow(node, proposal, step.whole)
                     if child is not None:
                         grown[child.id] = child
             nodes = self._hooks.emit("on_expand", self, list(grown.values()))
         else:
-            evaluations = list(map(_evaluation, results))
+            evaluations = list(map(as_evaluation, results))
             self._waiting = None
             for node, evaluation in zip(step.nodes, evaluations, strict=True):
                 self._value(node, evaluation, step.fast)
@@ -129,7 +128,7 @@ class SearchState:
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
         """A thought of the caller's own as a child of `parent`; None where it is not legal, or there already."""
-        return self._grow(parent, self._draft(thought), whole=False)
+        return self._grow(parent, as_proposal(thought, self.task), whole=False)
 
     # -- what searches use ----------------------------------------------------------------------------------------
 
@@ -145,30 +144,21 @@ class SearchState:
         """True where nothing more may grow: a terminal state, or full depth."""
         return node.terminal or node.depth >= self.levels
 
-    def actions(self, node: Node) -> list[str]:
-        """The task's legal actions at a node."""
-        actions = self._call("actions", self.tree.state(node))
-        if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
-            raise TaskError(f"{type(self.task).__name__}.actions gave {actions!r}: return a list of texts")
-        return list(actions)
-
     def heuristic(self, node: Node) -> float:
         """The task's estimate of the cost still to come."""
-        return self._number("heuristic", self.tree.state(node))
+        return self.checked.heuristic(self.tree.state(node))
 
     def reward(self, node: Node) -> float:
         """The task's own reward at a node."""
-        return self._number("reward", self.tree.state(node))
+        return self.checked.reward(self.tree.state(node))
 
     def answer_at(self, node: Node) -> Any | None:
         """The answer that a node's state holds without asking; None where it holds none."""
-        if node.thought is not None and self.task.chain in node.thought.parts:
-            return self._call("parse_answer", node.thought.parts[self.task.chain])
-        return self._call("answer_at", self.tree.state(node))
+        return self.checked.answer_at(self.tree.state(node))
 
     def verify(self, answer: Any) -> bool:
         """True where the task itself can tell that an answer is right."""
-        return bool(self._call("verify", self.tree.state(self.tree.root).question, answer))
+        return self.checked.verify(self.tree.state(self.tree.root).question, answer)
 
     def complete(self) -> list[Node]:
         """The states that an answer may be asked at: leaves where nothing more may grow; else the deepest leaves."""
@@ -187,49 +177,40 @@ class SearchState:
 
     # -- thoughts into the tree -----------------------------------------------------------------------------------
 
-    def _draft(self, proposal: Any) -> Proposal:
-        if isinstance(proposal, Proposal):
-            return proposal
-        if isinstance(proposal, str):
-            return Proposal(Thought(parts={self.task.thought[-1]: proposal}))
-        if isinstance(proposal, Thought):
-            return Proposal(proposal)
-        raise TaskError(f"{proposal!r} is not a thought: tell texts, Thoughts or Drafts")
-
-    def _grow(self, parent: Node, draft: Proposal, whole: bool) -> Node | None:
-        """The node that a draft becomes, or that it makes cheaper to reach; None where it adds nothing."""
-        parent.parse_failures += draft.parse_failures
-        thought = draft.thought
-        state = None if thought is None else self._step(parent, thought, whole)
-        key = None if thought is None or state is None else thought.text if whole else self._key(state)
+    def _grow(self, parent: Node, proposal: Proposal, whole: bool) -> Node | None:
+        """The node that a proposal becomes, or that it makes cheaper to reach; None where it adds nothing."""
+        parent.parse_failures += proposal.parse_failures
+        thought = proposal.thought
+        state = None if thought is None else self._after(parent, thought, whole)
+        key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
         if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
             parent.rejected += thought is not None  # not legal, or back to where the path has been
-            self.tree.spend(parent, draft.usage, draft.calls)
+            self.tree.spend(parent, proposal.usage, proposal.calls)
             return None
         thought = state.thoughts[-1]  # as the task wrote it down
-        cost = parent.cost + (0.0 if whole else self._cost(parent, thought))
+        cost = parent.cost + (0.0 if whole else self.checked.cost(self.tree.state(parent), thought))
         known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
         if known is not None:
-            return self._reached_again(known, parent, thought, state, cost, draft)
-        node = self.tree.add(parent, thought, state.world, cost=cost, prior=draft.prior)
-        node.confidence, node.decoder = draft.confidence, draft.decoder
-        self.tree.spend(node, draft.usage, draft.calls)
+            return self._reached_again(known, parent, thought, state, cost, proposal)
+        node = self.tree.add(parent, thought, state.world, cost=cost, prior=proposal.prior)
+        node.confidence, node.decoder = proposal.confidence, proposal.decoder
+        self.tree.spend(node, proposal.usage, proposal.calls)
         self._keys[node.id] = key
         self._siblings[parent.id, key] = node
         self._met.setdefault(key, node)
-        node.terminal = whole or bool(self._call("is_terminal", state))
+        node.terminal = whole or self.checked.is_terminal(state)
         self._look(node, state)
         return node
 
     def _reached_again(
-        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, draft: Proposal
+        self, node: Node, parent: Node, thought: Thought, state: State, cost: float, proposal: Proposal
     ) -> Node | None:
-        """Fold a draft into the node whose state it leads to; the node where this is a cheaper way."""
+        """Fold a proposal into the node whose state it leads to; the node where this is a cheaper way."""
         sibling = node.parent == parent.id
         node.merged += 1
-        self.tree.spend(node, draft.usage, draft.calls)
-        if sibling and node.prior is not None and draft.prior is not None:
-            node.prior += draft.prior
+        self.tree.spend(node, proposal.usage, proposal.calls)
+        if sibling and node.prior is not None and proposal.prior is not None:
+            node.prior += proposal.prior
         if not cost < node.cost or node.pruned:
             self.tree.link(parent, node, thought)
             return None
@@ -237,51 +218,16 @@ class SearchState:
         self._siblings[parent.id, self._keys[node.id]] = node
         node.cost, node.world = cost, state.world
         if not sibling:
-            node.prior = draft.prior
+            node.prior = proposal.prior
         for below in self.tree.below(node):  # worlds may remember the path, which has changed
             if below is not node and below.parent is not None and below.thought is not None:
-                after = self._call("step", self.tree.state(self.tree[below.parent]), below.thought)
+                after = self.checked.step(self.tree.state(self.tree[below.parent]), below.thought)
                 below.world = below.world if after is None else after.world
         return node
 
-    def _step(self, parent: Node, thought: Thought, whole: bool) -> State | None:
+    def _after(self, parent: Node, thought: Thought, whole: bool) -> State | None:
         before = self.tree.state(parent)
-        if whole:
-            return before.then(thought)
-        after = self._call("step", before, thought)
-        if after is None:
-            return None
-        name = type(self.task).__name__
-        if not isinstance(after, State) or len(after.thoughts) != len(before.thoughts) + 1:
-            raise TaskError(
-                f"{name}.step gave {after!r}: return state.then(thought, world), or None if it is not legal"
-            )
-        try:
-            _WORLD.validate_python(after.world)
-        except ValidationError:
-            raise TaskError(
-                f"{name}.step gave a world that is not JSON data, {after.world!r}: use text, numbers, lists and dicts"
-            ) from None
-        return after
-
-    def _cost(self, parent: Node, thought: Thought) -> float:
-        cost = self._number("cost", self.tree.state(parent), thought)
-        if cost < 0:
-            raise TaskError(f"{type(self.task).__name__}.cost of {thought.text!r} is {cost}: it has to be 0 or more")
-        return cost
-
-    def _number(self, method: str, *arguments: Any) -> float:
-        """What a method of the task says, which has to be a number."""
-        number = self._call(method, *arguments)
-        if not isinstance(number, int | float) or math.isnan(number):
-            raise TaskError(f"{type(self.task).__name__}.{method} gave {number!r}: return a number")
-        return float(number)
-
-    def _key(self, state: State) -> Hashable:
-        key: Hashable = self._call("key", state)
-        if not _hashable(key):
-            raise TaskError(f"{type(self.task).__name__}.key gave {key!r}, which can't be hashed: use text or tuples")
-        return key
+        return before.then(thought) if whole else self.checked.step(before, thought)
 
     def _rank(self, node: Node) -> tuple[bool, bool, float]:
         """Verified answers first, then goals, then the most valuable."""
@@ -290,13 +236,12 @@ class SearchState:
     def _look(self, node: Node, state: State) -> None:
         """Note a new node's terminal state, goal and verified answer."""
         if node.parent is None:
-            node.terminal = bool(self._call("is_terminal", state))
+            node.terminal = self.checked.is_terminal(state)
         if not (node.terminal if self._names_ends else self.is_end(node)):
             return
         answer = self.answer_at(node)
         verified = answer is not None and self.verify(answer)
-        whole = node.thought is not None and self.task.chain in node.thought.parts
-        node.goal = verified or (not whole and bool(self._call("is_goal", state)))
+        node.goal = verified or (not self.checked.is_chain(node.thought) and self.checked.is_goal(state))
         if node.goal and self._hooks.emit("on_goal", self, [node]):
             self.goals.append(node)
             if verified and self.solved is None:
@@ -314,36 +259,6 @@ class SearchState:
             node.value = value
         self.tree.spend(node, evaluation.usage, evaluation.calls)
         node.parse_failures += failures
-
-    def _call(self, method: str, *arguments: Any) -> Any:
-        """A method of the task; what it raises names the method."""
-        try:
-            return getattr(self.task, method)(*arguments)
-        except TotError:
-            raise
-        except Exception as error:  # whatever a user's code raises
-            state = next((argument for argument in arguments if isinstance(argument, State)), None)
-            after = f" after {state.text!r}" if state is not None and state.thoughts else ""
-            raise TaskError(
-                f"{type(self.task).__name__}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
-            ) from error
-
-
-def _hashable(key: object) -> bool:
-    """A tuple is hashable by its type, and yet not where it holds a list."""
-    try:
-        hash(key)
-    except TypeError:
-        return False
-    return True
-
-
-def _evaluation(result: Any) -> Evaluation:
-    if isinstance(result, Evaluation):
-        return result
-    if result is None or isinstance(result, int | float):
-        return Evaluation(None if result is None else float(result))
-    raise TaskError(f"{result!r} is not a value: tell a number, None or an Evaluation for each node")
 
 
 def _each(proposals: Any) -> Iterable[Any]:

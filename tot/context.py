@@ -1,0 +1,282 @@
+"""Context: what thought generators and state evaluators are given to ask a model with, and what they have to be.
+
+It renders templates, derives every call's seed from what it is about, and keeps equal states' evaluations.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+from tot.backend import Backend
+from tot.checked_task import CheckedTask
+from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
+from tot.parallel import with_room
+from tot.seeds import derive
+from tot.state import State, Thought
+from tot.steps import Evaluation, Reply, as_evaluation, is_cut
+from tot.tree import Node, ThoughtTree
+from tot.written import as_written
+
+_T = TypeVar("_T")
+_ANSWER_TOKENS = 32
+"""Room for what comes after a template's answer trigger, where a text may have so many."""
+
+
+@runtime_checkable
+class ThoughtGenerator(Protocol):
+    async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:
+        """What may come after each node: `count` thoughts, or as many as the generator gives of itself.
+
+        A thought is a text, a Thought, a Reply or a Proposal.
+        """
+
+
+@runtime_checkable
+class StateEvaluator(Protocol):
+    def key(self, ctx: Context, node: Node) -> Hashable | None:
+        """Nodes with equal keys get one evaluation between them, once a search; None is never shared."""
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> Sequence[Any]:
+        """The value of each node: a number, None or an Evaluation."""
+
+
+@runtime_checkable
+class Mixture(StateEvaluator, Protocol):
+    """One of several: its evaluations have theirs as `parts`."""
+
+    @property
+    def evaluators(self) -> Sequence[StateEvaluator]: ...
+
+
+class Context:
+    """A search's model and tree, for one purpose: "generate", "evaluate" or "answer"."""
+
+    def __init__(
+        self,
+        task: CheckedTask,
+        tree: ThoughtTree,
+        backend: Backend,
+        *,
+        seed: int = 0,
+        problem_id: str | None = None,
+        max_tokens: int | None = None,
+        filters: Mapping[str, float] | None = None,
+    ) -> None:
+        self.task = task.task
+        self.tree = tree
+        self.purpose: Purpose = "generate"
+        self.filters = dict(filters or {})
+        """Which tokens may be drawn: top_k, top_p and min_p, where a task's template says nothing else."""
+        self._checked = task
+        self._backend = backend
+        self._seed = seed
+        self._id = problem_id or self.state(tree.root).question
+        self._max_tokens = max_tokens
+        self._evaluations: dict[Hashable, Evaluation] = {}
+
+    def to(self, purpose: Purpose) -> Context:
+        """The same for another purpose."""
+        other = copy(self)
+        other.purpose = purpose
+        return other
+
+    # -- the tree and the task ------------------------------------------------------------------------------------
+
+    def state(self, node: Node) -> State:
+        return self.tree.state(node)
+
+    def actions(self, node: Node) -> list[str]:
+        """The task's legal actions at a node."""
+        return self._checked.actions(self.state(node))
+
+    def heuristic(self, node: Node) -> float:
+        """The task's estimate of the cost still to come."""
+        return self._checked.heuristic(self.state(node))
+
+    def random(self, *about: object) -> random.Random:
+        """Random numbers that depend on the run's seed, the question and `about` alone."""
+        return random.Random(derive(self._seed, self.state(self.tree.root).question, *about))
+
+    # -- the model ------------------------------------------------------------------------------------------------
+
+    async def ask(
+        self,
+        template: str,
+        node: Node,
+        n: int = 1,
+        *,
+        temperature: float = 0.7,
+        max_tokens: int | None = None,
+        call: int = 0,
+        begun: Thought | None = None,
+        titles: Sequence[str] = (),
+        **variables: Any,
+    ) -> list[Reply]:
+        """n samples of what `template`, rendered for a node, is replied to.
+
+        `max_tokens` and `temperature` hold where the task's `sampling` says nothing. `call` tells calls with the same
+        template about one node apart: each has a seed of its own. `begun` is a thought whose first templates were
+        asked already; evaluators' templates see the last thought's parts. `titles` are steps that the text is to
+        consist of, for a decoder that writes them side by side. What several coroutines ask in one turn goes out in
+        one batch: see `each`.
+        """
+        state, task = self.state(node), self.task
+        prompt = self.prompt(template, state, begun, **variables)
+        seed = self._derived(template, node, prompt, call)
+        sampling = self._sampling(template, temperature, seed, n, max_tokens)
+        if self.purpose != "generate":
+            steps, trigger = (), None
+        else:
+            steps, trigger = tuple(task.steps(template, state)), task.triggers.get(template)
+        if titles and self.writes_steps:
+            steps, sampling = tuple(titles), with_room(sampling, len(titles))
+        request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps)
+        if trigger is not None:  # what comes before it is a rationale
+            sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
+            room = min(_ANSWER_TOKENS, sampling.max_tokens)
+            about = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
+            request = request.model_copy(update=about)
+        (completions,) = await self._backend.complete([request])
+        again = [self._unread(one) for one in completions]
+        if any(again):
+            (whole,) = await self._backend.complete([request.model_copy(update={"whole_rationale": True})])
+            completions = [
+                replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
+            ]
+        return [
+            Reply(template, request, completion, self.decoder, int(unread))
+            for completion, unread in zip(completions, again, strict=True)
+        ]
+
+    async def score(
+        self,
+        template: str,
+        node: Node,
+        labels: Sequence[str],
+        *,
+        end: str = "",
+        close: bool = True,
+        trigger: str | None = None,
+        temperature: float = 0.0,
+        max_tokens: int | None = None,
+    ) -> Reply:
+        """The log-probability of each label, with `end` after it, as what comes after `template`; none is decoded.
+
+        `close` adds the end of the turn, since "1" is also how "10" begins. With a `trigger` the model first explains,
+        and the labels come after that text.
+        """
+        prompt = self.prompt(template, self.state(node))
+        seed = self._derived(template, node, prompt)
+        sampling = Sampling(seed=seed)
+        if trigger is not None:
+            sampling = self._sampling(template, temperature, seed, 1, max_tokens)
+        request = scoring(prompt, labels, sampling, self.purpose, end=end, close=close, trigger=trigger)
+        ((completion,),) = await self._backend.complete([request])
+        return Reply(template, request, completion, self.decoder)
+
+    async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
+        """What `work` returns for each of `nodes`, all at once: what it asks for them goes out in one batch."""
+        return list(await asyncio.gather(*map(work, nodes)))
+
+    def prompt(
+        self, template: str, state: State, begun: Thought | None = None, /, **variables: Any
+    ) -> tuple[Message, ...]:
+        """The messages of a template about a state; what the model wrote of them itself in the tokens that it drew."""
+        if self.purpose == "evaluate":
+            seen = state.thoughts[-1].parts if state.thoughts else {}
+            return self.task.prompt(template, state, **{**seen, **variables})
+        thoughts = (*state.thoughts, *filter(None, [begun]))
+        prompt = self.task.prompt(template, state, **{**(begun.parts if begun else {}), **variables})
+        return as_written(prompt, thoughts)
+
+    @property
+    def decoder(self) -> str | None:
+        """The name of the decoder that is asked."""
+        return self._backend.name(self.purpose)
+
+    @property
+    def writes_steps(self) -> bool:
+        """Whether that decoder writes parallel steps side by side."""
+        return self._backend.writes_steps(self.purpose)
+
+    def _derived(self, template: str, node: Node, prompt: Sequence[Message], call: int = 0) -> int:
+        """A call's seed: of evaluations by what is asked, so that equal states get equal values whenever they are met;
+        else by the node's place."""
+        if self.purpose == "evaluate":
+            about = [message.model_dump(include={"role", "content"}) for message in prompt]
+            return derive(self._seed, self._id, about, *([call] if call else []))
+        place = self.tree.place(node)
+        return derive(self._seed, self._id, place, *(["answer"] if self.purpose == "answer" else ["generate", template, call]))
+
+    def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
+        room = {} if max_tokens is None else {"max_tokens": max_tokens}
+        options: dict[str, Any] = {**room, **self.filters, **self.task.sampling.get(template, {})}
+        if self._max_tokens is not None:
+            options["max_tokens"] = min(self._max_tokens, int(options.get("max_tokens", self._max_tokens)))
+        return Sampling(**{"temperature": temperature, **options, "seed": seed, "n": n})
+
+    def _unread(self, completion: Completion) -> bool:
+        """True for a rationale that was cut before an answer that can be read."""
+        short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
+        return short and self.task.parse_answer(completion.text) is None
+
+    # -- evaluations ----------------------------------------------------------------------------------------------
+
+    async def judge(self, evaluator: StateEvaluator, nodes: Sequence[Node]) -> list[Evaluation]:
+        """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
+        keys = [evaluator.key(self, node) for node in nodes]
+        new: dict[Hashable, Node] = {}
+        for i, (key, node) in enumerate(zip(keys, nodes, strict=True)):
+            if key is None:
+                new[i, "unshared"] = node
+            elif key not in self._evaluations:
+                new.setdefault(key, node)
+        found = await evaluator.evaluate(self, list(new.values())) if new else []
+        fresh = dict(zip(new, map(as_evaluation, found), strict=True))
+        evaluations = []
+        for i, key in enumerate(keys):
+            if key is None:
+                evaluations.append(fresh[i, "unshared"])
+            elif key in fresh and key not in self._evaluations:
+                self._evaluations[key] = fresh[key].again()
+                evaluations.append(fresh[key])
+            else:
+                evaluations.append(self._evaluations[key])
+        return evaluations
+
+    def remember(self, evaluator: StateEvaluator, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
+        """Keep evaluations of an earlier run as if `judge` had asked for them."""
+        for node, evaluation in zip(nodes, evaluations, strict=True):
+            key = evaluator.key(self, node)
+            if key is not None and evaluation.value is not None:
+                self._evaluations.setdefault(key, evaluation.again())
+        if isinstance(evaluator, Mixture):
+            for i, one in enumerate(evaluator.evaluators):
+                self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])
+
+
+def scoring(
+    prompt: Sequence[Message],
+    labels: Sequence[str],
+    sampling: Sampling,
+    purpose: Purpose = "evaluate",
+    *,
+    end: str = "",
+    close: bool = True,
+    trigger: str | None = None,
+) -> Request:
+    """What scores labels after a prompt, or after an explanation and `trigger`."""
+    space = " " if trigger is not None or prompt[-1].role == "assistant" else ""
+    return Request(
+        prompt=tuple(prompt),
+        sampling=sampling,
+        purpose=purpose,
+        answer_trigger=trigger,
+        choices=tuple(f"{space}{label}{end}" for label in labels),
+        close_choices=close,
+    )

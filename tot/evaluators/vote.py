@@ -1,0 +1,49 @@
+"""Vote: all candidates side by side, and which one is best (ToT, section 3, "State evaluator", b)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from tot.context import Context
+from tot.evaluators.base import Evaluator
+from tot.parallel import candidate, conclusion
+from tot.steps import Evaluation, Reply, spent
+from tot.tree import Node
+
+
+class Vote(Evaluator):
+    """Shows all candidates side by side, and asks which is best; a state's value is its share of the votes.
+
+    The candidates are numbered from 1 in an order drawn anew for every vote, so that no place is favoured. A vote that
+    can't be read is nobody's. `pdos` first judges all candidates side by side, as parallel steps of the reply.
+    """
+
+    samples: Annotated[int, Field(ge=1)] = 5
+    temperature: Annotated[float, Field(ge=0)] = 0.7
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
+        task = ctx.task
+        if len(nodes) == 1:
+            return [Evaluation(1.0)]
+        texts = [task.candidate(ctx.state(node)) for node in nodes]
+        titles = [candidate(number) for number in range(1, len(nodes) + 1)]
+        places = [ctx.tree.place(node) for node in nodes]
+
+        async def vote(number: int) -> tuple[int | None, Reply]:
+            order = list(range(len(nodes)))
+            ctx.random("vote", places, number).shuffle(order)
+            asking = {"temperature": self.temperature, "max_tokens": 64, "call": number, "titles": titles}
+            (reply,) = await ctx.ask(task.vote, ctx.tree.root, **asking, candidates=[texts[i] for i in order])
+            choice = None if reply.cut else task.parse_vote(conclusion(reply.completion), len(nodes))
+            return None if choice is None else order[choice - 1], reply
+
+        votes = await ctx.each(range(self.samples), vote)
+        chosen, replies = [choice for choice, _ in votes], [reply for _, reply in votes]
+        cut = any(reply.cut for reply in replies)
+        unread = sum(choice is None and not reply.cut for choice, reply in votes)
+        shares = [None if cut else chosen.count(i) / self.samples for i in range(len(nodes))]
+        calls = tuple(call for reply in replies for call in reply.calls)
+        return [Evaluation(shares[0], spent(replies), unread, calls=calls), *map(Evaluation, shares[1:])]

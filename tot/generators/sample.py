@@ -1,0 +1,111 @@
+"""Sample: independent samples of one prompt (ToT, section 3, "Thought generator", a); and whole solutions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from tot.context import Context, ThoughtGenerator
+from tot.generators.base import Count, Generator, renamed
+from tot.state import Thought
+from tot.steps import Proposal, Reply, spent
+from tot.tree import Node
+
+
+class Sample(Generator):
+    """Independent samples of one prompt.
+
+    A task whose thought has several templates (GSM8K: sub-question, then sub-answer) is asked them one after another,
+    each level of all nodes' samples in one batch.
+    """
+
+    thoughts: Count = renamed("thoughts", "n", default=3)
+    """Thoughts after each state, where the search does not say how many."""
+    samples: Count = renamed("samples", "votes", default=1)
+    """Draw the last template's text so often; keep one whose answer is the most frequent, and note how frequent it was
+    (RAP's confidence)."""
+
+    async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
+        count = count or self.thoughts
+        templates = ctx.task.thought
+        return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), templates, self.temperature, self.samples))
+
+
+def blank(count: int) -> list[Proposal]:
+    """Thoughts of which nothing is written yet."""
+    return [Proposal(Thought(parts={}), prior=1 / count) for _ in range(count)]
+
+
+async def write(
+    ctx: Context,
+    node: Node,
+    proposals: list[Proposal],
+    templates: Sequence[str],
+    temperature: float,
+    samples: int = 1,
+) -> list[Proposal]:
+    """Ask `templates`, one after another, for the rest of every proposal's thought; of the last one keep the most
+    frequent of so many `samples`.
+
+    The first prompt after a node is the same for all proposals that hold nothing yet, which share it.
+    """
+
+    async def extend(call: int, group: Sequence[Proposal], template: str, repeats: int) -> None:
+        begun = group[0].thought
+        if begun is None:
+            return
+        n = len(group) * repeats
+        replies = await ctx.ask(template, node, n, temperature=temperature, call=call, begun=begun)
+        for i, proposal in enumerate(group):
+            _extend(ctx, proposal, template, replies[i * repeats : (i + 1) * repeats])
+
+    for template in templates:
+        repeats = samples if template == templates[-1] else 1
+        shared = bool(proposals) and all(one.thought is not None and not one.thought.parts for one in proposals)
+        groups = [proposals] if shared else [[proposal] for proposal in proposals]
+        await ctx.each(list(enumerate(groups)), lambda each: extend(*each, template, repeats))  # noqa: B023 - awaited
+    return proposals
+
+
+def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[Reply]) -> None:
+    """Put the most frequent of `replies` into the thought; None where none can be read."""
+    task = ctx.task
+    whole = [reply for reply in replies if not reply.cut]
+    parsed = [(text, reply) for reply in whole if (text := _parsed(ctx, template, reply.text)) is not None]
+    proposal.usage += spent(replies)
+    proposal.calls += tuple(call for reply in replies for call in reply.calls)
+    proposal.parse_failures += len(whole) - len(parsed) + sum(reply.unread for reply in replies)
+    proposal.decoder = ctx.decoder
+    if not parsed or proposal.thought is None:
+        proposal.thought = None
+        return
+    chosen = 0
+    if len(replies) > 1:
+        answers = [None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text, _ in parsed]
+        # Texts without an answer agree on nothing: they count only where there is nothing else.
+        (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)
+        chosen = answers.index(common)
+        proposal.confidence = times / len(replies)
+    text, reply = parsed[chosen]
+    before = proposal.thought
+    drawn = {**before.drawn, **reply.drawn(template)}
+    proposal.thought = Thought(parts={**before.parts, template: text}, drawn=drawn)
+
+
+def _parsed(ctx: Context, template: str, text: str) -> str | None:
+    """What is kept of a text: of a whole solution all of it."""
+    return text.strip() or None if template == ctx.task.chain else ctx.task.parse_thought(template, text)
+
+
+async def chains(ctx: Context, nodes: Sequence[Node], count: int, generator: ThoughtGenerator) -> list[list[Proposal]]:
+    """`count` whole solutions after each node, at the generator's temperature; a single one is decoded greedily.
+
+    Of a task that has no template for them, and no world in which a single thought is no solution, a thought each: the
+    answer is then asked for after it, as after any other.
+    """
+    task = ctx.task
+    by_thought = not task.has_template(task.chain) and "step" not in task.defines
+    templates = task.thought if by_thought else (task.chain,)
+    temperature = generator.temperature if isinstance(generator, Generator) else 0.7
+    temperature = temperature if count > 1 else 0.0
+    return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), templates, temperature))
