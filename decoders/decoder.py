@@ -54,6 +54,22 @@ class AsyncDecoder(Decoder, Protocol):
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
 
 
+@runtime_checkable
+class Named(Protocol):
+    """A decoder that says what it is called."""
+
+    @property
+    def name(self) -> str: ...
+
+
+@runtime_checkable
+class StepsDecoder(Decoder, Protocol):
+    """A decoder that says whether it writes the steps of a request side by side."""
+
+    @property
+    def writes_steps(self) -> bool: ...
+
+
 def find_method(name: str) -> Method:
     """The decoding method of that name. Raises OptionError where there is none."""
     method = METHODS.get(name)

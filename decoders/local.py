@@ -54,6 +54,11 @@ class LocalDecoder:
         return self.engine.loaded.tokenizer
 
     @property
+    def writes_steps(self) -> bool:
+        """Whether the steps of a request are written side by side."""
+        return self.method.writes_steps
+
+    @property
     def choices(self) -> dict[Purpose, str]:
         """By purpose, what `auto` chose so far, in words; nothing for methods that choose nothing."""
         return self.method.choices()

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tot.checkpoint import Checkpoint
     from tot.config import SearchConfig
+    from tot.context import Context
     from tot.decoders.budget import Budget
     from tot.decoders.decoder import load_decoder
     from tot.decoders.errors import TotError
     from tot.decoders.open_models import close_models
     from tot.evaluation.run import evaluate
-    from tot.context import Context
     from tot.evaluators.base import Evaluator
     from tot.evaluators.classify import Classify
     from tot.evaluators.combine import Combine
     from tot.evaluators.heuristic import Confidence, Heuristic, Prior, Random
     from tot.evaluators.likelihood import Likelihood
     from tot.evaluators.rationale import Explain
+    from tot.evaluators.reward_model import RewardModel
     from tot.evaluators.value import Value
     from tot.evaluators.vote import Vote
-    from tot.evaluators.reward_model import RewardModel
     from tot.generators.base import Generator
     from tot.generators.enumerate import Enumerate
     from tot.generators.propose import Propose
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from tot.registry import load_task, rap
     from tot.search import BFS, DFS, MCTS, BestFirst, BestOfN, ChainOfThought, Search, SelfConsistency
     from tot.search.state import SearchState
-    from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply
     from tot.solver import Solution, asolve, solve
     from tot.state import State, Thought
+    from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply
     from tot.task import Task
     from tot.tree import Node, ThoughtTree
 
@@ -86,8 +86,8 @@ __all__ = [
     "Checkpoint",
     "Classify",
     "Combine",
-    "Context",
     "Confidence",
+    "Context",
     "Enumerate",
     "Evaluate",
     "Evaluation",

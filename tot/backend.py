@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from tot.decoders.budget import Meter
+from tot.decoders.decoder import AsyncDecoder, Decoder, Named, StepsDecoder
 from tot.decoders.errors import OptionError, RequestError
-from tot.decoders.protocol import AsyncDecoder, Decoder, Named, StepsDecoder
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.steps import is_cut
 
@@ -44,7 +44,7 @@ class Backend:
         self.meter = meter
         self.calls = 0
         """Samples asked of a decoder: n a request."""
-        self.spent: defaultdict[Purpose, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
+        self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
         """Completions received, and what they took, by purpose."""
         self._batches: dict[Purpose, _Batch] = {}
 
@@ -97,9 +97,7 @@ class Backend:
                 self._check_choices(request, completion)
         return done
 
-    async def _decode(
-        self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]
-    ) -> list[list[Completion]]:
+    async def _decode(self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]) -> list[list[Completion]]:
         if isinstance(decoder, AsyncDecoder):
             return await decoder.complete(requests, self.meter)
         flat = await asyncio.to_thread(decoder.generate, list(requests))

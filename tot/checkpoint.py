@@ -21,8 +21,8 @@ from pydantic import TypeAdapter
 from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Usage
-from tot.steps import Evaluation, Expand, Proposal, Step
 from tot.state import State
+from tot.steps import Evaluation, Expand, Proposal, Step
 from tot.tree import ThoughtTree, link_to_json
 
 _FORMAT = "tot.checkpoint"

@@ -129,9 +129,9 @@ class Context:
         prompt = self.prompt(template, state, begun, **variables)
         seed = self._derived(template, node, prompt, call)
         sampling = self._sampling(template, temperature, seed, n, max_tokens)
-        if self.purpose != "generate":
-            steps, trigger = (), None
-        else:
+        steps: tuple[str, ...] = ()
+        trigger = None
+        if self.purpose == "generate":
             steps, trigger = tuple(task.steps(template, state)), task.triggers.get(template)
         if titles and self.writes_steps:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
@@ -211,7 +211,9 @@ class Context:
             about = [message.model_dump(include={"role", "content"}) for message in prompt]
             return derive(self._seed, self._id, about, *([call] if call else []))
         place = self.tree.place(node)
-        return derive(self._seed, self._id, place, *(["answer"] if self.purpose == "answer" else ["generate", template, call]))
+        return derive(
+            self._seed, self._id, place, *(["answer"] if self.purpose == "answer" else ["generate", template, call])
+        )
 
     def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
         room = {} if max_tokens is None else {"max_tokens": max_tokens}

@@ -23,9 +23,9 @@ from tot.evaluators.combine import Combine
 from tot.evaluators.heuristic import Confidence, Heuristic, Prior, Random
 from tot.evaluators.likelihood import Likelihood
 from tot.evaluators.rationale import Explain
+from tot.evaluators.reward_model import RewardModel
 from tot.evaluators.value import Value
 from tot.evaluators.vote import Vote
-from tot.evaluators.reward_model import RewardModel
 from tot.generators.enumerate import Enumerate
 from tot.generators.propose import Propose
 from tot.generators.sample import Sample

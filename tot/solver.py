@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tot.backend import Backend
 from tot.checkpoint import Checkpoint
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
@@ -17,7 +18,6 @@ from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Purpose, Usage
 from tot.registry import load_task
-from tot.backend import Backend
 from tot.search.session import SearchSession, Watcher
 from tot.task import Task
 from tot.tree import ThoughtTree

@@ -27,6 +27,8 @@ class OpenedMethod(NamedTuple):
     """What it does to a request beforehand: adds instructions to the prompt, say."""
     choices: Callable[[], dict[Purpose, str]] = dict
     """What it chose by itself so far."""
+    writes_steps: bool = False
+    """Whether the steps of a request are written side by side."""
 
 
 class Method(NamedTuple):

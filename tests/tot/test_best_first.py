@@ -21,9 +21,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tot import DFS, BestFirst, Enumerate, Expand, Heuristic, Node, SearchState, State, Task, Thought, solve
+from tot.context import Context
 from tot.decoders import OptionError
-from tot.evaluators.model import Evaluator
-from tot.search.session import Problem
+from tot.evaluators.base import Evaluator
 from tot.steps import Evaluation, Proposal
 from tot.tasks.arithmetic import evaluate
 from tot.tasks.blocks_planner import generate, shortest_plan
@@ -250,10 +250,10 @@ def test_by_prior_a_thought_without_one_is_refused() -> None:
 def test_plans_for_200_piles_of_blocks_are_as_short_as_can_be() -> None:
     task = Blocksworld()
     for seed in range(200):
-        problem = generate(seed, 3 + seed % 3, 2 + 2 * (seed % 4))
-        optimal = shortest_plan(problem)
+        ctx = generate(seed, 3 + seed % 3, 2 + 2 * (seed % 4))
+        optimal = shortest_plan(ctx)
         assert optimal is not None
-        question = render(problem)
+        question = render(ctx)
         options: dict[str, Any] = {"generator": Enumerate(prior="uniform"), "evaluator": Heuristic()}
         solution = solve(task, question, model=None, search=BestFirst(), **options)
         assert solution.solved
@@ -265,7 +265,7 @@ def test_plans_for_200_piles_of_blocks_are_as_short_as_can_be() -> None:
 class Plain(Evaluator):
     """Two numbers that don't make 24 are impossible. Of more, good ones divide 24; fractions and zeros are bad."""
 
-    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         worlds: list[Any] = [node.world for node in nodes]
         return [Evaluation(self.worth(world["left"])) for world in worlds]
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
+from tot.context import Context
 from tot.decoders.request import ChoiceLogprob
-from tot.search.session import Problem
 from tot.steps import Evaluation
 
 JUDGED = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
@@ -122,10 +122,10 @@ class Broken:
     def __init__(self, *values: float) -> None:
         self.values = values
 
-    def key(self, problem: Problem, node: Node) -> None:
+    def key(self, ctx: Context, node: Node) -> None:
         return None
 
-    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         return [Evaluation(value) for value in self.values[: len(nodes)]]
 
 

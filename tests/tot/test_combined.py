@@ -24,9 +24,9 @@ from tot import (
     Value,
     solve,
 )
+from tot.context import Context
 from tot.decoders import OptionError, TaskError
-from tot.evaluators.model import Evaluator
-from tot.search.session import Problem
+from tot.evaluators.base import Evaluator
 from tot.steps import Evaluation
 
 ONE_LEVEL = BFS(thoughts=2, breadth=2, depth=2)
@@ -39,11 +39,11 @@ class Table(Evaluator):
     asked: list[str] = []  # noqa: RUF012 - pydantic copies it
     name: str = "table"
 
-    def key(self, problem: Problem, node: Node) -> Hashable | None:
+    def key(self, ctx: Context, node: Node) -> Hashable | None:
         assert node.thought is not None
         return self.name, node.thought.text
 
-    async def evaluate(self, problem: Problem, nodes: Sequence[Node]) -> list[Evaluation]:
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         texts = [node.thought.text for node in nodes if node.thought]
         self.asked.extend(texts)
         return [Evaluation(self.values[text]) for text in texts]
@@ -91,7 +91,7 @@ def test_values_are_combined_by_the_rule(
 
 
 def test_the_rule_is_a_weighted_sum_where_none_is_given(letters: Any, scripted: Any) -> None:
-    assert value(letters, scripted, Combine(parts=(table("x", 3), table("y", 4)), weights=(1, 10))) == 43
+    assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", 4)), weights=(1, 10))) == 43
 
 
 @pytest.mark.parametrize("rule", ["product", "log"])
@@ -108,12 +108,12 @@ def test_parts_and_weights_that_do_not_match_are_refused(parts: int, weights: tu
 
 
 def test_where_one_part_was_cut_off_there_is_no_value(letters: Any, scripted: Any) -> None:
-    assert value(letters, scripted, Combine(parts=(table("x", 3), table("y", None)), weights=(1, 1))) is None
+    assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", None)), weights=(1, 1))) is None
 
 
 def test_combinations_may_be_combined(letters: Any, scripted: Any) -> None:
-    inner = Combine(parts=(table("x", 2), table("y", 8)), weights=(0.5, 0.5), rule="product")
-    assert value(letters, scripted, Combine(parts=(inner, table("z", 3)), weights=(2, 1))) == pytest.approx(11)
+    inner = Combine(evaluators=(table("x", 2), table("y", 8)), weights=(0.5, 0.5), rule="product")
+    assert value(letters, scripted, Combine(evaluators=(inner, table("z", 3)), weights=(2, 1))) == pytest.approx(11)
 
 
 def test_tokens_and_failures_of_all_parts_are_the_nodes(letters: Any, scripted: Any) -> None:
@@ -134,7 +134,7 @@ def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) 
     first = Table(values={"a": 1, "b": 2, "c": 3}, name="first")
     second = Table(values={"a": 10, "b": 20, "c": 30}, name="second")
     decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "c"]})
-    evaluator = Combine(parts=(first, second), weights=(1, 1))
+    evaluator = Combine(evaluators=(first, second), weights=(1, 1))
     solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
     assert sorted(first.asked) == sorted(second.asked) == ["a", "b", "c"]
     texts = {"/".join(t.text for t in solution.tree.state(node).thoughts): node.value for node in solution.tree}
@@ -144,7 +144,7 @@ def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) 
 def test_a_part_is_shared_even_where_another_depends_on_the_place(letters: Any, scripted: Any) -> None:
     part = Table(values={"a": 1, "b": 2})
     decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"]})
-    evaluator = Combine(parts=(part, Prior()), weights=(1, 1))
+    evaluator = Combine(evaluators=(part, Prior()), weights=(1, 1))
     solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
     assert sorted(part.asked) == ["a", "b"]
     assert sorted(node.value for node in solution.tree if node.value) == [1.5, 1.5, 1.5, 2.5, 2.5, 2.5]
@@ -152,7 +152,7 @@ def test_a_part_is_shared_even_where_another_depends_on_the_place(letters: Any, 
 
 def test_a_part_that_stands_there_twice_is_asked_once(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b"], "value a": "3", "value b": "4"})
-    solution = grow(letters, decoder, Combine(parts=(Value(), Value()), weights=(1, 10)))
+    solution = grow(letters, decoder, Combine(evaluators=(Value(), Value()), weights=(1, 10)))
     assert [node.value for node in solution.tree] == [None, 33, 44]
     asked = [request.prompt[-1].content for request in decoder.requests if request.purpose == "evaluate"]
     assert sorted(asked) == ["value a", "value b"]

@@ -150,7 +150,7 @@ def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[
         ([None], "None is not a list of thoughts"),
         ([{"a": 1}], "is not a list of thoughts"),
         ([Thought(parts={"thought": "a"})], "is not a list of thoughts"),
-        ([[3]], "3 is not a thought: tell texts, Thoughts or Drafts"),
+        ([[3]], "3 is not a thought: give texts, Thoughts, Replies or Proposals"),
         ([[["a"]]], r"\['a'\] is not a thought"),
     ],
 )

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tot import BFS, Likelihood, Solution, Task, Value, solve
 from tot.decoders import Request
 from tot.decoders.request import ChoiceLogprob
-from tot.evaluators.model import expected
+from tot.evaluators.likelihood import expected
 
 NEVER = -math.inf
 ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)

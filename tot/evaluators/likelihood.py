@@ -26,14 +26,11 @@ class Likelihood(TemplateEvaluator):
 
         async def judge(node: Node) -> Evaluation:
             reply = await ctx.score(self.asked(ctx.task), node, list(labels))
-            return reply.evaluation(expected([*labels.values()], reply.logprobs))
+            return reply.evaluation(expected([*labels.values()], reply.logprobs) if reply.logprobs else None)
 
         return await ctx.each(nodes, judge)
 
 
-def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float | None:
-    """The mean of `numbers` weighted by exp(logprobs); their plain mean where all are impossible, None where nothing was
-    scored."""
-    if not logprobs:
-        return None
+def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float:
+    """The mean of `numbers` weighted by exp(logprobs); their plain mean where all are impossible."""
     return sum(number * weight for number, weight in zip(numbers, softmax(logprobs), strict=True))

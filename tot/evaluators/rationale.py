@@ -39,14 +39,16 @@ class Explain(TemplateEvaluator):
     def value(self, task: Task, completion: Completion) -> float | None:
         """None where a budget cut it off."""
         logprobs = [choice.total for choice in completion.choice_logprobs]
-        return expected([*labels_of(self.labels, task).values()], logprobs)
+        return expected([*labels_of(self.labels, task).values()], logprobs) if logprobs else None
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
-        task, labels = ctx.task, labels_of(self.labels, ctx.task)
-        asking = {"trigger": self.trigger(task), "temperature": self.temperature, "max_tokens": 128}
+        task, labels = ctx.task, list(labels_of(self.labels, ctx.task))
+        template, trigger = self.asked(task), self.trigger(task)
 
         async def judge(node: Node) -> Evaluation:
-            reply = await ctx.score(self.asked(task), node, list(labels), **asking)
+            reply = await ctx.score(
+                template, node, labels, trigger=trigger, temperature=self.temperature, max_tokens=128
+            )
             return reply.evaluation(self.value(task, reply.completion))
 
         return await ctx.each(nodes, judge)

@@ -14,9 +14,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from tot.context import Context
 from tot.decoders.errors import ModelError
 from tot.decoders.request import Message
-from tot.context import Context
 from tot.evaluators.base import Evaluator
 from tot.tree import Node
 

@@ -40,15 +40,18 @@ class Value(TemplateEvaluator):
         for node in nodes:
             groups.setdefault(node.parent if together else node.id, []).append(node)
         judged = await ctx.each(list(groups.values()), lambda group: self._judge(ctx, group))
-        found = {node.id: value for group, values in zip(groups.values(), judged, strict=True)
-                 for node, value in zip(group, values, strict=True)}
+        found = {
+            node.id: value
+            for group, values in zip(groups.values(), judged, strict=True)
+            for node, value in zip(group, values, strict=True)
+        }
         return [found[node.id] for node in nodes]
 
     async def _judge(self, ctx: Context, group: Sequence[Node]) -> list[Evaluation]:
         """An evaluation for each of the nodes that one request is about; the first has its costs."""
-        task, asking = ctx.task, {"temperature": self.temperature, "max_tokens": 16}
+        task, heat = ctx.task, self.temperature
         if len(group) == 1:
-            replies = await ctx.ask(self.asked(task), group[0], self.samples, **asking)
+            replies = await ctx.ask(self.asked(task), group[0], self.samples, temperature=heat, max_tokens=16)
             texts = [[[reply.completion.text] for reply in replies]]
         else:
             assert group[0].parent is not None  # the root is alone
@@ -56,7 +59,7 @@ class Value(TemplateEvaluator):
             titles = [candidate(number) for number in range(1, len(group) + 1)]
             candidates = [task.candidate(ctx.state(node)) for node in group]
             replies = await ctx.ask(
-                task.values, parent, self.samples, **asking, titles=titles, candidates=candidates
+                task.values, parent, self.samples, temperature=heat, max_tokens=16, titles=titles, candidates=candidates
             )
             texts = [[said_of(reply.completion, title) for reply in replies] for title in titles]
         return [self._mean(task, replies, about, first=not i) for i, about in enumerate(texts)]

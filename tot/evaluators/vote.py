@@ -35,8 +35,16 @@ class Vote(Evaluator):
         async def vote(number: int) -> tuple[int | None, Reply]:
             order = list(range(len(nodes)))
             ctx.random("vote", places, number).shuffle(order)
-            asking = {"temperature": self.temperature, "max_tokens": 64, "call": number, "titles": titles}
-            (reply,) = await ctx.ask(task.vote, ctx.tree.root, **asking, candidates=[texts[i] for i in order])
+            shown, root = [texts[i] for i in order], ctx.tree.root
+            (reply,) = await ctx.ask(
+                task.vote,
+                root,
+                temperature=self.temperature,
+                max_tokens=64,
+                call=number,
+                titles=titles,
+                candidates=shown,
+            )
             choice = None if reply.cut else task.parse_vote(conclusion(reply.completion), len(nodes))
             return None if choice is None else order[choice - 1], reply
 

@@ -27,8 +27,7 @@ class Propose(Generator):
         titles = [f"Idea {number}" for number in range(1, wanted + 1)]
 
         async def list_thoughts(node: Node) -> list[Proposal]:
-            about = {"temperature": self.temperature, "titles": titles, "count": wanted}
-            (reply,) = await ctx.ask(task.propose, node, **about)
+            (reply,) = await ctx.ask(task.propose, node, temperature=self.temperature, titles=titles, count=wanted)
             first, *others = task.thought
             parsed = [task.parse_thought(first, text) for text in _listed(ctx, reply)]
             texts = list(dict.fromkeys(text for text in parsed if text is not None))[:wanted]

@@ -28,7 +28,9 @@ class Sample(Generator):
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
         templates = ctx.task.thought
-        return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), templates, self.temperature, self.samples))
+        return await ctx.each(
+            nodes, lambda node: write(ctx, node, blank(count), templates, self.temperature, self.samples)
+        )
 
 
 def blank(count: int) -> list[Proposal]:
@@ -81,7 +83,9 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
         return
     chosen = 0
     if len(replies) > 1:
-        answers = [None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text, _ in parsed]
+        answers = [
+            None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text, _ in parsed
+        ]
         # Texts without an answer agree on nothing: they count only where there is nothing else.
         (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)
         chosen = answers.index(common)

@@ -10,8 +10,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tot.context import StateEvaluator
 from tot.search.state import SearchState
-from tot.steps import Steps
 from tot.state import State
+from tot.steps import Steps
 from tot.tree import Node
 
 if TYPE_CHECKING:

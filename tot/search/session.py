@@ -1,4 +1,4 @@
-"""SearchSession: a search at work: it does with a model what a SearchState asks for, within a budget, and writes it down.
+"""SearchSession: a search at work. It does with a model what a SearchState asks for, in a budget, and writes it down.
 
 The state knows the tree and what comes next; the session knows who proposes, who judges, and when to stop.
 """
@@ -13,8 +13,8 @@ from pydantic import BaseModel
 
 from tot.backend import Backend
 from tot.checkpoint import Checkpoint, Recorded
-from tot.decoders.request import Message
 from tot.context import Context, StateEvaluator, ThoughtGenerator
+from tot.decoders.request import Message
 from tot.generators.sample import chains
 from tot.search.base import Search, by_value
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
@@ -55,7 +55,7 @@ class SearchSession:
         self._evaluator = evaluator
         self._watch = watch
         self._checkpoint = checkpoint
-        about = {"seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
+        about: dict[str, Any] = {"seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
         self.context = Context(self.search.checked, self.tree, backend, filters=filters, **about)
         self._judging, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if checkpoint is not None:
@@ -176,8 +176,9 @@ class SearchSession:
             return reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip()
         # The line that the reply goes on with may say what it is ("The answer is"); those before it are no answer.
         last = reply.request.prompt[-1]
-        said = isinstance(last, Message) and last.role == "assistant"
-        prefix = last.content.rpartition("\n")[2] + " " if said else ""
+        prefix = ""
+        if isinstance(last, Message) and last.role == "assistant":
+            prefix = last.content.rpartition("\n")[2] + " "
         return self.task.parse_answer(prefix + reply.completion.text)
 
     def _replay(self, recorded: Recorded) -> list[Any]:

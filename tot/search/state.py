@@ -15,8 +15,8 @@ from tot.checked_task import CheckedTask
 from tot.decoders.errors import TaskError
 from tot.search.hooks import Hooks
 from tot.seeds import derive
-from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step, as_evaluation, as_proposal
 from tot.state import State, Thought
+from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step, as_evaluation, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
 
@@ -91,8 +91,8 @@ class SearchState:
     def tell(self, results: Sequence[Any]) -> list[Node]:
         """What came of the step asked for. Returns the new children, or the nodes valued.
 
-        For each node of an Expand some thoughts (texts, Thoughts, Replies or Proposals), for each of an Evaluate a value (a number,
-        None or an Evaluation).
+        For each node of an Expand some thoughts (texts, Thoughts, Replies or Proposals), for each of an Evaluate a
+        value (a number, None or an Evaluation).
 
         Raises TaskError where nothing was asked, where results are missing, and where a method of the task fails.
         """

@@ -282,7 +282,8 @@ class ParallelSteps(Autoregressive):
 
 def _open(engine: Engine, options: PDOSOptions, stack: ExitStack) -> OpenedMethod:
     form = StepsFormat(options, engine.codec)
-    return OpenedMethod(partial(ParallelSteps, form=form, chunk=engine.chunk), prepare=form.prepare)
+    policy = partial(ParallelSteps, form=form, chunk=engine.chunk)
+    return OpenedMethod(policy, prepare=form.prepare, writes_steps=True)
 
 
 METHOD = Method(_open, PDOSOptions)

@@ -9,31 +9,31 @@ from typing import Any
 import pytest
 
 from tot import BFS, Sample, Solution, Value
-from tot.decoders.budget import Meter
 from tot.backend import Backend
-from tot.search.session import Problem
+from tot.decoders.budget import Meter
+from tot.search.session import SearchSession
 
 
 def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any, two_levels: Any) -> None:
     grower, judge, speaker = scripted(two_levels), scripted(two_levels), scripted(two_levels)
-    backend = Backend({"generate": grower, "evaluate": judge, "answer": speaker})
-    problem = Problem(letters(), "q", backend, BFS(thoughts=2, breadth=2, depth=3), Sample(), Value(), Meter())
+    backend = Backend({"generate": grower, "evaluate": judge, "answer": speaker}, Meter())
+    session = SearchSession(letters(), "q", backend, BFS(thoughts=2, breadth=2, depth=3), Sample(), Value())
 
     async def run() -> str | None:
-        await problem.run()
-        return await problem.answer()
+        await session.run()
+        return await session.answer()
 
     assert asyncio.run(run()) == "the end"
     for decoder, purpose, count in ((grower, "generate", 3), (judge, "evaluate", 6), (speaker, "answer", 1)):
         assert [request.purpose for request in decoder.requests] == [purpose] * count
-    assert problem.meter.usage.new_tokens == problem.meter.new_tokens == 65
+    assert session.meter.usage.new_tokens == session.meter.new_tokens == 65
 
 
 def test_a_watcher_sees_the_tree_grow(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     sizes: list[int] = []
-    grow(letters, scripted(two_levels), watch=lambda problem: sizes.append(len(problem.tree)))
+    grow(letters, scripted(two_levels), watch=lambda session: sizes.append(len(session.tree)))
     assert sizes == [1, 3, 3, 7, 7]
 
 
