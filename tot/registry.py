@@ -15,9 +15,6 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from tot.decoders.errors import OptionError, TaskError, unknown, validated
-from tot.evaluators.combine import Combine, Confidence, Heuristic, Prior, Random
-from tot.evaluators.model import Classify, Explain, Likelihood, Value, Vote
-from tot.decoders.errors import OptionError, TaskError, unknown
 from tot.evaluators.classify import Classify
 from tot.evaluators.combine import Combine
 from tot.evaluators.heuristic import Confidence, Heuristic, Prior, Random

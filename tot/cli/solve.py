@@ -17,7 +17,7 @@ from tot.options import SearchOptions
 if TYPE_CHECKING:
     from tot.checkpoint import Checkpoint
     from tot.report.profile import Profile
-    from tot.search.session import Problem
+    from tot.search.session import SearchSession
 
 _WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
 
@@ -139,20 +139,20 @@ def _run(
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
-    problems: list[Problem] = []
+    sessions: list[SearchSession] = []
     try:
-        with progress(lambda: search_line(problems, started), quiet=as_json):
+        with progress(lambda: search_line(sessions, started), quiet=as_json):
             solution = solve(
                 task,
                 settings.question,
                 config,
                 checkpoint=checkpoint,
-                watch=lambda problem: problems.append(problem) if not problems else None,
+                watch=lambda session: sessions.append(session) if not sessions else None,
                 profile=profile,
             )
     except BaseException:
-        if out is not None and problems:  # what was grown until then is kept
-            write_json(out, conclude(problems[0]).to_json())
+        if out is not None and sessions:  # what was grown until then is kept
+            write_json(out, conclude(sessions[0]).to_json())
         if checkpoint is not None:
             checkpoint.close()
             if checkpoint.empty:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from importlib.metadata import entry_points
@@ -17,6 +16,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tot.backend import Backend
 from tot.config import SearchConfig
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
@@ -27,15 +27,14 @@ from tot.evaluation.questions import Question
 from tot.filters import FILTERS
 from tot.options import LOADING, SAME
 from tot.registry import load_task
-from tot.backend import Backend
+from tot.search.session import SearchSession, Watcher
 from tot.seeds import derive
-from tot.search.session import Problem, Watcher
 from tot.solver import conclude
 from tot.task import Task
 
 Pending = Iterator[tuple[Question, int]]
 """Questions, each with the number of its repeat."""
-Finish = Callable[[dict[str, Any], dict[str, Any] | None, Problem | None], None]
+Finish = Callable[[dict[str, Any], dict[str, Any] | None, SearchSession | None], None]
 """Told of a sample, of its tree as JSON data, and of the search, where it ran in this process."""
 
 
@@ -77,32 +76,31 @@ class Work:
 
 async def attempt(
     work: Work, question: Question, repeat: int, decoders: Mapping[Purpose, Decoder], watch: Watcher | None = None
-) -> tuple[dict[str, Any], Problem | None]:
+) -> tuple[dict[str, Any], SearchSession | None]:
     """Search a question, and score the answer: the sample as it is written, and the search, if it could begin.
 
     What depends on the machine and on what else ran is under `measured`, the last entry; in reproducible runs all
     before it is the same every time. Raises ModelError and OptionError, which no other question could do without.
     """
     config, task = work.config, work.task
-    backend, meter = _Counting(decoders), Meter(config.budget)
+    backend = Backend(decoders, Meter(config.budget))
     judge = _Judge(decoders.get("evaluate")) if work.configuration.judge else None
     sample = _unanswered(question, repeat)
-    problem: Problem | None = None
+    session: SearchSession | None = None
     seed = derive(config.seed, question.index, repeat)
     try:
-        problem = Problem(
+        session = SearchSession(
             task,
             question.text,
             backend,
-            meter=meter,
             **config.parts(task),
             seed=seed,
             max_tokens=config.max_tokens,
             filters={name: value for name in FILTERS if (value := getattr(work.configuration, name)) is not None},
             watch=watch,
         )
-        await problem.run()
-        solution = conclude(problem, await problem.answer())
+        await session.run()
+        solution = conclude(session, await session.answer())
         budget_ended = (solution.stopped or "").startswith("budget:")
         sample |= {
             "answer": solution.answer,
@@ -119,19 +117,19 @@ async def attempt(
     except Exception as error:  # one question's fault: a task's own code may raise anything  # noqa: BLE001
         sample["error"] = f"{type(error).__name__}: {error}"
     spent: dict[str, tuple[int, Usage]] = {**backend.spent}
-    total = meter.total
+    total = backend.meter.total
     if judge is not None:
         spent["judge"] = judge.calls, judge.usage
         total += replace(judge.usage, seconds=0.0)  # the meter's went on
     sample |= {
-        "thoughts": 0 if problem is None else len(problem.tree) - 1,
+        "thoughts": 0 if session is None else len(session.tree) - 1,
         "usage": {
             purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
             for purpose, (calls, usage) in spent.items()
         },
         "measured": _measured(total),
     }
-    return sample, problem
+    return sample, session
 
 
 def lost_sample(question: Question, repeat: int, reason: str) -> dict[str, Any]:
@@ -183,22 +181,6 @@ class _Judge:
         self.calls += len(done)
         forwards = max((completion.usage.forwards for completion in done), default=0)  # which they share
         self.usage += replace(sum((completion.usage for completion in done), Usage()), forwards=forwards)
-        return done
-
-
-class _Counting(Backend):
-    """Keeps what one search spent, by purpose."""
-
-    def __init__(self, decoders: Mapping[Purpose, Decoder]) -> None:
-        super().__init__(decoders)
-        self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
-
-    async def complete(self, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
-        done = await super().complete(requests, meter)
-        calls, usage = self.spent[requests[0].purpose]
-        completions = [completion for each in done for completion in each]
-        total = sum((completion.usage for completion in completions), usage)
-        self.spent[requests[0].purpose] = calls + len(completions), total
         return done
 
 

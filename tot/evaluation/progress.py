@@ -17,7 +17,7 @@ from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
 from tot.report.terminal import plain, progress
-from tot.search.session import Problem
+from tot.search.session import SearchSession
 
 _DRAFTED = ("drafted", "accepted", "reached")
 _SHOWN = 10
@@ -28,7 +28,7 @@ class Progress:
     """Counts what is done and what is under way, and shows it on standard error."""
 
     def __init__(self, total: int) -> None:
-        self.running: set[Problem | None] = set()
+        self.running: set[SearchSession | None] = set()
         self.done = 0
         self._sum = 0.0
         self._scored = 0
@@ -48,9 +48,9 @@ class Progress:
     def line(self) -> str:
         """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, acceptance rate 71% (52% of drafted)"."""
         spent = self._spent.copy()
-        for problem in filter(None, list(self.running)):
-            spent["tokens"] += problem.meter.new_tokens
-            spent.update({name: getattr(problem.meter.usage, name) for name in _DRAFTED})
+        for session in filter(None, list(self.running)):
+            spent["tokens"] += session.meter.new_tokens
+            spent.update({name: getattr(session.meter.usage, name) for name in _DRAFTED})
         rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
         shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).format()}"]
         shown.append(f"{rate:.0f} tokens/s")
@@ -65,9 +65,9 @@ class Progress:
         self._failed += sample["error"] is not None
         self._sum += sample["score"]
 
-    def finish(self, sample: dict[str, Any], problem: Problem | None) -> None:
+    def finish(self, sample: dict[str, Any], session: SearchSession | None) -> None:
         """Count a sample that was finished now, and take its search, if there was one, from those under way."""
-        self.running.discard(problem)
+        self.running.discard(session)
         self.recall(sample)
         self.done += 1
         self._spent["tokens"] += tokens_of(sample)

@@ -128,8 +128,8 @@ class Worker:
     async def attempt(self, question: Question, repeat: int) -> tuple[str, str]:
         """A sample and its tree as JSON, null where there is none. Raises what `attempt` raises."""
         await self.open()
-        sample, problem = await attempt(self._work, question, repeat, self._decoders)
-        tree = None if problem is None else problem.tree.to_json()
+        sample, session = await attempt(self._work, question, repeat, self._decoders)
+        tree = None if session is None else session.tree.to_json()
         return json.dumps(sample, default=str), json.dumps(tree)
 
 

@@ -25,7 +25,7 @@ from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
-from tot.search.session import Problem, Watcher
+from tot.search.session import SearchSession, Watcher
 from tot.solver import run_to_end
 from tot.task import Task
 
@@ -132,8 +132,8 @@ async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watch
 
         async def draw() -> None:
             for question, repeat in pending:
-                sample, problem = await attempt(work, question, repeat, decoders, watch)
-                finish(sample, None if problem is None else problem.tree.to_json(), problem)
+                sample, session = await attempt(work, question, repeat, decoders, watch)
+                finish(sample, None if session is None else session.tree.to_json(), session)
 
         workers = [asyncio.create_task(draw()) for _ in range(work.configuration.concurrency)]
         try:
@@ -235,9 +235,9 @@ class _Session:
                 if isinstance(question, Question) and (question.index, repeat) not in self._folder.done:
                     yield question, repeat
 
-    def _finish(self, sample: dict[str, Any], tree: dict[str, Any] | None, problem: Problem | None) -> None:
+    def _finish(self, sample: dict[str, Any], tree: dict[str, Any] | None, session: SearchSession | None) -> None:
         self._folder.add(sample, tree)
-        self._progress.finish(sample, problem)
+        self._progress.finish(sample, session)
         if sample["error"] is not None:
             self._note(f"sample {sample['id']} failed: {sample['error']}")
         score = self._progress.score

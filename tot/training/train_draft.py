@@ -29,7 +29,7 @@ from tot.decoders.training.distill.record import Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train
 from tot.decoders.training.options import DraftOptions
 from tot.decoders.training.resuming import Clock, check_settings
-from tot.generators.base import Sample
+from tot.generators.sample import Sample
 from tot.report.terminal import counting
 from tot.search import BFS
 from tot.solver import asolve
