@@ -30,7 +30,7 @@ from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
 from tot.decoders.timeline import Timeline
-from tot.evaluators.model import Value
+from tot.evaluators.value import Value
 from tot.machine import describe
 from tot.registry import load_task
 from tot.report.plots import gantt, save, utilisation

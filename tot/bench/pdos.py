@@ -29,7 +29,7 @@ from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.options import PDOSOptions, listed
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Message, Request, Sampling
-from tot.evaluators.model import expected
+from tot.evaluators.likelihood import expected
 from tot.machine import describe
 
 TASKS = ("retrieval", "planning", "qa")

@@ -21,9 +21,11 @@ from tot.data import rows
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import load_decoder
 from tot.decoders.errors import OptionError
-from tot.evaluators.combine import Combine, Prior, Random
-from tot.evaluators.model import Likelihood
-from tot.generators.base import Enumerate, Sample
+from tot.evaluators.combine import Combine
+from tot.evaluators.heuristic import Prior, Random
+from tot.evaluators.likelihood import Likelihood
+from tot.generators.enumerate import Enumerate
+from tot.generators.sample import Sample
 from tot.machine import describe
 from tot.registry import GENERATORS, load_task, named, rap
 from tot.search import BFS, BestFirst
@@ -41,7 +43,7 @@ def searches(task: Task) -> list[tuple[str, Mapping[str, Any], bool]]:
     reasoning = rap(task)
     ranked = named("generator", task.generator, GENERATORS)
     random_order = Enumerate(prior="random")
-    guessed = Combine(parts=(Prior(), Random()), weights=(0.5, 0.5), rule="log")
+    guessed = Combine(evaluators=(Prior(), Random()), weights=(0.5, 0.5), rule="log")
     bfs = {"search": BFS(thoughts=3, breadth=3)}
     best_first = {"search": BestFirst(rank="prior"), "evaluator": Random()}
     return [

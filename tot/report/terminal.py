@@ -20,7 +20,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 if TYPE_CHECKING:
-    from tot.search.session import Problem
+    from tot.search.session import SearchSession
     from tot.solver import Solution
     from tot.tree import Node, ThoughtTree
 
@@ -144,12 +144,12 @@ def show(solution: Solution) -> None:
     shown.print(Text(usage_line(solution), style="dim"))
 
 
-def search_line(problems: Sequence[Problem], started: float) -> str:
+def search_line(sessions: Sequence[SearchSession], started: float) -> str:
     """How far the first of the searches is, if there is one yet: level, thoughts, tokens, seconds."""
     elapsed = time.monotonic() - started
-    if not problems:
+    if not sessions:
         return f"loading the model … {elapsed:.0f} s"
-    tree, meter = problems[0].tree, problems[0].meter
+    tree, meter = sessions[0].tree, sessions[0].meter
     level = max(node.depth for node in list(tree))
     rate = meter.new_tokens / max(meter.seconds, 1e-9)
     return f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"
