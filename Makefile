@@ -15,6 +15,7 @@ lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy -p tot
+	$(BIN)/lint-imports
 
 test: $(VENV)/ready
 	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest

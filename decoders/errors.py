@@ -1,4 +1,4 @@
-"""The errors a user may meet: one family, each message saying what is wrong and what to do."""
+"""The errors a user may meet: one family, each message saying what is wrong and what to do; and options checked."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import BaseModel, ValidationError
+from pydantic import AliasChoices, BaseModel, Field, ValidationError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -56,3 +56,8 @@ def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Mode
         known = ", ".join(cls.model_fields) or "none"
         reason = first["msg"].removeprefix("Value error, ")
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None
+
+
+def renamed(*names: str, default: Any = ...) -> Any:
+    """A field that files of older runs have under another name: the new name, then the old one."""
+    return Field(default, validation_alias=AliasChoices(*names))

@@ -9,9 +9,8 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from tot.context import Context
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, renamed
 from tot.evaluators.base import Evaluator
-from tot.generators.base import renamed
 from tot.steps import NOTHING, Evaluation
 from tot.tree import Node
 

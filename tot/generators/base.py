@@ -6,18 +6,13 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 from tot.context import Context
 from tot.tree import Node
 
 Count = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0)]
-
-
-def renamed(*names: str, default: Any = ...) -> Any:
-    """A field that files of older runs have under another name: the new name, then the old one."""
-    return Field(default, validation_alias=AliasChoices(*names))
 
 
 class Generator(BaseModel):

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from tot.context import Context
-from tot.generators.base import Count, Generator, renamed
+from tot.decoders.errors import renamed
+from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.state import Thought
 from tot.steps import Proposal, softmax

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from tot.context import Context
-from tot.generators.base import Count, Generator, renamed
+from tot.decoders.errors import renamed
+from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.parallel import bodies
 from tot.state import Thought

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tot.context import Context, ThoughtGenerator
-from tot.generators.base import Count, Generator, renamed
+from tot.decoders.errors import renamed
+from tot.generators.base import Count, Generator
 from tot.state import Thought
 from tot.steps import Proposal, Reply, spent
 from tot.tree import Node
