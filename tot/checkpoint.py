@@ -31,6 +31,15 @@ _DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
 _ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
 _USAGE = TypeAdapter(Usage)
+_RENAMED = {
+    "BestOfN": {"n": "samples"},
+    "Combine": {"parts": "evaluators"},
+    "Enumerate": {"n": "thoughts"},
+    "Propose": {"n": "thoughts"},
+    "Sample": {"n": "thoughts", "votes": "samples"},
+    "SelfConsistency": {"k": "samples"},
+}
+"""Options that were called otherwise, by class."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +114,7 @@ class Checkpoint:
         if not self._recorded:
             self._write(line)
             return
-        recorded = self._recorded.popleft()
+        recorded = {name: _as_named_now(part) for name, part in self._recorded.popleft().items()}
         for name, wanted in line.items():
             if recorded.get(name) != wanted:
                 raise TaskError(
@@ -187,6 +196,12 @@ class Checkpoint:
             self._file.flush()
         except OSError as error:
             raise TaskError(f"{self.path} can't be written: {error.strerror or error}") from None
+
+
+def _as_named_now(part: Any) -> Any:
+    """A part's options, those of older runs under the names that they have now."""
+    renamed = _RENAMED.get(part.get("name", ""), {}) if isinstance(part, dict) else {}
+    return {renamed.get(option, option): value for option, value in part.items()} if renamed else part
 
 
 def _described(step: Step) -> dict[str, Any]:

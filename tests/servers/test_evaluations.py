@@ -100,7 +100,14 @@ def test_the_benchmark_asks_both_sides_the_same_questions(
     vllm_server: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = ["--base-url", vllm_server.url, "--model", vllm_server.model, "--rounds", "2", "--limit", "2"]
-    asked += ["--data", str(data / "gsm8k_test_0_400.jsonl"), "--search", "self-consistency:k=2", "--max-tokens", "8"]
+    asked += [
+        "--data",
+        str(data / "gsm8k_test_0_400.jsonl"),
+        "--search",
+        "self-consistency:samples=2",
+        "--max-tokens",
+        "8",
+    ]
     assert main(["bench", "servers", *asked, "--out", str(tmp_path / "n.json")]) == 0
     numbers = json.loads((tmp_path / "n.json").read_text())
     (cells,) = (found["cells"] for found in numbers.values() if isinstance(found, dict) and "cells" in found)

@@ -60,7 +60,7 @@ def test_the_tasks_own_search_grows_a_tree(name: str, decoder: LocalDecoder) -> 
     ("search", "name"),
     [
         pytest.param(search, name, marks=pytest.mark.slow if search != "cot" and name != "gsm8k" else ())
-        for search in ("cot", "self-consistency:k=3", "best-of-n:n=2")
+        for search in ("cot", "self-consistency:samples=3", "best-of-n:samples=2")
         for name in TASKS
     ],
 )

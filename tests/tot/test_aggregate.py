@@ -119,7 +119,7 @@ def test_self_consistency_takes_the_answer_of_most_chains(letters: Any, scripted
     templates = letters.templates | {"chain": "chain"}
     fields = {"templates": templates, "parse_answer": lambda self, text: text[-1] if text[-1].isdigit() else None}
     decoder = scripted({"chain": ["so 1", "so 2", "no idea", "thus 2", "so 3"]})
-    solution = solve(type("Chained", (letters,), fields), "q", decoder=decoder, search=SelfConsistency(k=5))
+    solution = solve(type("Chained", (letters,), fields), "q", decoder=decoder, search=SelfConsistency(samples=5))
     assert decoder.asked == [["chain"]]
     assert (solution.answer, chosen(solution)) == ("2", "so 2")
 

@@ -63,7 +63,7 @@ def test_a_chain_is_not_put_through_the_tasks_steps(scripted: Any) -> None:
 
 def consistent(task: Any, scripted: Any, replies: list[str]) -> Any:
     decoder = scripted({"solve q": replies})
-    solution = solve(task, "q", decoder=decoder, search=SelfConsistency(k=len(replies)))
+    solution = solve(task, "q", decoder=decoder, search=SelfConsistency(samples=len(replies)))
     assert decoder.asked == [["solve q"]]
     assert decoder.requests[0].sampling.n == len(replies)
     assert decoder.requests[0].sampling.temperature > 0
@@ -118,7 +118,7 @@ def test_five_solutions_are_drawn_unless_told_otherwise(scripted: Any) -> None:
 def test_best_of_n_takes_the_solution_that_the_evaluator_values_most(scripted: Any) -> None:
     values = {"value so no": "4", "value so yes": "8", "value maybe": "8"}
     decoder = scripted({"solve q": ["so no", "so yes", "maybe"]} | values)
-    solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value())
+    solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())
     assert decoder.asked == [["solve q"], ["value so no", "value so yes", "value maybe"]]
     assert (solution.answer, solution.value) == ("yes", 8)
 
@@ -126,12 +126,12 @@ def test_best_of_n_takes_the_solution_that_the_evaluator_values_most(scripted: A
 def test_best_of_n_does_not_count_votes(scripted: Any) -> None:
     values = {"value so no": "4", "value thus no": "4", "value so yes": "5"}
     decoder = scripted({"solve q": ["so no", "thus no", "so yes"]} | values)
-    assert solve(Riddle, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value()).answer == "yes"
+    assert solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value()).answer == "yes"
 
 
 def test_of_n_solutions_one_that_the_task_verifies_is_taken_without_asking_for_values(scripted: Any) -> None:
     decoder = scripted({"solve q": ["so no", "so yes", "maybe"]})
-    solution = solve(Checked, "q", decoder=decoder, search=BestOfN(n=3), evaluator=Value())
+    solution = solve(Checked, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())
     assert (solution.answer, solution.solved, solution.value) == ("yes", True, None)
     assert decoder.asked == [["solve q"]]
 
@@ -154,6 +154,6 @@ def test_a_chain_of_a_task_with_a_world_is_a_solution_as_any_other(reply: str, s
 def test_several_chains_of_a_task_with_a_world_stay_apart(scripted: Any) -> None:
     prompt = Game24().prompt("chain", Game24().start("4 9 10 13"))[-1].content
     decoder = scripted({prompt: [WRONG, RIGHT, f"Easy. {RIGHT}"]})
-    solution = solve(Game24, "4 9 10 13", decoder=decoder, search=SelfConsistency(k=3))
+    solution = solve(Game24, "4 9 10 13", decoder=decoder, search=SelfConsistency(samples=3))
     assert (solution.answer, solution.solved) == (RIGHT.removeprefix("Answer: "), True)
     assert len(solution.tree) == 4

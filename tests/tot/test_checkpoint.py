@@ -276,7 +276,7 @@ def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
         ({"question": "other"}, "its root is .*'question': 'q'.*, not .*'question': 'other'"),
         ({"search": BFS(thoughts=2, breadth=1, depth=3)}, "its search is .*'breadth': 2.*, not .*'breadth': 1"),
         ({"search": MCTS()}, "its search is .*'name': 'BFS'.*, not .*'name': 'MCTS'"),
-        ({"generator": "sample:n=7"}, "its generator is .*'n': 3.*, not .*'n': 7"),
+        ({"generator": "sample:thoughts=7"}, "its generator is .*'thoughts': 3.*, not .*'thoughts': 7"),
         ({"evaluator": Value(samples=2)}, "its evaluator is .*'samples': 1.*, not .*'samples': 2"),
         ({"max_tokens": 9}, "its max_tokens is None, not 9"),
         ({"problem_id": "17"}, "its problem_id is .*, not '17'"),  # every seed depends on it

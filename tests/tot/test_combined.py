@@ -101,10 +101,12 @@ def test_values_below_0_can_only_be_summed(letters: Any, scripted: Any, rule: An
         value(letters, scripted, Combine(parts=parts, weights=(1, 1), rule=rule))
 
 
-@pytest.mark.parametrize(("parts", "weights"), [(1, (0.5, 0.5)), (2, (1.0,)), (0, ())])
-def test_parts_and_weights_that_do_not_match_are_refused(parts: int, weights: tuple[float, ...]) -> None:
-    with pytest.raises(ValidationError, match=f"{parts} parts and {len(weights)} weights: give one weight for each"):
-        Combine(parts=tuple(table(str(i), 1) for i in range(parts)), weights=weights)
+@pytest.mark.parametrize(("count", "weights"), [(1, (0.5, 0.5)), (2, (1.0,)), (0, ())])
+def test_evaluators_and_weights_that_do_not_match_are_refused(count: int, weights: tuple[float, ...]) -> None:
+    with pytest.raises(
+        ValidationError, match=f"{count} evaluators and {len(weights)} weights: give one weight for each"
+    ):
+        Combine(evaluators=tuple(table(str(i), 1) for i in range(count)), weights=weights)
 
 
 def test_where_one_part_was_cut_off_there_is_no_value(letters: Any, scripted: Any) -> None:
@@ -182,12 +184,12 @@ def test_a_prior_is_the_generators_probability(letters: Any, scripted: Any) -> N
 
 def test_confidence_is_the_share_of_samples_that_agreed(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "a", "x", "b", "b", "b"]})
-    solution = grow(letters, decoder, Confidence(), generator=Sample(votes=3))
+    solution = grow(letters, decoder, Confidence(), generator=Sample(samples=3))
     assert [node.value for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
 
 
 def test_confidence_without_votes_says_how_to_get_it(letters: Any, scripted: Any) -> None:
-    with pytest.raises(OptionError, match=r"the thought generator gives no confidence: use Sample\(votes=8\)"):
+    with pytest.raises(OptionError, match=r"the thought generator gives no confidence: use Sample\(samples=8\)"):
         grow(letters, scripted({"grow": ["a", "b"]}), Confidence())
 
 

@@ -155,10 +155,10 @@ def test_without_a_rollout_the_leafs_own_value_is_backed_up(drive: Drive) -> Non
 def test_a_sampled_rollout_draws_children_in_proportion_to_exp_of_their_value(drive: Drive) -> None:
     """e^0 to e^1.0986 is 1 to 3."""
     worth = {"a": 1.0, "ab": 0.0, "ac": 1.0986}
-    search = MCTS(depth=3, iterations=1, rollout="sample")
+    mcts = MCTS(depth=3, iterations=1, rollout="sample")
     counts: Counter[str] = Counter()
     for seed in range(600):
-        search, _ = drive(search, lambda p: {"": ["a"], "a": ["b", "c"]}[p], lambda p: worth[p], seed=seed)
+        search, _ = drive(mcts, lambda p: {"": ["a"], "a": ["b", "c"]}[p], lambda p: worth[p], seed=seed)
         counts[path(search, search.best)] += 1
     assert set(counts) == {"ab", "ac"}
     assert 0.70 < counts["ac"] / 600 < 0.80
@@ -194,10 +194,10 @@ def test_a_gathered_visit_counts_as_the_worst_so_far_until_its_reward_is_known(d
 @pytest.mark.parametrize("leaves", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("rollout", ["none", "greedy"])
 def test_however_many_are_gathered_all_iterations_are_made(leaves: int, rollout: Any, drive: Drive) -> None:
-    search = MCTS(depth=4, iterations=20, leaves=leaves, rollout=rollout)
-    search, _ = drive(search, lambda p: ["a", "b"], lambda p: len(p) + p.count("b") / 10)
+    mcts = MCTS(depth=4, iterations=20, leaves=leaves, rollout=rollout)
+    search, _ = drive(mcts, lambda p: ["a", "b"], lambda p: len(p) + p.count("b") / 10)
     assert search.tree.root.visits == 20
-    single, _ = drive(search, lambda p: ["a"], lambda p: 1.0)  # one leaf at a time is all there is
+    single, _ = drive(mcts, lambda p: ["a"], lambda p: 1.0)  # one leaf at a time is all there is
     assert single.tree.root.visits == 20
 
 

@@ -29,7 +29,7 @@ class Ideas(Task):
 
 @pytest.fixture
 def parallel(scripted: Any) -> Any:
-    """Makes a scripted decoder that is called pdos; its replies may be lists of titles and bodies, and what follows."""
+    """Makes a scripted decoder that writes steps; its replies may be lists of titles and bodies, and what follows."""
 
     def completion(*steps: str, after: str = "", title: str = "Title") -> Any:
         parts = [Part("step", f"#### {title} {i}: {body}\n") for i, body in enumerate(steps, 1)]
@@ -38,7 +38,7 @@ def parallel(scripted: Any) -> Any:
 
     def make(replies: dict[str, Any]) -> Any:
         decoder = scripted(replies)
-        decoder.name = "pdos"
+        decoder.name, decoder.writes_steps = "pdos", True
         return decoder
 
     make.completion = completion  # type: ignore[attr-defined]

@@ -44,11 +44,14 @@ def test_its_commands_and_their_options_exist(capsys: pytest.CaptureFixture[str]
             assert re.search(rf"^ +{option}\b", described, re.MULTILINE), f"tot {' '.join(name)} has no {option}"
 
 
-def test_its_layout_names_folders_that_exist() -> None:
-    layout = README.partition("## Layout")[2].partition("##")[0]
-    folders = re.findall(r"^    (\w+)/ ", layout, re.MULTILINE)
-    assert {"tot", "decoders", "prompts", "tasks", "tests"} <= set(folders)
-    assert all((ROOT / folder).is_dir() for folder in folders)
+def test_the_layout_names_folders_that_exist() -> None:
+    layout = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("\n    tot/")[2].partition("\nWho")[0]
+    above, found = "tot", set()
+    for depth, folder in re.findall(r"^( {4}| {6})(\w+)/", "    tot/" + layout, re.MULTILINE):
+        above = folder if len(depth) == 4 else above
+        found.add(folder if len(depth) == 4 else f"{above}/{folder}")
+    assert {"tot", "decoders", "prompts", "tasks", "tot/search", "decoders/engine"} <= found
+    assert all((ROOT / folder).is_dir() for folder in found)
 
 
 def examples() -> list[str]:

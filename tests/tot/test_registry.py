@@ -298,7 +298,7 @@ class Half:
         ({"evaluator": Half()}, "evaluator=.*Half.* has no method 'key'"),
         ({"search": MCTS(fast=3)}, "evaluator=3 has no method 'evaluate'"),
         ({"search": MCTS(fast=Likelihood)}, "evaluator=Likelihood is a class"),
-        ({"budget": 3}, "budget=3: Input should be a valid dictionary or instance of Budget"),
+        ({"budget": 3}, "budget = 3: Input should be a valid dictionary or instance of Budget"),
     ],
 )
 def test_what_is_no_search_generator_evaluator_or_budget_is_refused(options: dict[str, Any], said: str) -> None:

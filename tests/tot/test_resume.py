@@ -40,10 +40,10 @@ RUNS: dict[str, dict[str, Any]] = {
     "mcts": {"search": MCTS(thoughts=2, depth=3, iterations=4, leaves=2, rollout="sample")},
     "mcts-fast": {
         "search": MCTS(thoughts=2, depth=3, iterations=3, fast=YES, rollout="greedy"),
-        "generator": Sample(votes=2),
+        "generator": Sample(samples=2),
         "evaluator": Combine(parts=(YES, Prior()), weights=(0.5, 0.5), rule="product"),
     },
-    "self-consistency": {"search": SelfConsistency(k=3)},
+    "self-consistency": {"search": SelfConsistency(samples=3)},
 }
 
 

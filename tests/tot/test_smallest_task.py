@@ -20,8 +20,8 @@ IN_SHORT = {
     "mcts": "mcts:thoughts=2,depth=2,iterations=1",
     "rap": "rap:thoughts=2,depth=2,iterations=1",
     "cot": "cot",
-    "self-consistency": "self-consistency:k=2",
-    "best-of-n": "best-of-n:n=2",
+    "self-consistency": "self-consistency:samples=2",
+    "best-of-n": "best-of-n:samples=2",
 }
 WHOLE = ("cot", "self-consistency", "best-of-n")
 """What writes whole solutions takes none from a generator."""
@@ -55,7 +55,7 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
     if evaluator == "heuristic" and search not in UNJUDGED:
         return "task Riddle has no `heuristic`: define it, or choose another way of judging"
     if evaluator == "confidence" and search not in UNJUDGED:
-        return r"the thought generator gives no confidence: use Sample\(votes=8\)"
+        return r"the thought generator gives no confidence: use Sample\(samples=8\)"
     return None
 
 
@@ -106,7 +106,7 @@ def test_solutions_vote_by_the_answers_after_their_thoughts(scripted: Any) -> No
     replies: dict[str, Any] = {KEYS: ["a map", "a grand", "an upright"]}
     for idea, answer in (("a map", "Map"), ("a grand", "Piano"), ("an upright", "Piano")):
         replies[f"Idea: {idea}\nAnswer in one word."] = answer
-    solution = solve(Riddle, "keys?", decoder=scripted(replies), search="self-consistency:k=3")
+    solution = solve(Riddle, "keys?", decoder=scripted(replies), search="self-consistency:samples=3")
     assert solution.answer == "Piano"
 
 

@@ -34,19 +34,19 @@ def generations(decoder: Any) -> list[Request]:
 
 def test_the_generators_n_holds_where_the_search_gives_none(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b", "c", "d"]})
-    solution = grow(letters, decoder, Sample(n=4))
+    solution = grow(letters, decoder, Sample(thoughts=4))
     assert [request.sampling.n for request in generations(decoder)] == [4]
     assert thoughts(solution) == ["a", "b", "c", "d"]
     assert [node.prior for node in solution.tree] == [None, 0.25, 0.25, 0.25, 0.25]
     assert [node.confidence for node in solution.tree] == [None] * 5
     fewer = scripted({"grow": ["a", "b"]})
-    grow(letters, fewer, Sample(n=4), BFS(thoughts=2, depth=2))
+    grow(letters, fewer, Sample(thoughts=4), BFS(thoughts=2, depth=2))
     assert [request.sampling.n for request in generations(fewer)] == [2]
 
 
 def test_votes_keep_the_most_frequent_text_of_each_thought_and_its_share(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b", "b", "c", "c", "c"]})
-    solution = grow(letters, decoder, Sample(n=2, votes=3))
+    solution = grow(letters, decoder, Sample(thoughts=2, samples=3))
     assert [request.sampling.n for request in generations(decoder)] == [6]
     assert thoughts(solution) == ["b", "c"]
     assert [node.confidence for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
@@ -77,7 +77,7 @@ def numeric(letters: Any) -> type[Task]:
 def test_votes_are_for_answers_and_the_first_text_of_the_winner_is_kept(
     numeric: Any, scripted: Any, samples: list[str], kept: str, confidence: float
 ) -> None:
-    solution = grow(numeric, scripted({"grow": samples}), Sample(n=1, votes=3))
+    solution = grow(numeric, scripted({"grow": samples}), Sample(thoughts=1, samples=3))
     assert thoughts(solution) == [kept]
     assert solution.tree[1].confidence == pytest.approx(confidence)
     assert solution.parse_failures == samples.count("")
@@ -85,7 +85,7 @@ def test_votes_are_for_answers_and_the_first_text_of_the_winner_is_kept(
 
 def test_a_sample_that_a_budget_cut_off_has_no_vote(letters: Any, scripted: Any) -> None:
     cut = scripted.completion("a", "budget")
-    solution = grow(letters, scripted({"grow": [cut, cut, "b"]}), Sample(n=1, votes=3))
+    solution = grow(letters, scripted({"grow": [cut, cut, "b"]}), Sample(thoughts=1, samples=3))
     assert thoughts(solution) == ["b"]
     assert solution.parse_failures == 0
 
@@ -101,7 +101,7 @@ class Steps(Task):
 def test_votes_are_drawn_at_the_last_template_alone(scripted: Any) -> None:
     told = {"tell why": ["so", "thus", "thus"], "tell how": ["well", "well", "well"]}
     decoder = scripted({"ask": ["why", "how"]} | told)
-    solution = grow(Steps, decoder, Sample(n=2, votes=3))
+    solution = grow(Steps, decoder, Sample(thoughts=2, samples=3))
     assert [(request.prompt[-1].content, request.sampling.n) for request in generations(decoder)] == [
         ("ask", 2),
         ("tell why", 3),
@@ -116,7 +116,7 @@ def test_votes_are_drawn_at_the_last_template_alone(scripted: Any) -> None:
 
 def test_every_thought_of_a_level_has_a_seed_of_its_own(scripted: Any) -> None:
     decoder = scripted({"ask": ["why", "how"], "tell why": "so", "tell how": "thus"})
-    grow(Steps, decoder, Sample(n=2))
+    grow(Steps, decoder, Sample(thoughts=2))
     assert len({request.sampling.seed for request in generations(decoder)}) == 3
 
 
@@ -158,7 +158,7 @@ def test_one_reply_lists_the_thoughts_of_a_state(listing: Any, scripted: Any) ->
     ],
 )
 def test_a_reply_is_read_line_by_line(listing: Any, scripted: Any, reply: str, listed: list[str]) -> None:
-    solution = grow(listing, scripted({"list 3": reply}), Propose(n=3))
+    solution = grow(listing, scripted({"list 3": reply}), Propose(thoughts=3))
     assert thoughts(solution) == listed
     assert [node.prior for node in solution.tree][1:] == pytest.approx([1 / max(len(listed), 1)] * len(listed))
     assert solution.parse_failures == solution.tree.root.parse_failures == (not listed)
@@ -178,7 +178,7 @@ def test_a_reply_is_read_line_by_line(listing: Any, scripted: Any, reply: str, l
 def test_a_line_that_was_cut_off_is_not_taken(
     listing: Any, scripted: Any, reason: str, reply: str, listed: list[str]
 ) -> None:
-    solution = grow(listing, scripted({"list 3": scripted.completion(reply, reason)}), Propose(n=3))
+    solution = grow(listing, scripted({"list 3": scripted.completion(reply, reason)}), Propose(thoughts=3))
     assert thoughts(solution) == listed
     assert solution.parse_failures == 0
 
@@ -188,7 +188,7 @@ def test_lines_that_the_task_rejects_are_counted(listing: Any, scripted: Any) ->
         return text.upper() if len(text) == 1 else None
 
     task = type("Short", (listing,), {"parse_thought": parse_thought})
-    solution = grow(task, scripted({"list 4": "a\nlong\nb\nlonger"}), Propose(n=4))
+    solution = grow(task, scripted({"list 4": "a\nlong\nb\nlonger"}), Propose(thoughts=4))
     assert thoughts(solution) == ["A", "B"]
     assert [node.prior for node in solution.tree][1:] == [0.5, 0.5]
     assert solution.parse_failures == 2
@@ -196,7 +196,7 @@ def test_lines_that_the_task_rejects_are_counted(listing: Any, scripted: Any) ->
 
 def test_a_thoughts_other_templates_are_asked_for_each_line_in_one_batch(scripted: Any) -> None:
     decoder = scripted({"list 2": "- why\n- how", "tell why": "so", "tell how": "thus"})
-    solution = grow(Steps, decoder, Propose(n=2))
+    solution = grow(Steps, decoder, Propose(thoughts=2))
     assert decoder.asked[:2] == [["list 2"], ["tell why", "tell how"]]
     assert [node.thought.parts for node in solution.tree if node.thought] == [
         {"ask": "why", "tell": "so"},
@@ -275,7 +275,7 @@ def test_an_action_is_scored_as_a_line_of_what_the_model_writes(
 def test_the_best_n_are_kept_with_the_priors_they_had_among_all(
     walk: Any, weighed: Any, n: int, kept: list[str]
 ) -> None:
-    by_generator = grow(walk(), weighed(0.02, 0.05, 0.03), Enumerate(n=n))
+    by_generator = grow(walk(), weighed(0.02, 0.05, 0.03), Enumerate(thoughts=n))
     by_search = grow(walk(), weighed(0.02, 0.05, 0.03), Enumerate(), BFS(thoughts=n, depth=2))
     assert thoughts(by_generator) == thoughts(by_search) == kept
     assert by_generator.tree[1].prior == pytest.approx(0.5)
@@ -377,5 +377,5 @@ def test_generators_that_draw_once_give_no_confidence(listing: Any, scripted: An
 
 def test_a_value_has_a_prompt_of_its_own_after_each_generator(listing: Any, scripted: Any) -> None:
     decoder = scripted({"list 3": "a\nb", "value a": "2", "value b": "6"})
-    solution = solve(listing, "q", decoder=decoder, search=ONE_LEVEL, generator=Propose(n=3), evaluator=Value())
+    solution = solve(listing, "q", decoder=decoder, search=ONE_LEVEL, generator=Propose(thoughts=3), evaluator=Value())
     assert [node.value for node in solution.tree] == [None, 2, 6]

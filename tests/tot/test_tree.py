@@ -141,13 +141,11 @@ def test_a_file_is_written_at_once_or_not_at_all(
     tree.save(path)
     before = path.read_bytes()
 
-    def full(self: Path, text: str, **_: Any) -> int:
-        with self.open("w") as file:
-            file.write(text[:10])
+    def full(self: Path, target: Path) -> Path:
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Path, "write_text", full)
+        patched.setattr(Path, "replace", full)
         with pytest.raises(TaskError, match=r"tree\.json can't be written: No space left on device; give another file"):
             tree.save(path)
     assert path.read_bytes() == before

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Literal
 
+from tot.decoders.errors import renamed
 from tot.search.base import Count, Search, by_value
 from tot.search.state import SearchState
 from tot.steps import Steps
@@ -22,23 +23,23 @@ class ChainOfThought(Search):
 
 
 class SelfConsistency(Search):
-    """k whole solutions; an answer that the task verifies, else the one that most of them give."""
+    """Some whole solutions; an answer that the task verifies, else the one that most of them give."""
 
-    k: Count = 5
+    samples: Count = renamed("samples", "k", default=5)
     aggregate: Literal["best", "vote"] = "vote"
 
     def steps(self, search: SearchState) -> Steps:
-        for chain in (yield search.expand([search.tree.root], self.k, whole=True))[:1]:
+        for chain in (yield search.expand([search.tree.root], self.samples, whole=True))[:1]:
             search.best = chain
 
 
 class BestOfN(Search):
-    """n whole solutions; one that the task verifies, else the one that the state evaluator values most."""
+    """Some whole solutions; one that the task verifies, else the one that the state evaluator values most."""
 
-    n: Count = 5
+    samples: Count = renamed("samples", "n", default=5)
 
     def steps(self, search: SearchState) -> Steps:
-        chains = yield search.expand([search.tree.root], self.n, whole=True)
+        chains = yield search.expand([search.tree.root], self.samples, whole=True)
         if search.solved is not None:
             search.best = search.solved
             return
