@@ -6,7 +6,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve lint test test-all test-vllm peers wheel notebooks cllm clean
+.PHONY: solve lint test test-rest test-all test-vllm peers wheel notebooks cllm clean
 
 solve: $(VENV)/ready
 	$(BIN)/tot solve gsm8k
@@ -17,12 +17,19 @@ lint: $(VENV)/ready
 	$(BIN)/mypy -p tot
 	$(BIN)/lint-imports
 
+# The tests of what is fast, and one of each kind of those that are not, a process a core.
+PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist worksteal
+REST   := benches or notebooks or processes or ray or real or statistics or training
 test: $(VENV)/ready
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest
+	$(PYTEST) -m "smoke or not (slow or vllm or $(REST))"
 
-# The same, and what takes minutes.
-test-all: test
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m slow
+# Those that are not.
+test-rest: $(VENV)/ready
+	$(PYTEST) -m "($(REST)) and not (smoke or slow or vllm)"
+
+# All of them, and what takes minutes each.
+test-all: test test-rest
+	$(PYTEST) -m "slow and not vllm"
 
 # Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
 test-vllm: $(VENV)/ready $(VLLM)/ready

@@ -26,6 +26,8 @@ from tot.decoders.training.cllm.train import CHECKPOINT, CURVE, train
 from tot.decoders.training.cllm.trajectories import collect, trajectories
 from tot.decoders.training.options import CollectOptions, TrainOptions
 
+pytestmark = pytest.mark.training
+
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 WORDS = ("alpha", "bravo", "delta", "gamma", "omega", "sigma", "theta", "kappa")
 SMALL = TrainOptions(epochs=3, learning_rate=3e-3, accumulate=3, checkpoint_every=2)

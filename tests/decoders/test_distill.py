@@ -21,6 +21,8 @@ from tot.decoders.training.distill.record import TOP, Record, Recorder, load, sa
 from tot.decoders.training.distill.train import agreement, student, train
 from tot.decoders.training.options import DraftOptions
 
+pytestmark = pytest.mark.training
+
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
 
 

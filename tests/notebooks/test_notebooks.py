@@ -49,7 +49,7 @@ def test_all_notebooks_are_tested() -> None:
     assert sum(path.stat().st_size for path in (ROOT / "notebooks").iterdir() if path.is_file()) < 1_500_000
 
 
-@pytest.mark.real
+@pytest.mark.notebooks
 @every
 def test_it_runs_to_its_end_without_warnings(name: str, run: Any) -> None:
     cells = run(name)
@@ -58,7 +58,7 @@ def test_it_runs_to_its_end_without_warnings(name: str, run: Any) -> None:
         assert not cell.keys() & {"error", "stderr"}, cell
 
 
-@pytest.mark.real
+@pytest.mark.notebooks
 @every
 def test_it_is_kept_with_outputs_of_the_kinds_it_shows(name: str, run: Any, kept: Any) -> None:
     assert [sorted(cell) for cell in kept(name)] == [sorted(cell) for cell in run(name)]
@@ -88,7 +88,8 @@ def test_cells_were_kept_from_one_run_in_order_and_begin_with_a_title(name: str)
 # -- each of them ---------------------------------------------------------------------------------
 
 
-@pytest.mark.real
+@pytest.mark.smoke
+@pytest.mark.notebooks
 def test_the_quick_start_shows_its_tree_as_picture_and_text_and_a_call(run: Any) -> None:
     cells = run("1_quick_start")
     (drawing,) = [cell["image/svg+xml"] for cell in cells if "image/svg+xml" in cell]
@@ -110,7 +111,7 @@ def test_the_quick_start_shows_its_tree_as_picture_and_text_and_a_call(run: Any)
     assert int(new) > int(forwards) > 0
 
 
-@pytest.mark.real
+@pytest.mark.notebooks
 def test_ones_own_task_is_scored_and_compared_and_search_beats_writing_at_once(run: Any) -> None:
     cells = run("2_your_own_task")
     (said,) = the(r"^score: (.+)$", cells)
@@ -126,7 +127,7 @@ def test_ones_own_task_is_scored_and_compared_and_search_beats_writing_at_once(r
     assert mean == pytest.approx(100 * (1 - int(failed) / int(of)), abs=0.06)
 
 
-@pytest.mark.real
+@pytest.mark.notebooks
 def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
     cells = run("3_decoders")
     assert re.findall(r"^(\d+) decoders, the same 48 tokens: ", text_of(cells), re.MULTILINE) == ["7"] * 3
@@ -144,7 +145,7 @@ def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
     assert int(longest) >= 1
 
 
-@pytest.mark.real
+@pytest.mark.notebooks
 def test_searches_keep_to_their_budget_and_are_shown_beside_chance(run: Any) -> None:
     cells = run("4_searches")
     rows = {row[0]: row for row in table_of(cells)}
@@ -158,7 +159,7 @@ def test_searches_keep_to_their_budget_and_are_shown_beside_chance(run: Any) -> 
     assert sum("image/png" in cell for cell in cells) == 1
 
 
-@pytest.mark.real
+@pytest.mark.notebooks
 def test_the_tuned_model_needs_fewer_forwards_and_jacobi_stays_exact(run: Any) -> None:
     cells = run("5_consistency_llm")
     before, after = the(r"^tokens a forward: ([\d.]+) before, ([\d.]+) after$", cells)

@@ -16,6 +16,8 @@ from tot.decoders.errors import TaskError
 from tot.decoders.training.cllm import trajectories
 from tot.training.questions import questions_of
 
+pytestmark = pytest.mark.training
+
 TASK = """
 from tot import Task
 
@@ -152,6 +154,7 @@ def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
     assert [row[0] for row in cells(out)] == ["base + ar", "base + jacobi", "base + lookahead", "base"]
 
 
+@pytest.mark.smoke
 def test_tokens_a_forward_are_of_all_tokens_and_forwards(tot: Tot) -> None:
     asked = [question.request for question in questions_of([], [Path("prompts.jsonl")], "prompt", 24)]
     with load_decoder("jacobi", "base", n=4, adapt=False, dtype="fp32", kv_budget=3000) as decoder:

@@ -256,6 +256,7 @@ def test_eval_takes_every_flag_of_solve_that_is_about_searching(tot: Any) -> Non
     assert flags[0] - flags[1] == {"--row", "--json", "--profile", "--profile-out"}
 
 
+@pytest.mark.processes
 @pytest.mark.real
 def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
     questions = [

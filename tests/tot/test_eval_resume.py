@@ -54,6 +54,7 @@ def forked(work: Callable[[], object]) -> int:
 # -- kill -9 ----------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("kills", [4, pytest.param(25, marks=pytest.mark.slow)])
 def test_runs_killed_at_random_moments_lose_and_double_nothing(run: Any, tiny: Any, tmp_path: Path, kills: int) -> None:
     def work(out: str) -> None:

@@ -280,6 +280,7 @@ def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[st
     assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
 
 
+@pytest.mark.benches
 @pytest.mark.usefixtures("_here")
 def test_the_bench_prints_its_tables_and_writes_its_pictures(capfd: pytest.CaptureFixture[str]) -> None:
     asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")

@@ -222,6 +222,7 @@ def saved(path: Path) -> dict[str, Any]:
     return tree
 
 
+@pytest.mark.processes
 @pytest.mark.real
 def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
     question = "Tom has 3 apples and buys 4 more. How many apples does he have?\nA) 4\nB) 7"

@@ -18,6 +18,8 @@ from tot.decoders.training.distill.record import load, save
 from tot.decoders.training.distill.train import train
 from tot.training import train_draft
 
+pytestmark = pytest.mark.training
+
 TASK = """
 from tot import Task
 
@@ -90,6 +92,7 @@ def tot(capfd: pytest.CaptureFixture[str], cache: Path, target: Path) -> Tot:
 # -- a draft ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.smoke
 def test_a_draft_is_trained_found_and_of_use(
     tot: Tot, target: Path, riddles: str, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -306,6 +309,7 @@ def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
+@pytest.mark.processes
 def test_killed_it_is_gone_on_with(tot: Tot, tmp_path: Path, target: Path, riddles: str, python: Any) -> None:
     """A process that is killed while it records; the same command again, here."""
     out = tmp_path / "draft"

@@ -12,6 +12,8 @@ from tot.decoders import Engine, OptionError, Request
 from tot.decoders.training.cllm.trajectories import collect, given, repeats_itself, stationary
 from tot.decoders.training.options import CollectOptions
 
+pytestmark = pytest.mark.training
+
 SMALL = CollectOptions(n=6, together=4)
 
 

@@ -17,6 +17,8 @@ from tot.decoders.training.cllm.train import train
 from tot.decoders.training.cllm.trajectories import collect, trajectories
 from tot.decoders.training.options import CollectOptions, TrainOptions
 
+pytestmark = pytest.mark.training
+
 SMALL = CollectOptions(n=6, together=4)
 
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from tot.decoders import Completion, Engine, Request, Usage, load_decoder
 from tot.decoders.training.cllm.trajectories import windows
 
+pytestmark = pytest.mark.training
+
 
 def completion(tokens: Sequence[int], trajectory: Sequence[tuple[int, tuple[int, ...]]]) -> Completion:
     return Completion("", tuple(tokens), 0.0, "eos", Usage(), trajectory=tuple(trajectory))

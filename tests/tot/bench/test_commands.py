@@ -12,6 +12,8 @@ import pytest
 
 from tot.cli.app import main
 
+pytestmark = pytest.mark.benches
+
 
 @pytest.fixture
 def tot(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:

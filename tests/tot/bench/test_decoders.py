@@ -17,6 +17,8 @@ from tot.bench.decoders import Maker, room_for_generate
 from tot.bench.harness import Bench
 from tot.decoders import LocalDecoder, Message
 
+pytestmark = pytest.mark.benches
+
 
 @pytest.fixture
 def maker(tiny: Callable[..., LocalDecoder], tmp_path: Path) -> Iterator[Maker]:

@@ -17,6 +17,8 @@ from tot.bench.gpu import Gauge, Model, Options, run
 from tot.bench.harness import Side
 from tot.cli.app import main
 
+pytestmark = pytest.mark.benches
+
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> None:

@@ -12,6 +12,8 @@ from tot.bench.gpu_models import SHAPES, build, build_draft, loaded, make_tokeni
 from tot.decoders import Engine, Request, Sampling, load_decoder
 from tot.decoders.drafting.opening import make_drafter
 
+pytestmark = pytest.mark.benches
+
 TINY = SHAPES["tiny"]
 CPU = torch.device("cpu")
 

@@ -18,6 +18,8 @@ from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, OptionError, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
 
+pytestmark = pytest.mark.benches
+
 SIDES = (
     *("normal", "pdos, given", "pdos, own", "SoT"),
     *("CoD", "CoD + pdos, given", "CoD + pdos, own"),
@@ -138,6 +140,7 @@ def test_a_mark_is_the_expected_one(scripted: Any) -> None:
     assert "{{ there }}" in told[1]
 
 
+@pytest.mark.smoke
 def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tot.bench.pdos_questions._A_STEP", 24)
     monkeypatch.setattr("tot.bench.pdos_questions._AN_ASPECT", 24)

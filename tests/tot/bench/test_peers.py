@@ -19,6 +19,8 @@ from tot.cli.app import main
 from tot.decoders import LocalDecoder, Request
 from tot.registry import load_task
 
+pytestmark = pytest.mark.benches
+
 PARTS = ("decode", "limit", "tree", "evaluations", "answers")
 
 

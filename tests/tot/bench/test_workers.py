@@ -12,6 +12,8 @@ from tot.bench.engines import SideError
 from tot.bench.workers.worker import Worker
 from tot.bench.workloads import branches
 
+pytestmark = pytest.mark.benches
+
 WAVES = branches([1, 2, 3], 2, 4)
 
 

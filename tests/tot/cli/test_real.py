@@ -40,6 +40,7 @@ def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: An
     assert run["value"] == max(node.value for node in tree if node.value is not None)
 
 
+@pytest.mark.smoke
 @pytest.mark.real
 def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
     smollm2: str, tot: Any, usage_fields: list[str]
@@ -59,6 +60,7 @@ def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
     assert usage["seconds"] > 0
 
 
+@pytest.mark.processes
 @pytest.mark.real
 def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()  # a terminal, so that the progress line says how far the search is

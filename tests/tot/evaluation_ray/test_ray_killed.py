@@ -16,6 +16,8 @@ import pytest
 
 from tot.decoders import ModelError
 
+pytestmark = pytest.mark.ray
+
 PROBLEM = """(define (problem p) (:domain blocksworld-4ops) (:objects a b)
 (:init (handempty) (ontable a) (on b a) (clear b)) (:goal (and (on a b))))"""
 SYMBOLIC = ("--model", "none", "--search", "best-first", "--generator", "enumerate:prior=uniform")

@@ -13,6 +13,8 @@ import pytest
 
 from tot.decoders import ModelError, TotError
 
+pytestmark = pytest.mark.ray
+
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
@@ -77,6 +79,7 @@ def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, 
             asyncio.run(worker.open())
 
 
+@pytest.mark.smoke
 def test_more_than_the_cluster_has_is_refused_with_the_numbers(run: Any, address: str, tmp_path: Path) -> None:
     nodes = r"\(nodes: 1 CPU and 0 GPUs, 1 CPU and 0 GPUs\)"
     for options, room in (

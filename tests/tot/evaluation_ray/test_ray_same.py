@@ -6,7 +6,10 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
+
+pytestmark = pytest.mark.ray
 
 
 def untimed(folder: Path) -> dict[str, Any]:
