@@ -1,0 +1,98 @@
+"""The examples of docs/extending.md, run as they stand there."""
+
+from __future__ import annotations
+
+import re
+from math import log
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import solve
+from tot.decoders import METHODS, Completion, Request, Sampling, load_decoder
+from tot.decoders.request import ChoiceLogprob
+
+TEXT = (Path(__file__).parents[2] / "docs" / "extending.md").read_text(encoding="utf-8")
+EXAMPLES = dict(re.findall(r"^## (.*?)\n.*?```python\n(.*?)```", TEXT, re.DOTALL | re.MULTILINE))
+KEYS = "Riddle: keys?\nGive one idea."
+REPLIES = {
+    KEYS: ["a map", "a piano"],
+    "Idea: a map\nHow good is it, from 1 to 10?": "3",
+    "Idea: a piano\nHow good is it, from 1 to 10?": "9",
+    "Idea: a piano\nAnswer in one word.": "Piano",
+}
+
+
+def example(kind: str, name: str) -> Any:
+    """What an example calls by that name."""
+    found: dict[str, Any] = {"__name__": "extending"}
+    exec(EXAMPLES[kind], found)
+    return found[name]
+
+
+@pytest.fixture
+def riddle() -> Any:
+    return type("Short", (example("A task", "Riddle"),), {"depth": 2})
+
+
+def test_there_are_six_of_at_most_twelve_lines() -> None:
+    parts = ["A task", "A generator", "An evaluator", "A search", "A decoder", "A decoding method"]
+    assert list(EXAMPLES) == parts
+    lines = {kind: sum(1 for line in code.splitlines() if line.strip()) for kind, code in EXAMPLES.items()}
+    assert {kind: count for kind, count in lines.items() if count > 12} == {}
+
+
+def test_the_task(riddle: Any, scripted: Any) -> None:
+    solution = solve(riddle, "keys?", decoder=scripted(REPLIES), search="bfs:thoughts=2", evaluator="value")
+    assert (solution.answer, solution.value) == ("Piano", 9)
+
+
+def test_the_generator(riddle: Any, scripted: Any) -> None:
+    decoder, generator = scripted(REPLIES), example("A generator", "Careful")()
+    options = {"search": "bfs:thoughts=none", "generator": generator, "evaluator": "value"}
+    assert solve(riddle, "keys?", decoder=decoder, **options).answer == "Piano"
+    sampling = decoder.requests[0].sampling
+    assert (sampling.n, sampling.temperature) == (2, 0.2)
+
+
+def test_the_evaluator(riddle: Any, scripted: Any) -> None:
+    class Judge(scripted):  # type: ignore[misc]
+        def _reply(self, request: Request, sample: int) -> Completion:
+            if not request.choices:
+                completion: Completion = super()._reply(request, sample)
+                return completion
+            yes = 0.75 if "a piano" in request.prompt[-1].content else 0.25
+            scores = tuple(ChoiceLogprob(log(each), 1) for each in (yes, 1 - yes))
+            return Completion("", (), 0.0, "stop", self.completion("").usage, choice_logprobs=scores)
+
+    evaluator = example("An evaluator", "Useful")()
+    solution = solve(riddle, "keys?", decoder=Judge(REPLIES), search="bfs:thoughts=2", evaluator=evaluator)
+    assert solution.answer == "Piano"
+    assert [node.value for node in solution.tree if node.parent is not None] == pytest.approx([0.25, 0.75])
+
+
+def test_the_search(riddle: Any, scripted: Any) -> None:
+    search = example("A search", "Greedy")()
+    solution = solve(riddle, "keys?", decoder=scripted(REPLIES), search=search, evaluator="value")
+    assert (solution.answer, len(solution.tree)) == ("Piano", 3)
+
+
+def test_the_decoder(riddle: Any) -> None:
+    def write(prompt: Any) -> str:
+        reply = REPLIES[prompt[-1].content]
+        return reply if isinstance(reply, str) else reply[1]
+
+    decoder = example("A decoder", "Function")(write)
+    solution = solve(riddle, "keys?", decoder=decoder, search="bfs:thoughts=2", evaluator="value")
+    assert (solution.answer, solution.value) == ("Piano", 9)
+
+
+def test_the_decoding_method(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "one-by-one", "")  # taken out again at the end
+    example("A decoding method", "OneByOne")
+    request = Request(prompt="the rain", sampling=Sampling(max_tokens=5, n=3, temperature=1.0, ignore_eos=True))
+    with tiny() as plain, load_decoder("one-by-one", engine=plain.engine) as decoder:
+        found = [completion.tokens for completion in decoder.generate([request])]
+        assert plain.engine.forwards == 15
+        assert found == [completion.tokens for completion in plain.generate([request])]
