@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, overload, runtime_checkable
 
@@ -16,27 +15,17 @@ from pydantic import BaseModel
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.methods.options import OPTIONS
+from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
 
 if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
     from tot.decoders.kernels.forward import Quantization
     from tot.decoders.local import LocalDecoder
-    from tot.decoders.methods.method import Method
     from tot.decoders.remote.decoder import RemoteDecoder
 
-METHODS: dict[str, Method | str] = {
-    "ar": "tot.decoders.methods.autoregressive:METHOD",
-    "auto": "tot.decoders.methods.auto:METHOD",
-    "fastcot": "tot.decoders.methods.fastcot:METHOD",
-    "jacobi": "tot.decoders.methods.jacobi:METHOD",
-    "lookahead": "tot.decoders.methods.lookahead:METHOD",
-    "mcsd": "tot.decoders.methods.speculative:MCSD",
-    "pdos": "tot.decoders.methods.pdos.parallel_steps:METHOD",
-    "sd": "tot.decoders.methods.speculative:SD",
-    "seed": "tot.decoders.methods.seed:METHOD",
-}
-"""The decoding methods that run here, by name: each as it is, or where it is found ("module:NAME")."""
+METHODS = Registry("decoder", "tot.decoders")
+"""The decoding methods that run here, and decoders of one's own, by name."""
 REMOTE = ("openai",)
 """The decoders that ask a server, and have no model here."""
 
@@ -70,16 +59,11 @@ class StepsDecoder(Decoder, Protocol):
     def writes_steps(self) -> bool: ...
 
 
-def find_method(name: str) -> Method:
-    """The decoding method of that name. Raises OptionError where there is none."""
-    method = METHODS.get(name)
-    if method is None:
+def find_method(name: str) -> Any:
+    """The decoding method of that name; or a decoder of one's own, or what makes one. Raises OptionError."""
+    if name in REMOTE or (":" not in name and name not in METHODS):
         raise OptionError(unknown("decoder", name, [*METHODS, *REMOTE]))
-    if isinstance(method, str):
-        module, _, attribute = method.partition(":")
-        found: Method = getattr(import_module(module), attribute)
-        return found
-    return method
+    return METHODS.find(name)
 
 
 @overload
@@ -149,9 +133,23 @@ def load_decoder(
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned)
 
 
+def is_method(name: str) -> bool:
+    """Whether a name stands for a decoding method, not for a decoder of one's own. Raises OptionError for no name."""
+    if name in OPTIONS:
+        return True
+    from tot.decoders.methods.method import Method
+
+    return isinstance(find_method(name), Method)
+
+
 def options_of(name: str) -> type[BaseModel]:
     """The options of a method that runs here. Raises OptionError where there is none of that name."""
-    return OPTIONS[name] if isinstance(METHODS.get(name), str) and name in OPTIONS else find_method(name).options
+    if name in OPTIONS and not METHODS.was_put(name):
+        return OPTIONS[name]
+    if not is_method(name):
+        raise OptionError(f"{name} is a decoder, and no decoding method: make it, and give the object")
+    options: type[BaseModel] = find_method(name).options
+    return options
 
 
 def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import METHODS, REMOTE, Decoder, checked_options, load_decoder, options_of
+from tot.decoders.decoder import REMOTE, Decoder, checked_options, find_method, is_method, load_decoder, options_of
 from tot.decoders.errors import OptionError, readable, unknown
 from tot.decoders.models.model_names import find_model
 from tot.decoders.remote.decoder import RemoteDecoder
@@ -159,7 +159,7 @@ class SearchConfig(BaseModel):
 
         Raises TotError for a model or an option that can't be had.
         """
-        chosen, options = self.decoders, self.model_options
+        chosen, options = {purpose: _made(each) for purpose, each in self.decoders.items()}, self.model_options
         names = {purpose: each for purpose, each in chosen.items() if isinstance(each, str)}
         objects = {purpose: each for purpose, each in chosen.items() if not isinstance(each, str)}
         if options and not names:
@@ -191,10 +191,19 @@ def _is_remote(decoder: str | Decoder) -> bool:
     return decoder in REMOTE if isinstance(decoder, str) else isinstance(decoder, RemoteDecoder)
 
 
+def _made(decoder: str | Decoder) -> str | Decoder:
+    """A decoder of one's own that a name stands for; names of decoding methods as they are."""
+    if not isinstance(decoder, str) or decoder in REMOTE:
+        return decoder
+    if is_method(decoder):
+        return decoder
+    found = find_method(decoder)
+    made: Decoder = found() if isinstance(found, type) else found
+    return made
+
+
 def _options_of(name: str) -> set[str]:
-    if name in REMOTE:
-        return set(RemoteOptions.model_fields)
-    return set(options_of(name).model_fields) if name in METHODS else set()
+    return set(RemoteOptions.model_fields if name in REMOTE else options_of(name).model_fields)
 
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

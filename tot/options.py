@@ -125,6 +125,6 @@ class SearchOptions(ModelOptions):
 
 
 def _decoder(name: str) -> str:
-    if name not in (*METHODS, *REMOTE):
+    if ".py:" not in name and name not in (*METHODS, *REMOTE):
         raise OptionError(unknown("decoder", name, (*METHODS, *REMOTE)))
     return name

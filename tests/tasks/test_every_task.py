@@ -7,7 +7,6 @@ import json
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.metadata import entry_points
 from typing import Any
 
 import pytest
@@ -15,6 +14,7 @@ import pytest
 import tot.tasks
 from tot import Solution, load_decoder, load_task, rap, solve
 from tot.decoders import LocalDecoder
+from tot.decoders.registry import declared
 
 TASKS = ("blocksworld", "creative_writing", "game24", "gsm8k", "multiple_choice")
 
@@ -34,7 +34,7 @@ def run(name: str, decoder: Any, **options: Any) -> Solution:
 
 
 def test_every_installed_task_can_be_imported_from_the_package() -> None:
-    installed = {entry.value.rpartition(":")[2]: entry.load() for entry in entry_points(group="tot.tasks")}
+    installed = {entry.value.rpartition(":")[2]: entry.load() for entry in declared("tot.tasks").values()}
     assert sorted(tot.tasks.__all__) == sorted(dir(tot.tasks)) == sorted(installed)
     assert all(getattr(tot.tasks, name) is cls for name, cls in installed.items())
     with pytest.raises(ImportError, match="cannot import name 'GSM9K'"):

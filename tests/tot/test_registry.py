@@ -37,6 +37,7 @@ from tot import (
 )
 from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
+from tot.search.rap import RAP
 
 KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 
@@ -48,6 +49,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", "dfs", DFS()),
         ("search", "best-first", BestFirst()),
         ("search", "mcts", MCTS()),
+        ("search", "rap", RAP()),
         ("search", "cot", ChainOfThought()),
         ("search", "self-consistency", SelfConsistency()),
         ("search", "best-of-n", BestOfN()),
@@ -73,15 +75,15 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", "bfs:", BFS()),
         ("search", "dfs:threshold=-0.5,goals=2", DFS(threshold=-0.5, goals=2)),
         ("search", "best-first:rank=prior,batch=4", BestFirst(rank="prior", batch=4)),
-        ("generator", "sample:n=8,votes=3,temperature=1", Sample(n=8, votes=3, temperature=1)),
-        ("generator", "enumerate:n=none,prior=random", Enumerate(prior="random")),
+        ("generator", "sample:thoughts=8,samples=3,temperature=1", Sample(thoughts=8, samples=3, temperature=1)),
+        ("generator", "enumerate:thoughts=none,prior=random", Enumerate(prior="random")),
         ("evaluator", "value:samples=3,template=judge", Value(samples=3, template="judge")),
         ("evaluator", "vote:samples=2", Vote(samples=2)),
         ("evaluator", "reward-model:model=a/b,kind=process", RewardModel(model="a/b", kind="process")),
     ],
 )  # fmt: skip
 def test_a_text_names_an_object_with_its_options(kind: str, text: str, meant: Any) -> None:
-    found = named(kind, text, KNOWN[kind])
+    found = named(text, KNOWN[kind])
     assert type(found) is type(meant)
     assert found == meant
 
@@ -97,7 +99,7 @@ def test_every_known_name_is_covered_above() -> None:
     [
         ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of best-first, best-of-n, bfs, "),
         ("search", "", r"unknown search '': choose one of best-first"),
-        ("generator", "sampel:n=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of enumerate, "),
+        ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of enumerate, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of classify, confidence, explain, heuristic"),
         ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, merge, thoughts, br"),
         ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
@@ -112,7 +114,7 @@ def test_every_known_name_is_covered_above() -> None:
 )  # fmt: skip
 def test_what_is_not_known_is_refused_with_the_choices(kind: str, text: str, said: str) -> None:
     with pytest.raises(OptionError, match=said):
-        named(kind, text, KNOWN[kind])
+        named(text, KNOWN[kind])
 
 
 def test_mctss_fast_evaluator_may_be_named(letters: Any, scripted: Any) -> None:
@@ -125,23 +127,23 @@ def test_mctss_fast_evaluator_may_be_named(letters: Any, scripted: Any) -> None:
 class Own:
     """A generator of the user's own."""
 
-    async def propose(self, problem: Any, nodes: Any, count: Any) -> Any:
+    async def propose(self, ctx: Any, nodes: Any, count: Any) -> Any:
         return [[] for _ in nodes]
 
 
 def test_an_object_is_itself_and_takes_no_options_besides_its_own() -> None:
     search, own = BFS(breadth=7), Own()
-    assert named("search", search, SEARCHES) is search
-    assert named("generator", own, GENERATORS) is own
-    assert named("search", search, SEARCHES, depth=None) is search
+    assert named(search, SEARCHES) is search
+    assert named(own, GENERATORS) is own
+    assert named(search, SEARCHES, depth=None) is search
     with pytest.raises(OptionError, match="depth=3 can't be set here: the search comes ready made; name one, such as"):
-        named("search", search, SEARCHES, depth=3)
+        named(search, SEARCHES, depth=3)
 
 
 def test_options_beside_a_text_go_before_those_in_it() -> None:
-    assert named("search", "bfs:breadth=2,depth=5", SEARCHES, depth=3, thoughts=None) == BFS(breadth=2, depth=3)
+    assert named("bfs:breadth=2,depth=5", SEARCHES, depth=3, thoughts=None) == BFS(breadth=2, depth=3)
     with pytest.raises(OptionError, match="search mcts, option breadth: "):
-        named("search", "mcts", SEARCHES, breadth=3)
+        named("mcts", SEARCHES, breadth=3)
 
 
 # -- the parts of a run -----------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ def test_rap_sets_all_three(letters: Any) -> None:
     parts = parts_of(letters(), search="rap")
     assert parts == rap(letters())
     assert parts["search"] == MCTS(thoughts=4, rollout="greedy", cum_reward="mean", calc_q="max", fast=judged)
-    assert parts["generator"] == Sample(votes=8)
+    assert parts["generator"] == Sample(samples=8)
     assert parts["evaluator"] == Combine(parts=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
 
 
@@ -189,8 +191,8 @@ def test_rap_takes_options_and_may_be_a_tasks_own_search(letters: Any) -> None:
 
 
 def test_parts_of_rap_may_be_replaced(letters: Any) -> None:
-    parts = parts_of(letters(), search="rap", generator="sample:votes=2", evaluator="random")
-    assert (parts["generator"], parts["evaluator"]) == (Sample(votes=2), Random())
+    parts = parts_of(letters(), search="rap", generator="sample:samples=2", evaluator="random")
+    assert (parts["generator"], parts["evaluator"]) == (Sample(samples=2), Random())
     assert parts["search"].rollout == "greedy"
 
 
@@ -271,8 +273,8 @@ def test_a_file_that_raises_is_named_with_what_it_raised(file: Path) -> None:
 @pytest.mark.parametrize(
     ("spec", "said"),
     [
-        ("absent.py:Riddle", r"absent\.py: there is no such file; give path/to/file\.py:ClassName"),
-        ("absent.py", r"absent\.py: name the class in it, as in absent\.py:MyTask"),
+        ("absent.py:Riddle", r"absent\.py: there is no such file; give path/to/file\.py:Name"),
+        ("absent.py", r"absent\.py: name what is in it, as in absent\.py:Name"),
         ("gam24", r"unknown task 'gam24' \(did you mean game24\?\): choose one of .*game24.*; or path/to/file\.py"),
         ("", r"unknown task '': choose one of .*blocksworld"),
         ("game24:Game24", r"unknown task 'game24:Game24'"),
@@ -284,7 +286,7 @@ def test_a_task_that_is_not_there_is_refused(spec: str, said: str) -> None:
 
 
 class Half:
-    def evaluate(self, problem: Any, nodes: Any) -> Any:
+    def evaluate(self, ctx: Any, nodes: Any) -> Any:
         return []
 
 
@@ -304,3 +306,68 @@ class Half:
 def test_what_is_no_search_generator_evaluator_or_budget_is_refused(options: dict[str, Any], said: str) -> None:
     with pytest.raises(OptionError, match=said):
         solve("game24", "1 2 3 4", model=None, **options)
+
+
+# -- parts in files ---------------------------------------------------------------------------------------------
+
+PARTS = """
+from tot import DFS, Evaluator, Generator
+from tot.decoders import Completion, Usage
+
+class Narrow(DFS):
+    thoughts: int = 1
+
+class Twins(Generator):
+    async def propose(self, ctx, nodes, count):
+        return [[*await ctx.ask("thought", node, 2), "mine"] for node in nodes]
+
+class Longest(Evaluator):
+    scale: float = 1.0
+
+    async def evaluate(self, ctx, nodes):
+        return [self.scale * len(node.thought.text) for node in nodes]
+
+class Echo:
+    def generate(self, requests):
+        return [
+            Completion(f"{one.prompt[-1].content} {i}", (7,), 0.0, "eos", Usage(new_tokens=3))
+            for one in requests for i in range(one.sampling.n)
+        ]
+"""
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> str:
+    (tmp_path / "my_parts.py").write_text(PARTS)
+    return str(tmp_path / "my_parts.py")
+
+
+def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: Any, parts: str) -> None:
+    given = {
+        "search": f"{parts}:Narrow:goals=2",
+        "generator": f"{parts}:Twins",
+        "evaluator": f"{parts}:Longest:scale=2",
+    }
+    made = parts_of(letters(), **given)
+    assert (type(made["search"]).__name__, made["search"].goals, made["evaluator"].scale) == ("Narrow", 2, 2.0)
+    solution = solve(letters(), "q", decoder=f"{parts}:Echo", **{**given, "search": BFS(thoughts=2, depth=2)})
+    grown = [node for node in solution.tree if node.thought]
+    assert [(node.thought.text, node.value, node.new_tokens) for node in grown if node.thought] == [
+        ("grow 0", 12.0, 3),
+        ("grow 1", 12.0, 3),
+        ("mine", 8.0, 0),
+    ]
+    assert grown[0].thought is not None
+    assert grown[0].thought.drawn["thought"].tokens == (7,)
+    assert solution.tree.calls[grown[0].id][0].template == "thought"
+
+
+def test_a_part_that_a_file_has_not_is_refused_with_those_that_it_has(letters: Any, parts: str) -> None:
+    with pytest.raises(OptionError, match=r"unknown generator in .*my_parts\.py 'Twin' \(did you mean Twins\?\)"):
+        parts_of(letters(), generator=f"{parts}:Twin")
+
+
+def test_options_are_still_read_under_the_names_that_older_files_have() -> None:
+    assert named("sample:n=2,votes=3", GENERATORS) == Sample(thoughts=2, samples=3)
+    assert named("self-consistency:k=4", SEARCHES) == SelfConsistency(samples=4)
+    assert named("best-of-n:n=4", SEARCHES) == BestOfN(samples=4)

@@ -41,7 +41,7 @@ def searches(task: Task) -> list[tuple[str, Mapping[str, Any], bool]]:
     chance."""
     bfs_name, rap_name, best_name = "BFS as in SEED", "RAP-MCTS", "best-first by priors"
     reasoning = rap(task)
-    ranked = named("generator", task.generator, GENERATORS)
+    ranked = named(task.generator, GENERATORS)
     random_order = Enumerate(prior="random")
     guessed = Combine(evaluators=(Prior(), Random()), weights=(0.5, 0.5), rule="log")
     bfs = {"search": BFS(thoughts=3, breadth=3)}

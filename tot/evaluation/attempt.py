@@ -10,7 +10,6 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from tot.config import SearchConfig
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
+from tot.decoders.registry import declared
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
@@ -187,7 +187,7 @@ class _Judge:
 def _task_name(task: Task) -> str:
     """The name that `load_task` takes, where there is one."""
     place = f"{type(task).__module__}:{type(task).__qualname__}"
-    return next((entry.name for entry in entry_points(group="tot.tasks") if entry.value == place), place)
+    return next((entry.name for entry in declared("tot.tasks").values() if entry.value == place), place)
 
 
 def _text(part: Any) -> str | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -38,6 +38,10 @@ class Search(BaseModel):
     @abstractmethod
     def steps(self, search: SearchState) -> Steps:
         """Yield what is to be done next; keep `search.best` at the best so far: a search may be stopped any time."""
+
+    def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
+        """What the search brings for a task and its generator, by kind: another one, an evaluator, itself anew."""
+        return {}
 
     @property
     def fast_evaluator(self) -> StateEvaluator | None:
