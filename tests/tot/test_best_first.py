@@ -10,7 +10,6 @@ import heapq
 import itertools
 import random
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -281,13 +280,12 @@ class Plain(Evaluator):
 
 
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_puzzles_of_the_game_of_24_are_solved_without_a_model_within_a_minute(data: Path, every: int) -> None:
+def test_all_puzzles_of_the_game_of_24_are_solved_without_a_model(data: Path, every: int) -> None:
     with (data / "game24.csv").open(encoding="utf-8") as file:
         puzzles = [row["Puzzles"] for row in csv.DictReader(file)]
     assert len(puzzles) == 1362
     options: dict[str, Any] = {"generator": Enumerate(prior="uniform"), "evaluator": Plain()}
     task = Game24()
-    began = time.process_time()
     for puzzle in puzzles[::every]:
         solution = solve(task, puzzle, model=None, search=DFS(thoughts=None, threshold=-50), **options)
         assert solution.solved, puzzle
@@ -295,4 +293,3 @@ def test_all_puzzles_of_the_game_of_24_are_solved_without_a_model_within_a_minut
         assert used == sorted(map(int, puzzle.split()))
         assert evaluate(str(solution.answer)) == 24
         assert solution.calls == 0
-    assert time.process_time() - began < 60 / every

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -157,10 +156,8 @@ def test_a_gigabyte_that_is_announced_is_refused_before_it_comes(server: Any) ->
 
 def test_a_body_that_does_not_come_is_not_waited_for(serve: Any) -> None:
     server = serve(body_timeout=0.3)
-    began = time.monotonic()
     with connected(server, f"{POST}Content-Length: 1000\r\n\r\n" + '{"model"') as connection:
         assert connection.recv(1000).startswith(b"HTTP/1.1 408 ")
-    assert time.monotonic() - began < 10
 
 
 def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(server: Any) -> None:

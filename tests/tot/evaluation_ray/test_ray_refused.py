@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -48,10 +47,8 @@ def test_options_that_mean_nothing_are_refused(run: Any, tmp_path: Path, options
 
 
 def test_an_address_where_no_one_listens_is_refused_at_once(run: Any, closed_port: int, tmp_path: Path) -> None:
-    began = time.monotonic()
     with pytest.raises(TotError, match=f"no Ray cluster answers at 127.0.0.1:{closed_port} .Connection refused"):
         run(executor="ray", ray_address=f"127.0.0.1:{closed_port}")
-    assert time.monotonic() - began < 10
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
