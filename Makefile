@@ -19,7 +19,7 @@ lint: $(VENV)/ready
 
 # The tests of what is fast, and one of each kind of those that are not, a process a core.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist worksteal
-REST   := benches or notebooks or processes or ray or real or statistics or training
+REST   := benches or families or notebooks or processes or ray or real or statistics or training
 test: $(VENV)/ready
 	$(PYTEST) -m "smoke or not (slow or vllm or $(REST))"
 

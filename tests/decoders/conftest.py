@@ -134,7 +134,7 @@ def logits_alone() -> Callable[..., Tensor]:
     return run
 
 
-@pytest.fixture(params=["llama", "qwen2"])
+@pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.families)])
 def make(request: pytest.FixtureRequest, make_model: Callable[..., Any], tokenizer: Any) -> Iterator[Any]:
     """Decoders by name, each on a copy of one model; their slots must all be free in the end."""
     model = make_model(request.param, readable=True)

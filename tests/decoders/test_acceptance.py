@@ -100,6 +100,7 @@ SETTINGS = [
 ]
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize(
     ("method", "options", "draws"),
     [
@@ -115,6 +116,7 @@ def test_a_rejection_rule_gives_the_targets_distribution(
     assert distance(drawn(llama, words, method, draws, rule=rule, **options), exact) < most(exact, draws)
 
 
+@pytest.mark.statistics
 def test_a_wrong_rule_is_noticed(
     llama: Any, words: Any, exact: dict[tuple[int, ...], float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,7 +129,8 @@ def test_a_wrong_rule_is_noticed(
     assert distance(drawn(llama, words, "sd", DRAWS, rule="leviathan", k=1), exact) > 1.5 * most(exact, DRAWS)
 
 
-@pytest.mark.parametrize("count", [1, 2, 4])
+@pytest.mark.statistics
+@pytest.mark.parametrize("count", [1, pytest.param(2, marks=pytest.mark.smoke), 4])
 def test_the_rule_by_itself_gives_p_whatever_q_is(count: int) -> None:
     generator = torch.Generator().manual_seed(count)
     p, q = (torch.rand(6, generator=generator, dtype=torch.float64) ** 3 for _ in range(2))

@@ -88,7 +88,6 @@ def test_cells_were_kept_from_one_run_in_order_and_begin_with_a_title(name: str)
 # -- each of them ---------------------------------------------------------------------------------
 
 
-@pytest.mark.smoke
 @pytest.mark.notebooks
 def test_the_quick_start_shows_its_tree_as_picture_and_text_and_a_call(run: Any) -> None:
     cells = run("1_quick_start")

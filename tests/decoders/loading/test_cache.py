@@ -39,6 +39,7 @@ def test_tot_cache_says_where(tiny: Any, tmp_path: Path, monkeypatch: pytest.Mon
     assert [read_manifest(place) is not None for place in (tmp_path / "mine" / "models").glob("tiny*/")] == [True]
 
 
+@pytest.mark.processes
 def test_two_processes_convert_once_between_them(
     tiny: Any, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
 ) -> None:
@@ -66,6 +67,7 @@ print(gguf_cache.cached_model(Path(sys.argv[1]), Path(sys.argv[2])).build)
     assert not list((tmp_path / "models").glob("*.tmp-*"))
 
 
+@pytest.mark.processes
 def test_a_killed_conversion_leaves_nothing_that_is_used(
     tiny: Any,
     tmp_path: Path,

@@ -30,7 +30,7 @@ END = 2
 Make = Callable[..., LocalDecoder]
 
 
-@pytest.fixture(params=["llama", "qwen2"])
+@pytest.fixture(params=["llama", pytest.param("qwen2", marks=pytest.mark.families)])
 def model(request: pytest.FixtureRequest, make_model: Callable[..., Any]) -> Any:
     return make_model(request.param, readable=True)
 

@@ -62,6 +62,7 @@ def most(exact: dict[tuple[int, ...], float], draws: int) -> float:
     return float(distances.mean() + 4 * distances.std())
 
 
+@pytest.mark.statistics
 @pytest.mark.parametrize(
     ("policy", "rule", "k_config", "draws"),
     [

@@ -20,6 +20,7 @@ def environment(**more: str) -> dict[str, Any]:
     return {"env": os.environ | {"OMP_NUM_THREADS": "1", "PYTHONUTF8": "1"} | more}
 
 
+@pytest.mark.processes
 def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> None:
     program = start("--host", "0.0.0.0", **environment(TOT_SERVE_KEY="s3cret"))
     url = program.url.replace("0.0.0.0", "127.0.0.1")
@@ -32,6 +33,7 @@ def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> No
     assert "s3cret" not in "".join(program.said)
 
 
+@pytest.mark.processes
 def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
     program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine", "--also", "ar")
     assert program.said[0] == (

@@ -41,6 +41,7 @@ async def stop_in_mid_request(
         return await whole, await pieces, later
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_ends_what_it_began_and_begins_nothing(start: Any, number: int) -> None:
     program = start()
@@ -56,6 +57,7 @@ def test_told_to_stop_it_ends_what_it_began_and_begins_nothing(start: Any, numbe
     assert program.end() == (0, "", "")
 
 
+@pytest.mark.processes
 def test_what_does_not_end_within_the_grace_time_is_cancelled_and_told_so(start: Any) -> None:
     program = start("--grace", "0")
     whole, pieces, _ = asyncio.run(stop_in_mid_request(program, [signal.SIGTERM]))
@@ -65,6 +67,8 @@ def test_what_does_not_end_within_the_grace_time_is_cancelled_and_told_so(start:
     assert program.end() == (0, "", "")
 
 
+@pytest.mark.smoke
+@pytest.mark.processes
 def test_told_twice_it_does_not_wait(start: Any) -> None:
     program = start("--grace", "600")
     whole, _, _ = asyncio.run(stop_in_mid_request(program, [signal.SIGINT, signal.SIGINT]))
@@ -72,6 +76,7 @@ def test_told_twice_it_does_not_wait(start: Any) -> None:
     assert program.end() == (0, "", "")
 
 
+@pytest.mark.processes
 def test_a_client_that_sends_nothing_does_not_keep_it_up(start: Any) -> None:
     program = start()
     host, port = program.url.removeprefix("http://").split(":")
