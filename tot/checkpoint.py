@@ -19,7 +19,8 @@ from typing import IO, Any
 from pydantic import TypeAdapter
 
 from tot.calls import Call, calls_from_json, calls_to_json
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import TaskError, reason
+from tot.decoders.files import writing
 from tot.decoders.request import Usage
 from tot.state import State
 from tot.steps import Evaluation, Expand, Proposal, Step
@@ -122,8 +123,6 @@ class Checkpoint:
                     "with what it was started with"
                 )
 
-    # -- reading --------------------------------------------------------------------------------------------------
-
     def step(self, step: Step) -> Recorded | None:
         """What was recorded of `step`; None where the record ends. Raises TaskError where it tells of another step."""
         if not self._recorded:
@@ -149,10 +148,8 @@ class Checkpoint:
                 self._asked[node] = self._asked.get(node, 0) + len(some)
             return Recorded(results.validate_python(line["results"]), int(line["calls"]), spent, asked)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise TaskError(f"{self.path} is damaged in a line of {line.get('step')} ({reason}): start anew") from None
-
-    # -- writing --------------------------------------------------------------------------------------------------
+            what = f"in a line of {line.get('step')} ({reason(error)})"
+            raise TaskError(f"{self.path} is damaged {what}: start anew") from None
 
     def write_step(self, step: Step, done: Recorded, tree: ThoughtTree) -> None:
         adapter = _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
@@ -191,11 +188,9 @@ class Checkpoint:
 
     def _write(self, line: dict[str, Any]) -> None:
         self.empty = self.empty and line.get("step", "start") == "start"
-        try:
+        with writing(self.path, "make room, then resume"):
             self._file.write(json.dumps(line, ensure_ascii=True) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise TaskError(f"{self.path} can't be written: {error.strerror or error}") from None
 
 
 def _as_named_now(part: Any) -> Any:
@@ -213,7 +208,7 @@ def _open(path: Path, mode: str) -> IO[str]:
     try:
         file = path.open(mode, encoding="utf-8")
     except OSError as error:
-        raise TaskError(f"{path} can't be opened: {error.strerror or error}; give another file") from None
+        raise TaskError(f"{path} can't be opened: {reason(error)}; give another file") from None
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

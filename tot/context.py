@@ -85,8 +85,6 @@ class Context:
         other.purpose = purpose
         return other
 
-    # -- the tree and the task ------------------------------------------------------------------------------------
-
     def state(self, node: Node) -> State:
         return self.tree.state(node)
 
@@ -101,8 +99,6 @@ class Context:
     def random(self, *about: object) -> random.Random:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
         return random.Random(derive(self._seed, self.state(self.tree.root).question, *about))
-
-    # -- the model ------------------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -226,8 +222,6 @@ class Context:
         """True for a rationale that was cut before an answer that can be read."""
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
         return short and self.task.parse_answer(completion.text) is None
-
-    # -- evaluations ----------------------------------------------------------------------------------------------
 
     async def judge(self, evaluator: StateEvaluator, nodes: Sequence[Node]) -> list[Evaluation]:
         """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import TaskError, reason
 from tot.evaluation.estimate import Estimate
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.results import Results, summarise, tokens_of
@@ -37,8 +37,9 @@ def evaluation_page(folder: Path) -> Iterator[str]:
         rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
         title = f"{config['task']} on {Path(str(config['data'])).name}"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise TaskError(f"{folder} has no samples that can be shown: {reason}; go on with it by --resume") from None
+        raise TaskError(
+            f"{folder} has no samples that can be shown: {reason(error)}; go on with it by --resume"
+        ) from None
     overview = {
         "title": title,
         "finished": (folder / "results.json").exists(),

@@ -20,7 +20,7 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, Work, attempt
+from tot.evaluation.attempt import Finish, Pending, Work, attempt, running
 from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
@@ -135,13 +135,8 @@ async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watch
                 sample, session = await attempt(work, question, repeat, decoders, watch)
                 finish(sample, None if session is None else session.tree.to_json(), session)
 
-        workers = [asyncio.create_task(draw()) for _ in range(work.configuration.concurrency)]
-        try:
+        async with running(draw() for _ in range(work.configuration.concurrency)) as workers:
             await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
 
 
 def require_ray() -> None:

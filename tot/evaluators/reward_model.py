@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tot.context import Context
-from tot.decoders.errors import ModelError
+from tot.decoders.errors import ModelError, reason
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator
 from tot.tree import Node
@@ -126,8 +126,7 @@ def _load(name: str, kind: str) -> tuple[Any, Any]:
             name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"reward model {name} can't be loaded ({reason}): give a hub id or a folder") from error
+        raise ModelError(f"reward model {name} can't be loaded ({reason(error)}): give a hub id or a folder") from error
     architectures = model.config.architectures or [type(model).__name__]
     if report["missing_keys"] or report["unexpected_keys"] or type(model).__name__ not in architectures:
         # transformers would give missing weights random values, and a head of the other kind may fit by its shape

@@ -78,8 +78,6 @@ class SearchSession:
         if self._watch is not None:
             self._watch(self)
 
-    # -- the search -----------------------------------------------------------------------------------------------
-
     async def run(self) -> None:
         """Do what the search asks for until it ends or a budget is spent."""
         while (step := self.search.ask()) is not None:
@@ -117,8 +115,6 @@ class SearchSession:
     def _evaluator_of(self, step: Evaluate) -> StateEvaluator:
         fast = self.search.options.fast_evaluator if step.fast else None
         return self._evaluator if fast is None else fast
-
-    # -- the answer -----------------------------------------------------------------------------------------------
 
     async def answer(self) -> Any | None:
         """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;

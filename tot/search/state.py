@@ -67,8 +67,6 @@ class SearchState:
         self._steps = options.steps(self)
         self._look(self.tree.root, root)
 
-    # -- driving it -----------------------------------------------------------------------------------------------
-
     def ask(self) -> Step | None:
         """The step to be done next, the same one until it is told; None where the search has ended."""
         while self._waiting is None and not self._over:
@@ -130,8 +128,6 @@ class SearchState:
         """A thought of the caller's own as a child of `parent`; None where it is not legal, or there already."""
         return self._grow(parent, as_proposal(thought, self.task), whole=False)
 
-    # -- what searches use ----------------------------------------------------------------------------------------
-
     def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False) -> Expand:
         """The step that grows thoughts after each of `nodes`."""
         return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole)
@@ -174,8 +170,6 @@ class SearchState:
     def random(self, *about: object) -> random.Random:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
         return random.Random(derive(self._seed, self.tree.state(self.tree.root).question, *about))
-
-    # -- thoughts into the tree -----------------------------------------------------------------------------------
 
     def _grow(self, parent: Node, proposal: Proposal, whole: bool) -> Node | None:
         """The node that a proposal becomes, or that it makes cheaper to reach; None where it adds nothing."""
