@@ -78,9 +78,7 @@ def _object(what: str, line: bytes) -> dict[str, Any] | OptionError:
 
 
 def row(path: str | Path, number: int) -> dict[str, Any]:
-    """Row `number`, counted from 0. Raises OptionError where there is none."""
-    if number < 0:
-        raise OptionError(f"{path} has no row {number}: rows are counted from 0")
+    """Row `number`, at least 0. Raises OptionError where there is none."""
     found = list(islice(rows(path), number, number + 1))
     if not found:
         raise OptionError(f"{path} has no row {number}: rows are counted from 0")

@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tot.backend import Backend
-from tot.config import SearchConfig
+from tot.config import FILTERS, SearchConfig
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
@@ -25,7 +25,6 @@ from tot.decoders.registry import declared
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
-from tot.filters import FILTERS
 from tot.options import LOADING, SAME
 from tot.registry import load_task
 from tot.search.session import SearchSession, Watcher

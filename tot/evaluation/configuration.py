@@ -86,6 +86,10 @@ class Configuration(SearchOptions):
         return made
 
 
+OWN = Configuration.model_fields.keys() - SearchOptions.model_fields.keys()
+"""The options that are no search's."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The options in a file that a user or an evaluation wrote; names may be spelled as flags ("max-tokens").
 

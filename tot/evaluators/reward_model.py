@@ -53,6 +53,7 @@ class RewardModel(Evaluator):
     def scores(self, texts: Sequence[Steps]) -> list[float]:
         """The value of each text. Raises ModelError where the model can't be had, or has no such label."""
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         if isinstance(self.model, str):
             model, tokenizer = _load(self.model, self.kind)
@@ -65,12 +66,9 @@ class RewardModel(Evaluator):
         values: list[float] = []
         for start in range(0, len(texts), size):
             rows = [self._encode(tokenizer, *text) for text in texts[start : start + size]]
-            width = max(len(tokens) for tokens, _ in rows)
-            ids = torch.full((len(rows), width), padding or 0, device=model.device)
-            mask = torch.zeros_like(ids)
-            for row, (tokens, _) in enumerate(rows):  # padded on the right: positions stay what they are
-                ids[row, : len(tokens)] = torch.tensor(tokens, device=model.device)
-                mask[row, : len(tokens)] = 1
+            # Padded on the right: positions stay what they are.
+            ids = pad_sequence([torch.tensor(tokens) for tokens, _ in rows], True, padding or 0).to(model.device)
+            mask = pad_sequence([torch.ones(len(tokens)).long() for tokens, _ in rows], True).to(model.device)
             with torch.inference_mode():
                 logits = model(input_ids=ids, attention_mask=mask).logits.float()
             for row, (_, ends) in enumerate(rows):

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tot.context import StateEvaluator
+from tot.evaluators.base import Evaluator
 from tot.search.base import Count, Search
 from tot.search.state import SearchState
 from tot.steps import Steps
@@ -58,7 +58,7 @@ class MCTS(Search):
     """Stop as soon as the task verifies an answer; False spends all iterations."""
 
     @property
-    def fast_evaluator(self) -> StateEvaluator | None:
+    def fast_evaluator(self) -> Evaluator | None:
         return None if self.fast == "evaluator" else self.fast
 
     def steps(self, search: SearchState) -> Steps:

@@ -175,14 +175,17 @@ class SearchState:
         """The node that a proposal becomes, or that it makes cheaper to reach; None where it adds nothing."""
         parent.parse_failures += proposal.parse_failures
         thought = proposal.thought
-        state = None if thought is None else self._after(parent, thought, whole)
+        before = self.tree.state(parent)
+        state = None
+        if thought is not None:
+            state = before.then(thought) if whole else self.checked.step(before, thought)
         key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
         if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
             parent.rejected += thought is not None  # not legal, or back to where the path has been
             self.tree.spend(parent, proposal.usage, proposal.calls)
             return None
         thought = state.thoughts[-1]  # as the task wrote it down
-        cost = parent.cost + (0.0 if whole else self.checked.cost(self.tree.state(parent), thought))
+        cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
         known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
         if known is not None:
             return self._reached_again(known, parent, thought, state, cost, proposal)
@@ -218,10 +221,6 @@ class SearchState:
                 after = self.checked.step(self.tree.state(self.tree[below.parent]), below.thought)
                 below.world = below.world if after is None else after.world
         return node
-
-    def _after(self, parent: Node, thought: Thought, whole: bool) -> State | None:
-        before = self.tree.state(parent)
-        return before.then(thought) if whole else self.checked.step(before, thought)
 
     def _rank(self, node: Node) -> tuple[bool, bool, float]:
         """Verified answers first, then goals, then the most valuable."""
