@@ -31,6 +31,11 @@ class TaskError(TotError):
     """A task, its templates or its data are at fault."""
 
 
+def reason(error: BaseException) -> str:
+    """What another program's error says, on one line: the system's words where it is the system's."""
+    return " ".join(str(getattr(error, "strerror", None) or error).split()) or type(error).__name__
+
+
 def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     """One line about a name that is not among the choices."""
     known = sorted(choices)

@@ -9,7 +9,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import TaskError, reason
+
+
+@contextmanager
+def writing(path: Path, otherwise: str = "give another file") -> Iterator[None]:
+    """Raises TaskError where the block can't write the file, with what to do otherwise."""
+    try:
+        yield
+    except (OSError, UnicodeError) as error:
+        raise TaskError(f"{path} can't be written: {reason(error)}; {otherwise}") from None
 
 
 @contextmanager
@@ -25,12 +34,8 @@ def replacing(path: Path) -> Iterator[Path]:
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
     """Write a text, or its pieces, in UTF-8. Raises TaskError where that is impossible."""
-    try:
-        with replacing(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
-            file.writelines([text] if isinstance(text, str) else text)
-    except (OSError, UnicodeError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise TaskError(f"{path} can't be written: {reason}; give another file") from None
+    with writing(path), replacing(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+        file.writelines([text] if isinstance(text, str) else text)
 
 
 def write_json(path: Path, data: Any) -> None:

@@ -21,13 +21,11 @@ if TYPE_CHECKING:
     from tot.decoders.open_models import close_models
     from tot.evaluation.run import evaluate
     from tot.evaluators.base import Evaluator
-    from tot.evaluators.classify import Classify
     from tot.evaluators.combine import Combine
     from tot.evaluators.heuristic import Confidence, Heuristic, Prior, Random
-    from tot.evaluators.likelihood import Likelihood
-    from tot.evaluators.rationale import Explain
+    from tot.evaluators.likelihood import Explain, Likelihood
     from tot.evaluators.reward_model import RewardModel
-    from tot.evaluators.value import Value
+    from tot.evaluators.value import Classify, Value
     from tot.evaluators.vote import Vote
     from tot.generators.base import Generator
     from tot.generators.enumerate import Enumerate
@@ -45,12 +43,10 @@ if TYPE_CHECKING:
 _HOME = {
     "context": ("Context",),
     "evaluators.base": ("Evaluator",),
-    "evaluators.classify": ("Classify",),
     "evaluators.combine": ("Combine",),
     "evaluators.heuristic": ("Confidence", "Heuristic", "Prior", "Random"),
-    "evaluators.likelihood": ("Likelihood",),
-    "evaluators.rationale": ("Explain",),
-    "evaluators.value": ("Value",),
+    "evaluators.likelihood": ("Explain", "Likelihood"),
+    "evaluators.value": ("Classify", "Value"),
     "evaluators.vote": ("Vote",),
     "config": ("SearchConfig",),
     "decoders.budget": ("Budget",),

@@ -18,8 +18,6 @@ from tot.decoders.errors import OptionError, RequestError
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.steps import is_cut
 
-DecoderSpec = str | Decoder | Mapping[Purpose, str | Decoder]
-"""A decoder, its name, or one or the other by purpose."""
 _TEXT_ALONE: dict[Purpose, str] = {
     "generate": "generator='sample' in place of Enumerate(), or Enumerate(prior='uniform')",
     "evaluate": "evaluator='value' or 'vote' in place of likelihoods",
@@ -33,7 +31,7 @@ class _Batch:
     """Requests of one purpose that go out together."""
 
     requests: list[Request] = field(default_factory=list)
-    sent: asyncio.Task[list[list[Completion]]] | None = None
+    sent: asyncio.Task[list[list[Completion]]] = field(init=False)
 
 
 class Backend:
@@ -71,12 +69,11 @@ class Backend:
         self.calls += sum(request.sampling.n for request in requests)
         purpose = requests[0].purpose
         batch = self._batches.get(purpose)
-        if batch is None or batch.sent is None or batch.sent.done():
+        if batch is None or batch.sent.done():
             batch = self._batches[purpose] = _Batch()
             batch.sent = asyncio.create_task(self._send(purpose, batch))
         first = len(batch.requests)
         batch.requests += requests
-        assert batch.sent is not None
         return (await batch.sent)[first : first + len(requests)]
 
     async def _send(self, purpose: Purpose, batch: _Batch) -> list[list[Completion]]:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import fcntl
 import json
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -19,7 +19,8 @@ from typing import IO, Any
 from pydantic import TypeAdapter
 
 from tot.calls import Call, calls_from_json, calls_to_json
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import TaskError, reason
+from tot.decoders.files import writing
 from tot.decoders.request import Usage
 from tot.state import State
 from tot.steps import Evaluation, Expand, Proposal, Step
@@ -75,37 +76,31 @@ class Checkpoint:
         Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
         """
         path = Path(path)
-        with ExitStack() as on_refusal:
-            file = on_refusal.enter_context(_open(path, "a+"))
-            text = _read(file)
+        with _opened(path, "a+") as (file, text):
             found, lines = _parse(path, text)
             if found is None and text:
                 raise TaskError(f"{path} holds something other than a trace: give another file")
-            if any(line["step"] != "start" for line in lines) and not _finished(lines):
+            if any(line["step"] != "start" for line in lines) and lines[-1]["step"] != "end":
                 raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
             file.seek(0)
             file.truncate()
             trace = cls(path, file, header, ())
             trace._write({"format": _FORMAT, "version": _VERSION, **header})
-            on_refusal.pop_all()
         return trace
 
     @classmethod
     def resume(cls, path: str | Path) -> Checkpoint:
         """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
         path = Path(path)
-        with ExitStack() as on_refusal:
-            file = on_refusal.enter_context(_open(path, "r+"))
-            text = _read(file)
+        with _opened(path, "r+") as (file, text):
             whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
             found, lines = _parse(path, whole)
             if found is None:
                 raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
-            if _finished(lines):
+            if lines and lines[-1]["step"] == "end":
                 raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
             file.seek(len(whole.encode()))
             file.truncate()
-            on_refusal.pop_all()
         return cls(path, file, found, lines)
 
     def begin(self, root: State, about: dict[str, Any]) -> None:
@@ -122,10 +117,9 @@ class Checkpoint:
                     "with what it was started with"
                 )
 
-    # -- reading --------------------------------------------------------------------------------------------------
-
-    def step(self, step: Step) -> Recorded | None:
-        """What was recorded of `step`; None where the record ends. Raises TaskError where it tells of another step."""
+    def step(self, step: Step | None) -> Recorded | None:
+        """What was recorded of `step`, or of the answers, which come after all steps (None); None where the record
+        ends. Raises TaskError where it tells of another step, or is damaged."""
         if not self._recorded:
             return None
         line = self._recorded.popleft()
@@ -133,36 +127,20 @@ class Checkpoint:
         if {name: line.get(name) for name in wanted} != wanted:
             raise TaskError(
                 f"{self.path} does not fit: it goes on with {line.get('step')} of {line.get('nodes')}, the search with "
-                f"{wanted['step']} of {wanted['nodes']}; the task or the program has changed since: start anew"
+                f"{wanted['step']} of {wanted.get('nodes')}; the task or the program has changed since: start anew"
             )
-        return self._done(line, _DRAFTS if isinstance(step, Expand) else _EVALUATIONS)
-
-    def answers(self) -> Recorded | None:
-        """The recorded answers; None where the record ends."""
-        return self._done(self._recorded.popleft(), _ANSWERS) if self._recorded else None
-
-    def _done(self, line: dict[str, Any], results: TypeAdapter[Any]) -> Recorded:
         try:
             spent = _USAGE.validate_python(line["spent"])
             asked = calls_from_json(**line.get("asked", {"texts": [], "calls": {}}))
             for node, some in asked.items():
                 self._asked[node] = self._asked.get(node, 0) + len(some)
-            return Recorded(results.validate_python(line["results"]), int(line["calls"]), spent, asked)
+            return Recorded(_results(step).validate_python(line["results"]), int(line["calls"]), spent, asked)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            reason = " ".join(str(error).split())
-            raise TaskError(f"{self.path} is damaged in a line of {line.get('step')} ({reason}): start anew") from None
+            what = f"in a line of {line.get('step')} ({reason(error)})"
+            raise TaskError(f"{self.path} is damaged {what}: start anew") from None
 
-    # -- writing --------------------------------------------------------------------------------------------------
-
-    def write_step(self, step: Step, done: Recorded, tree: ThoughtTree) -> None:
-        adapter = _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
-        self._write_done(_described(step), done, adapter, tree)
-
-    def write_answers(self, done: Recorded, tree: ThoughtTree) -> None:
-        self._write_done({"step": "answer"}, done, _ANSWERS, tree)
-
-    def _write_done(self, what: dict[str, Any], done: Recorded, results: TypeAdapter[Any], tree: ThoughtTree) -> None:
-        """A step, what came of it, and what of the tree is not as it was written last."""
+    def write(self, step: Step | None, done: Recorded, tree: ThoughtTree) -> None:
+        """A step, or the answers (None), what came of it, and what of the tree is not as it was written last."""
         changed = [node for node in tree if vars(node) != self._nodes.get(node.id)]
         links = [link for link in tree.links() if (link[0].id, link[1].id) not in self._links]
         asked = {node: calls[self._asked.get(node, 0) :] for node, calls in tree.calls.items()}
@@ -171,8 +149,8 @@ class Checkpoint:
         self._links |= {(tail.id, head.id) for tail, head, _ in links}
         self._write(
             {
-                **what,
-                "results": results.dump_python(done.results, mode="json", exclude_defaults=True),
+                **_described(step),
+                "results": _results(step).dump_python(done.results, mode="json", exclude_defaults=True),
                 "calls": done.calls,
                 "spent": asdict(done.spent),
                 "tree": [node.to_json() for node in changed],
@@ -191,11 +169,9 @@ class Checkpoint:
 
     def _write(self, line: dict[str, Any]) -> None:
         self.empty = self.empty and line.get("step", "start") == "start"
-        try:
+        with writing(self.path, "make room, then resume"):
             self._file.write(json.dumps(line, ensure_ascii=True) + "\n")
             self._file.flush()
-        except OSError as error:
-            raise TaskError(f"{self.path} can't be written: {error.strerror or error}") from None
 
 
 def _as_named_now(part: Any) -> Any:
@@ -204,34 +180,33 @@ def _as_named_now(part: Any) -> Any:
     return {renamed.get(option, option): value for option, value in part.items()} if renamed else part
 
 
-def _described(step: Step) -> dict[str, Any]:
+def _described(step: Step | None) -> dict[str, Any]:
+    if step is None:
+        return {"step": "answer"}
     kind = {"step": "expand"} if isinstance(step, Expand) else {"step": "evaluate", "fast": step.fast}
     return {**kind, "nodes": [node.id for node in step.nodes]}
 
 
-def _open(path: Path, mode: str) -> IO[str]:
+def _results(step: Step | None) -> TypeAdapter[Any]:
+    return _ANSWERS if step is None else _DRAFTS if isinstance(step, Expand) else _EVALUATIONS
+
+
+@contextmanager
+def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], str]]:
+    """A file, locked for this process, and its text; closed where the block fails."""
     try:
-        file = path.open(mode, encoding="utf-8")
+        file = path.open(mode, encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        raise TaskError(f"{path} can't be opened: {error.strerror or error}; give another file") from None
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        file.close()
-        raise TaskError(f"{path} is in use by another run: wait for it, or give another file") from None
-    return file
-
-
-def _read(file: IO[str]) -> str:
-    file.seek(0)
-    try:
-        return file.read()
-    except UnicodeDecodeError:
-        return "\ufffd\n"  # something, but no trace
-
-
-def _finished(lines: Sequence[dict[str, Any]]) -> bool:
-    return bool(lines) and lines[-1]["step"] == "end"
+        raise TaskError(f"{path} can't be opened: {reason(error)}; give another file") from None
+    with ExitStack() as on_refusal:
+        on_refusal.enter_context(file)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise TaskError(f"{path} is in use by another run: wait for it, or give another file") from None
+        file.seek(0)
+        yield file, file.read()
+        on_refusal.pop_all()
 
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:

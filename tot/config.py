@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,15 +12,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import REMOTE, Decoder, checked_options, find_method, is_method, load_decoder, options_of
-from tot.decoders.errors import OptionError, readable, unknown
+from tot.decoders.errors import ModelError, OptionError, readable, unknown
 from tot.decoders.models.model_names import find_model
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.request import Purpose
-from tot.filters import filters_of
+from tot.decoders.request import Purpose, Sampling
 from tot.registry import parts_of
 from tot.task import Task
 
+FILTERS = ("top_k", "top_p", "min_p")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
 """Options that are the engine's, whatever decodes on it."""
 
@@ -116,7 +117,7 @@ class SearchConfig(BaseModel):
     @property
     def filters(self) -> dict[str, float]:
         """Which tokens are drawn from: as given, and for the rest the model's own. Raises OptionError."""
-        return filters_of(self.weights, {"top_k": self.top_k, "top_p": self.top_p, "min_p": self.min_p})
+        return filters_of(self.weights, {name: getattr(self, name) for name in FILTERS})
 
     def exact(self) -> SearchConfig:
         """The same; where it is to be reproducible, in float32 and with a window for FastCoT that doesn't follow what
@@ -208,3 +209,31 @@ def _options_of(name: str) -> set[str]:
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
+
+
+def filters_of(model: Any, given: Mapping[str, float | None]) -> dict[str, float]:
+    """The filters of a run by name: those given, and for the others those of the model's generation_config.
+
+    `model` is a name or a path, whose files are read, a model object, or None for none here. Raises OptionError for a
+    value that can't be taken.
+    """
+    config = getattr(model, "generation_config", None)
+    own = _of_files(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
+    chosen = {name: own.get(name) if given.get(name) is None else given[name] for name in FILTERS}
+    said = {name: value for name, value in chosen.items() if value is not None}
+    try:
+        Sampling(**said)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        whose = "" if given.get(name) is not None else ", from the model's generation_config: give another"
+        raise OptionError(f"{name}={first['input']!r}: {first['msg']}{whose}") from None
+    return said
+
+
+def _of_files(model: str | Path) -> dict[str, Any]:
+    try:
+        path = find_model(model)
+        return dict(json.loads((path / "generation_config.json").read_text()))
+    except (OSError, ValueError, TypeError, ModelError):  # none, or no model: it is said when that is loaded
+        return {}

@@ -1,4 +1,4 @@
-"""Context: what thought generators and state evaluators are given to ask a model with, and what they have to be.
+"""Context: what thought generators and state evaluators are given to ask a model with.
 
 It renders templates, derives every call's seed from what it is about, and keeps equal states' evaluations.
 """
@@ -10,7 +10,7 @@ import random
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tot.backend import Backend
 from tot.checked_task import CheckedTask
@@ -20,37 +20,13 @@ from tot.seeds import derive
 from tot.state import State, Thought
 from tot.steps import Evaluation, Reply, as_evaluation, is_cut
 from tot.tree import Node, ThoughtTree
-from tot.written import as_written
+
+if TYPE_CHECKING:
+    from tot.evaluators.base import Evaluator
 
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 32
 """Room for what comes after a template's answer trigger, where a text may have so many."""
-
-
-@runtime_checkable
-class ThoughtGenerator(Protocol):
-    async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:
-        """What may come after each node: `count` thoughts, or as many as the generator gives of itself.
-
-        A thought is a text, a Thought, a Reply or a Proposal.
-        """
-
-
-@runtime_checkable
-class StateEvaluator(Protocol):
-    def key(self, ctx: Context, node: Node) -> Hashable | None:
-        """Nodes with equal keys get one evaluation between them, once a search; None is never shared."""
-
-    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> Sequence[Any]:
-        """The value of each node: a number, None or an Evaluation."""
-
-
-@runtime_checkable
-class Mixture(StateEvaluator, Protocol):
-    """One of several: its evaluations have theirs as `parts`."""
-
-    @property
-    def evaluators(self) -> Sequence[StateEvaluator]: ...
 
 
 class Context:
@@ -85,8 +61,6 @@ class Context:
         other.purpose = purpose
         return other
 
-    # -- the tree and the task ------------------------------------------------------------------------------------
-
     def state(self, node: Node) -> State:
         return self.tree.state(node)
 
@@ -101,8 +75,6 @@ class Context:
     def random(self, *about: object) -> random.Random:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
         return random.Random(derive(self._seed, self.state(self.tree.root).question, *about))
-
-    # -- the model ------------------------------------------------------------------------------------------------
 
     async def ask(
         self,
@@ -227,39 +199,26 @@ class Context:
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
         return short and self.task.parse_answer(completion.text) is None
 
-    # -- evaluations ----------------------------------------------------------------------------------------------
-
-    async def judge(self, evaluator: StateEvaluator, nodes: Sequence[Node]) -> list[Evaluation]:
+    async def judge(self, evaluator: Evaluator, nodes: Sequence[Node]) -> list[Evaluation]:
         """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
-        keys = [evaluator.key(self, node) for node in nodes]
+        keys = [object() if (key := evaluator.key(self, node)) is None else key for node in nodes]
         new: dict[Hashable, Node] = {}
-        for i, (key, node) in enumerate(zip(keys, nodes, strict=True)):
-            if key is None:
-                new[i, "unshared"] = node
-            elif key not in self._evaluations:
+        for key, node in zip(keys, nodes, strict=True):
+            if key not in self._evaluations:
                 new.setdefault(key, node)
         found = await evaluator.evaluate(self, list(new.values())) if new else []
-        fresh = dict(zip(new, map(as_evaluation, found), strict=True))
-        evaluations = []
-        for i, key in enumerate(keys):
-            if key is None:
-                evaluations.append(fresh[i, "unshared"])
-            elif key in fresh and key not in self._evaluations:
-                self._evaluations[key] = fresh[key].again()
-                evaluations.append(fresh[key])
-            else:
-                evaluations.append(self._evaluations[key])
-        return evaluations
+        paid = dict(zip(new, map(as_evaluation, found), strict=True))
+        self._evaluations |= {key: evaluation.again() for key, evaluation in paid.items()}
+        return [paid.pop(key) if key in paid else self._evaluations[key] for key in keys]
 
-    def remember(self, evaluator: StateEvaluator, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
+    def remember(self, evaluator: Evaluator, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
         """Keep evaluations of an earlier run as if `judge` had asked for them."""
         for node, evaluation in zip(nodes, evaluations, strict=True):
             key = evaluator.key(self, node)
             if key is not None and evaluation.value is not None:
                 self._evaluations.setdefault(key, evaluation.again())
-        if isinstance(evaluator, Mixture):
-            for i, one in enumerate(evaluator.evaluators):
-                self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])
+        for i, one in enumerate(getattr(evaluator, "evaluators", ())):  # a mixture's evaluations have theirs as parts
+            self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])
 
 
 def scoring(
@@ -282,3 +241,24 @@ def scoring(
         choices=tuple(f"{space}{label}{end}" for label in labels),
         close_choices=close,
     )
+
+
+def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tuple[Message, ...]:
+    """The prompt, with the thoughts that its assistant's prefix holds, in their order, marked as they were drawn: cut
+    into tokens anew, a text would be continued as somebody else's."""
+    last = prompt[-1]
+    if last.role != "assistant":
+        return prompt
+    written = []
+    at = 0
+    for thought in thoughts:
+        for name, text in thought.parts.items():
+            found = last.content.find(text, at)
+            if found < 0:
+                continue
+            at = found + len(text)
+            if (drawn := thought.drawn.get(name)) is not None and text in drawn.text:
+                begin = found - drawn.text.index(text)  # what was read from a text may begin inside of it
+                if begin >= 0 and last.content.startswith(drawn.text[: found - begin], begin):
+                    written.append((begin, drawn.tokens))
+    return (*prompt[:-1], last.model_copy(update={"written": tuple(written)}))

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError, reason, unknown
 
 _BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?:([\w.-]+)")
@@ -56,7 +56,7 @@ def _load(what: str, *arguments: Any, **options: Any) -> Iterator[tuple[str, dic
     except StopIteration:  # a file without rows
         return
     except Exception as error:  # whatever the reader of the format raises
-        raise OptionError(f"{what} can't be read: {' '.join(str(error).split()) or type(error).__name__}") from error
+        raise OptionError(f"{what} can't be read: {reason(error)}") from error
 
 
 def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | OptionError]]:
@@ -66,21 +66,19 @@ def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | OptionError]]:
                 if line.strip():
                     yield f"line {number}", _object(f"{path} can't be read: line {number}", line)
     except OSError as error:
-        raise OptionError(f"{path} can't be read: {error.strerror or error}") from error
+        raise OptionError(f"{path} can't be read: {reason(error)}") from error
 
 
 def _object(what: str, line: bytes) -> dict[str, Any] | OptionError:
     try:
         found = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        return OptionError(f"{what} is not JSON ({' '.join(str(error).split())})")
+        return OptionError(f"{what} is not JSON ({reason(error)})")
     return found if isinstance(found, dict) else OptionError(f"{what} is not a JSON object")
 
 
 def row(path: str | Path, number: int) -> dict[str, Any]:
-    """Row `number`, counted from 0. Raises OptionError where there is none."""
-    if number < 0:
-        raise OptionError(f"{path} has no row {number}: rows are counted from 0")
+    """Row `number`, at least 0. Raises OptionError where there is none."""
     found = list(islice(rows(path), number, number + 1))
     if not found:
         raise OptionError(f"{path} has no row {number}: rows are counted from 0")

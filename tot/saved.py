@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.calls import Call, calls_from_json, calls_to_json
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import TaskError, reason
 
 FORMAT = "tot.tree"
 VERSION = 2
@@ -31,7 +31,7 @@ def read_run(path: str | Path) -> dict[str, Any]:
         try:
             found = _from_steps(data)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TaskError(f"{path} is damaged: {' '.join(str(error).split())}") from None
+            raise TaskError(f"{path} is damaged: {reason(error)}") from None
     return found if "tree" in found else {"tree": found}
 
 

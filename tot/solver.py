@@ -7,7 +7,7 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tot.backend import Backend
@@ -70,8 +70,7 @@ class Solution:
 
     def summary(self) -> dict[str, Any]:
         """Answer, solved, value and usage."""
-        usage = {name: getattr(self.usage, name) for name in self.usage.__slots__}
-        return {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": usage}
+        return {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": asdict(self.usage)}
 
 
 def solve(

@@ -89,8 +89,6 @@ class Task:
     def __init__(self) -> None:
         self._templates = Templates(self)
 
-    # -- the question -------------------------------------------------------------------------------------------
-
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a question that can't be one."""
         if not question.strip():
@@ -118,8 +116,6 @@ class Task:
     def instance(self, seed: int) -> dict[str, Any]:
         """A row made up from a seed, for tasks that can; raises TaskError by default."""
         raise TaskError(f"task {type(self).__name__} makes no instances up: override `instance`")
-
-    # -- prompts ------------------------------------------------------------------------------------------------
 
     def variables(self, state: State) -> dict[str, Any]:
         """What templates see of a state."""
@@ -149,8 +145,6 @@ class Task:
     def data(self, name: str) -> Any:
         """The JSON file `name` that lies with the task's templates. Raises TaskError if there is none."""
         return self._templates.data(name)
-
-    # -- reading what a model wrote -----------------------------------------------------------------------------
 
     def parse_thought(self, template: str, text: str) -> str | None:
         """What is kept of a thought template's output; None rejects the thought."""
@@ -190,8 +184,6 @@ class Task:
         """The answer in a text; None if there is none."""
         return text.strip() or None
 
-    # -- the world ----------------------------------------------------------------------------------------------
-
     def actions(self, state: State) -> Sequence[str]:
         """The legal next thoughts, as a model would write them; none where there is no way on."""
         raise TaskError(f"task {type(self).__name__} has no `actions` to enumerate: define it, or sample thoughts")
@@ -223,8 +215,6 @@ class Task:
     def reward(self, state: State) -> float:
         """What MCTS adds to a visited state's value: RAP's goal reward."""
         return 0.0
-
-    # -- the answer ---------------------------------------------------------------------------------------------
 
     def answer_at(self, state: State) -> Any | None:
         """The answer that a state holds by itself; None where the model has to be asked for it."""

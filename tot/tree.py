@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import networkx as nx
-from pydantic import BaseModel, ConfigDict, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
-from tot.decoders.files import write_json
+from tot.decoders.files import write_json, write_text
 from tot.decoders.request import Usage
 from tot.saved import FORMAT, VERSION, read_run
 from tot.state import State, Thought
@@ -82,26 +82,11 @@ class Node(BaseModel):
     parse_failures: int = 0
     """Replies about this node that could not be read: rejected thoughts of its own making, evaluations."""
 
-    @property
-    def acceptance(self) -> float | None:
-        """Accepted over drafted tokens; None where nothing was drafted."""
-        return self.accepted / self.drafted if self.drafted else None
-
-    @property
-    def acceptance_rate(self) -> float | None:
-        """Accepted over positions reached; None where nothing was drafted."""
-        return self.accepted / self.reached if self.reached else None
-
     def spend(self, usage: Usage) -> None:
         """Add what a call about this node took."""
-        self.prompt_tokens += usage.prompt_tokens
-        self.new_tokens += usage.new_tokens
-        self.drafted += usage.drafted
-        self.accepted += usage.accepted
-        self.reached += usage.reached
-        self.approximate_tokens += usage.approximate_tokens
-        self.undecoded_tokens += usage.undecoded_tokens
-        self.seconds += usage.seconds
+        for name in usage.__slots__:
+            if name in Node.model_fields:
+                setattr(self, name, getattr(self, name) + getattr(usage, name))
 
     def to_json(self) -> dict[str, Any]:
         """The fields that are not as they are by default."""
@@ -122,27 +107,22 @@ class ThoughtTree:
         self._before = root.thoughts
         self.calls: dict[int, list[Call]] = {}
         """By node: what was asked about it."""
-        self._put(Node(id=0, world=root.world))
-
-    def _put(self, node: Node) -> Node:
-        self.graph.add_node(node.id, node=node)
-        if node.parent is not None:
-            self.graph.add_edge(node.parent, node.id)
-        return node
+        self.graph.add_node(0, node=Node(id=0, world=root.world))
 
     def add(self, parent: Node, thought: Thought, world: JsonValue = None, **fields: Any) -> Node:
         """A new child. `world` is where the thought leads to, in a task that has one; None stays in the parent's."""
-        return self._put(
-            Node(
-                id=len(self.graph),
-                parent=parent.id,
-                depth=parent.depth + 1,
-                index=self._next_index(parent),
-                thought=thought,
-                world=parent.world if world is None else world,
-                **fields,
-            )
+        node = Node(
+            id=len(self.graph),
+            parent=parent.id,
+            depth=parent.depth + 1,
+            index=self._next_index(parent),
+            thought=thought,
+            world=parent.world if world is None else world,
+            **fields,
         )
+        self.graph.add_node(node.id, node=node)
+        self.graph.add_edge(parent.id, node.id)
+        return node
 
     def _next_index(self, parent: Node) -> int:
         """A sibling number that no child has had: seeds are derived from it."""
@@ -267,18 +247,18 @@ class ThoughtTree:
         try:
             tree = cls(State.model_validate(data["root"]))
             nodes = [Node.model_validate(entry) for entry in data["nodes"]]
-            if nodes[0].id != 0 or nodes[0].parent is not None or nodes[0].thought is not None:
-                raise ValueError("the first node is not a root")
-            tree.graph.nodes[0]["node"] = nodes[0]
-            for number, node in enumerate(nodes[1:], 1):
-                if node.parent is None or node.thought is None or node.id != number:
+            for number, node in enumerate(nodes):
+                rooted = number == 0
+                if node.id != number or (node.parent is None) != rooted or (node.thought is None) != rooted:
                     raise ValueError(f"node {node.id} has no parent, no thought, or stands out of order")
-                tree.graph.add_node(node.id, node=node)
+                tree.graph.add_node(number, node=node)
+            if not nodes:
+                raise ValueError("there is no root")
             for node in nodes[1:]:
                 if node.parent is None or node.parent not in tree.graph:
                     raise ValueError(f"node {node.id} has the parent {node.parent}, which is not there")
-                tree.graph.add_edge(node.parent, node.id)
                 parent = tree[node.parent]
+                tree.graph.add_edge(parent.id, node.id)
                 parent.numbered = max(parent.numbered, node.index + 1)
             if not nx.is_arborescence(tree.graph) and len(nodes) > 1:
                 raise ValueError("its parents go round in a circle")
@@ -287,7 +267,7 @@ class ThoughtTree:
             tree.calls = calls_from_json(data.get("texts", []), data.get("calls", {}))
             if unknown := tree.calls.keys() - tree.graph.nodes:
                 raise ValueError(f"calls are about node {min(unknown)}, which is not there")
-        except (AttributeError, KeyError, IndexError, TypeError, ValueError, ValidationError) as error:
+        except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise TaskError(f"the tree is damaged: {error}") from None
         return tree
 
@@ -299,8 +279,6 @@ class ThoughtTree:
     def load(cls, path: str | Path) -> ThoughtTree:
         """Read a saved tree, the tree in a saved run, or what a trace holds of a run, finished or not."""
         return cls.from_json(read_run(path)["tree"])
-
-    # -- showing itself -------------------------------------------------------------------------------------------
 
     def __repr__(self) -> str:
         """The tree as text, its first thoughts of many."""
@@ -325,7 +303,6 @@ class ThoughtTree:
 
         Raises TaskError where it can't be written.
         """
-        from tot.decoders.files import write_text
         from tot.report.page import tree_page
 
         write_text(Path(path), tree_page(self, {}))

@@ -8,9 +8,9 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, Sample, Task, ThoughtTree, solve
+from tot.context import as_written
 from tot.decoders import LocalDecoder, Message, Request, load_decoder
 from tot.state import Drawn, State, Thought
-from tot.written import as_written
 
 
 class Pieces(Task):

@@ -31,10 +31,10 @@ def rows(tmp_path: Path) -> tuple[str, ...]:
 def test_an_evaluation_prints_its_numbers_and_keeps_a_folder(tot: Any, rows: Any, tmp_path: Path) -> None:
     status, out, err = tot(*rows, *SYMBOLIC, "--out", "out")
     assert (status, err) == (0, "")
-    shown = {line[:20].strip(): line[20:].strip() for line in out.splitlines()}
-    assert shown["score"] == "100.0% (43.9% to 100.0%)"
-    assert shown["verified by the task"] == "3 of 3"
-    assert shown["folder"] == "out"
+    shown = [re.split("  +", line.strip()) for line in out.splitlines()]
+    assert shown[:2] == [["Score", "100.0%", "95%: 43.9% to 100.0%"], ["Problems", "3"]]
+    assert ["Verified", "3", "samples, by the task itself"] in shown
+    assert shown[-1] == ["Folder", "out"]
     answers = [json.loads(line)["answer"] for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert answers[1] == []
     assert answers[0] == answers[2] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
@@ -155,12 +155,12 @@ def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> N
     status, out, err = tot(*rows, *SYMBOLIC, "--out", "out")
     assert status == 1
     assert re.search(r"x\.jsonl, line 4 is not JSON", err)
-    assert re.search(r"^bad rows +1 *$", out, re.MULTILINE)
+    assert re.search(r"^Failed +0 +searches, and 1 rows not asked *$", out, re.MULTILINE)
     status, out, err = tot(*rows, "--model", "none", "--limit", "1", "--search", "bfs", "--generator", "sample",
                            "--out", "none")  # fmt: skip
     assert status == 1
-    assert re.search(r"^failed +1 of 1 *$", out, re.MULTILINE)
-    assert re.search(r"^score +none: every search failed *$", out, re.MULTILINE)
+    assert re.search(r"^Failed +1 +searches *$", out, re.MULTILINE)
+    assert re.search(r"^Score +none +every search failed *$", out, re.MULTILINE)
     assert "%" not in out
     assert "finished: score none: every search failed\n" in Path("none/log.txt").read_text()
     assert "sample 0-0 failed: RequestError: this search asks a model, and there is none" in err

@@ -251,10 +251,9 @@ def test_where_all_is_pruned_the_root_is_best(grow: Any) -> None:
     assert tree.best() is tree.root
 
 
-def test_acceptance_is_told_over_drafted_tokens_and_over_positions_that_were_reached() -> None:
+def test_what_calls_took_adds_up_at_a_node() -> None:
     node = Node(id=0)
-    assert (node.acceptance, node.acceptance_rate) == (None, None)
     node.spend(Usage(prompt_tokens=7, new_tokens=5, drafted=8, accepted=4, reached=5, seconds=0.5))
     node.spend(Usage(new_tokens=2, drafted=8, accepted=8, reached=10, seconds=0.25))
-    assert (node.acceptance, node.acceptance_rate) == (0.75, 0.8)
     assert (node.prompt_tokens, node.new_tokens, node.drafted, node.accepted, node.seconds) == (7, 7, 16, 12, 0.75)
+    assert node.reached == 15

@@ -30,7 +30,7 @@ from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.estimate import estimate
-from tot.evaluators.rationale import Explain
+from tot.evaluators.likelihood import Explain
 from tot.machine import describe
 from tot.registry import load_task
 from tot.report.plots import curves, save

@@ -49,7 +49,7 @@ from tot.decoders.errors import OptionError, TotError, unknown
 from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Request, Sampling
 from tot.decoders.timeline import Load
-from tot.evaluators.rationale import Explain
+from tot.evaluators.likelihood import Explain
 from tot.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.registry import load_task
 from tot.report.profile import Demand

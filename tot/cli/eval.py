@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from rich.table import Table
@@ -13,9 +13,6 @@ from tot.cli.options import takes, writable
 from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.configuration import Configuration, read_yaml
 from tot.report.terminal import console
-
-if TYPE_CHECKING:
-    from tot.evaluation.results import Results
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -71,35 +68,12 @@ def eval_command(
     except KeyboardInterrupt:
         sys.stderr.write(f"tot: interrupted; the same command with --resume --out {out} goes on\n")
         raise typer.Exit(130) from None
-    console().print(_summary(results))
+    shown = Table.grid(padding=(0, 2))
+    for row in (*results.figures, ("Folder", str(results.folder), "")):
+        shown.add_row(*row)
+    console().print(shown)
     if results.errors or results.bad_rows:
         raise typer.Exit(1)
-
-
-def _summary(results: Results) -> Table:
-    rows = Table.grid(padding=(0, 2))
-    each = 1 / results.samples
-    judging = results.by_purpose.get("judge", {}).get("new_tokens", 0)
-    shown = {
-        "score": results.score_text,
-        "best of repeats": results.any.format() if results.any and results.samples > results.problems else None,
-        "verified by the task": f"{results.solved} of {results.samples}" if results.solved else None,
-        "judged": results.judged.format(".2f") if results.judged is not None else None,
-        "no readable answer": results.parse_failures.format() if results.score else None,
-        "failed": f"{results.errors} of {results.samples}" if results.errors else None,
-        "bad rows": str(results.bad_rows) if results.bad_rows else None,
-        "a problem took": f"{each * (results.tokens - judging):.0f} new tokens, {each * results.thoughts:.1f} "
-        f"thoughts, {each * results.seconds:.1f} s",
-        "judging it took": f"{each * judging:.0f} new tokens" if judging else None,
-        "accepted of drafted": f"{results.acceptance:.0%}" if results.acceptance is not None else None,
-        "acceptance rate": f"{results.acceptance_rate:.0%}" if results.acceptance_rate is not None else None,
-        "cost": f"{results.cost:.4g}" if results.cost else None,
-        "folder": str(results.folder),
-    }
-    for name, value in shown.items():
-        if value is not None:
-            rows.add_row(name, value)
-    return rows
 
 
 def _compare(folders: list[Path], plot: Path | None) -> None:

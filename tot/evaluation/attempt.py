@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from tot.backend import Backend
-from tot.config import SearchConfig
+from tot.config import FILTERS, SearchConfig
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
@@ -24,7 +25,6 @@ from tot.decoders.registry import declared
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
-from tot.filters import FILTERS
 from tot.options import LOADING, SAME
 from tot.registry import load_task
 from tot.search.session import SearchSession, Watcher
@@ -72,6 +72,18 @@ class Work:
             }
         )
         return cls(configuration, task, config.model_copy(update=config.parts(task)))
+
+
+@asynccontextmanager
+async def running(work: Iterable[Coroutine[Any, Any, Any]]) -> AsyncIterator[list[asyncio.Task[Any]]]:
+    """Tasks side by side; those that still run when the block ends are cancelled, and waited for."""
+    tasks = [asyncio.create_task(each) for each in work]
+    try:
+        yield tasks
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def attempt(

@@ -12,7 +12,7 @@ from typing import Any, Literal, Self
 import yaml
 from pydantic import Field, ValidationError
 
-from tot.decoders.errors import OptionError, readable, unknown
+from tot.decoders.errors import OptionError, readable, reason, unknown
 from tot.options import SearchOptions
 
 FORMAT = "tot.evaluation"
@@ -86,6 +86,10 @@ class Configuration(SearchOptions):
         return made
 
 
+OWN = Configuration.model_fields.keys() - SearchOptions.model_fields.keys()
+"""The options that are no search's."""
+
+
 def read_yaml(path: Path) -> dict[str, Any]:
     """The options in a file that a user or an evaluation wrote; names may be spelled as flags ("max-tokens").
 
@@ -105,8 +109,7 @@ def read_mapping(path: Path) -> dict[Any, Any]:
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        reason = getattr(error, "strerror", None) or " ".join(str(error).split())
-        raise OptionError(f"{path} can't be read as YAML: {reason}") from None
+        raise OptionError(f"{path} can't be read as YAML: {reason(error)}") from None
     if not isinstance(found, dict):
         raise OptionError(f"{path} has no options: write lines such as `limit: 50`")
     return found

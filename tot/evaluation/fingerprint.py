@@ -13,7 +13,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import write_json
 from tot.decoders.models.gguf_cache import cache_folder
 
@@ -42,7 +42,7 @@ def hash_path(path: Path) -> str:
     try:
         hashes = [_hash_file(file.resolve()) for file in files]
     except OSError as error:
-        raise OptionError(f"{path} can't be read: {error.strerror or error}") from None
+        raise OptionError(f"{path} can't be read: {reason(error)}") from None
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
 
 

@@ -16,13 +16,14 @@ from typing import IO, Any, Self
 import yaml
 from filelock import FileLock, Timeout
 
-from tot.decoders.errors import OptionError, TaskError
-from tot.decoders.files import replacing, write_json, write_text
+from tot.decoders.errors import OptionError, TaskError, reason
+from tot.decoders.files import replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, read_mapping
 
 UNCOMPARED = ("concurrency", "executor", *OF_RAY)
 """Options that don't change what samples are."""
+_MAKE_ROOM = "make room, then go on with --resume"
 
 
 class Folder:
@@ -43,7 +44,7 @@ class Folder:
         except Timeout:
             raise OptionError(f"{path} is in use by another run: wait for it, or give another folder") from None
         except OSError as error:
-            raise OptionError(f"{path} can't be made: {error.strerror or error}; give another folder") from None
+            raise OptionError(f"{path} can't be made: {reason(error)}; give another folder") from None
         try:
             self.changed_versions = self._begin(options, record, resume)
             (path / "trees").mkdir(exist_ok=True)
@@ -99,25 +100,18 @@ class Folder:
             write_json(self.path / "trees" / f"{sample['id']}.json", tree)
         text = json.dumps(sample, ensure_ascii=False, default=str) + "\n"
         line = text.encode("utf-8", "backslashreplace")  # half a surrogate becomes what JSON writes for it
-        try:
+        with writing(self.path / "samples.jsonl", _MAKE_ROOM):
             rest = memoryview(line)
             while rest:
                 rest = rest[self._file.write(rest) :]
             os.fsync(self._file.fileno())
-        except OSError as error:
-            raise TaskError(
-                f"{self.path / 'samples.jsonl'} can't be written: {error.strerror or error}; make room, then go on "
-                "with --resume"
-            ) from None
         self.done.add((sample["index"], sample["repeat"]))
 
     def log(self, text: str) -> None:
         """A line in log.txt, with the time."""
-        try:
-            with (self.path / "log.txt").open("a", encoding="utf-8", errors="backslashreplace") as file:
-                file.write(f"{datetime.now().astimezone().isoformat(timespec='seconds')}  {' '.join(text.split())}\n")
-        except OSError as error:
-            raise TaskError(f"{self.path / 'log.txt'} can't be written: {error.strerror or error}") from None
+        path, time = self.path / "log.txt", datetime.now().astimezone().isoformat(timespec="seconds")
+        with writing(path, _MAKE_ROOM), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(f"{time}  {' '.join(text.split())}\n")
 
     def finish(self, results: dict[str, Any]) -> None:
         """Put the samples in order, and write the results."""
@@ -126,16 +120,11 @@ class Folder:
             lines = list(file)
         places = [_key(path, number, line) for number, line in enumerate(lines, 1)]
         in_order = [line for _, line in sorted(zip(places, lines, strict=True))]
-        try:
-            if in_order != lines:
-                with replacing(path) as unfinished, unfinished.open("wb") as new:
-                    new.writelines(in_order)
-                    new.flush()
-                    os.fsync(new.fileno())
-        except OSError as error:
-            raise TaskError(
-                f"{path} can't be put in order: {error.strerror or error}; make room, then go on with --resume"
-            ) from None
+        if in_order != lines:
+            with writing(path, _MAKE_ROOM), replacing(path) as unfinished, unfinished.open("wb") as new:
+                new.writelines(in_order)
+                new.flush()
+                os.fsync(new.fileno())
         write_json(self.path / "results.json", results)
 
     def close(self) -> None:

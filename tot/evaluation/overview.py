@@ -13,8 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tot.decoders.errors import TaskError
-from tot.evaluation.estimate import Estimate
+from tot.decoders.errors import TaskError, reason
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.results import Results, summarise, tokens_of
 from tot.report.page import Block, page, tree_block
@@ -37,12 +36,13 @@ def evaluation_page(folder: Path) -> Iterator[str]:
         rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
         title = f"{config['task']} on {Path(str(config['data'])).name}"
     except (OSError, ValueError, LookupError, TypeError) as error:
-        reason = " ".join(str(error).split())
-        raise TaskError(f"{folder} has no samples that can be shown: {reason}; go on with it by --resume") from None
+        raise TaskError(
+            f"{folder} has no samples that can be shown: {reason(error)}; go on with it by --resume"
+        ) from None
     overview = {
         "title": title,
         "finished": (folder / "results.json").exists(),
-        "figures": _figures(results),
+        "figures": results.figures,
         "charts": _charts(samples, results),
         "samples": rows,
         "config": (folder / "config.yaml").read_text(encoding="utf-8"),
@@ -107,42 +107,6 @@ def _text(value: Any) -> str | None:
     if value is None or isinstance(value, str):
         return value
     return "  ".join(map(str, value)) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
-
-
-def _figures(results: Results) -> list[tuple[str, str, str]]:
-    """Name, value and note of the numbers on top."""
-    repeated = results.samples > results.problems
-    shown = [
-        _share("Score", results.score),
-        ("Problems", f"{results.problems:,}", f"{results.samples:,} samples" if repeated else ""),
-    ]
-    if repeated:
-        shown.append(_share("Best repeat", results.any))
-    if results.judged is not None:
-        shown.append(("Judged", f"{results.judged.mean:.2f}", _interval(results.judged, ".2f")))
-    bad = f"searches, and {results.bad_rows:,} rows not asked" if results.bad_rows else "searches"
-    shown += [
-        ("Unread answers", f"{results.parse_failures.mean:.1%}", "of samples"),
-        ("Failed", f"{results.errors:,}", bad),
-        ("New tokens", f"{results.tokens:,}", f"{results.tokens / results.samples:,.0f} a sample"),
-        ("Seconds", f"{results.seconds:,.0f}", "of searches, added up"),
-        ("Thoughts", f"{results.thoughts:,}", f"{results.thoughts / results.samples:,.1f} a sample"),
-    ]
-    if results.acceptance is not None:
-        shown.append(("Accepted", f"{results.acceptance:.0%}", "of drafted tokens"))
-    if results.acceptance_rate is not None:
-        shown.append(("Acceptance rate", f"{results.acceptance_rate:.0%}", "of positions reached"))
-    return shown
-
-
-def _share(name: str, estimate: Estimate | None) -> tuple[str, str, str]:
-    if estimate is None:
-        return name, "none", "every search failed"
-    return name, f"{estimate.mean:.1%}", _interval(estimate, ".1%")
-
-
-def _interval(estimate: Estimate, form: str) -> str:
-    return f"95%: {estimate.low:{form}} to {estimate.high:{form}}"
 
 
 def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayError
 
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, reason
 
 ANSWER = 60.0
 """Seconds in which a cluster has to answer."""
@@ -90,10 +90,9 @@ def _wait(joined: Future[None], address: str | None) -> None:
             "--head` names"
         ) from None
     except (OSError, ValueError, RuntimeError, RayError) as error:
-        reason = " ".join(str(error.__cause__ or error).split())
         raise OptionError(
-            f"the Ray cluster {place} can't be joined ({reason}): it has to be of the same Ray, Python and token "
-            "(RAY_AUTH_MODE=token), and this machine one of its nodes"
+            f"the Ray cluster {place} can't be joined ({reason(error.__cause__ or error)}): it has to be of the same "
+            "Ray, Python and token (RAY_AUTH_MODE=token), and this machine one of its nodes"
         ) from None
 
 
@@ -111,7 +110,7 @@ def _check_address(address: str) -> None:
         socket.create_connection((host.strip("[]"), int(port)), timeout=10).close()
     except OSError as error:
         raise OptionError(
-            f"no Ray cluster answers at {address} ({error.strerror or error}): start one with `ray start --head`, or "
+            f"no Ray cluster answers at {address} ({reason(error)}): start one with `ray start --head`, or "
             "leave the address out"
         ) from None
 
@@ -174,10 +173,9 @@ def packed(what: Any, classes: list[type]) -> bytes:
     try:
         packed: bytes = ray.cloudpickle.dumps(what)
     except (TypeError, ValueError, AttributeError, RuntimeError, pickle.PicklingError) as error:
-        reason = " ".join(str(error).split())
         raise OptionError(
-            f"this can't be sent to Ray's workers ({reason}): give decoder and model by name, and parts and tasks that "
-            "can be pickled"
+            f"this can't be sent to Ray's workers ({reason(error)}): give decoder and model by name, and parts and "
+            "tasks that can be pickled"
         ) from None
     finally:
         for module in own:

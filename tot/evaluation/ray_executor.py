@@ -12,9 +12,9 @@ import json
 import os
 import pickle
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, Work, attempt, lost_sample
+from tot.evaluation.attempt import Finish, Pending, Work, attempt, lost_sample, running
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 
@@ -40,21 +40,6 @@ class _Job:
     question: Question
     repeat: int
     deaths: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Replica:
-    actor: Any
-    share: int
-    """Searches at once."""
-    name: str | None = None
-    """Where it runs; None where it doesn't."""
-    up: bool = False
-    running: set[_Job] = field(default_factory=set)
-
-    def has_room(self, alone: bool) -> bool:
-        suspected = any(job.deaths > 1 for job in self.running)
-        return self.up and not suspected and len(self.running) < (1 if alone else self.share)
 
 
 async def search_on_ray(
@@ -76,16 +61,24 @@ async def search_on_ray(
         size = fitting(
             configuration.replicas, configuration.cpus_per_replica or 1, configuration.gpus_per_replica or 0.0
         )
+        options = {
+            "num_cpus": size.cpus,
+            "num_gpus": size.gpus,
+            "scheduling_strategy": "SPREAD",
+            "max_restarts": -1,
+            "max_task_retries": 0,
+            "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(size.cpus), "GOMP_SPINCOUNT": "100000"}},
+        }
         arguments = (payload, record["model_sha256"], str(Path.cwd()))
-        replicas = [
-            _Replica(_actor(size, share).remote(*arguments), share)
-            for share in _shares(configuration.concurrency, size)
-        ]
+        shares = [max((configuration.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
+        worker = ray.remote(Worker)
+        actors = [worker.options(**options, max_concurrency=share + 2).remote(*arguments) for share in shares]
         try:
-            await _Deal(replicas, pending, finish, note, record["versions"], size).all()
+            deal = _Deal(pending, finish, note, record["versions"], size)
+            await deal.among(list(zip(actors, shares, strict=True)))
         finally:
-            for replica in replicas:
-                ray.kill(replica.actor)
+            for actor in actors:
+                ray.kill(actor)
 
 
 class Worker:
@@ -133,38 +126,12 @@ class Worker:
         return json.dumps(sample, default=str), json.dumps(tree)
 
 
-def _shares(concurrency: int, size: Size) -> list[int]:
-    """Searches at once on each replica; each has at least one."""
-    least, more = divmod(concurrency, size.replicas)
-    return [max(least + (number < more), 1) for number in range(size.replicas)]
-
-
-def _actor(size: Size, share: int) -> Any:
-    """The actor's class, with what one replica takes."""
-    return ray.remote(Worker).options(
-        num_cpus=size.cpus,
-        num_gpus=size.gpus,
-        scheduling_strategy="SPREAD",
-        max_restarts=-1,
-        max_task_retries=0,
-        max_concurrency=share + 2,
-        runtime_env={"env_vars": {"OMP_NUM_THREADS": str(size.cpus), "GOMP_SPINCOUNT": "100000"}},
-    )
-
-
 class _Deal:
-    """Who searches what."""
+    """Who searches what. An actor has a share: searches at once."""
 
     def __init__(
-        self,
-        replicas: list[_Replica],
-        pending: Pending,
-        finish: Finish,
-        note: Callable[[str], None],
-        versions: dict[str, str],
-        size: Size,
+        self, pending: Pending, finish: Finish, note: Callable[[str], None], versions: dict[str, str], size: Size
     ) -> None:
-        self._replicas = replicas
         self._pending = pending
         self._finish = finish
         self._note = note
@@ -174,132 +141,127 @@ class _Deal:
         """Whose worker died once."""
         self._suspects: deque[_Job] = deque()
         """Whose worker died twice: they wait until one is idle, and have it for themselves."""
-        self._searching: dict[asyncio.Future[Any], tuple[_Replica, _Job]] = {}
-        self._starting: dict[asyncio.Future[Any], _Replica] = {}
+        self._unfinished = 0
+        """Searches begun and not finished, those to be begun again among them."""
+        self._changed = asyncio.Event()
+        """Set when a search ends in any way."""
+        self._over = asyncio.Event()
+        self._here: set[str] = set()
+        """Where workers run."""
         self._given_up = ""
 
-    async def all(self) -> None:
+    async def among(self, actors: Collection[tuple[Any, int]]) -> None:
         """Until there is nothing left. Raises TotError where the run can't go on."""
-        try:
-            for replica in self._replicas:
-                self._start(replica)
-            while self._deal():
-                await self._wait()
-                for future in [each for each in self._searching if each.done()]:
-                    self._searched(future)
-                for future in [each for each in self._starting if each.done()]:
-                    self._started(future)
-        finally:
-            futures = [*self._searching, *self._starting]
-            for future in futures:
-                future.cancel()
-            await asyncio.gather(*futures, return_exceptions=True)
+        async with running([self._over.wait(), self._serve_all(actors), self._watch()]) as tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for each in done:
+                each.result()
 
-    def _deal(self) -> bool:
-        """Give workers with room something to do; False where nothing is left, under way or waiting."""
-        for replica in self._replicas:
-            while replica.has_room(alone=False) and (job := self._next()) is not None:
-                self._search(replica, job)
-            if replica.has_room(alone=True) and self._suspects:
-                self._search(replica, self._suspects.popleft())
-        if self._searching or self._again or self._suspects:
-            return True
-        if any(replica.up for replica in self._replicas):  # idle ones: `_next` had nothing
-            return False
-        if (first := next(self._pending, None)) is not None:
-            self._again.append(_Job(*first))
-        return first is not None
+    async def _serve_all(self, actors: Collection[tuple[Any, int]]) -> None:
+        async with running(self._serve(*each) for each in actors) as serving:
+            await asyncio.gather(*serving)
+        raise ModelError(
+            f"no Ray worker is left ({self._given_up}): see whether its node has the memory for the model, and go on "
+            "with --resume"
+        )
 
-    def _next(self) -> _Job | None:
-        if self._again:
-            return self._again.popleft()
-        drawn = next(self._pending, None)
-        return None if drawn is None else _Job(*drawn)
-
-    async def _wait(self) -> None:
-        """Until something happens. Raises ModelError where no worker can be had."""
+    async def _watch(self) -> None:
+        """Say where no worker can be had, and raise ModelError where that lasts."""
         waited = 0.0
         while True:
-            if not (self._searching or self._starting):
-                raise ModelError(
-                    f"no Ray worker is left ({self._given_up}): see whether its node has the memory for the model, and "
-                    "go on with --resume"
-                )
-            done, _ = await asyncio.wait(
-                [*self._searching, *self._starting], timeout=SAY, return_when=asyncio.FIRST_COMPLETED
-            )
-            if done:
-                return
-            if any(replica.name is not None for replica in self._replicas):
-                continue
-            said = f"{self._size} are wanted; {means()}"
-            if waited == 0:
+            await asyncio.sleep(SAY)
+            waited = 0.0 if self._here else waited + SAY
+            said = f"{self._size} are wanted; {means()}" if waited else ""
+            if waited == SAY:
                 self._note(f"waiting for Ray workers: {said}")
-            waited += SAY
             if waited >= PATIENCE:
                 raise ModelError(
                     f"no Ray worker could be had in {PATIENCE:.0f} s: {said}. Wait until others are done, or add "
                     "nodes, and go on with --resume"
                 )
 
-    def _search(self, replica: _Replica, job: _Job) -> None:
-        replica.running.add(job)
-        self._searching[asyncio.ensure_future(replica.actor.attempt.remote(job.question, job.repeat))] = replica, job
-
-    def _searched(self, future: asyncio.Future[Any]) -> None:
-        replica, job = self._searching.pop(future)
-        mine = job in replica.running
-        replica.running.discard(job)
+    async def _serve(self, actor: Any, share: int) -> None:
+        """One worker's searches, until it is given up."""
+        searches: dict[asyncio.Future[str], _Job] = {}
         try:
-            sample, tree = map(json.loads, _result(future))
-        except RayError as error:
-            job.deaths += 1
-            if replica.up and mine:
-                self._note(f"a Ray worker died ({replica.name}), what it searched is searched again: {_said(error)}")
-                replica.up, replica.name = False, None
-                replica.running.clear()
-                self._start(replica)
-            if job.deaths < DEATHS:
-                (self._again if job.deaths == 1 else self._suspects).append(job)
-                return
-            reason = f"its Ray worker died {job.deaths} times, the last time with nothing else to do: {_said(error)}"
-            sample, tree = lost_sample(job.question, job.repeat, reason), None
-        self._finish(sample, tree, None)
-
-    def _start(self, replica: _Replica) -> None:
-        self._starting[asyncio.create_task(self._opened(replica))] = replica
-
-    async def _opened(self, replica: _Replica) -> None:
-        """Wait for a worker to be there, and to have its model. Raises RayError where it dies again and again."""
-        for turn in range(OPENINGS):
-            replica.name = await replica.actor.begin.options(max_task_retries=-1).remote()
-            try:
-                versions = await replica.actor.open.remote()
-                break
-            except RayTaskError:
-                raise
-            except RayError:
-                replica.name = None
-                if turn == OPENINGS - 1:
-                    raise
-        for name, version in versions.items():
-            if version != self._versions.get(name):
-                self._note(f"{replica.name} has {name} {version}, and here it is {self._versions.get(name)}")
-
-    def _started(self, future: asyncio.Future[Any]) -> None:
-        replica = self._starting.pop(future)
-        try:
-            _result(future)
-            replica.up = True
+            while True:
+                name = await self._opened(actor)
+                while not (deaths := await self._searched(actor, share, searches)):
+                    pass
+                self._here.discard(name)
+                self._note(f"a Ray worker died ({name}), what it searched is searched again: {deaths}")
         except RayError as error:
             self._given_up = _said(error)
             self._note(f"a Ray worker is given up: {self._given_up}")
+        finally:
+            for each in searches:
+                each.cancel()
+            await asyncio.gather(*searches, return_exceptions=True)
+
+    async def _opened(self, actor: Any) -> str:
+        """Where a worker runs, once it is there and has its model. Raises RayError where it dies again and again."""
+        for turn in range(1, OPENINGS + 1):
+            name: str = await _reply(actor.begin.options(max_task_retries=-1).remote())
+            self._here.add(name)
+            try:
+                versions = await _reply(actor.open.remote())
+                break
+            except RayError:
+                self._here.discard(name)
+                if turn == OPENINGS:
+                    raise
+        for library, version in versions.items():
+            if version != self._versions.get(library):
+                self._note(f"{name} has {library} {version}, and here it is {self._versions.get(library)}")
+        return name
+
+    async def _searched(self, actor: Any, share: int, searches: dict[asyncio.Future[str], _Job]) -> str:
+        """Fill a worker up to its share, and wait until some searches end; how it died, if it did."""
+        while (job := self._next(share, searches.values())) is not None:
+            searches[asyncio.ensure_future(_reply(actor.attempt.remote(job.question, job.repeat)))] = job
+        if not searches:
+            if not self._unfinished:
+                self._over.set()
+            self._changed.clear()
+            await self._changed.wait()
+            return ""
+        done, _ = await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
+        if any(isinstance(each.exception(), RayError) for each in done):  # all that it searches ends with it
+            done, _ = await asyncio.wait(searches)
+        died = ""
+        for each in done:
+            job = searches.pop(each)
+            try:
+                sample, tree = map(json.loads, each.result())
+            except RayError as error:
+                died = _said(error)
+                job.deaths += 1
+                if job.deaths < DEATHS:
+                    (self._again if job.deaths == 1 else self._suspects).append(job)
+                    continue
+                reason = f"its Ray worker died {job.deaths} times, the last time with nothing else to do: {died}"
+                sample, tree = lost_sample(job.question, job.repeat, reason), None
+            self._unfinished -= 1
+            self._finish(sample, tree, None)
+        self._changed.set()
+        return died
+
+    def _next(self, share: int, searches: Collection[_Job]) -> _Job | None:
+        """What a worker with these searches under way begins next; None where it has no room, or there is nothing."""
+        if len(searches) >= share or any(job.deaths > 1 for job in searches):
+            return None
+        if self._again:
+            return self._again.popleft()
+        if (drawn := next(self._pending, None)) is not None:
+            self._unfinished += 1
+            return _Job(*drawn)
+        return self._suspects.popleft() if self._suspects and not searches else None
 
 
-def _result(future: asyncio.Future[Any]) -> Any:
-    """What a future holds. Raises RayError where the worker died, and the worker's own error where it raised one."""
+async def _reply(asked: Awaitable[Any]) -> Any:
+    """What a worker returns. Raises RayError where it died, and the worker's own error where it raised one."""
     try:
-        return future.result()
+        return await asked
     except RayTaskError as error:
         cause = error.cause
         if isinstance(cause, TotError):

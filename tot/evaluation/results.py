@@ -60,6 +60,33 @@ class Results:
         """Such as "31.0% (22.8% to 40.6%)"."""
         return "none: every search failed" if self.score is None else self.score.format()
 
+    @property
+    def figures(self) -> list[tuple[str, str, str]]:
+        """Name, value and note of the numbers that people read."""
+        each = 1 / self.samples
+        repeated = self.samples > self.problems
+        judging = self.by_purpose.get("judge", {}).get("new_tokens", 0)
+        bad = f"searches, and {self.bad_rows:,} rows not asked" if self.bad_rows else "searches"
+        shown: list[tuple[str, str, str] | None] = [
+            _mean("Score", self.score),
+            ("Problems", f"{self.problems:,}", f"{self.samples:,} samples" if repeated else ""),
+            _mean("Best repeat", self.any) if repeated else None,
+            ("Verified", f"{self.solved:,}", "samples, by the task itself") if self.solved else None,
+            _mean("Judged", self.judged, ".2f") if self.judged else None,
+            ("Unread answers", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
+            ("Failed", f"{self.errors:,}", bad),
+            ("New tokens", f"{self.tokens:,}", f"{each * (self.tokens - judging):,.0f} a sample"),
+            ("Judging", f"{judging:,}", "new tokens among them") if judging else None,
+            ("Seconds", f"{self.seconds:,.0f}", f"of searches, added up: {each * self.seconds:,.1f} a sample"),
+            ("Thoughts", f"{self.thoughts:,}", f"{each * self.thoughts:,.1f} a sample"),
+            None if self.acceptance is None else ("Accepted", f"{self.acceptance:.0%}", "of drafted tokens"),
+            None
+            if self.acceptance_rate is None
+            else ("Acceptance rate", f"{self.acceptance_rate:.0%}", "of positions reached"),
+            ("Cost", f"{self.cost:.4g}", "by the prices given") if self.cost else None,
+        ]
+        return list(filter(None, shown))
+
     def to_json(self) -> dict[str, Any]:
         """What results.json holds."""
         numbers = asdict(self)
@@ -116,6 +143,12 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         by_purpose={purpose: dict(usage) for purpose, usage in purposes.items()},
         score_at_tokens={} if failed else _at_budgets(spent),
     )
+
+
+def _mean(name: str, of: Estimate | None, form: str = ".1%") -> tuple[str, str, str]:
+    if of is None:
+        return name, "none", "every search failed"
+    return name, f"{of.mean:{form}}", f"95%: {of.low:{form}} to {of.high:{form}}"
 
 
 def tokens_of(sample: Mapping[str, Any]) -> int:

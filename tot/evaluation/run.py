@@ -20,7 +20,8 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, Work, attempt
+from tot.evaluation.attempt import Finish, Pending, Work, attempt, running
+from tot.evaluation.configuration import OWN
 from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
@@ -37,52 +38,25 @@ def evaluate(
     *,
     out: str | Path | None = None,
     resume: bool = False,
-    limit: int | None = None,
-    offset: int = 0,
-    shuffle_seed: int | None = None,
-    repeats: int = 1,
-    concurrency: int = 16,
-    judge: bool = False,
-    executor: str = "local",
-    ray_address: str | None = None,
-    replicas: int | None = None,
-    gpus_per_replica: float | None = None,
-    cpus_per_replica: int | None = None,
     track: str | Tracker | None = None,
     **options: Any,
 ) -> Results:
     """Search every question of a data set, score the answers, and keep all of it in the folder `out`.
 
-    `data` is a local file or `org/name:split` of the hub, of which `limit` rows from `offset` on are taken, in an order
-    shuffled by `shuffle_seed`. Each is searched `repeats` times. Up to `concurrency` searches share forward passes
-    on one engine, or with `executor="ray"` on the engines of `replicas` Ray workers, of the cluster at
-    `ray_address` or one on this machine. `judge` has the model judge the answers too, where the task can ask it
-    (Creative Writing). `out` is by default a new folder in `runs/`; `resume` goes on with one that a kill, Ctrl-C
-    or a full disk left, and begins where there is none. `track` tells MLflow ("mlflow"), Weights & Biases
-    ("wandb"), trackio or an object of one's own. How is said by `config` or `options`, as for `solve`; the
-    budget is that of each search.
+    `data` is a local file or `org/name:split` of the hub. `out` is by default a new folder in `runs/`; `resume` goes on
+    with one that a kill, Ctrl-C or a full disk left, and begins where there is none. `track` tells MLflow ("mlflow"),
+    Weights & Biases ("wandb"), trackio or an object of one's own.
+
+    `options` are fields of `Configuration`: of the data `limit` (rows), `offset`, `shuffle_seed` and `repeats`;
+    `concurrency`, so many searches (16) sharing forward passes; `executor="ray"` with `ray_address`, `replicas`,
+    `gpus_per_replica` and `cpus_per_replica`; `judge`, which has the model judge answers too, where the task can ask
+    it. The others, or `config`, say how to search, as for `solve`; the budget is that of each search.
 
     A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
     TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
     """
-    work = Work.given(
-        task,
-        SearchConfig.of(config, options),
-        {
-            "data": str(data),
-            "limit": limit,
-            "offset": offset,
-            "shuffle_seed": shuffle_seed,
-            "repeats": repeats,
-            "concurrency": concurrency,
-            "judge": judge,
-            "executor": executor,
-            "ray_address": ray_address,
-            "replicas": replicas,
-            "gpus_per_replica": gpus_per_replica,
-            "cpus_per_replica": cpus_per_replica,
-        },
-    )
+    own = {name: options.pop(name) for name in OWN if name in options}
+    work = Work.given(task, SearchConfig.of(config, options), {**own, "data": str(data)})
     return run_evaluation(work, results_folder(out, resume, work), resume, tracker(track))
 
 
@@ -135,13 +109,8 @@ async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watch
                 sample, session = await attempt(work, question, repeat, decoders, watch)
                 finish(sample, None if session is None else session.tree.to_json(), session)
 
-        workers = [asyncio.create_task(draw()) for _ in range(work.configuration.concurrency)]
-        try:
+        async with running(draw() for _ in range(work.configuration.concurrency)) as workers:
             await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
 
 
 def require_ray() -> None:

@@ -19,7 +19,7 @@ Labels = Mapping[str, float]
 
 
 class Evaluator(BaseModel):
-    """Options of a state evaluator; `evaluate` is what it does."""
+    """Options of a state evaluator; `evaluate` is what it does. An object with these methods will do as well."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,12 +1,18 @@
-"""Likelihood: the value that the model expects, every label scored as a continuation; RAP's self-evaluation."""
+"""Likelihood: the value that the model expects, every label scored as a continuation; RAP's self-evaluation. Explain:
+the same after an explanation (SEED, Appendix C)."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated, Any
 
-from tot.context import Context
+from pydantic import Field
+
+from tot.context import Context, scoring
+from tot.decoders.request import Completion, Message, Request, Sampling
 from tot.evaluators.base import Labels, TemplateEvaluator, labels_of
 from tot.steps import Evaluation, softmax
+from tot.task import Task
 from tot.tree import Node
 
 
@@ -21,14 +27,46 @@ class Likelihood(TemplateEvaluator):
     labels: Labels | None = None
     """What each label is worth; None takes the task's own `labels`, or the numbers of its scale."""
 
+    def value(self, task: Task, completion: Completion) -> float | None:
+        """The expected value by the scores of the labels; None where a budget cut them off."""
+        logprobs = [choice.total for choice in completion.choice_logprobs]
+        return expected([*labels_of(self.labels, task).values()], logprobs) if logprobs else None
+
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
-        labels = labels_of(self.labels, ctx.task)
+        task, labels = ctx.task, list(labels_of(self.labels, ctx.task))
 
         async def judge(node: Node) -> Evaluation:
-            reply = await ctx.score(self.asked(ctx.task), node, list(labels))
-            return reply.evaluation(expected([*labels.values()], reply.logprobs) if reply.logprobs else None)
+            reply = await ctx.score(self.asked(task), node, labels, **self._explaining(task))
+            return reply.evaluation(self.value(task, reply.completion))
 
         return await ctx.each(nodes, judge)
+
+    def _explaining(self, task: Task) -> dict[str, Any]:
+        """What `Context.score` is given for an explanation; nothing here."""
+        return {}
+
+
+class Explain(Likelihood):
+    """Has the model explain its judgement first, then takes the expected value as `Likelihood` does.
+
+    The explanation is a rationale with an answer trigger, the task's for this template, so `fastcot` may cut it. Where
+    the task has none, the trigger names what there is to choose from.
+    """
+
+    template: str | None = "explain"
+    temperature: Annotated[float, Field(ge=0)] = 0.0
+
+    def trigger(self, task: Task) -> str:
+        """What comes between the explanation and the label."""
+        default = f"\nThe answer, one of {', '.join(labels_of(self.labels, task))}, is:"
+        return task.triggers.get(self.asked(task), default)
+
+    def request(self, task: Task, prompt: tuple[Message, ...], sampling: Sampling) -> Request:
+        """A rationale from the prompt on, then the labels scored."""
+        return scoring(prompt, list(labels_of(self.labels, task)), sampling, trigger=self.trigger(task))
+
+    def _explaining(self, task: Task) -> dict[str, Any]:
+        return {"trigger": self.trigger(task), "temperature": self.temperature, "max_tokens": 128}
 
 
 def expected(numbers: Sequence[float], logprobs: Sequence[float]) -> float:

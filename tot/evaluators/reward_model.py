@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from tot.context import Context
-from tot.decoders.errors import ModelError
+from tot.decoders.errors import ModelError, reason
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator
 from tot.tree import Node
@@ -53,6 +53,7 @@ class RewardModel(Evaluator):
     def scores(self, texts: Sequence[Steps]) -> list[float]:
         """The value of each text. Raises ModelError where the model can't be had, or has no such label."""
         import torch
+        from torch.nn.utils.rnn import pad_sequence
 
         if isinstance(self.model, str):
             model, tokenizer = _load(self.model, self.kind)
@@ -65,12 +66,9 @@ class RewardModel(Evaluator):
         values: list[float] = []
         for start in range(0, len(texts), size):
             rows = [self._encode(tokenizer, *text) for text in texts[start : start + size]]
-            width = max(len(tokens) for tokens, _ in rows)
-            ids = torch.full((len(rows), width), padding or 0, device=model.device)
-            mask = torch.zeros_like(ids)
-            for row, (tokens, _) in enumerate(rows):  # padded on the right: positions stay what they are
-                ids[row, : len(tokens)] = torch.tensor(tokens, device=model.device)
-                mask[row, : len(tokens)] = 1
+            # Padded on the right: positions stay what they are.
+            ids = pad_sequence([torch.tensor(tokens) for tokens, _ in rows], True, padding or 0).to(model.device)
+            mask = pad_sequence([torch.ones(len(tokens)).long() for tokens, _ in rows], True).to(model.device)
             with torch.inference_mode():
                 logits = model(input_ids=ids, attention_mask=mask).logits.float()
             for row, (_, ends) in enumerate(rows):
@@ -126,8 +124,7 @@ def _load(name: str, kind: str) -> tuple[Any, Any]:
             name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"reward model {name} can't be loaded ({reason}): give a hub id or a folder") from error
+        raise ModelError(f"reward model {name} can't be loaded ({reason(error)}): give a hub id or a folder") from error
     architectures = model.config.architectures or [type(model).__name__]
     if report["missing_keys"] or report["unexpected_keys"] or type(model).__name__ not in architectures:
         # transformers would give missing weights random values, and a head of the other kind may fit by its shape

@@ -16,7 +16,7 @@ Temperature = Annotated[float, Field(ge=0)]
 
 
 class Generator(BaseModel):
-    """Options of a thought generator; `propose` is what it does."""
+    """Options of a thought generator; `propose` is what it does. An object with that method will do as well."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

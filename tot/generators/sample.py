@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tot.context import Context, ThoughtGenerator
+from tot.context import Context
 from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
 from tot.state import Thought
@@ -102,7 +102,7 @@ def _parsed(ctx: Context, template: str, text: str) -> str | None:
     return text.strip() or None if template == ctx.task.chain else ctx.task.parse_thought(template, text)
 
 
-async def chains(ctx: Context, nodes: Sequence[Node], count: int, generator: ThoughtGenerator) -> list[list[Proposal]]:
+async def chains(ctx: Context, nodes: Sequence[Node], count: int, generator: Generator) -> list[list[Proposal]]:
     """`count` whole solutions after each node, at the generator's temperature; a single one is decoded greedily.
 
     Of a task that has no template for them, and no world in which a single thought is no solution, a thought each: the

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.errors import TaskError
+from tot.decoders.files import writing
 from tot.report.plots import new_figure
 from tot.report.terminal import plain
 
@@ -62,10 +62,8 @@ def save(tree: ThoughtTree, path: Path) -> None:
 
     Raises TaskError where it can't be written, and OptionError where matplotlib is not installed.
     """
-    try:
+    with writing(path):
         _render(tree, path, path.suffix[1:].lower())
-    except OSError as error:
-        raise TaskError(f"{path} can't be written: {error.strerror or error}; give another file") from None
 
 
 def _render(tree: ThoughtTree, file: Any, kind: str) -> None:

@@ -199,35 +199,27 @@ def show_profile(profile: Profile, on_stderr: bool = False) -> None:
 
 def _seconds(profile: Profile) -> Table:
     """Seconds: a row a part, then a row for each of what forwards were at; a column a purpose."""
-    by_part: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    within: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
+    rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
     for (purpose, part, at), seconds in profile.seconds().items():
-        by_part[part][purpose] += seconds
-        if part in _FORWARD:
-            within[at][purpose] += seconds
-    purposes = list(dict.fromkeys(purpose for row in by_part.values() for purpose in row if purpose))
-    total = sum(sum(row.values()) for row in by_part.values())
+        within = [f"forwards: {_AT.get(at, at)}"] if part in _FORWARD else []
+        for name in (_PARTS[part], "total", *within):
+            rows[name][purpose] += seconds
+    purposes = list(filter(None, rows["total"]))
     table = Table(
         title="where the time went, in seconds", caption="of a forward's time, each purpose has its rows' share"
     )
     table.add_column("part")
     for heading in (*purposes, "all", "share"):
         table.add_column(heading, justify="right")
-
-    def add(name: str, row: dict[str, float], last: bool = False) -> None:
-        cells = [f"{row[purpose]:.2f}" if purpose in row else "" for purpose in purposes]
-        whole = sum(row.values())
-        table.add_row(name, *cells, f"{whole:.2f}", f"{whole / total:.1%}" if total else "", end_section=last)
-
-    everything: defaultdict[str, float] = defaultdict(float)
-    for part in _PARTS:
-        if part in by_part:
-            add(_PARTS[part], by_part[part], last=part == "between steps")
-        for purpose, seconds in by_part.get(part, {}).items():
-            everything[purpose] += seconds
-    add("total", everything, last=True)
-    for at in sorted(within, key=lambda at: (at == "", -sum(within[at].values()))):
-        add(f"forwards: {_AT.get(at, at)}", within[at])
+    total = sum(rows["total"].values())
+    parts = [*_PARTS.values(), "total"]
+    rest = f"forwards: {_AT['']}"
+    largest_first = sorted(rows.keys() - {*parts}, key=lambda name: (name == rest, -sum(rows[name].values())))
+    for name in [*filter(rows.get, parts), *largest_first]:
+        whole = sum(rows[name].values())
+        cells = [f"{rows[name][purpose]:.2f}" if purpose in rows[name] else "" for purpose in purposes]
+        ends = name in ("total", _PARTS["between steps"])
+        table.add_row(name, *cells, f"{whole:.2f}", f"{whole / total:.1%}" if total else "", end_section=ends)
     return table
 
 

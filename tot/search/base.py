@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.context import StateEvaluator
+from tot.evaluators.base import Evaluator
 from tot.search.state import SearchState
 from tot.state import State
 from tot.steps import Steps
@@ -44,7 +44,7 @@ class Search(BaseModel):
         return {}
 
     @property
-    def fast_evaluator(self) -> StateEvaluator | None:
+    def fast_evaluator(self) -> Evaluator | None:
         """What judges new nodes cheaply, where that is another than the state evaluator."""
         return None
 

@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tot.context import StateEvaluator
+from tot.evaluators.base import Evaluator
 from tot.search.base import Count, Search
 from tot.search.state import SearchState
 from tot.steps import Steps
@@ -58,7 +58,7 @@ class MCTS(Search):
     """Stop as soon as the task verifies an answer; False spends all iterations."""
 
     @property
-    def fast_evaluator(self) -> StateEvaluator | None:
+    def fast_evaluator(self) -> Evaluator | None:
         return None if self.fast == "evaluator" else self.fast
 
     def steps(self, search: SearchState) -> Steps:
@@ -108,8 +108,6 @@ class _Run:
     def _finished(self) -> bool:
         return self.search.solved is not None and self.options.until_solved
 
-    # -- selection ------------------------------------------------------------------------------------------------
-
     def _gather(self, wanted: int) -> list[list[Node]]:
         """Paths to different leaves, each chosen as if those before it had come back with the worst reward."""
         paths: list[list[Node]] = []
@@ -156,8 +154,6 @@ class _Run:
     def _is_tip(self, node: Node) -> bool:
         return self.search.is_end(node) or node.id in self.children
 
-    # -- growing and judging --------------------------------------------------------------------------------------
-
     def _expand(self, nodes: Sequence[Node]) -> Steps:
         open_nodes = [node for node in nodes if not self._is_tip(node)]
         children = yield self.search.expand(open_nodes, self.options.thoughts)
@@ -203,8 +199,6 @@ class _Run:
             return children[guesses.index(top)]
         draw = self.search.random("rollout", node.id, node.visits)
         return draw.choices(children, [math.exp(guess - top) for guess in guesses])[0]
-
-    # -- backing up -----------------------------------------------------------------------------------------------
 
     def _back_up(self, path: list[Node]) -> None:
         rewards: list[float] = []

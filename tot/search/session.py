@@ -13,8 +13,10 @@ from pydantic import BaseModel
 
 from tot.backend import Backend
 from tot.checkpoint import Checkpoint, Recorded
-from tot.context import Context, StateEvaluator, ThoughtGenerator
+from tot.context import Context
 from tot.decoders.request import Message
+from tot.evaluators.base import Evaluator
+from tot.generators.base import Generator
 from tot.generators.sample import chains
 from tot.search.base import Search, by_value
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
@@ -33,8 +35,8 @@ class SearchSession:
         question: str,
         backend: Backend,
         search: Search,
-        generator: ThoughtGenerator,
-        evaluator: StateEvaluator,
+        generator: Generator,
+        evaluator: Evaluator,
         *,
         seed: int = 0,
         problem_id: str | None = None,
@@ -53,7 +55,7 @@ class SearchSession:
         self._backend = backend
         self._generator = generator
         self._evaluator = evaluator
-        self._watch = watch
+        self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
         about: dict[str, Any] = {"seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
         self.context = Context(self.search.checked, self.tree, backend, filters=filters, **about)
@@ -63,7 +65,7 @@ class SearchSession:
             described = {name: _described(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
-        self._changed()
+        self._changed(self)
 
     @property
     def tree(self) -> ThoughtTree:
@@ -73,12 +75,6 @@ class SearchSession:
     def calls(self) -> int:
         """Samples asked of a decoder: n a request."""
         return self._backend.calls
-
-    def _changed(self) -> None:
-        if self._watch is not None:
-            self._watch(self)
-
-    # -- the search -----------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
         """Do what the search asks for until it ends or a budget is spent."""
@@ -103,8 +99,8 @@ class SearchSession:
                 # A step that a budget may have cut short is not recorded: with more to spend it is done anew.
                 if recorded is None and self._checkpoint is not None and self.meter.overspent() is None:
                     done = Recorded(results, self.calls - calls, self.meter.total - total)
-                    self._checkpoint.write_step(step, done, self.tree)
-            self._changed()
+                    self._checkpoint.write(step, done, self.tree)
+            self._changed(self)
 
     async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
         if isinstance(step, Evaluate):
@@ -114,11 +110,9 @@ class SearchSession:
         found = await self._generator.propose(self.context, step.nodes, step.count)
         return [[as_proposal(one, self.task) for one in proposals] for proposals in found]
 
-    def _evaluator_of(self, step: Evaluate) -> StateEvaluator:
+    def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None
         return self._evaluator if fast is None else fast
-
-    # -- the answer -----------------------------------------------------------------------------------------------
 
     async def answer(self) -> Any | None:
         """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
@@ -152,7 +146,7 @@ class SearchSession:
             self.stopped = f"budget: {limit}"
         if not asked or not self._backend.can("answer") or limit:
             return answers
-        recorded = self._checkpoint.answers() if self._checkpoint is not None else None
+        recorded = self._checkpoint.step(None) if self._checkpoint is not None else None
         if recorded is not None:
             return self._replay(recorded)
         calls, total = self.calls, self.meter.total
@@ -163,7 +157,7 @@ class SearchSession:
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
         elif self._checkpoint is not None:
-            self._checkpoint.write_answers(Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
+            self._checkpoint.write(None, Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
         return answers
 
     async def _ask(self, node: Node) -> Reply:

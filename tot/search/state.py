@@ -67,8 +67,6 @@ class SearchState:
         self._steps = options.steps(self)
         self._look(self.tree.root, root)
 
-    # -- driving it -----------------------------------------------------------------------------------------------
-
     def ask(self) -> Step | None:
         """The step to be done next, the same one until it is told; None where the search has ended."""
         while self._waiting is None and not self._over:
@@ -130,8 +128,6 @@ class SearchState:
         """A thought of the caller's own as a child of `parent`; None where it is not legal, or there already."""
         return self._grow(parent, as_proposal(thought, self.task), whole=False)
 
-    # -- what searches use ----------------------------------------------------------------------------------------
-
     def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False) -> Expand:
         """The step that grows thoughts after each of `nodes`."""
         return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole)
@@ -175,20 +171,21 @@ class SearchState:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
         return random.Random(derive(self._seed, self.tree.state(self.tree.root).question, *about))
 
-    # -- thoughts into the tree -----------------------------------------------------------------------------------
-
     def _grow(self, parent: Node, proposal: Proposal, whole: bool) -> Node | None:
         """The node that a proposal becomes, or that it makes cheaper to reach; None where it adds nothing."""
         parent.parse_failures += proposal.parse_failures
         thought = proposal.thought
-        state = None if thought is None else self._after(parent, thought, whole)
+        before = self.tree.state(parent)
+        state = None
+        if thought is not None:
+            state = before.then(thought) if whole else self.checked.step(before, thought)
         key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
         if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
             parent.rejected += thought is not None  # not legal, or back to where the path has been
             self.tree.spend(parent, proposal.usage, proposal.calls)
             return None
         thought = state.thoughts[-1]  # as the task wrote it down
-        cost = parent.cost + (0.0 if whole else self.checked.cost(self.tree.state(parent), thought))
+        cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
         known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
         if known is not None:
             return self._reached_again(known, parent, thought, state, cost, proposal)
@@ -224,10 +221,6 @@ class SearchState:
                 after = self.checked.step(self.tree.state(self.tree[below.parent]), below.thought)
                 below.world = below.world if after is None else after.world
         return node
-
-    def _after(self, parent: Node, thought: Thought, whole: bool) -> State | None:
-        before = self.tree.state(parent)
-        return before.then(thought) if whole else self.checked.step(before, thought)
 
     def _rank(self, node: Node) -> tuple[bool, bool, float]:
         """Verified answers first, then goals, then the most valuable."""
