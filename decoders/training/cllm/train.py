@@ -88,7 +88,7 @@ def train(
                 logits = _logits(model, texts, accelerator.device)
             far, unlikely = torch.zeros(2, device=accelerator.device)
             for of_text, text in zip(logits, texts, strict=True):
-                far = far + consistency_loss(of_text, text, options.divergence) / len(batch)
+                far = far + consistency_loss(of_text, text) / len(batch)
                 unlikely = unlikely + ar_loss(of_text, text) / len(batch)
             accelerator.backward(far + options.ar_weight * unlikely)
             consistency += far.item()
@@ -170,11 +170,8 @@ def _text(row: dict[str, Any], seed: str, options: TrainOptions) -> Layout:
         start, points = row["starts"][which], row["points"][which]
         fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
         at = chance.randrange(len(points))
-        if options.loss == "local":
-            windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))
-        else:
-            windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
-    return layout(row["prompt"], row["response"], windows, options.loss == "local")
+        windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
+    return layout(row["prompt"], row["response"], windows)
 
 
 @lru_cache(maxsize=2)
