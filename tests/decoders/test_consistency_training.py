@@ -338,13 +338,9 @@ def test_too_high_a_learning_rate_leaves_no_checkpoint_that_it_ruined(fresh: Any
     assert_same_run(tmp_path / "out", tmp_path / "whole")
 
 
-def test_without_accelerate_the_extra_is_named(
+def test_without_peft_the_extra_is_named(
     fresh: Any, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with monkeypatch.context() as patch:
-        patch.setitem(sys.modules, "accelerate", None)
-        with pytest.raises(OptionError, match=r"training needs accelerate: pip install 'tot\[cllm\]'"):
-            train(fresh(), data, tmp_path, SMALL)
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "peft", None)
         with pytest.raises(OptionError, match=r"lora needs peft: pip install 'tot\[cllm\]'"):

@@ -15,17 +15,14 @@ from typing import Any
 
 from rich.console import Console
 
-from tot.bench.engines import SPENT, forget, generate, metrics_of
+from tot.bench.engines import SPENT, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Side, percent, plain, timed
 from tot.bench.options import DecodersOptions
-from tot.bench.workloads import branches, grown
+from tot.bench.workloads import grown
 from tot.decoders.decoder import METHODS, load_decoder, options_of
-from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.options import MCSDOptions, SDOptions
-from tot.decoders.models.loading import load_model
-from tot.decoders.models.model_names import draft_folder
 from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
 from tot.evaluators.value import Value
 from tot.machine import describe
@@ -172,7 +169,6 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 maker.compare(f"thoughts, T = {temperature}", _sides(maker), first_thoughts, temperature)
                 if drafting:
                     maker.compare(f"rules, T = {temperature}", _rules(maker), first_thoughts, temperature, against=[0])
-                    against_generate(maker, first_thoughts, temperature)
             judged = evaluations(maker) if drafting or "seed" in methods else []
             if drafting:
                 maker.compare("state evaluations, T = 0.2", _by_lookup(maker), judged, 0.2, "evaluate")
@@ -258,51 +254,6 @@ def _by_lookup(maker: Maker) -> list[Side]:
         maker.side("sd by lookup, packed", "sd", draft="lookup"),
         maker.side("seed by lookup, packed", "seed", draft="lookup"),
     ]
-
-
-def against_generate(maker: Maker, prompts: Sequence[Sequence[Sequence[Prompt]]], temperature: float) -> None:
-    """One prompt at a time against transformers' assisted generation with the same draft; prefill counts on all."""
-    engine, k = maker.plain.engine, len(maker.configs["sd"])
-    dtype = str(engine.loaded.dtype).removeprefix("torch.")
-    target = load_model(engine.loaded.name, dtype=dtype)
-    theirs: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False, "temperature": None}
-    named = [part.strip() for part in str(maker.options.get("draft", "")).split(",")]
-    draft = next((part for part in named if part not in ("", "lookup")), None)
-    if draft is None:
-        theirs["prompt_lookup_num_tokens"] = k
-    else:  # the model that drafts, as transformers can run it: an engine may hold its own as packed numbers only
-        early, _, layers = draft.partition(":")
-        if early == "early-exit":
-            assistant = first_layers(target, int(layers) if layers else None).model
-        else:
-            assistant = load_model(draft_folder(target.name) if draft == "trained" else draft, dtype=dtype).model
-        assistant.set_attn_implementation("sdpa")
-        assistant.generation_config.num_assistant_tokens = k
-        theirs["assistant_model"] = assistant
-
-    def ours(decoder: LocalDecoder, asked: Asked) -> Measured:
-        forget(decoder)
-        return decode(decoder, True, asked)
-
-    def transformers(asked: Asked) -> Measured:
-        ids = engine.codec.encode_prompt(asked.prompts[0])
-        return generate(target.model, branches(ids, 1, NEW), serial=True, **theirs)
-
-    sides = [Side("transformers, assisted", transformers), Side("sd", partial(ours, maker.decoder("sd", k=k)))]
-    if "seed" in maker.methods:
-        sides.append(Side("seed", partial(ours, maker.decoder("seed"))))
-    title = f"one prompt at a time, prefill counted, T = {temperature}"
-    groups = [group for groups in prompts[1:] for group in groups]
-    sampling = Sampling(max_tokens=NEW, temperature=temperature, ignore_eos=True)
-    maker.bench.compare(
-        title,
-        sides,
-        lambda _, turn: Asked(groups[turn % len(groups)], sampling.model_copy(update={"seed": turn})),
-        rounds=maker.rounds * len(TASKS),
-        warm_up=lambda _: Asked(prompts[0][0], sampling),
-        metrics=[RATE],
-        against=[sides[0].name],
-    )
 
 
 def _by_purpose(maker: Maker, generated: Sequence[Any], judged: Sequence[Any]) -> None:

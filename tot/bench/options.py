@@ -133,13 +133,10 @@ class PeersOptions(InRounds):
 
 
 class GPUOptions(InRounds):
-    """Packed decoding and drafting on a GPU, on models of 7B's sizes with random weights, in bfloat16."""
+    """Packed decoding against model.generate on a GPU, on models of 7B's sizes with random weights, in bfloat16."""
 
     model: Literal["llama-2-7b", "qwen2.5-7b", "tiny"] = Field(
         "llama-2-7b", description="The sizes of a model, whose weights are random."
-    )
-    parts: tuple[Literal["limits", "packed", "seed"], ...] = Field(
-        ("limits", "packed", "seed"), description="With commas: limits, packed, seed."
     )
     device: Literal["cuda", "cpu"] = Field("cuda", description="cuda or cpu, for a try with tiny models.")
     branches: Counts = Field((1, 4, 16, 64, 128, 256), description="Samples of one prompt, with commas.")

@@ -54,8 +54,6 @@ def test_decoders_are_compared_serial_and_packed_at_every_temperature(
         assert bool(cell["drafted"]) == (not cell["side"].startswith("ar"))
     assert "acceptance" in printed
     assert "of drafted" in printed
-    sides = {cell["side"] for cell in numbers["one prompt at a time, prefill counted, T = 1.0"]["cells"]}
-    assert sides == {"transformers, assisted", "sd", "seed"}
     (always,) = (c for c in numbers["purpose evaluate, T = 1"]["cells"] if c["side"] == "seed, always drafted whole")
     assert always["spent"]["verify"] > 0
 
