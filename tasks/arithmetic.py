@@ -1,16 +1,14 @@
-"""Exact arithmetic on expressions with + - * / and parentheses, in fractions; and whether numbers can reach a target.
+"""Exact arithmetic on expressions with + - * / and parentheses, in fractions.
 
-Knows nothing of tasks or models. Text is data: it is parsed, never executed, and no text makes these functions raise.
-All take time linear in the text, except `solvable`, which searches.
+Knows nothing of tasks or models. Text is data: it is parsed, never executed, in time linear in the text, and no text
+makes these functions raise.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from decimal import Decimal
 from fractions import Fraction
-from functools import lru_cache
 from itertools import combinations
 
 from tot.decoders.errors import TaskError
@@ -18,8 +16,6 @@ from tot.decoders.errors import TaskError
 OPERATORS = "+-*/"
 MAX_LENGTH = 1000
 """Characters of the longest expression that is read."""
-MAX_NUMBERS = 6
-"""Numbers that `solvable` takes: one more costs it about a hundred times as long."""
 
 _TOKEN = re.compile(r"\s*(?:([0-9]++(?:\.[0-9]++)?|\.[0-9]++)|([-+*/()]))\s*")
 _PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "÷": "/", "−": "-", "–": "-"})
@@ -93,41 +89,6 @@ def pairings(values: Sequence[Fraction]) -> Iterator[tuple[int, str, int, Fracti
                 result = apply(operator, values[left], values[right])
                 if result is not None:
                     yield left, operator, right, result
-
-
-def solvable(numbers: Sequence[Fraction], target: int = 24) -> str | None:
-    """An expression that uses each of `numbers` exactly once and equals `target`; None where there is none.
-
-    Tries everything, remembering which sorted numbers lead nowhere. Raises TaskError for no numbers or more than
-    MAX_NUMBERS.
-    """
-    if not 1 <= len(numbers) <= MAX_NUMBERS:
-        raise TaskError(f"there are {len(numbers)} numbers to reach {target} with: give 1 to {MAX_NUMBERS}")
-    pool = sorted((number, _written(number)) for number in numbers)
-    while len(pool) > 1:
-        step = _first_step(tuple(value for value, _ in pool), Fraction(target))
-        if step is None:
-            return None
-        left, operator, right, result = step
-        joined = (result, f"({pool[left][1]} {operator} {pool[right][1]})")
-        pool = sorted([*(entry for place, entry in enumerate(pool) if place not in (left, right)), joined])
-    return pool[0][1].removeprefix("(").removesuffix(")") if pool[0][0] == target else None
-
-
-@lru_cache(maxsize=200_000)
-def _first_step(values: tuple[Fraction, ...], target: Fraction) -> tuple[int, str, int, Fraction] | None:
-    # The first pairing from which the sorted `values` reach the target; at most MAX_NUMBERS deep.
-    for step in pairings(values):
-        left, _, right, result = step
-        rest = sorted([*(value for place, value in enumerate(values) if place not in (left, right)), result])
-        if rest == [target] or (len(rest) > 1 and _first_step(tuple(rest), target)):
-            return step
-    return None
-
-
-def _written(number: Fraction) -> str:
-    decimal = format(Decimal(number.numerator) / Decimal(number.denominator), "f")
-    return decimal if Fraction(decimal) == number else f"({number})"  # thirds have no decimal
 
 
 def _tokens(text: str) -> list[str] | None:

@@ -17,7 +17,7 @@ from pydantic import JsonValue
 from tot.decoders.errors import TaskError
 from tot.state import State, Thought
 from tot.task import Task
-from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, unreachable, validate_plan
+from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
 from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem
 
@@ -56,8 +56,6 @@ class Blocksworld(Task):
         "answer": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
     }
 
-    # -- the question -------------------------------------------------------------------------------------------
-
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a malformed problem, an impossible start or goal, naming why."""
         state = super().start(question)
@@ -83,14 +81,8 @@ class Blocksworld(Task):
         question = render(generate(seed, blocks, steps))
         return {"question": question, "steps": steps, "plan": self._plan(question)}
 
-    def optimal(self, question: str) -> int:
-        """The steps of a shortest plan, exact: to compare with, never to be shown to a search."""
-        return len(self._plan(question))
-
     def _plan(self, question: str) -> list[str]:
         return _solved(shortest_plan(_problem(question.strip())))
-
-    # -- prompts ------------------------------------------------------------------------------------------------
 
     def variables(self, state: State) -> dict[str, Any]:
         """`question` in words, `state_text` the actions so far, and `now` the facts after them."""
@@ -105,8 +97,6 @@ class Blocksworld(Task):
     def candidate(self, state: State) -> str:
         """The whole plan: voters compare plans, not last actions."""
         return state.text
-
-    # -- reading what a model wrote -----------------------------------------------------------------------------
 
     def parse_thought(self, template: str, text: str) -> str | None:
         """An action in its one way of writing, "unstack b from c"; None where the text is not one action."""
@@ -131,8 +121,6 @@ class Blocksworld(Task):
         pieces = re.findall(r"\([^()\n]*+\)|[^();,.\n]++", text)
         actions = (parse_action(_unnumbered(piece)) for piece in pieces)
         return [action.pddl for action in actions if action] or None
-
-    # -- the world ----------------------------------------------------------------------------------------------
 
     def actions(self, state: State) -> Sequence[str]:
         return [action.text for action in legal_actions(_facts(state))]
@@ -159,8 +147,6 @@ class Blocksworld(Task):
         goal = _problem(state.question).goal
         return 100.0 if self.is_terminal(state) else len(goal & _facts(state)) / len(goal)
 
-    # -- the answer ---------------------------------------------------------------------------------------------
-
     def answer_at(self, state: State) -> list[str] | None:
         """The plan so far where it reaches the goal: [] where nothing was to do. None elsewhere."""
         return _pddl([thought.text for thought in state.thoughts]) if self.is_terminal(state) else None
@@ -171,7 +157,7 @@ class Blocksworld(Task):
 
     def verify(self, question: str, answer: Any) -> bool:
         """Whether the answer, a list of actions or text with some in it, is a plan that solves the question."""
-        return validate_plan(_problem(question.strip()), _steps(self, answer)).valid
+        return solves(_problem(question.strip()), _steps(self, answer))
 
     def score(self, answer: Any | None, reference: str) -> float:
         """1.0 where the answer is a right plan for `reference`, which is the question (see `reference_of`)."""
@@ -197,9 +183,6 @@ class DirectBlocksworld(Blocksworld):
         return _written(_solved(plain_plan(_problem(self.question_of(row).strip()))))
 
 
-# -- plans ------------------------------------------------------------------------------------------------------
-
-
 def _solved(plan: list[str] | None) -> list[str]:
     if plan is None:
         raise TaskError("this instance can't be solved: give another")
@@ -210,9 +193,6 @@ def _written(plan: Sequence[str]) -> str:
     """A plan as a model should write it after "Action 1:"."""
     actions = (action for action in map(parse_action, plan) if action)
     return numbered([action.text for action in actions]).removeprefix("Action 1:") + "\nThe goal is reached."
-
-
-# -- problems in words ------------------------------------------------------------------------------------------
 
 
 def render(problem: Problem) -> str:
@@ -275,9 +255,6 @@ def _sentence(facts: Facts) -> str:
 
 def _short(text: str) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-# -- between text, JSON and facts -------------------------------------------------------------------------------
 
 
 @lru_cache(maxsize=1024)

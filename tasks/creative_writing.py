@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from tot.decoders.errors import TaskError
@@ -17,7 +16,7 @@ from tot.decoders.request import Request, Sampling
 from tot.parallel import title
 from tot.state import State
 from tot.task import Task
-from tot.tasks.sentences import paragraphs, similarity, split, typed
+from tot.tasks.sentences import paragraphs, split, typed
 
 if TYPE_CHECKING:
     from tot.decoders import Decoder
@@ -31,16 +30,6 @@ _SCORES = (  # the best sign of a score first
     re.compile(rf"\A[\s*_\[(]{{0,9}}{_NUMBER}[\s*_\]).]{{0,9}}\Z"),
 )
 _AFTER_PASSAGE = ("\nAnalysis:", "\nSentences:")
-
-
-@dataclass(frozen=True, slots=True)
-class Endings:
-    """Whether each required sentence ends its paragraph, in the order required."""
-
-    exact: tuple[bool, ...]
-    """Word for word: only spacing and the kind of quotes and dashes may differ."""
-    fuzzy: tuple[float, ...]
-    """How alike the paragraph's end and the sentence are, from 0 to 1; 1 where it is exact."""
 
 
 class CreativeWriting(Task):
@@ -69,8 +58,6 @@ class CreativeWriting(Task):
         "judge": {"max_tokens": 160},
     }
 
-    # -- the question -------------------------------------------------------------------------------------------
-
     def question_of(self, row: Mapping[str, Any]) -> str:
         """The sentences: the line of a text file (`text`), else `question`."""
         return str(row["text"] if "text" in row else row["question"])
@@ -97,8 +84,6 @@ class CreativeWriting(Task):
         """The last passage, without its plan."""
         return self.answer_at(state) or super().candidate(state)
 
-    # -- reading what a model wrote -----------------------------------------------------------------------------
-
     def parse_value(self, text: str) -> float | None:
         """The score announced last ("Thus the coherency score is 8"), else the last "8/10", else a number alone.
 
@@ -119,8 +104,6 @@ class CreativeWriting(Task):
         after = _NEXT.search(text, start)
         return text[start : after.start() if after else None].strip() or None
 
-    # -- the answer ---------------------------------------------------------------------------------------------
-
     def answer_at(self, state: State) -> str | None:
         """The last passage written; None before there is one."""
         return state.thoughts[-1].parts.get("passage") if state.thoughts else None
@@ -129,12 +112,12 @@ class CreativeWriting(Task):
         """True where there is one paragraph for each sentence, and each ends in it exactly. Coherence is not judged."""
         if not isinstance(answer, str):
             return False
-        exact = endings(question, answer).exact
+        exact = endings(question, answer)
         return len(exact) > 0 and all(exact) and len(paragraphs(answer)) == len(exact)
 
     def score(self, answer: Any | None, reference: Any) -> float:
         """The share of the sentences in `reference` that end their paragraph exactly."""
-        exact = endings(str(reference), answer).exact if isinstance(answer, str) else ()
+        exact = endings(str(reference), answer) if isinstance(answer, str) else []
         return sum(exact) / len(exact) if exact else 0.0
 
     def judge(self, decoder: Decoder, passages: Sequence[str], samples: int = 5, seed: int = 0) -> list[float | None]:
@@ -177,20 +160,12 @@ def required(question: str) -> list[str]:
     return lines if len(lines) > 1 else split(question)
 
 
-def endings(question: str, passage: str) -> Endings:
-    """How each required sentence ends its paragraph: the first in the first, and so on.
-
-    A sentence whose paragraph is missing gets False and 0.0; paragraphs beyond the last sentence do not count.
+def endings(question: str, passage: str) -> list[bool]:
+    """Whether each required sentence ends its paragraph, the first the first, and so on: word for word, but for spacing
+    and the kind of quotes and dashes. False where the paragraph is missing; those beyond the last sentence don't count.
     """
-    written = paragraphs(passage)
-    exact, fuzzy = [], []
-    for place, sentence in enumerate(required(question)):
-        paragraph = written[place] if place < len(written) else ""
-        ends = bool(paragraph) and _ends_in(typed(paragraph), typed(sentence))
-        last = " ".join(split(paragraph)[-max(1, len(split(sentence))) :])
-        exact.append(ends)
-        fuzzy.append(1.0 if ends else similarity(last, sentence) if last else 0.0)
-    return Endings(tuple(exact), tuple(fuzzy))
+    written = map(typed, paragraphs(passage))
+    return [_ends_in(next(written, ""), typed(sentence)) for sentence in required(question)]
 
 
 def _ends_in(paragraph: str, sentence: str) -> bool:

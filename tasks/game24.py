@@ -58,8 +58,6 @@ class Game24(Task):
         "answer": {"max_tokens": 48, "stop": ("\n",)},
     }
 
-    # -- the question -------------------------------------------------------------------------------------------
-
     def start(self, question: str) -> State:
         """The numbers, in the order given. Raises TaskError where they are not 2 to 6 numbers from 0."""
         given = super().start(question).question
@@ -82,8 +80,6 @@ class Game24(Task):
     def reference_of(self, row: Mapping[str, Any]) -> str:
         """The numbers again: they are all it takes to check an answer."""
         return self.question_of(row)
-
-    # -- prompts ------------------------------------------------------------------------------------------------
 
     def variables(self, state: State) -> dict[str, Any]:
         """Also `steps` (each move, and what it left), `left` (numbers as text), `expression` (None before the end)."""
@@ -108,8 +104,6 @@ class Game24(Task):
     def candidate(self, state: State) -> str:
         """The moves made, and the numbers they leave."""
         return f"{state.text} (left: {' '.join(_left(state))})"
-
-    # -- reading what a model wrote -----------------------------------------------------------------------------
 
     def parse_thought(self, template: str, text: str) -> str | None:
         """The first move in the text as "a op b = c", numbers written exactly; None where there is none."""
@@ -144,8 +138,6 @@ class Game24(Task):
                 if len(numbers_in(expression)) > 1 and evaluate(expression) is not None:
                     return expression
         return None
-
-    # -- the world ----------------------------------------------------------------------------------------------
 
     def actions(self, state: State) -> list[str]:
         """Every legal move, one for each set of numbers that a move can leave; differences may be negative."""
@@ -188,8 +180,6 @@ class Game24(Task):
     def heuristic(self, state: State) -> float:
         """Moves still to make: 0 at the goal, and at least 1 elsewhere. Never more than the true cost."""
         return 0.0 if self.is_goal(state) else float(max(1, len(_left(state)) - 1))
-
-    # -- the answer ---------------------------------------------------------------------------------------------
 
     def answer_at(self, state: State) -> str | None:
         """The expression that made 24; None before that."""

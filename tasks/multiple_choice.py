@@ -75,8 +75,6 @@ class MultipleChoice(Task):
             raise OptionError(unknown("way to choose", by, ("likelihood", "text")))
         self._by = by
 
-    # -- the question -------------------------------------------------------------------------------------------
-
     def start(self, question: str) -> State:
         """The question in canonical text. Raises TaskError where it has fewer than two options, or a label twice."""
         return State(question=_text(*_parts(super().start(question).question)))
@@ -115,8 +113,6 @@ class MultipleChoice(Task):
             "demonstrations": [{**row, "question": self.question_of(row)} for row in demonstrations],
         }
 
-    # -- reading what a model wrote -----------------------------------------------------------------------------
-
     def parse_value(self, text: str) -> float | None:
         return parse_value(text, *self.scale)
 
@@ -131,8 +127,6 @@ class MultipleChoice(Task):
             if found:
                 return next(label for label in found.groups() if label).upper()
         return None
-
-    # -- the answer ---------------------------------------------------------------------------------------------
 
     def choices(self, state: State) -> tuple[str, ...]:
         """The labels of the question's options, where the choice is made by likelihood."""

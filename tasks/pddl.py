@@ -1,4 +1,4 @@
-"""Blocksworld problems as PDDL: read into objects, facts and a goal, and written again.
+"""Blocksworld problems as PDDL: read into objects, facts and a goal.
 
 The reader takes what problems of the 4-operator domain use: objects (typed or not), positive facts, and a goal that is
 a fact or a conjunction. All else is refused by line and name. Knows nothing of actions or of what is possible.
@@ -59,15 +59,6 @@ def read_problem(text: str) -> Problem:
     )
 
 
-def to_pddl(problem: Problem, name: str = "blocks") -> str:
-    """The problem as PDDL text, facts in alphabetical order; `read_problem` gives it back."""
-    init, goal = (" ".join(f"({' '.join(fact)})" for fact in sorted(facts)) for facts in (problem.init, problem.goal))
-    return (
-        f"(define (problem {name})\n(:domain blocksworld-4ops)\n(:objects {' '.join(problem.objects)})\n"
-        f"(:init {init})\n(:goal (and {goal}))\n)\n"
-    )
-
-
 def check_name(name: str) -> str | None:
     """Why a word can't be the name of a block; None where it can."""
     if not _NAME.fullmatch(name):
@@ -75,9 +66,6 @@ def check_name(name: str) -> str | None:
     if name in RESERVED:
         return "a word of the actions: give the block another name"
     return None
-
-
-# -- nested expressions -----------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -131,9 +119,6 @@ def _tokens(text: str) -> Iterator[_Node]:
 
 def _wrong(node: _Node, message: str) -> TaskError:
     return TaskError(f"line {node.line}: '{node}': {message}")
-
-
-# -- sections and facts -----------------------------------------------------------------------------------------
 
 
 def _sections(tree: _Node) -> dict[str, _Node]:

@@ -1,4 +1,4 @@
-"""Sentences and paragraphs of plain English text, and how alike two sentences are.
+"""Sentences and paragraphs of plain English text.
 
 Knows nothing of tasks or models. Splitting goes by punctuation, not by meaning: a full stop that is missing in the
 text is missing here too. No text makes these functions raise, and all take time linear in the text.
@@ -7,10 +7,6 @@ text is missing here too. No text makes these functions raise, and all take time
 from __future__ import annotations
 
 import re
-from difflib import SequenceMatcher
-
-MAX_COMPARED = 300
-"""Characters of each text that `similarity` compares: it may take time cubic in them."""
 
 # What ends a sentence: marks, then quotes and brackets that close; then space, or the end of the text.
 _END = re.compile(r"(?<![.!?…])[.!?…]++[\"'”’»)\]}*_]*+(?=\s|\Z)")
@@ -52,25 +48,9 @@ def paragraphs(text: str) -> list[str]:
     return blocks if len(blocks) != 1 else [line.strip() for line in blocks[0].splitlines()]
 
 
-def similarity(a: str, b: str) -> float:
-    """How alike two texts are, from 0 to 1: difflib's ratio, whatever the case, spacing, kind of quotes and dashes.
-
-    1 where they are the same but for that. Of longer texts the last MAX_COMPARED characters are compared.
-    """
-    first, second = plain(a), plain(b)
-    if first == second:
-        return 1.0
-    return SequenceMatcher(None, first[-MAX_COMPARED:], second[-MAX_COMPARED:], autojunk=False).ratio()
-
-
 def typed(text: str) -> str:
     """`text` as a typewriter has it: straight quotes, hyphens for dashes, single spaces."""
     return " ".join(text.translate(_TO_TYPED).split())
-
-
-def plain(text: str) -> str:
-    """`text` as typed, in lower case."""
-    return typed(text).lower()
 
 
 def _blocks(text: str) -> list[str]:

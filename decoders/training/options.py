@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from pydantic import BaseModel, ConfigDict, Field
 
 HEAD_DIM = 64
-Divergence = Literal["forward_kl", "reverse_kl", "jsd"]
 
 
 class DraftOptions(BaseModel):
@@ -51,10 +48,6 @@ class TrainOptions(BaseModel):
     learning_rate: float = Field(
         2e-5, gt=0, description="At its peak: it rises for a twentieth of the steps, then falls to a tenth."
     )
-    loss: Literal["global", "local"] = Field(
-        "global", description="global: to the fixed point; local: to the next point."
-    )
-    divergence: Divergence = Field("forward_kl", description="What tells a point's predictions from their target's.")
     ar_weight: float = Field(10.0, ge=0, description="Weight of the AR loss (w); with less, answers change more.")
     windows: int = Field(4, ge=1, description="Windows of a text in one forward, drawn from its trajectory.")
     accumulate: int = Field(4, ge=1, description="Texts a step.")

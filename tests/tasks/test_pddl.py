@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders.errors import TaskError
-from tot.tasks.pddl import Problem, read_problem, to_pddl
+from tot.tasks.pddl import Problem, read_problem
 
 TEXT = """(define (problem two)
 (:domain blocksworld-4ops)
@@ -33,7 +33,6 @@ def error(text: str) -> str:
 
 def test_a_problem_is_its_objects_facts_and_goal() -> None:
     assert read_problem(TEXT) == PROBLEM
-    assert read_problem(to_pddl(PROBLEM)) == PROBLEM
 
 
 @pytest.mark.parametrize(
@@ -129,10 +128,9 @@ def test_any_text_is_a_problem_or_a_task_error(text: str) -> None:
     assert read_problem(TEXT.replace("(:domain", "; " + text.replace("\n", " ") + "\n(:domain")) == PROBLEM
 
 
-def test_real_problems_are_read_and_written_without_loss(data: Path) -> None:
+def test_real_problems_are_read(data: Path) -> None:
     lines = (data / "blocksworld_dev.jsonl").read_text(encoding="utf-8").splitlines()
     problems = [read_problem(json.loads(line)["pddl"]) for line in lines]
     assert len(problems) == 352
     assert {len(problem.objects) for problem in problems} == {3, 4, 5}
     assert sum(len(problem.goal) for problem in problems) == 770
-    assert [read_problem(to_pddl(problem)) for problem in problems] == problems

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot.tasks.sentences import MAX_COMPARED, paragraphs, plain, similarity, split, typed
+from tot.tasks.sentences import paragraphs, split, typed
 
 # Sentences are parted by "|": the text is the same without it.
 TEXTS = [
@@ -89,46 +89,8 @@ def test_paragraphs_are_parted_by_blank_lines_or_else_by_line_ends(text: str, pa
     assert paragraphs(text) == parts
 
 
-# -- similarity -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("a", "b"),
-    [
-        ("I’m a living furnace.", "I'm a living furnace."),
-        ("“Yes” – he said…", '"yes" -  He said...'),
-        ("A b\nc", "a  b c"),
-        ("", ""),
-    ],
-)
-def test_case_spacing_and_the_kind_of_quotes_and_dashes_make_no_difference(a: str, b: str) -> None:
-    assert similarity(a, b) == 1
-    assert plain(a) == plain(b)
-
-
 def test_typed_text_keeps_its_case() -> None:
     assert typed(" I’m “in”\nhere — now… ") == 'I\'m "in" here - now...'
-
-
-def test_similarity_falls_with_the_letters_that_differ() -> None:
-    sentence = "There were no more stairs to climb."
-    close = similarity(sentence, "There were no more steps to climb.")
-    far = similarity(sentence, "The goat won the chess match.")
-    assert 0.9 < close < 1
-    assert 0 < far < 0.6
-    assert similarity("abcd", "abxx") == 0.5  # difflib: 2 * 2 matches / 8 letters
-    assert similarity("abc", "xyz") == similarity("abc", "") == 0
-
-
-@given(st.text(max_size=30), st.text(max_size=30))
-def test_similarity_lies_between_0_and_1(a: str, b: str) -> None:
-    assert 0 <= similarity(a, b) <= 1
-    assert similarity(a, a) == 1
-
-
-def test_of_long_texts_the_ends_are_compared() -> None:
-    end = "z" * MAX_COMPARED
-    assert similarity("a" * 1000 + end, "b" * 1000 + end) == 1
 
 
 # -- time -------------------------------------------------------------------------------------------------------
@@ -140,9 +102,3 @@ def test_hostile_text_takes_linear_time(unit: str) -> None:
     text = unit * (400_000 // len(unit)) + "x"
     split(text)
     paragraphs(text)
-    similarity(text, text[1:] + "y")
-
-
-def test_the_worst_texts_are_compared_fast() -> None:
-    similarity("a" * 5000, "ab" * 2500)
-    similarity("ab" * 2500, "aab" * 2000)

@@ -17,7 +17,7 @@ from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import load_task
-from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, corrupted, decode_whole, rationales
+from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, decode_whole, rationales
 
 TASK = """
 from tot import Task
@@ -78,15 +78,6 @@ def test_answers_by_iteration_are_those_of_the_caps(engine: Engine, riddle: Task
         assert found.given == [one.answer(each) for one, each in zip(asked, completions, strict=True)]
     assert found.given == found.whole
     assert found.agreement == 1.0
-
-
-def test_a_rationale_of_which_nothing_is_hidden_gives_the_whole_ones_answer(engine: Engine, riddle: Task) -> None:
-    asked = rationales(riddle, ROWS, 30)
-    (ends, uniform), (none_left, none_left_either) = corrupted(engine, asked, (0.0, 1.0), seeds=3)
-    assert len(ends.given) == 12
-    assert ends.unchanged == uniform.unchanged == [1.0] * 12
-    assert none_left.given == none_left_either.given  # all masked, whichever way
-    assert none_left.given[:4] == none_left.given[4:8]
 
 
 def test_a_task_without_a_trigger_is_refused() -> None:
@@ -282,20 +273,17 @@ def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[st
 
 @pytest.mark.benches
 @pytest.mark.usefixtures("_here")
-def test_the_bench_prints_its_tables_and_writes_its_pictures(capfd: pytest.CaptureFixture[str]) -> None:
+def test_the_bench_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
     asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
-    assert main(["bench", "fastcot", *asked, "--timed", "3", "--limit", "8", "--seeds", "2"]) == 0
+    assert main(["bench", "fastcot", *asked, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
     printed = capfd.readouterr().out
     for title in ("calibrated on 4 questions", "answers of CoT", "without by-products", "verify"):
         assert title in printed
-    numbers = json.loads(Path("bench-fastcot.json").read_text())
+    numbers = json.loads(Path("n.json").read_text())
     alone, packed = (numbers[f"rationales, {together} at a time"]["cells"] for together in (1, 8))
     assert [cell["side"] for cell in packed] == ["CoT", "FastCoT"]
     assert [len([cell for cell in alone if cell["side"] == side]) for side in ("CoT", "no rationale")] == [3, 3]
     assert [cell["same"] for cell in alone if cell["side"] == "FastCoT, no cap"] == [1.0] * 3
-    assert {path.name for path in Path().glob("*.png")} == {
-        f"bench-fastcot-{name}.png" for name in ("accuracy", "agreement", "windows", "masked", "forward")
-    }
 
 
 @pytest.mark.usefixtures("_here")

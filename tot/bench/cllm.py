@@ -1,144 +1,126 @@
-"""`tot cllm eval`: what a consistency LLM is worth beside its base (CLLM, tables 1 and 3)."""
+"""`tot cllm eval`: what a consistency LLM is worth beside its base (CLLM, tables 1 and 3).
+
+AR, Jacobi and lookahead on both models, one question a round, its prompt computed beforehand; then how windows of
+Jacobi iteration converge that are fed whole.
+"""
 
 from __future__ import annotations
 
-import statistics
-import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+import random
+from contextlib import ExitStack
+from functools import partial
+from itertools import islice
+from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
+from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, by_metric, timed
+from tot.bench.options import CLLMOptions
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
-from tot.decoders.files import write_json
 from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import load_model
-from tot.decoders.request import Completion
 from tot.decoders.training.cllm.trajectories import stationary, windows
-from tot.evaluation.estimate import estimate, spread
+from tot.evaluation.estimate import estimate
 from tot.machine import describe
-from tot.training.questions import NOTHING_TO_ASK, Question
+from tot.training.questions import NOTHING_TO_ASK, Question, questions_of
 
 
-@dataclass
-class _Side:
-    """A model with a decoder, and what was measured of it, question by question."""
-
-    name: str
-    decoder: LocalDecoder
-    speeds: list[float] = field(default_factory=list)
-    """New tokens a second."""
-    answers: list[Any] = field(default_factory=list)
-    texts: list[Completion] = field(default_factory=list)
-
-    def ask(self, question: Question) -> None:
-        began = time.perf_counter()
-        (completion,) = self.decoder.generate([question.request])
-        self.speeds.append(len(completion.tokens) / (time.perf_counter() - began))
-        self.answers.append(question.answer(completion.text))
-        self.texts.append(completion)
-
-    @property
-    def tokens_per_forward(self) -> float:
-        return sum(len(text.tokens) for text in self.texts) / sum(text.usage.forwards for text in self.texts)
-
-
-def evaluate(
-    model: str, base: str, asked: Sequence[Question], n: int, dtype: str, out: Path | None, console: Console
-) -> None:
-    """AR, Jacobi and lookahead on the base and on the consistency LLM, one request at a time, in turns: speed of
-    decoding, tokens a forward, score and answers unchanged; then how windows converge."""
+def run(options: CLLMOptions, console: Console) -> None:
+    """Measure, and print the tables. Raises OptionError where there is nothing to ask."""
+    found = questions_of(options.questions, options.prompts, options.column, options.max_tokens)
+    if options.shuffle_seed is not None:
+        shuffled = list(found)
+        random.Random(options.shuffle_seed).shuffle(shuffled)
+        found = iter(shuffled)
+    asked = list(islice(found, options.offset, options.offset + options.limit))
     if not asked:
         raise OptionError(NOTHING_TO_ASK)
-    numbers: dict[str, Any] = {}
-    methods: tuple[tuple[str, dict[str, Any]], ...] = (("ar", {}), ("jacobi", {"n": n}), ("lookahead", {}))
-    engines = {name: Engine(load_model(name, dtype=dtype)) for name in dict.fromkeys((base, model))}
-    try:
+    names = list(dict.fromkeys((options.base, options.model)))
+    with ExitStack() as stack:
+        engines = {name: stack.enter_context(Engine(load_model(name, dtype=options.dtype))) for name in names}
+        first = engines[options.base].loaded
+        bench = stack.enter_context(Bench(options, console, describe(first.device, first.dtype)))
+        options_of: dict[str, dict[str, Any]] = {"ar": {}, "jacobi": {"n": options.n}, "lookahead": {}}
         sides = [
-            _Side(f"{name} + {method}", load_decoder(method, engine=engine, **options))
+            Side(f"{name} + {method}", partial(answered, load_decoder(method, engine=engine, **given)))
             for name, engine in engines.items()
-            for method, options in methods
+            for method, given in options_of.items()
         ]
-        counted = {
-            name: load_decoder("jacobi", engine=engine, n=n, adapt=False, trajectory=True)
+        whole = {
+            name: load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True)
             for name, engine in engines.items()
         }
-        for side in sides:  # a warm-up
-            side.decoder.generate([asked[0].request])
-        for number, question in enumerate(asked):
-            one_token = question.request.sampling.model_copy(update={"max_tokens": 1})
-            for decoder in counted.values():  # prompts are computed beforehand, so only decoding is timed
-                decoder.generate([question.request.model_copy(update={"sampling": one_token})])
-            turn = number % len(sides)
-            for side in (*sides[turn:], *sides[:turn]):
-                side.ask(question)
-        first = next(iter(engines.values()))
-        console.print(f"{describe(first.loaded.device, first.loaded.dtype)}; {len(asked)} questions, one at a time")
-        numbers["table 1"] = _first_table(sides, asked, console)
-        numbers["table 3"] = _third_table(counted, asked, n, console)
-    finally:
-        for engine in engines.values():
-            engine.close()
-    if out is not None:
-        write_json(out, numbers)
 
+        def computed(_: Any, turn: int) -> Question:
+            """With its prompt computed, so that only decoding is timed."""
+            request = asked[turn].request
+            sampling = request.sampling.model_copy(update={"max_tokens": 1})
+            for decoder in whole.values():
+                decoder.generate([request.model_copy(update={"sampling": sampling})])
+            return asked[turn]
 
-def _first_table(sides: Sequence[_Side], asked: Sequence[Question], console: Console) -> dict[str, Any]:
-    scored = [question.score for question in asked if question.score is not None]
-    table = Table("model + decoder", "tokens/s", "speedup", "tokens a forward", "score", "answers of base + ar")
-    numbers = {}
-    base = sides[0]
-    for place, side in enumerate(sides):
-        own_ar = sides[place - place % 3]
-        ratios = [ours / theirs for ours, theirs in zip(side.speeds, own_ar.speeds, strict=True)]
-        same = [
-            question.same(ours) == question.same(theirs) if ours is not None and theirs is not None else ours is theirs
-            for question, ours, theirs in zip(asked, side.answers, base.answers, strict=True)
-        ]
-        scores = [
-            question.score(answer)
-            for question, answer in zip(asked, side.answers, strict=True)
-            if question.score is not None
-        ]
-        table.add_row(
-            side.name,
-            spread(side.speeds),
-            f"{statistics.median(ratios):.2f}x",
-            f"{side.tokens_per_forward:.2f}",
-            estimate(scores).format(".0%") if scored else "",
-            estimate([float(one) for one in same]).format(".0%"),
+        bench.compare(
+            f"{len(asked)} questions, one at a time",
+            sides,
+            computed,
+            rounds=len(asked),
+            warm_up=lambda _: asked[0],
+            table=partial(_speed, [f"{name} + ar" for name in names]),
         )
-        numbers[side.name] = {
-            "speeds": side.speeds,
-            "speedup": statistics.median(ratios),
-            "tokens_per_forward": side.tokens_per_forward,
-            "scores": scores,
-            "unchanged": same,
-        }
-    console.print(table)
-    return numbers
-
-
-def _third_table(
-    decoders: dict[str, LocalDecoder], asked: Sequence[Question], n: int, console: Console
-) -> dict[str, Any]:
-    table = Table("model", f"tokens a forward, windows of {n} fed whole", "stationary tokens a window")
-    numbers = {}
-    for name, decoder in decoders.items():
-        texts = [decoder.generate([question.request])[0] for question in asked]
-        found = [
-            stationary(points, fixed) for text in texts for _, points, fixed in windows(text, n) if len(fixed) == n
+        counted = [
+            Metric(f"tokens a forward, windows of {options.n} fed whole", _tokens_a_forward, _mean),
+            Metric("stationary tokens a window", lambda took: took["stationary"], _mean),
         ]
-        forwards = sum(text.usage.forwards for text in texts)
-        numbers[name] = {
-            "tokens_per_forward": sum(len(text.tokens) for text in texts) / forwards,
-            "stationary": statistics.mean(found) if found else 0.0,
-        }
-        table.add_row(name, f"{numbers[name]['tokens_per_forward']:.2f}", f"{numbers[name]['stationary']:.2f}")
-    console.print(table)
-    return numbers
+        sides = [Side(name, partial(converged, decoder, options.n)) for name, decoder in whole.items()]
+        bench.compare("windows", sides, lambda _, turn: asked[turn], rounds=len(asked), metrics=counted)
+
+
+def answered(decoder: LocalDecoder, question: Question) -> Measured:
+    """What one question takes; its answer, and what that scores."""
+    seconds, (text,) = timed(lambda: decoder.generate([question.request]))
+    answer = question.answer(text.text)
+    return {
+        "seconds": seconds,
+        "tokens": len(text.tokens),
+        "forwards": text.usage.forwards,
+        "score": None if question.score is None else question.score(answer),
+        "answer": None if answer is None else str(question.same(answer)),
+    }
+
+
+def converged(decoder: LocalDecoder, n: int, question: Question) -> Measured:
+    """How the windows of one text came to their fixed points."""
+    seconds, (text,) = timed(lambda: decoder.generate([question.request]))
+    found = [stationary(points, fixed) for _, points, fixed in windows(text, n) if len(fixed) == n]
+    counted = {"tokens": len(text.tokens), "forwards": text.usage.forwards}
+    return {"seconds": seconds, **counted, "stationary": fmean(found) if found else None}
+
+
+def _speed(ar: list[str], results: Results) -> Table:
+    """Table 1, with the share of the answers that are those of the base's `ar`."""
+    base = results.of(ar[0])
+    for cell in results.cells:
+        cell["same"] = float(cell["answer"] == base.get(cell["round"], cell)["answer"])
+    metrics = [
+        RATE,
+        Metric("tokens a forward", _tokens_a_forward, _mean),
+        Metric("score", lambda took: took["score"], _share),
+        Metric(f"answers of {ar[0]}", lambda took: took["same"], _share),
+    ]
+    return by_metric(results, metrics, ar, "decoding")
+
+
+def _tokens_a_forward(took: Measured) -> float:
+    return float(took["tokens"] / took["forwards"])
+
+
+def _mean(values: Any) -> str:
+    return f"{fmean(values):.2f}"
+
+
+def _share(values: Any) -> str:
+    return estimate(values).format(".0%")

@@ -11,29 +11,22 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from tot.bench.engines import SPENT, forget, generate, metrics_of
+from tot.bench.engines import SPENT, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Side, percent, plain, timed
-from tot.bench.workloads import branches, grown
+from tot.bench.options import DecodersOptions
+from tot.bench.workloads import grown
 from tot.decoders.decoder import METHODS, load_decoder, options_of
-from tot.decoders.drafting.drafters import Drafter
-from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.local import LocalDecoder
-from tot.decoders.memory import free_memory
 from tot.decoders.methods.options import MCSDOptions, SDOptions
-from tot.decoders.models.loading import load_model
-from tot.decoders.models.model_names import draft_folder
 from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
-from tot.decoders.timeline import Timeline
 from tot.evaluators.value import Value
 from tot.machine import describe
 from tot.registry import load_task
-from tot.report.plots import gantt, save, utilisation
 
 TASKS = ("gsm8k", "creative_writing", "blocksworld")
 WARM_UP = "game24"
@@ -45,8 +38,6 @@ WIDE: dict[str, dict[str, Any]] = {
     "lookahead": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
 }
 """What only pays where rows cost nothing: as many tokens a forward as can be had."""
-SPARE = 1.5
-"""What is needed beside the weights while they are loaded, and by what computes with them."""
 _SET_HERE = {"policy", "overlap", "adapt", "rule"}
 _NOTHING = Usage()
 
@@ -157,17 +148,9 @@ class Maker:
         )
 
 
-def run(
-    methods: Sequence[str],
-    model: str,
-    options: dict[str, Any],
-    temperatures: Sequence[float],
-    samples: int,
-    rounds: int,
-    out: Path,
-    console: Console,
-) -> None:
-    """Measure, print the tables, and write the numbers to `out` and the pictures beside it."""
+def run(asked: DecodersOptions, console: Console) -> None:
+    """Measure, and print the tables."""
+    methods, options = asked.decoders, asked.decoder_options
     for method in methods:
         if method not in METHODS:
             raise OptionError(unknown("decoder", method, METHODS))
@@ -177,28 +160,20 @@ def run(
     for name in options.keys() - known:
         raise OptionError(unknown(f"option of {', '.join(methods)}", name, known))
     drafting = bool({"sd", "mcsd"} & set(methods))
-    with load_decoder("ar", model) as decoder, ExitStack() as stack:
-        engine = decoder.engine
-        machine = f"{model}; {describe(engine.loaded.device, engine.loaded.dtype)}"
-        what = {"model": model, "decoders": methods, "options": options, "temperatures": temperatures}
-        with Bench(console, out, machine, {**what, "samples": samples, "rounds": rounds, "tokens": NEW}) as bench:
-            maker = Maker(bench, decoder, options, methods, samples, rounds, stack)
-            # The sides share the draft model: what it needs is had now or not at all.
-            own = maker.decoder("sd").drafter if {"sd", "mcsd", "seed"} & set(methods) else None
-            generating = drafting and room_for_generate(bench, decoder, own)
+    with load_decoder("ar", asked.model) as decoder, ExitStack() as stack:
+        loaded = decoder.engine.loaded
+        with Bench(asked, console, f"{asked.model}; {describe(loaded.device, loaded.dtype)}") as bench:
+            maker = Maker(bench, decoder, options, methods, asked.samples, asked.rounds, stack)
             first_thoughts = thoughts()
-            for temperature in temperatures:
+            for temperature in asked.temperatures:
                 maker.compare(f"thoughts, T = {temperature}", _sides(maker), first_thoughts, temperature)
                 if drafting:
                     maker.compare(f"rules, T = {temperature}", _rules(maker), first_thoughts, temperature, against=[0])
-                if generating:
-                    against_generate(maker, first_thoughts, temperature)
             judged = evaluations(maker) if drafting or "seed" in methods else []
             if drafting:
                 maker.compare("state evaluations, T = 0.2", _by_lookup(maker), judged, 0.2, "evaluate")
             if "seed" in methods:
                 _by_purpose(maker, first_thoughts, judged)
-                _pictures(maker, first_thoughts[1][0], out)
 
 
 def thoughts() -> list[list[list[Prompt]]]:
@@ -281,65 +256,6 @@ def _by_lookup(maker: Maker) -> list[Side]:
     ]
 
 
-def room_for_generate(bench: Bench, decoder: LocalDecoder, drafter: Drafter | None) -> bool:
-    """Whether transformers' copies of the models fit beside ours; says so where they don't."""
-    loaded = decoder.engine.loaded
-    models = [loaded.model, *([drafter.runner.model] if drafter is not None and drafter.runner is not None else [])]
-    needed = sum(weight.numel() for model in models for weight in model.parameters()) * loaded.dtype.itemsize
-    free = free_memory(loaded.device)
-    if needed * SPARE > free:
-        bench.say(
-            f"transformers' copies of the models take {needed / 2**30:.1f} GiB and {free / 2**30:.1f} GiB are free: "
-            "the comparison with its generate is left out"
-        )
-    return bool(needed * SPARE <= free)
-
-
-def against_generate(maker: Maker, prompts: Sequence[Sequence[Sequence[Prompt]]], temperature: float) -> None:
-    """One prompt at a time against transformers' assisted generation with the same draft; prefill counts on all."""
-    engine, k = maker.plain.engine, len(maker.configs["sd"])
-    dtype = str(engine.loaded.dtype).removeprefix("torch.")
-    target = load_model(engine.loaded.name, dtype=dtype)
-    theirs: dict[str, Any] = {"temperature": temperature} if temperature else {"do_sample": False, "temperature": None}
-    named = [part.strip() for part in str(maker.options.get("draft", "")).split(",")]
-    draft = next((part for part in named if part not in ("", "lookup")), None)
-    if draft is None:
-        theirs["prompt_lookup_num_tokens"] = k
-    else:  # the model that drafts, as transformers can run it: an engine may hold its own as packed numbers only
-        early, _, layers = draft.partition(":")
-        if early == "early-exit":
-            assistant = first_layers(target, int(layers) if layers else None).model
-        else:
-            assistant = load_model(draft_folder(target.name) if draft == "trained" else draft, dtype=dtype).model
-        assistant.set_attn_implementation("sdpa")
-        assistant.generation_config.num_assistant_tokens = k
-        theirs["assistant_model"] = assistant
-
-    def ours(decoder: LocalDecoder, asked: Asked) -> Measured:
-        forget(decoder)
-        return decode(decoder, True, asked)
-
-    def transformers(asked: Asked) -> Measured:
-        ids = engine.codec.encode_prompt(asked.prompts[0])
-        return generate(target.model, branches(ids, 1, NEW), serial=True, **theirs)
-
-    sides = [Side("transformers, assisted", transformers), Side("sd", partial(ours, maker.decoder("sd", k=k)))]
-    if "seed" in maker.methods:
-        sides.append(Side("seed", partial(ours, maker.decoder("seed"))))
-    title = f"one prompt at a time, prefill counted, T = {temperature}"
-    groups = [group for groups in prompts[1:] for group in groups]
-    sampling = Sampling(max_tokens=NEW, temperature=temperature, ignore_eos=True)
-    maker.bench.compare(
-        title,
-        sides,
-        lambda _, turn: Asked(groups[turn % len(groups)], sampling.model_copy(update={"seed": turn})),
-        rounds=maker.rounds * len(TASKS),
-        warm_up=lambda _: Asked(prompts[0][0], sampling),
-        metrics=[RATE],
-        against=[sides[0].name],
-    )
-
-
 def _by_purpose(maker: Maker, generated: Sequence[Any], judged: Sequence[Any]) -> None:
     """Thought generator and state evaluator apart (SEED v2, RQ2), and where the time goes: k_config (2,2,1), T = 1."""
     asked: dict[Purpose, Sequence[Any]] = {"generate": generated, "evaluate": judged}
@@ -350,33 +266,3 @@ def _by_purpose(maker: Maker, generated: Sequence[Any], judged: Sequence[Any]) -
             maker.side("seed, always drafted whole", "seed", k_config=(2, 2, 1), adapt=False),
         ]
         maker.compare(f"purpose {purpose}, T = 1", sides, prompts, 1.0, purpose, [*METRICS, *SPENT], [0])
-
-
-def _pictures(maker: Maker, prompts: Sequence[Prompt], out: Path) -> None:
-    """A Gantt chart of SEED's rounds, and how busy the target is under each schedule."""
-    config, engine, bench = maker.configs["sd"], maker.plain.engine, maker.bench
-    options: dict[str, Any] = {"k_config": config, "adapt": False}
-    sides = [
-        maker.side("sd, serial", "sd", serial=True, k=len(config)),
-        maker.side("seed, rounds without overlap", "seed", policy="rounds", overlap=False, **options),
-        maker.side("seed, rounds", "seed", policy="rounds", **options),
-        maker.side("seed, packed", "seed", **options),
-    ]
-    asked = Asked(prompts, Sampling(max_tokens=NEW, temperature=0.2, seed=1, n=maker.samples, ignore_eos=True))
-    runs: dict[str, Timeline] = {}
-    for side in sides:
-        for _ in range(2):  # what is computed for the first time is not in the picture
-            engine.timeline = runs[side.name] = Timeline()
-            side.run(asked)
-    engine.timeline = None
-    longest = max((length for _, length in runs["seed, rounds"].queue), default=0)
-    bench.keep(**{"longest queue": longest})
-    bench.show(f"seed, rounds: up to {longest} drafts waited in the queue at once")
-    title = "SEED, rounds: drafts of three thoughts, verified first come, first served"
-    try:
-        for name, figure in {"gantt": gantt(runs["seed, rounds"], title), "utilisation": utilisation(runs)}.items():
-            path = out.with_name(f"{out.stem}-{name}.png")
-            save(figure, path)
-            bench.show(f"picture: {path}")
-    except OptionError as error:  # matplotlib is an extra
-        bench.show(str(error))

@@ -11,17 +11,16 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import psutil
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from tot.bench.options import BenchOptions
 from tot.decoders.files import write_json
 from tot.evaluation.estimate import spread
 
@@ -32,8 +31,6 @@ NOT_AT_ALL = 3.0
 times as long is not done."""
 WARM_UP = 0.25
 """A cell is warmed up where that is predicted to take no longer than this share of the patience."""
-BUSY = 20.0
-"""Percent of all processors, above which somebody is at work."""
 _WIDE = 400
 
 Measured = dict[str, Any]
@@ -119,11 +116,6 @@ class Results:
         mine, other = self.of(ours, column), self.of(theirs, column)
         return [metric.ratio(mine[turn], other[turn]) for turn in sorted(mine.keys() & other.keys())]
 
-    def best(self, metric: Metric, sides: Iterable[str], column: Any) -> str | None:
-        """The side with the best median at a column; None where none did it."""
-        medians = {side: statistics.median(values) for side in sides if (values := self.values(metric, side, column))}
-        return (min if metric.less else max)(medians, key=medians.__getitem__, default=None)
-
     @property
     def sides(self) -> list[str]:
         """Those that were asked."""
@@ -180,40 +172,27 @@ def _cell(results: Results, metric: Metric, side: str, column: Any) -> str:
 
 
 class Bench:
-    """One run of a benchmark: the screen, the clock, and the file with all numbers.
+    """One run of a benchmark: the screen, and the file with all numbers.
 
-    A file of the same questions that was not finished is gone on with. `seconds` is all the time there is; what is
-    predicted to take longer than what is left of it is left out. Use it as a context: its end finishes the file.
+    A file of the same options and machine that was not finished is gone on with. Use it as a context: its end finishes
+    the file.
     """
 
-    def __init__(
-        self,
-        console: Console,
-        out: Path | None,
-        machine: str,
-        asked: Mapping[str, Any],
-        *,
-        markdown: bool = False,
-        seconds: float = math.inf,
-    ) -> None:
+    def __init__(self, options: BenchOptions, console: Console, machine: str) -> None:
         self.console = console
-        self.out = out
-        self.until = time.monotonic() + seconds
-        self._markdown = markdown
-        about = {"format": FORMAT, "machine": machine, "asked": json.loads(json.dumps(asked, default=str))}
+        self.out = options.out
+        self._markdown = options.markdown
+        about = {"format": FORMAT, "machine": machine, "asked": options.asked}
         self.numbers: dict[str, Any] = {**about, "finished": False}
         console.print(machine)
-        if out is not None and out.exists():
-            self._go_on(out, about)
-
-    def _go_on(self, out: Path, about: Mapping[str, Any]) -> None:
-        try:
-            before = json.loads(out.read_text())
-        except ValueError:
-            return
-        if isinstance(before, dict) and before.get("finished") is False and about.items() <= before.items():
-            self.numbers = before
-            self.say(f"going on with {out}, which was stopped; delete it to begin anew")
+        if self.out is not None and self.out.exists():
+            try:
+                before = dict(json.loads(self.out.read_text()))
+            except (TypeError, ValueError):  # no file of ours
+                before = {}
+            if before.get("finished") is False and about.items() <= before.items():
+                self.numbers = before
+                self.say(f"going on with {self.out}, which was stopped; delete it to begin anew")
 
     def __enter__(self) -> Bench:
         return self
@@ -226,11 +205,6 @@ class Bench:
         if self.out is not None and self.out.exists():
             self.console.print(f"numbers: {self.out}")
 
-    @property
-    def left(self) -> float:
-        """Seconds."""
-        return self.until - time.monotonic()
-
     def say(self, text: str) -> None:
         """Tell how it goes."""
         self.console.print(text, style="dim")
@@ -240,12 +214,6 @@ class Bench:
         self.numbers |= numbers
         if self.out is not None:
             write_json(self.out, self.numbers)
-
-    def once(self, name: str, work: Callable[[], Any]) -> Any:
-        """What `work` finds, as JSON data; from the file where it was found before."""
-        if name not in self.numbers:
-            self.keep(**{name: work()})
-        return self.numbers[name]
 
     def show(self, *shown: Table | str) -> None:
         """Print tables, as Markdown where that is asked for (a row a line), and lines."""
@@ -271,8 +239,7 @@ class Bench:
         size: Callable[[Any], float] = lambda asked: 1.0,
         patience: float = math.inf,
         failing: bool = False,
-        settle: bool = False,
-        metrics: Sequence[Metric] = (),
+        metrics: Sequence[Metric] = (SECONDS,),
         against: Sequence[str] = (),
         table: Callable[[Results], Table] | None = None,
     ) -> Results:
@@ -280,99 +247,78 @@ class Bench:
 
         `warm_up` gives what is asked of every cell beforehand, uncounted. `size` is how much work something asked is,
         from which times are predicted; what takes longer than `patience` (seconds) is left out, as `NOT_AT_ALL` says.
-        `failing` sides are left out from then on and told, where else their errors are raised. `settle` waits before
-        each cell until the machine is quiet. What is known is shown also where Ctrl-C ends it: as `table`, or with
-        `metrics` and the first one's ratios to the sides `against`.
+        `failing` sides are left out from then on and told, where else their errors are raised. What is known is shown
+        also where Ctrl-C ends it: as `table`, or with `metrics` and the first one's ratios to the sides `against`.
         """
         kept = self.numbers.setdefault(title, {"cells": [], "skipped": [], "failed": {}})
         results = Results(columns, rounds, **kept)
-        able = [side for side in sides if side.name not in results.failed]
-        work = _Work(self, title, results, able, size, patience, failing, settle)
+        work = _Comparison(self, title, results, sides, size, patience, failing)
         try:
-            if any(work.open(column, turn) for turn in range(rounds) for column in columns):
-                if warm_up is not None:
-                    self.say(f"{title}: warm-up …")
-                    for column in columns:
-                        work.warm_up(column, warm_up(column))
-                for turn in range(rounds):
-                    asked = {column: asking(column, turn) for column in columns if work.open(column, turn)}
-                    work.tell(asked, turn)
-                    for column, one in asked.items():
-                        work.cells(column, turn, one)
+            if warm_up is not None and any(work.open(column, turn) for turn in range(rounds) for column in columns):
+                self.say(f"{title}: warm-up …")
+                for column in columns:
+                    work.warm_up(column, warm_up(column))
+            for turn in range(rounds):
+                for column in columns:
+                    if work.open(column, turn):
+                        work.round(column, turn, asking(column, turn))
         finally:
             self.keep()
-            if results.sides and table is not None:
-                self.show(table(results))
-            elif results.sides:
-                self.show(by_metric(results, metrics or [SECONDS], against, title))
+            if results.sides:
+                self.show(table(results) if table is not None else by_metric(results, metrics, against, title))
             for name, why in results.failed.items():
                 self.show(f"{name} failed: {why}")
         return results
 
 
 @dataclass
-class _Work:
+class _Comparison:
     """One comparison under way."""
 
     bench: Bench
     title: str
     results: Results
-    sides: list[Side]
-    """Those that can still go on."""
+    sides: Sequence[Side]
     size: Callable[[Any], float]
     patience: float
     failing: bool
-    settle: bool
     last: dict[str, dict[Any, tuple[float, float]]] = field(default_factory=dict)
     """Seconds and size of each cell when it was last done."""
-    told: bool = False
 
     def open(self, column: Any, turn: int) -> list[Side]:
         """The sides that a cell is still to be asked of, in the order of a round."""
         asked = [
             side
             for side in self.sides
-            if (side.most is None or column <= side.most) and (side.rounds is None or turn < side.rounds)
+            if side.name not in self.results.failed
+            and (side.most is None or column <= side.most)
+            and (side.rounds is None or turn < side.rounds)
         ]
         step = max(1, len(asked) // max(1, self.results.rounds))
         first = turn * step % len(asked) if asked else 0
-        gone = self.results.skipped
+        skipped = {cell["side"] for cell in self.results.skipped if cell["column"] == column}
         return [
             side
             for side in (*asked[first:], *asked[:first])
-            if turn not in self.results.of(side.name, column)
-            and not any((cell["side"], cell["column"]) == (side.name, column) for cell in gone)
+            if side.name not in skipped and turn not in self.results.of(side.name, column)
         ]
 
     def warm_up(self, column: Any, asked: Any) -> None:
         for side in self.open(column, 0):
-            if self.predicted(side, column, asked) <= min(WARM_UP * self.patience, self.bench.left):
+            if self.predicted(side, column, asked) <= WARM_UP * self.patience:
                 self.run(side, column, asked)
 
-    def tell(self, asked: Mapping[Any, Any], turn: int) -> None:
-        """Say how long the rest takes, once that can be told."""
-        cells = [(side, column, one) for column, one in asked.items() for side in self.open(column, turn)]
-        if self.told or not cells or any(side.name not in self.last for side, _, _ in cells):
-            return
-        self.told = True
-        a_round = [self.predicted(*cell) for cell in cells]
-        once = sum(seconds for seconds in a_round if seconds <= NOT_AT_ALL * self.patience)
-        seconds = once + (self.results.rounds - turn - 1) * sum(each for each in a_round if each <= self.patience)
-        about = f"{seconds / 60:.0f} minutes" if seconds >= 90 else f"{seconds:.0f} seconds"
-        self.bench.say(f"{self.title}: {self.results.rounds - turn} rounds will take about {about}")
-
-    def cells(self, column: Any, turn: int, asked: Any) -> None:
+    def round(self, column: Any, turn: int, asked: Any) -> None:
         """A column's cells in one round."""
         for side in self.open(column, turn):
             predicted = self.predicted(side, column, asked)
+            cell = {"side": side.name, "column": column, "round": turn}
             what = f"{self.title}, round {turn + 1}: {side.name}{f', {column}' if column != '' else ''}"
-            if predicted > min(self.patience * (1 if turn else NOT_AT_ALL), self.bench.left) or self.bench.left <= 0:
-                if not turn or predicted > self.bench.left:
-                    cell = {"side": side.name, "column": column, "round": turn, "predicted": predicted}
-                    self.results.skipped.append(cell)
-                    self.bench.say(f"{what}: not done, it would take {predicted:.0f} s")
-            elif took := self.run(side, column, asked):
-                self.results.cells.append({"side": side.name, "column": column, "round": turn, **took})
+            if not turn and predicted > NOT_AT_ALL * self.patience:
+                self.results.skipped.append({**cell, "predicted": predicted})
+                self.bench.say(f"{what}: not done, it would take {predicted:.0f} s")
+            elif (not turn or predicted <= self.patience) and (took := self.run(side, column, asked)):
+                self.results.cells.append({**cell, **took})
                 self.bench.keep()
                 self.bench.say(f"{what}: {took['seconds']:.2f} s")
 
@@ -386,8 +332,6 @@ class _Work:
 
     def run(self, side: Side, column: Any, asked: Any) -> Measured | None:
         """What it took, or None where the side failed; it is not asked again."""
-        if self.settle:
-            wait_until_quiet()
         try:
             took = side.run(asked)
         except Exception as error:
@@ -395,7 +339,6 @@ class _Work:
                 raise
             self.results.failed[side.name] = str(error) or type(error).__name__
             self.bench.say(f"{side.name} failed: {self.results.failed[side.name]}")
-            self.sides.remove(side)
             return None
         self.last.setdefault(side.name, {})[column] = took["seconds"], self.size(asked)
         return took
@@ -406,11 +349,3 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     began = time.perf_counter()
     done = work()
     return time.perf_counter() - began, done
-
-
-def wait_until_quiet(most: float = 5.0) -> None:
-    """What a side still does after its answer (some servers poll for a second) is not to slow the next one: wait for
-    that, up to `most` seconds."""
-    end = time.monotonic() + most
-    while psutil.cpu_percent(interval=0.25) > BUSY and time.monotonic() < end:
-        pass

@@ -1,78 +1,59 @@
 """`tot bench packed`: what packing is worth, on the same weights.
 
-Speed against transformers' generate, batched and serial; how much of a prompt is computed again; what attention over
-unrelated prompts costs together and apart; how much memory n samples take; how long a search takes to start.
+Speed against transformers' generate, batched and serial; how much of a prompt is computed again; how much memory n
+samples take.
 """
 
 from __future__ import annotations
 
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
 
-import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AttentionInterface
 
 from tot.bench.engines import generate, replay
-from tot.bench.harness import RATE, Bench, Side, timed
+from tot.bench.harness import RATE, Bench, Side
+from tot.bench.options import PackedOptions
 from tot.bench.workloads import branches, few_shot_ids, rotated
 from tot.decoders.decoder import load_decoder
-from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.local import LocalDecoder
 from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
-from tot.evaluation.estimate import spread
 from tot.machine import describe
 
 PROMPT, SAMPLES, NEW = 1000, 15, 64
-UNRELATED, LENGTH = 16, 300
 
 Row = tuple[str, str, float]
 """What, as it was measured, and the result."""
 
 
-def run(model: str, rounds: int, out: Path | None, console: Console) -> None:
-    """Measure, print the tables and write the numbers to `out`."""
-    with load_decoder("ar", model) as decoder:
+def run(asked: PackedOptions, console: Console) -> None:
+    """Measure, and print the tables."""
+    with load_decoder("ar", asked.model) as decoder:
         loaded = decoder.engine.loaded
         ids = few_shot_ids(decoder.tokenizer, PROMPT)
-        machine = describe(loaded.device, loaded.dtype)
-        with Bench(console, out, machine, {"model": model, "rounds": rounds}) as bench:
-            plain = load_model(model).model
+        with Bench(asked, console, describe(loaded.device, loaded.dtype)) as bench:
+            theirs = load_model(asked.model).model
             sides = [
                 Side("packed", partial(replay, decoder)),
-                Side("generate, batched", partial(generate, plain)),
-                Side("generate, serial", partial(generate, plain, serial=True)),
+                Side("generate, batched", partial(generate, theirs)),
+                Side("generate, serial", partial(generate, theirs, serial=True)),
             ]
             bench.compare(
-                f"{model}: {SAMPLES} samples of {NEW} new tokens at T=1, one prompt of {len(ids)} tokens",
+                f"{asked.model}: {SAMPLES} samples of {NEW} new tokens at T=1, one prompt of {len(ids)} tokens",
                 sides,
                 lambda _, turn: branches(rotated(ids, turn + 1), SAMPLES, NEW),  # prompts that no one has seen
-                rounds=rounds,
+                rounds=asked.rounds,
                 warm_up=lambda _: branches(ids, SAMPLES, NEW),
                 metrics=[RATE],
                 against=[side.name for side in sides[1:]],
             )
-            bench.say("prompts again, attention, memory, start …")
-            parts: dict[str, Callable[[], Iterator[Row]]] = {
-                "reuse": lambda: reuse(decoder, ids),
-                "memory": lambda: memory(decoder, ids),
-                "attention": lambda: attention(model, ids),
-                "start": lambda: start(model),
-            }
+            rows = [*reuse(decoder, ids), *memory(decoder, ids)]
             table = Table("what", "measured", "result")
-            for name, part in parts.items():
-                for what, measured, value in bench.once(name, lambda part=part: [list(row) for row in part()]):  # type: ignore[misc]
-                    table.add_row(what, measured, f"{value:.4g}")
+            for what, measured, value in rows:
+                table.add_row(what, measured, f"{value:.4g}")
+            bench.keep(parts=rows)
             bench.show(table)
 
 
@@ -124,68 +105,3 @@ def memory(decoder: LocalDecoder, ids: list[int]) -> Iterator[Row]:
         peaks[1] / copies,
     )
     yield f"growth from 1 to {SAMPLES} samples / bytes of their new tokens", f"{peaks[1] - peaks[0]:,} bytes", new
-
-
-def attention(model: str, ids: list[int]) -> Iterator[Row]:
-    """Seconds in the attention function: unrelated prompts in one forward against each in its own."""
-    runner = Runner(load_model(model).model, kv_budget=2 * UNRELATED * (LENGTH + 8))
-    vocabulary = sorted(set(ids))
-    generator = torch.Generator().manual_seed(0)
-    prompts = torch.randint(len(vocabulary), (UNRELATED, LENGTH), generator=generator).tolist()
-    try:
-        with torch.inference_mode(), _timed_attention() as clock:
-            for what in ("prompts", "next tokens"):
-                ratios = []
-                for _ in range(5):
-                    alone = sum(_forward(runner, [prompt], vocabulary, what, clock) for prompt in prompts)
-                    together = _forward(runner, prompts, vocabulary, what, clock)
-                    ratios.append(together / alone)
-                yield (
-                    f"attention, {UNRELATED} unrelated {what} at {LENGTH} tokens: one forward / each alone",
-                    spread(ratios, ".2f"),
-                    statistics.median(ratios),
-                )
-    finally:
-        runner.close()
-
-
-def _forward(runner: Runner, prompts: list[list[int]], vocabulary: list[int], what: str, clock: list[float]) -> float:
-    """Seconds of attention in computing the prompts from nothing, or one token after them."""
-    branches = [runner.cache.open([vocabulary[i] for i in prompt]) for prompt in prompts]
-    clock.clear()
-    runner.forward([Chunk(branch, 0, LENGTH) for branch in branches])
-    if what == "next tokens":
-        for branch in branches:
-            runner.cache.extend(branch, vocabulary[:1])
-        clock.clear()
-        runner.forward([Chunk(branch, LENGTH, LENGTH + 1, [0]) for branch in branches])
-    seconds = sum(clock)
-    for branch in branches:
-        runner.cache.rollback(branch, 0)
-    return seconds
-
-
-@contextmanager
-def _timed_attention() -> Iterator[list[float]]:
-    clock: list[float] = []
-
-    def timed_attention(*arguments: Any, **options: Any) -> Any:
-        began = time.perf_counter()
-        result = packed_attention(*arguments, **options)
-        clock.append(time.perf_counter() - began)
-        return result
-
-    AttentionInterface.register(ATTENTION, timed_attention)
-    try:
-        yield clock
-    finally:
-        AttentionInterface.register(ATTENTION, packed_attention)
-
-
-def start(model: str) -> Iterator[Row]:
-    """A new process, from its start to its first thoughts: they are valued, and the budget ends the search."""
-    options = ["--model", model, "--max-tokens", "16", "--budget-nodes", "1", "--json"]
-    command = [sys.executable, "-m", "tot.cli.app", "solve", "gsm8k", *options]
-    taken = [timed(lambda: subprocess.run(command, check=True, capture_output=True))[0] for _ in range(3)]
-    what = "seconds from start of `tot solve` to the first thoughts and their values"
-    yield what, spread(taken), statistics.median(taken)

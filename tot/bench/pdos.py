@@ -11,20 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from statistics import fmean
 
 from rich.console import Console
 
 from tot.bench.engines import forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, plain, timed, times
+from tot.bench.options import PDOSOptions as Asked
 from tot.bench.pdos_questions import Example, Question, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, load_decoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import OptionError, unknown
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.options import PDOSOptions, listed
 from tot.decoders.methods.pdos.steps_format import StepsFormat
@@ -32,10 +31,7 @@ from tot.decoders.request import Message, Request, Sampling
 from tot.evaluators.likelihood import expected
 from tot.machine import describe
 
-TASKS = ("retrieval", "planning", "qa")
 MARKS = (1, 2, 3, 4, 5)
-_SMALL = 10**9
-"""Parameters below which a judge's marks mean little."""
 _DRAFTS = "Think in steps, and write of each step only a draft, of five words at most."
 _OUTLINE = "Write only the outline of the answer: its points, numbered, of five words each at most."
 _POINT = "This is the outline of the answer:\n{outline}\n\nWrite point {number} of it, and nothing else."
@@ -55,42 +51,6 @@ METRICS = [
     Metric("format kept", lambda took: took["kept_format"], percent),
 ]
 Messages = tuple[Message, ...]
-
-
-@dataclass(frozen=True)
-class Chosen:
-    """What is measured. Raises OptionError for choices that don't go together."""
-
-    tasks: tuple[str, ...] = ("retrieval", "planning")
-    people: tuple[int, ...] = ()
-    """None given are 10."""
-    aspects: tuple[int, ...] = ()
-    """None given are 2, 4, 6, 8 and 10."""
-    data: Path | None = None
-    judge: str | None = None
-    """A model; None is the one that answers."""
-    rounds: int = 3
-    """Questions of each kind."""
-
-    def __post_init__(self) -> None:
-        for task in self.tasks:
-            if task not in TASKS:
-                raise OptionError(unknown("task", task, TASKS))
-        for option, given, task in (
-            ("people", self.people, "retrieval"),
-            ("aspects", self.aspects, "planning"),
-            ("data", self.data, "qa"),
-        ):
-            if given and task not in self.tasks:
-                raise OptionError(f"--{option} is for the task {task}, which is not among --tasks: add it, or leave it")
-        if "qa" in self.tasks and self.data is None:
-            raise OptionError("the task qa asks about documents of yours: name their file by --data")
-        if self.judge is not None and set(self.tasks) == {"retrieval"}:
-            raise OptionError(f"--judge {self.judge} has nothing to judge: retrieval is right or wrong")
-        for people in self.people:
-            retrieval(people, 0)
-        for aspects in self.aspects:
-            planning(aspects, 0)
 
 
 @dataclass(frozen=True)
@@ -177,14 +137,15 @@ def ways(normal: LocalDecoder, steps: LocalDecoder) -> list[Way]:
     ]
 
 
-def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
-    """Measure, print a table for each kind of question, and write the numbers to `out`."""
+def run(asked: Asked, console: Console) -> None:
+    """Measure, and print a table for each kind of question."""
     with ExitStack() as stack:
-        normal = stack.enter_context(load_decoder("ar", model))
+        normal = stack.enter_context(load_decoder("ar", asked.model))
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
-        judge = normal if chosen.judge is None else stack.enter_context(load_decoder("ar", chosen.judge))
-        machine = describe(normal.engine.loaded.device, normal.engine.loaded.dtype)
-        bench = stack.enter_context(Bench(console, out, f"{model}; {machine}", {"model": model, **asdict(chosen)}))
+        judge = normal if asked.judge is None else stack.enter_context(load_decoder("ar", asked.judge))
+        loaded = normal.engine.loaded
+        machine = f"{asked.model}; {describe(loaded.device, loaded.dtype)}"
+        bench = stack.enter_context(Bench(asked, console, machine))
         compared = ways(normal, steps)
 
         def answered(way: Way, question: Question) -> Measured:
@@ -195,33 +156,29 @@ def run(model: str, chosen: Chosen, out: Path | None, console: Console) -> None:
             return took | {"right": right, "mark": mark}
 
         sides = [Side(way.name, partial(answered, way)) for way in compared]
-        for name, asked in kinds(chosen, partial(_fits, compared[0]), bench).items():
+        for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():
             results = bench.compare(
                 name,
                 sides,
-                lambda _, turn, asked=asked: asked[turn],  # type: ignore[misc]
-                rounds=len(asked),
-                warm_up=lambda _, asked=asked: asked[0],  # type: ignore[misc]
+                lambda _, turn, questions=questions: questions[turn],  # type: ignore[misc]
+                rounds=len(questions),
+                warm_up=lambda _, questions=questions: questions[0],  # type: ignore[misc]
                 metrics=METRICS,
                 against=["normal", "CoD"],
             )
             _inside_the_block(results, bench)
-        size = sum(parameter.numel() for parameter in judge.model.parameters())
-        if set(chosen.tasks) != {"retrieval"} and size < _SMALL:
-            bench.show(f"the judge has {size / 1e6:.0f}M parameters: its marks mean little, take a larger --judge")
 
 
-def kinds(chosen: Chosen, holds: Callable[[Question], bool], bench: Bench) -> dict[str, list[Question]]:
+def kinds(asked: Asked, holds: Callable[[Question], bool], bench: Bench) -> dict[str, list[Question]]:
     """The questions asked for, by kind; what `holds` refuses loses passages, which is said. Raises OptionError."""
-    numbers = range(1, chosen.rounds + 1)
+    numbers = range(1, asked.rounds + 1)
     found: dict[str, list[Question]] = {}
-    if "retrieval" in chosen.tasks:
-        found |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in chosen.people or (10,)}
-    if "planning" in chosen.tasks:
-        aspects = chosen.aspects or (2, 4, 6, 8, 10)
-        found |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in aspects}
-    if chosen.data is not None:
-        found["multi-document QA"], passages = multi_document(chosen.data, chosen.rounds, holds)
+    if "retrieval" in asked.tasks:
+        found |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
+    if "planning" in asked.tasks:
+        found |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in asked.aspects}
+    if asked.data is not None:
+        found["multi-document QA"], passages = multi_document(asked.data, asked.rounds, holds)
         cut = [f"{kept} of {there}" for kept, there in passages if kept < there]
         if cut:
             bench.show(f"passages that the model's context has room for, where not for all: {', '.join(cut)}")

@@ -15,17 +15,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
+from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, field_validator
 
 from tot.data import rows
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, validated
 
-PEOPLE = range(4, 101)
-ASPECTS = range(2, 11)
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
 """Tokens that an answer may have: for each step, of a plan more, and besides."""
-_COLUMNS = ("input", "context", "answers")
 _DATA = json.loads((files("tot.prompts") / "pdos" / "questions.json").read_text(encoding="utf-8"))
 
 
@@ -68,9 +68,6 @@ def _example(text: str, given: Mapping[str, Any]) -> Example:
     return Example(text, title_whole_draft, given["conclusion"], given["last"])
 
 
-# -- retrieval ------------------------------------------------------------------------------------------------------
-
-
 def _who(people: Sequence[str], low: str, high: str) -> str:
     return (
         f"These are the résumés of {len(people)} people.\n\n" + "\n".join(people) + "\n\n"
@@ -80,9 +77,7 @@ def _who(people: Sequence[str], low: str, high: str) -> str:
 
 
 def retrieval(people: int, seed: int) -> Question:
-    """Which of so many made-up people has a GPA within a range? Raises OptionError outside of 4 to 100."""
-    if people not in PEOPLE:
-        raise OptionError(f"{people} people can't be asked about: choose {PEOPLE[0]} to {PEOPLE[-1]}")
+    """Which of so many made-up people, 4 to 100, has a GPA within a range?"""
     data = _DATA["retrieval"]
     words, shown = {kind: line.split() for kind, line in data["words"].items()}, data["example"]
     chance = random.Random(f"{people} {seed}")
@@ -110,9 +105,6 @@ def names_only(text: str, name: str, names: Sequence[str]) -> bool:
     return last is not None and [one for one in names if one in last] == [name]
 
 
-# -- planning -------------------------------------------------------------------------------------------------------
-
-
 def _plan(topic: str, aspects: Sequence[str]) -> str:
     return (
         f"Make a plan for {topic}. Look at these aspects, each by itself:\n"
@@ -123,17 +115,12 @@ def _plan(topic: str, aspects: Sequence[str]) -> str:
 
 
 def planning(aspects: int, seed: int) -> Question:
-    """A plan over so many aspects, which the prompt lists. Raises OptionError outside of 2 to 10."""
-    if aspects not in ASPECTS:
-        raise OptionError(f"{aspects} aspects can't be asked about: choose {ASPECTS[0]} to {ASPECTS[-1]}")
+    """A plan over so many aspects, 2 to 10, which the prompt lists."""
     data, chance = _DATA["planning"], random.Random(f"{aspects} {seed}")
     text = _plan(chance.choice(data["topics"]), chosen := tuple(chance.sample(data["aspects"], aspects)))
     shown = data["example"]
     example = _example(_plan(shown["topic"], shown["aspects"]), shown)
     return Question(text, chosen, example, _AN_ASPECT, about=text)
-
-
-# -- answers from several documents ---------------------------------------------------------------------------------
 
 
 def _read_on(passages: Sequence[str], asked: str) -> str:
@@ -156,15 +143,13 @@ def multi_document(
     kept = []
     shown = _DATA["documents"]["example"]
     example = _example(_read_on(shown["passages"], shown["asked"]), shown)
-    for number, row in enumerate(rows(path)):
-        if len(questions) == count:
-            break
-        asked, answers, passages = _checked(row, number, path)
+    for number, row in enumerate(islice(rows(path), count)):
+        asked = validated(_Row, row, f"{path}, row {number} of 2WikiMultihopQA's format")
+        passages = asked.passages
         for length in range(len(passages), 0, -1):
             titles = tuple(f"Passage {i}" for i in range(1, length + 1))
-            right = partial(contains, answers=answers)
-            text = _read_on(passages[:length], asked)
-            question = Question(text, titles, example, _A_STEP, right, asked, answers[0])
+            text, right = _read_on(passages[:length], asked.input), partial(contains, answers=asked.answers)
+            question = Question(text, titles, example, _A_STEP, right, asked.input, asked.answers[0])
             if holds(question):
                 break
         else:
@@ -179,20 +164,22 @@ def multi_document(
     return questions, kept
 
 
-def _checked(row: Mapping[str, Any], number: int, path: Path) -> tuple[str, tuple[str, ...], list[str]]:
-    """A row's question, its answers and its passages."""
-    missing = [column for column in _COLUMNS if row.get(column) is None]
-    if missing:
-        raise OptionError(
-            f"{path}, row {number} has no {missing[0]!r} among {', '.join(map(repr, row))}: give a file in the format "
-            "of LongBench's 2WikiMultihopQA"
-        )
-    asked, context, answers = (row[column] for column in _COLUMNS)
-    answers = tuple(answers) if isinstance(answers, list) else (answers,)
-    if not all(isinstance(text, str) and _normal(text) for text in (asked, context, *(answers or ("",)))):
-        raise OptionError(f"{path}, row {number}: input and context are to be text, and answers a list of texts")
-    passages = [text.strip() for text in re.split(r"^Passage \d{1,4}:", context, flags=re.MULTILINE)]
-    return asked, answers, list(filter(None, passages)) or [context]
+class _Row(BaseModel):
+    """A row in the format of LongBench's 2WikiMultihopQA."""
+
+    input: str = Field(pattern=r"\w")
+    context: str = Field(pattern=r"\w")
+    answers: Annotated[tuple[Annotated[str, Field(pattern=r"\w")], ...], Field(min_length=1)]
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @property
+    def passages(self) -> list[str]:
+        pieces = re.split(r"^Passage \d{1,4}:", self.context, flags=re.MULTILINE)
+        return [text.strip() for text in pieces if text.strip()]
 
 
 def contains(text: str, answers: Sequence[str]) -> bool:

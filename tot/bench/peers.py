@@ -2,18 +2,20 @@
 
 Same weights, same prompts, same numbers of new tokens, prefill counted on all sides. Peers that are not installed are
 left out; what a side fails at is told, and the others go on. Besides: how much of what memory and arithmetic allow a
-step makes use of, evaluations in words by lookup, and what eight-bit weights change of greedy answers.
+step makes use of, and what eight-bit weights change of greedy answers.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
+from statistics import median
 from typing import Any
 
+import psutil
 import torch
 from rich.console import Console
 from rich.table import Table
@@ -31,25 +33,23 @@ from tot.bench.harness import (
     percent,
     timed,
 )
-from tot.bench.peers_sides import LLAMA, OURS, Peer, Plan, open_ours, open_sides
+from tot.bench.options import PeersOptions
+from tot.bench.peers_sides import LLAMA, OURS, Peer, open_ours, open_sides
 from tot.bench.workloads import (
     Waves,
     branches,
     few_shot_ids,
     few_shot_text,
-    grown,
     new_tokens,
     questions,
     record,
     rotated,
     rows,
 )
-from tot.decoders.decoder import load_decoder
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import TotError
 from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Request, Sampling
 from tot.decoders.timeline import Load
-from tot.evaluators.likelihood import Explain
 from tot.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.registry import load_task
 from tot.report.profile import Demand
@@ -61,31 +61,19 @@ STEP_COUNTS = (1, 4, 8, 15, 32)
 ANSWERS, EXAMPLES, ANSWER_TOKENS, TOGETHER = 100, 4, 100, 8
 """Questions whose answers are compared, worked examples before each, and how many are asked at once: of more, prompts
 may be computed without eight bits."""
+BUSY = 20.0
+"""Percent of all processors, above which somebody is at work."""
 WAYS = {"at once": "\nThe answer is", "worked out": "\n"}
 _WARM_UP_TOKENS, _WARM_UP_WAVES = 8, 3
 _WARM_UP_PLACE, _LIMIT_PLACE = 500, 700
 """Prompts are rotated by less in the rounds, and by more in warm-ups and where steps are measured."""
 
 
-@dataclass(frozen=True)
-class Options:
-    """What is asked for. `patience` is in seconds."""
-
-    plan: Plan = field(default_factory=Plan)
-    branches: Sequence[int] = (1, 3, 5, 15, 32, 64)
-    rounds: int = 3
-    new_tokens: int = 64
-    problems: int = 8
-    data: Path | None = None
-    patience: float = 60.0
-    parts: Sequence[str] = ("decode", "limit", "tree", "evaluations", "answers")
-
-
 @dataclass
 class Peers:
     """What all parts measure with."""
 
-    options: Options
+    asked: PeersOptions
     bench: Bench
     sides: Sequence[Peer]
     task: Task
@@ -103,56 +91,62 @@ class Peers:
 
     def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Results:
         """With what takes too long done once or left out, and sides that fail left out."""
-        options = {"patience": self.options.patience, "failing": True, "settle": True, **options}
+        options = {"patience": self.asked.patience, "failing": True, **options}
         return self.bench.compare(title, sides, asking, **options)
 
 
-def run(options: Options, out: Path | None, markdown: bool, console: Console) -> None:
-    """Measure, print the tables, write the numbers.
-
-    Raises OptionError for parts, sides and data that there are none of, ModelError where our own side can't load.
-    """
-    for part in options.parts:
-        if part not in PARTS:
-            raise OptionError(unknown("part", part, PARTS))
+def run(asked: PeersOptions, console: Console) -> None:
+    """Measure, and print the tables. Raises OptionError for a file without questions, ModelError where our own side
+    can't load."""
     task = load_task("gsm8k")
-    questions(task, options.data, 1)
+    questions(task, asked.data, 1)
     with ExitStack() as stack:
-        sides = open_sides(options.plan, stack, partial(console.print, style="dim"))
+        sides = open_sides(asked, stack, partial(console.print, style="dim"))
         assert sides[0].decoder is not None
         loaded = sides[0].decoder.engine.loaded
-        asked = {**asdict(options), "sides": {side.name: side.about for side in sides}}
-        bench = stack.enter_context(
-            Bench(console, out, describe(loaded.device, loaded.dtype), asked, markdown=markdown)
-        )
-        peers = Peers(options, bench, sides, task, stack)
+        bench = stack.enter_context(Bench(asked, console, describe(loaded.device, loaded.dtype)))
+        bench.keep(sides={side.name: side.about for side in sides})
+        peers = Peers(asked, bench, sides, task, stack)
         for name, measure in PARTS.items():
-            if name in options.parts:
+            if name in asked.parts:
                 measure(peers)
         bench.show(
-            f"Medians (and ranges) of rounds; what was predicted to take more than {options.patience:g} s was done "
-            f"once, and nothing that was predicted to take more than {NOT_AT_ALL * options.patience:g} s."
+            f"Medians (and ranges) of rounds; what was predicted to take more than {asked.patience:g} s was done once, "
+            f"and nothing that was predicted to take more than {NOT_AT_ALL * asked.patience:g} s."
         )
+
+
+def settled(side: Side) -> Side:
+    """What another side still does after its answer (some servers poll for a second) is not to slow this one: it begins
+    when the machine is quiet, or after 5 seconds."""
+
+    def run(asked: Any) -> Measured:
+        end = time.monotonic() + 5
+        while psutil.cpu_percent(interval=0.25) > BUSY and time.monotonic() < end:
+            pass
+        return side.run(asked)
+
+    return replace(side, run=run)
 
 
 def decode(peers: Peers) -> None:
     """Branches of a prompt that no one has seen, another one in every cell."""
-    options, ids = peers.options, peers.prompt
-    places = {count: i for i, count in enumerate(options.branches)}
+    asked, ids = peers.asked, peers.prompt
+    places = {count: i for i, count in enumerate(asked.branches)}
 
     def asking(count: int, turn: int) -> Waves:
-        return branches(rotated(ids, turn * len(places) + places[count] + 1), count, options.new_tokens)
+        return branches(rotated(ids, turn * len(places) + places[count] + 1), count, asked.new_tokens)
 
     def warming(count: int) -> Waves:
-        return branches(rotated(ids, _WARM_UP_PLACE + places[count]), count, min(_WARM_UP_TOKENS, options.new_tokens))
+        return branches(rotated(ids, _WARM_UP_PLACE + places[count]), count, min(_WARM_UP_TOKENS, asked.new_tokens))
 
-    title = f"{options.plan.model}: new tokens/s, {options.new_tokens} each after {len(ids)} tokens, by branches"
+    title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
     peers.decoded = peers.compare(
         title,
-        peers.sides,
+        [settled(side) for side in peers.sides],
         asking,
-        columns=options.branches,
-        rounds=options.rounds,
+        columns=asked.branches,
+        rounds=asked.rounds,
         warm_up=warming,
         size=rows,
         table=lambda results: by_column(results, RATE, title, ratios=_pairs(results)),
@@ -168,13 +162,13 @@ def _pairs(results: Results) -> list[tuple[str, str]]:
 def tree(peers: Peers) -> None:
     """A problem a round: searched here by `solve()`, and what that asked asked again of every side. The others read one
     token for an evaluation, where ours scores all choices."""
-    asked = questions(peers.task, peers.options.data, peers.options.problems)
+    asked = questions(peers.task, peers.asked.data, peers.asked.problems)
     searched = {"breadth": BREADTH, "depth": DEPTH}
     able = [side for side in peers.sides if side.searches]
     llamas = [side.name for side in able if side.name.startswith(LLAMA)]
     best = _fastest(llamas, peers.decoded)
     sides = [
-        Side(side.name, lambda given, side=side: side.run(given[0]))  # type: ignore[misc]
+        settled(Side(side.name, lambda given, side=side: side.run(given[0])))  # type: ignore[misc]
         for side in able
         if side.name not in llamas or side.name == best
     ]
@@ -195,13 +189,11 @@ def tree(peers: Peers) -> None:
 
 def _fastest(names: Sequence[str], decoded: Results | None) -> str | None:
     """Of llama.cpp's precisions, the one that decoded fastest at most branches."""
-    found = (decoded.best(RATE, names, column) for column in reversed(decoded.columns)) if decoded else ()
-    return next(filter(None, found), names[0] if names else None)
-
-
-def step_load(rows: int, context: int) -> Load:
-    """What a step computes that decodes so many rows, each at `context` tokens."""
-    return Load({("generate", "decode"): rows}, rows, rows * context, context)
+    for column in reversed(decoded.columns if decoded else ()):
+        rates = {name: values for name in names if decoded and (values := decoded.values(RATE, name, column))}
+        if rates:
+            return max(rates, key=lambda name: median(rates[name]))
+    return names[0] if names else None
 
 
 def step_seconds(decoder: LocalDecoder, prompt: Sequence[int], count: int) -> float:
@@ -224,7 +216,9 @@ def steps(peers: Peers) -> None:
 
     def step(decoder: LocalDecoder, given: tuple[int, list[int]]) -> Measured:
         count, prompt = given
-        operations = demand.operations(step_load(count, len(prompt) + STEPS // 2))
+        context = len(prompt) + STEPS // 2
+        load = Load({("generate", "decode"): count}, count, count * context, context)
+        operations = demand.operations(load)
         least = limit(demand.weight_bytes, operations, bandwidth, rate)
         return {"seconds": step_seconds(decoder, prompt, count), "least": least if decoder is peers.ours else None}
 
@@ -235,44 +229,12 @@ def steps(peers: Peers) -> None:
         title,
         [Side(side.name, partial(step, side.decoder)) for side in peers.sides if side.decoder is not None],
         lambda count, turn: (count, rotated(ids, _LIMIT_PLACE + turn)),
-        columns=[count for count in STEP_COUNTS if count <= max(peers.options.branches)],
-        rounds=peers.options.rounds,
-        settle=False,
+        columns=[count for count in STEP_COUNTS if count <= max(peers.asked.branches)],
+        rounds=peers.asked.rounds,
         table=lambda results: by_column(results, milliseconds, title, ratios=_pairs(results), others=[used]),
     )
     size = f"{demand.weight_bytes / 1e6:.0f} MB of weights"
     peers.bench.show(f"Limit: {size}, read at {bandwidth / 1e9:.1f} GB/s; {rate / 1e9:.0f} GFLOP/s.")
-
-
-def evaluations(peers: Peers) -> None:
-    """Evaluations in words, one branch at a time, of thoughts of real searches: `ar` against `seed` with drafts that
-    are looked up in what it was asked and what it wrote before. Prompts are computed beforehand."""
-    model, task, explain = peers.options.plan.model, peers.task, Explain()
-    asked = questions(task, peers.options.data, peers.options.rounds + 1)
-
-    def explained(turn: int) -> list[Request]:
-        options = {"max_tokens": 128, **task.sampling.get("explain", {})}
-        sampling = Sampling(temperature=explain.temperature, **options)
-        states = grown(plain, task, asked[turn % len(asked)], turn, thoughts=3, breadth=2, depth=3)
-        return [explain.request(task, explain.prompt(task, state), sampling) for state in states]
-
-    def one_by_one(decoder: LocalDecoder, given: Sequence[Request]) -> Measured:
-        one = Sampling(max_tokens=1)
-        decoder.generate([Request(prompt=request.prompt, sampling=one, purpose="evaluate") for request in given])
-        seconds, done = timed(lambda: [text for request in given for text in decoder.generate([request])])
-        return {"seconds": seconds, "tokens": sum(len(text.tokens) for text in done)}
-
-    with load_decoder("ar", model) as plain, load_decoder("seed", model, draft="lookup") as drafting:
-        sides = [Side("ar", partial(one_by_one, plain)), Side("seed by lookup", partial(one_by_one, drafting))]
-        peers.bench.compare(
-            "evaluations in words, one at a time",
-            sides,
-            lambda _, turn: explained(turn + 1),
-            rounds=peers.options.rounds,
-            warm_up=lambda _: explained(0),
-            metrics=[RATE],
-            against=["ar"],
-        )
 
 
 def answers(peers: Peers) -> None:
@@ -283,10 +245,10 @@ def answers(peers: Peers) -> None:
     if len(ours) > 1 and peers.ours.engine.loaded.dtype != torch.float32:
         name = f"{OURS}, float32"
         try:
-            ours.append(open_ours(peers.options.plan.model, peers.stack, False, name, dtype="fp32"))
+            ours.append(open_ours(peers.asked.model, peers.stack, False, name, dtype="fp32"))
         except TotError as error:
             peers.bench.say(f"{name} is left out: {error}")
-    asked = questions(peers.task, peers.options.data, ANSWERS)
+    asked = questions(peers.task, peers.asked.data, ANSWERS)
 
     def backwards(way: str) -> Measured:
         took = answered(peers.ours, peers.task, asked[::-1], way)
@@ -330,6 +292,5 @@ PARTS: dict[str, Callable[[Peers], None]] = {
     "decode": decode,
     "limit": steps,
     "tree": tree,
-    "evaluations": evaluations,
     "answers": answers,
 }

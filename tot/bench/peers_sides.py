@@ -3,7 +3,7 @@ it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -14,9 +14,10 @@ import torch
 
 from tot.bench.engines import SideError, about, generate, generate_batch, replay
 from tot.bench.harness import Side
+from tot.bench.options import PeersOptions
 from tot.bench.workers.worker import Worker
 from tot.decoders.decoder import load_decoder
-from tot.decoders.errors import OptionError, TotError, unknown
+from tot.decoders.errors import TotError
 from tot.decoders.local import LocalDecoder
 from tot.decoders.models.gguf_cache import cache_folder, cached_model
 from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
@@ -26,8 +27,6 @@ from tot.machine import describe
 OURS, LLAMA = "tot", "llama.cpp"
 PRECISIONS = ("BF16", "F16", "Q8_0", "own")
 """Of llama.cpp's weights; the last is that of the model's own file."""
-KINDS = ("int8", "batched", "serial", "assisted", "continuous", "llama", "vllm")
-"""What our own side is compared with."""
 LOOKED_UP = 4
 """Tokens that transformers' prompt lookup drafts."""
 _WORKERS = Path(__file__).parent / "workers"
@@ -47,23 +46,10 @@ class Peer(Side):
     """Of our own sides."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is compared: a model, and the peers."""
-
-    model: str = "smollm2-135m"
-    vllm: Path = Path(".venv-vllm/bin/python")
-    llama: Path = Path(".venv-llama/bin/python")
-    kinds: Sequence[str] = KINDS
-
-
-def open_sides(plan: Plan, stack: ExitStack, say: Callable[[str], None]) -> list[Peer]:
+def open_sides(asked: PeersOptions, stack: ExitStack, say: Callable[[str], None]) -> list[Peer]:
     """Ours, then whatever else can be had; the stack closes them. Raises what keeps our own from being opened."""
-    for kind in plan.kinds:
-        if kind not in KINDS:
-            raise OptionError(unknown("side", kind, KINDS))
     sides: list[Peer] = []
-    for name, opened in _openers(plan, stack):
+    for name, opened in _openers(asked, stack):
         try:
             sides.append(opened(name))
         except TotError as error:
@@ -81,8 +67,8 @@ def open_ours(model: str, stack: ExitStack, searches: bool, name: str, **options
     return Peer(name, partial(replay, decoder), about(decoder.engine), searches=searches, decoder=decoder)
 
 
-def _openers(plan: Plan, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
-    model, kinds = plan.model, set(plan.kinds)
+def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
+    model, kinds = asked.model, set(asked.sides)
     yield OURS, partial(open_ours, model, stack, True)
     if "int8" in kinds:
         yield f"{OURS}, int8", partial(open_ours, model, stack, False, quantize="int8")
@@ -103,9 +89,9 @@ def _openers(plan: Plan, stack: ExitStack) -> Iterator[tuple[str, Callable[[str]
     if "llama" in kinds:
         for precision in PRECISIONS:
             shown = find_model(model).stem.rpartition(".")[2] if precision == "own" else precision  # Q4_1, say
-            yield f"{LLAMA}, {shown}", partial(_llama, plan, stack, precision)
+            yield f"{LLAMA}, {shown}", partial(_llama, asked, stack, precision)
     if "vllm" in kinds:
-        yield "vLLM", partial(_vllm, plan, stack)
+        yield "vLLM", partial(_vllm, asked, stack)
 
 
 def _continuous(model: str, name: str) -> Peer:
@@ -114,21 +100,21 @@ def _continuous(model: str, name: str) -> Peer:
     return Peer(name, partial(generate_batch, loaded.model), told, _CONTINUOUS_MOST, searches=False)
 
 
-def _llama(plan: Plan, stack: ExitStack, precision: str, name: str) -> Peer:
-    file = find_model(plan.model)
+def _llama(asked: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:
+    file = find_model(asked.model)
     if file.suffix != ".gguf":
-        raise SideError(f"llama.cpp reads .gguf files, and {plan.model} is none: give one as --model")
+        raise SideError(f"llama.cpp reads .gguf files, and {asked.model} is none: give one as --model")
     load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
     load |= {"threads": torch.get_num_threads(), "cells": _CELLS}
-    return _worker(name, stack, plan.llama, "llama", load, {})
+    return _worker(name, stack, asked.llama, "llama", load, {})
 
 
-def _vllm(plan: Plan, stack: ExitStack, name: str) -> Peer:
-    found = find_model(plan.model)
+def _vllm(asked: PeersOptions, stack: ExitStack, name: str) -> Peer:
+    found = find_model(asked.model)
     folder = found if found.is_dir() else cached_model(found, cache_folder() / "models").folder
     dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
     load = {"model": str(folder), "dtype": dtype, "context": _CONTEXT}
-    return _worker(name, stack, plan.vllm, "vllm", load, _VLLM)
+    return _worker(name, stack, asked.vllm, "vllm", load, _VLLM)
 
 
 def _worker(

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from rich.console import Console
 
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, timed
+from tot.bench.options import PlanningOptions
 from tot.data import rows
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import load_decoder
@@ -57,51 +57,44 @@ def searches(task: Task) -> list[tuple[str, Mapping[str, Any], bool]]:
     ]
 
 
-def run(
-    data: Path, model: str, count: int, steps: int, nodes: int, seeds: int, out: Path | None, console: Console
-) -> None:
-    """Print the table. `nodes` thoughts at most a search; chance is averaged over `seeds` runs."""
+def run(asked: PlanningOptions, console: Console) -> None:
+    """Print the table. Chance is averaged over all rounds, and the model asked in the first."""
     task = load_task("blocksworld")
-    instances = [row for row in rows(data) if int(row["steps"]) <= steps]
-    if len(instances) < count:
-        raise OptionError(f"{data} has {len(instances)} instances of up to {steps} steps, not {count}: ask for fewer")
-    chosen = random.Random(0).sample(instances, count)
-    lengths = [int(row["steps"]) for row in chosen]
+    instances = [row for row in rows(asked.data) if int(row["steps"]) <= asked.steps]
+    if len(instances) < asked.count:
+        found = f"{asked.data} has {len(instances)} instances of up to {asked.steps} steps"
+        raise OptionError(f"{found}, not {asked.count}: ask for fewer")
+    chosen = random.Random(0).sample(instances, asked.count)
+    lengths = sorted({int(row["steps"]) for row in chosen})
 
     def solved(parts: Mapping[str, Any], seed: int) -> Measured:
-        seconds, solutions = timed(lambda: asyncio.run(_solve_all(task, chosen, parts, nodes, seed)))
-        by_length = {
-            str(length): fmean(one.solved for one, of in zip(solutions, lengths, strict=True) if of == length)
-            for length in sorted(set(lengths))
-        }
+        seconds, solutions = timed(lambda: asyncio.run(_solve_all(task, chosen, parts, asked.nodes, seed)))
+        paired = list(zip(solutions, chosen, strict=True))
         return {
             "seconds": seconds,
             "solved": fmean(one.solved for one in solutions),
-            "by_length": by_length,
-            "calls": fmean(one.calls for one in solutions),
+            **{f"of {n} steps": fmean(one.solved for one, row in paired if int(row["steps"]) == n) for n in lengths},
+            "model calls": fmean(one.calls for one in solutions),
             "thoughts": fmean(len(one.tree) - 1 for one in solutions),
         }
 
-    metrics = [Metric("solved", lambda took: took["solved"], percent)]
-    metrics += [
-        Metric(f"of {length} steps", lambda took, length=length: took["by_length"][str(length)], percent)  # type: ignore[misc]
-        for length in sorted(set(lengths))
-    ]
-    metrics += [
-        Metric(heading, lambda took, name=name: took[name], lambda values: f"{fmean(values):.1f}")  # type: ignore[misc]
-        for heading, name in {"model calls": "calls", "thoughts": "thoughts"}.items()
-    ]
-    asked = {"data": data, "model": model, "count": count, "steps": steps, "nodes": nodes, "seeds": seeds}
-    with load_decoder("ar", model) as decoder:
+    def metric(name: str, show: Callable[[Sequence[float]], str]) -> Metric:
+        return Metric(name, lambda took: took[name], show)
+
+    metrics = [metric(name, percent) for name in ("solved", *(f"of {n} steps" for n in lengths))]
+    metrics += [metric(name, lambda values: f"{fmean(values):.1f}") for name in ("model calls", "thoughts")]
+    with load_decoder("ar", asked.model) as decoder:
         machine = describe(decoder.model.device, decoder.model.dtype)
-        with Bench(console, out, machine, asked) as bench:
+        with Bench(asked, console, machine) as bench:
             by: dict[bool, dict[str, Any]] = {True: {"decoder": decoder}, False: {"model": None}}
             sides = [
                 Side(name, partial(solved, {**parts, **by[asks]}), rounds=1 if asks else None)
                 for name, parts, asks in searches(task)
             ]
-            title = f"{count} instances of {data.name}, at most {nodes} thoughts a search; {model}"
-            bench.compare(title, sides, lambda _, turn: turn, rounds=seeds, metrics=metrics)
+            title = (
+                f"{asked.count} instances of {asked.data.name}, at most {asked.nodes} thoughts a search; {asked.model}"
+            )
+            bench.compare(title, sides, lambda _, turn: turn, rounds=asked.rounds, metrics=metrics)
 
 
 async def _solve_all(

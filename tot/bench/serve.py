@@ -6,9 +6,7 @@ Each request is a chat that no one has asked before, prefill and HTTP counted; e
 
 from __future__ import annotations
 
-import http.client
 import itertools
-import json
 import os
 import re
 import subprocess
@@ -16,13 +14,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
+from typing import Any, NamedTuple
 
+import httpx2
 from rich.console import Console
 
 from tot.bench.harness import RATE, Bench, Measured, Metric, Side, plain, timed
+from tot.bench.options import ServeOptions
 from tot.decoders.errors import ModelError
 from tot.decoders.serving.options import KEY_VARIABLE
 from tot.registry import load_task
@@ -31,50 +30,38 @@ _PATIENCE = 600
 """Seconds for one reply."""
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    host: str
-    port: int
+class Server(NamedTuple):
+    url: str
     model: str
 
 
-def run(
-    model: str,
-    options: list[str],
-    clients: int,
-    requests: int,
-    tokens: int,
-    rounds: int,
-    out: Path | None,
-    console: Console,
-) -> None:
-    """Measure, print a table and write the numbers to `out`. `options` are those of `tot serve`; `requests` is how many
-    each side makes of one client: many clients make as many each."""
-    asked = {"model": model, "options": options, "tokens": tokens, "requests": requests, "rounds": rounds}
+def run(asked: ServeOptions, console: Console) -> None:
+    """One client against many, each with as many requests."""
+    options = [part for each in asked.decoder_option for part in ("--decoder-option", each)]
+    command = ["--model", asked.model, "--decoder", asked.decoder, *options]
     metrics = [
         RATE,
         Metric("replies a round", lambda took: took["replies"], plain(".0f")),
         Metric("tokens a forward", lambda took: took["tokens"] / took["forwards"]),
     ]
     questions = _questions()
-    with served(model, options) as server, Bench(console, out, _machine(server), asked) as bench:
+    with served(command) as server, Bench(asked, console, str(_call(server, "/health").json()["machine"])) as bench:
 
         def side(count: int) -> Side:
-            return Side(f"{count} client{'s' * (count > 1)}", partial(chats, server, count, tokens, questions))
+            return Side(f"{count} client{'s' * (count > 1)}", partial(chats, server, count, asked.tokens, questions))
 
         bench.compare(
-            f"tot serve {' '.join(['--model', model, *options])}: {tokens} new tokens a reply",
-            [side(1), side(clients)],
-            lambda _, turn: requests,
-            rounds=rounds,
+            f"tot serve {' '.join(command)}: {asked.tokens} new tokens a reply",
+            [side(1), side(asked.clients)],
+            lambda _, turn: asked.requests,
+            rounds=asked.rounds,
             warm_up=lambda _: 1,  # the first use of a shape is slow on either side
-            size=float,
             metrics=metrics,
             against=["1 client"],
         )
 
 
-def chats(server: Address, clients: int, tokens: int, questions: Iterator[str], requests: int) -> Measured:
+def chats(server: Server, clients: int, tokens: int, questions: Iterator[str], requests: int) -> Measured:
     """So many clients at once, each with `requests` chats one after another."""
     asked = [[next(questions) for _ in range(requests)] for _ in range(clients)]
     before = _forwards(server)
@@ -86,28 +73,29 @@ def chats(server: Address, clients: int, tokens: int, questions: Iterator[str], 
 
 
 @contextmanager
-def served(model: str, options: list[str]) -> Iterator[Address]:
-    """A server of its own on a free port, until the end of the block. Raises ModelError where it does not start."""
-    command = [sys.executable, "-m", "tot.cli.app", "serve", "--model", model, "--port", "0", *options]
+def served(options: list[str]) -> Iterator[Server]:
+    """`tot serve` with these options, in a process of its own on a free port, until the end of the block. Raises
+    ModelError where it does not start."""
+    command = [sys.executable, "-m", "tot.cli.app", "serve", "--port", "0", *options]
     environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
     with subprocess.Popen(
         command, env=environment, text=True, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     ) as process:
         try:
             assert process.stderr is not None
-            said = []
+            said = ["it said nothing"]
             for line in process.stderr:
                 said.append(line.strip())
-                if found := re.search(r"tot serve: (\S+) \(\S+\) is served at http://([^/:]+):(\d+)/v1$", line.strip()):
+                if found := re.search(r"tot serve: (\S+) \(\S+\) is served at (http://\S+)/v1$", line.strip()):
                     break
             else:
-                raise ModelError(f"the server did not start: {said[-1] if said else 'it said nothing'}")
-            yield Address(found[2], int(found[3]), found[1])
+                raise ModelError(f"the server did not start: {said[-1]}")
+            yield Server(found[2], found[1])
         finally:
             process.terminate()
 
 
-def _chat(server: Address, question: str, tokens: int) -> int:
+def _chat(server: Server, question: str, tokens: int) -> int:
     """New tokens of one reply."""
     asked = {
         "model": server.model,
@@ -117,31 +105,21 @@ def _chat(server: Address, question: str, tokens: int) -> int:
         "seed": 0,
         "ignore_eos": True,
     }
-    reply = json.loads(_call(server, "POST", "/v1/chat/completions", json.dumps(asked)))
-    return int(reply["usage"]["completion_tokens"])
+    return int(_call(server, "/v1/chat/completions", asked).json()["usage"]["completion_tokens"])
 
 
-def _forwards(server: Address) -> float:
-    found = re.search(r"^tot_forwards_total (\S+)$", _call(server, "GET", "/metrics"), re.MULTILINE)
+def _forwards(server: Server) -> float:
+    found = re.search(r"^tot_forwards_total (\S+)$", _call(server, "/metrics").text, re.MULTILINE)
     assert found is not None
     return float(found[1])
 
 
-def _machine(server: Address) -> str:
-    return str(json.loads(_call(server, "GET", "/health"))["machine"])
-
-
-def _call(server: Address, method: str, path: str, body: str | None = None) -> str:
-    connection = http.client.HTTPConnection(server.host, server.port, timeout=_PATIENCE)
-    try:
-        connection.request(method, path, body, {"Content-Type": "application/json"} if body else {})
-        reply = connection.getresponse()
-        text = reply.read().decode()
-    finally:
-        connection.close()
-    if reply.status != 200:
-        raise ModelError(f"the server refused a request of the benchmark ({reply.status}): {text}")
-    return text
+def _call(server: Server, path: str, body: dict[str, Any] | None = None) -> httpx2.Response:
+    url = server.url + path
+    reply = httpx2.get(url) if body is None else httpx2.post(url, json=body, timeout=_PATIENCE)
+    if reply.is_error:
+        raise ModelError(f"the server refused a request of the benchmark ({reply.status_code}): {reply.text}")
+    return reply
 
 
 def _questions() -> Iterator[str]:

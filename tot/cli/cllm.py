@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from itertools import chain, islice
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tot.bench.options import CLLMOptions
 from tot.cli.options import is_given, takes, writable
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, validated
 from tot.decoders.training.options import CollectOptions, TrainOptions
 from tot.report.terminal import console, counting
 
@@ -20,28 +20,21 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-Questions = Annotated[
-    list[str] | None, typer.Option(help="TASK=FILE: questions whose whole solutions are asked for; again for more.")
-]
-Prompts = Annotated[list[Path] | None, typer.Option(help="Files of prompts: .jsonl, .csv, .parquet, …")]
-Column = Annotated[str, typer.Option(help="The column of --prompts that holds the prompt.")]
-MaxTokens = Annotated[int, typer.Option(min=2, help="Most new tokens of a text.")]
-Limit = Annotated[int | None, typer.Option(min=1, help="Take so many questions.")]
-Offset = Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")]
-
 
 @app.command("collect")
 @takes(CollectOptions)
 def collect_command(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder to write trajectories to; one that was begun is gone on with.")],
-    questions: Questions = None,
-    prompts: Prompts = None,
-    column: Column = "prompt",
+    questions: Annotated[
+        list[str] | None, typer.Option(help="TASK=FILE: questions whose whole solutions are asked for; again for more.")
+    ] = None,
+    prompts: Annotated[list[Path] | None, typer.Option(help="Files of prompts: .jsonl, .csv, .parquet, …")] = None,
+    column: Annotated[str, typer.Option(help="The column of --prompts that holds the prompt.")] = "prompt",
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    max_tokens: MaxTokens = 128,
-    limit: Limit = None,
-    offset: Offset = 0,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens of a text.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Take so many questions.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")] = 0,
     solutions: Annotated[
         bool, typer.Option(help="Keep the rows' own solutions instead, to fine-tune a model on a task first.")
     ] = False,
@@ -107,32 +100,12 @@ def train_command(
     console().print(f"{out}: the model, losses.jsonl and losses.png")
 
 
-@app.command("eval")
-def eval_command(
-    model: Annotated[str, typer.Option(help="The consistency LLM.")],
-    questions: Questions = None,
-    prompts: Prompts = None,
-    column: Column = "prompt",
-    base: Annotated[str, typer.Option(help="The model that it was made from.")] = "smollm2-135m",
-    n: Annotated[int, typer.Option(min=1, max=128, help="Tokens of a window.")] = 16,
-    max_tokens: MaxTokens = 128,
-    limit: Limit = 50,
-    offset: Offset = 0,
-    shuffle_seed: Annotated[
-        int | None, typer.Option(min=0, help="Take the questions in a random order; other seeds, other orders.")
-    ] = None,
-    dtype: Annotated[str, typer.Option(help="auto, bf16, fp16 or fp32.")] = "auto",
-    out: Annotated[Path | None, typer.Option(help="Write the numbers to this .json file.")] = None,
-) -> None:
-    """A consistency LLM against its base: speed, tokens a forward, score, answers unchanged."""
-    from random import Random
+@app.command("eval", help=CLLMOptions.__doc__)
+@takes(CLLMOptions)
+def eval_command(*, given: dict[str, Any]) -> None:
+    from tot.bench.cllm import run
 
-    from tot.bench.cllm import evaluate
-    from tot.training.questions import Question, questions_of
-
-    found: Iterable[Question] = questions_of(questions or [], prompts or [], column, max_tokens)
-    if shuffle_seed is not None:
-        found = list(found)
-        Random(shuffle_seed).shuffle(found)
-    asked = list(islice(found, offset, None if limit is None else offset + limit))
-    evaluate(model, base, asked, n, dtype, None if out is None else writable(out), console())
+    options = validated(CLLMOptions, given, "cllm eval")
+    if options.out is not None:
+        writable(options.out)
+    run(options, console())

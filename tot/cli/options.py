@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 import typer
 from annotated_types import Ge, Le
@@ -57,11 +57,11 @@ def _flags(model: type[BaseModel]) -> dict[str, inspect.Parameter]:
         least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
         most = next((each.le for each in field.metadata if isinstance(each, Le)), None)
         option = typer.Option(help=field.description, min=least, max=most)  # type: ignore[arg-type]
+        default, kind = None if field.is_required() else field.default, field.annotation
+        if get_origin(kind) is tuple:  # one text with commas, which the model takes apart
+            default, kind = ",".join(map(str, field.default)), str
         flags[name] = inspect.Parameter(
-            name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=None if field.is_required() else field.default,
-            annotation=Annotated[field.annotation, option],
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
         )
     return flags
 

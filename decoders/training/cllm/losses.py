@@ -14,8 +14,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, log_softmax
 
-from tot.decoders.training.options import Divergence
-
 
 @dataclass(frozen=True)
 class Window:
@@ -25,12 +23,12 @@ class Window:
     """Where it begins in the response."""
     point: Sequence[int]
     target: Sequence[int]
-    """Global loss: the fixed point; local loss: the next point."""
+    """Its fixed point."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One row for the model: clean text first, then the windows, and for local loss their targets too."""
+    """One row for the model: clean text first, then the windows."""
 
     tokens: Tensor
     """(length,) int64."""
@@ -48,7 +46,7 @@ class Layout:
     teachers: Tensor
 
 
-def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Window], local: bool = False) -> Layout:
+def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Window]) -> Layout:
     """Lay a text out with its windows."""
     tokens, positions = [*prompt, *response], list(range(len(prompt) + len(response)))
     clean = len(tokens)
@@ -61,16 +59,10 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
         first = len(tokens)
         tokens += window.point
         positions += range(seen, seen + len(window.point))
-        reference = seen
-        if local:
-            pieces.append((len(tokens), len(window.target), seen))
-            reference = len(tokens)
-            tokens += window.target
-            positions += range(seen, seen + len(window.target))
         wrong = (i for i, pair in enumerate(zip(window.point, window.target, strict=True)) if pair[0] != pair[1])
         places = range(next(wrong, len(window.point)), len(window.point) - 1)  # those of y_<i, i up to n
         students += [first + i for i in places]
-        teachers += [reference + i for i in places]
+        teachers += [seen + i for i in places]
     mask = torch.zeros(len(tokens), len(tokens), dtype=torch.bool)
     mask[:clean, :clean] = torch.ones(clean, clean, dtype=torch.bool).tril()
     for first, rows, seen in pieces:
@@ -87,8 +79,8 @@ def layout(prompt: Sequence[int], response: Sequence[int], windows: Sequence[Win
     )
 
 
-def consistency_loss(logits: Tensor, laid_out: Layout, divergence: Divergence = "forward_kl") -> Tensor:
-    """Equations 4 and 5, a mean over places: how far the windows' predictions are from their targets' (nats).
+def consistency_loss(logits: Tensor, laid_out: Layout) -> Tensor:
+    """Equation 4 with forward KL, a mean over places: how far the windows' predictions are from their targets' (nats).
 
     `logits` is (length, vocab). Without any place after a wrong token it is 0.
     """
@@ -96,24 +88,10 @@ def consistency_loss(logits: Tensor, laid_out: Layout, divergence: Divergence = 
         return logits.sum() * 0.0
     student = log_softmax(logits[laid_out.students].float(), -1)
     teacher = log_softmax(logits[laid_out.teachers].detach().float(), -1)
-    return _divergence(teacher, student, divergence)
+    return (teacher.exp() * (teacher - student)).sum(-1).mean()
 
 
 def ar_loss(logits: Tensor, laid_out: Layout) -> Tensor:
     """Equation 6, a mean over tokens: the response's negative log-likelihood (nats a token)."""
     response = laid_out.tokens[laid_out.prompt : laid_out.clean].to(logits.device)
     return cross_entropy(logits[laid_out.prompt - 1 : laid_out.clean - 1].float(), response)
-
-
-def _divergence(teacher: Tensor, student: Tensor, kind: Divergence) -> Tensor:
-    """Of log-probabilities (places, vocab), a mean over places."""
-    if kind == "forward_kl":
-        return _kl(teacher, student)
-    if kind == "reverse_kl":
-        return _kl(student, teacher)
-    middle = torch.logaddexp(teacher, student) - torch.log(torch.tensor(2.0))
-    return (_kl(teacher, middle) + _kl(student, middle)) / 2
-
-
-def _kl(p: Tensor, q: Tensor) -> Tensor:
-    return (p.exp() * (p - q)).sum(-1).mean()

@@ -3,8 +3,7 @@ Algorithm 2).
 
 A few texts a forward, side by side, each with several of its windows; consistency loss plus w times the AR loss on the
 model's own text.
-`accelerate` places, scatters and accumulates; what is random depends on seed, epoch and row alone, so that a run which
-was stopped ends in the same weights.
+What is random depends on seed, epoch and row alone, so that a run which was stopped ends in the same weights.
 """
 
 from __future__ import annotations
@@ -45,11 +44,6 @@ def train(
     Goes on from a checkpoint in `out`. The losses of every step are lines of `losses.jsonl` there. `tell` hears (step,
     of how many, loss in nats). Raises ModelError for trajectories of another model, and where the loss is not finite.
     """
-    try:
-        from accelerate import Accelerator
-    except ImportError as error:
-        raise OptionError("training needs accelerate: pip install 'tot[cllm]'") from error
-
     rows = list(trajectories(folder, loaded))
     if not rows:
         raise OptionError(f"{folder} holds no text to learn from: every one repeated itself, or there was none")
@@ -57,16 +51,11 @@ def train(
         raise OptionError(f"{out} holds a model: give another folder for the new one")
     out.mkdir(parents=True, exist_ok=True)
     model = _trainable(loaded, options)
-    # Products in bf16 only where the device has them: elsewhere they are emulated, many times slower than float32.
-    mixed = "bf16" if resolve_dtype("auto", loaded.device) == torch.bfloat16 else "no"
-    accelerator = Accelerator(cpu=loaded.device.type == "cpu", mixed_precision=mixed, gradient_accumulation_steps=1)
     optimizer = torch.optim.AdamW([weight for weight in model.parameters() if weight.requires_grad], lr=0.0)
-    model, optimizer = accelerator.prepare(model, optimizer)
-    a_step = options.accumulate * accelerator.num_processes
-    by_epoch = math.ceil(len(rows) / a_step)
+    by_epoch = math.ceil(len(rows) / options.accumulate)
     steps = options.epochs * by_epoch
     try:
-        done = load_checkpoint(accelerator.unwrap_model(model), optimizer.optimizer, out / CHECKPOINT)
+        done = load_checkpoint(model, optimizer, out / CHECKPOINT)
     except (KeyError, RuntimeError) as error:  # of weights by other names or of other shapes
         raise OptionError(
             f"{out} was begun with other options: go on as it was begun, or give another folder"
@@ -77,40 +66,46 @@ def train(
     model.train()
     for step in range(done, steps):
         set_learning_rate(optimizer, options.learning_rate, step, steps)
-        epoch, at = step // by_epoch, step % by_epoch * a_step
-        numbers = _order(len(rows), f"{options.seed}/{epoch}")[at : at + a_step]
-        with accelerator.split_between_processes(numbers, apply_padding=True) as mine:
-            batch = [_text(rows[number], f"{options.seed}/{epoch}/{number}", options) for number in mine]
-        consistency = ar = 0.0
-        for first in range(0, len(batch), options.together):
-            texts = batch[first : first + options.together]
-            with accelerator.autocast():
-                logits = _logits(model, texts, accelerator.device)
-            far, unlikely = torch.zeros(2, device=accelerator.device)
-            for of_text, text in zip(logits, texts, strict=True):
-                far = far + consistency_loss(of_text, text, options.divergence) / len(batch)
-                unlikely = unlikely + ar_loss(of_text, text) / len(batch)
-            accelerator.backward(far + options.ar_weight * unlikely)
-            consistency += far.item()
-            ar += unlikely.item()
+        epoch, at = step // by_epoch, step % by_epoch * options.accumulate
+        numbers = _order(len(rows), f"{options.seed}/{epoch}")[at : at + options.accumulate]
+        batch = [_text(rows[number], f"{options.seed}/{epoch}/{number}", options) for number in numbers]
+        consistency, ar = _gradients(model, batch, loaded.device, options)
         loss = consistency + options.ar_weight * ar
-        norm = float(accelerator.clip_grad_norm_(model.parameters(), 1.0))
+        norm = float(nn.utils.clip_grad_norm_(model.parameters(), 1.0))
         if not math.isfinite(loss + norm):
             raise ModelError(
                 f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in {out}; "
                 f"go on with a learning rate below {options.learning_rate}"
             )
-        if accelerator.is_main_process and step > done and step % options.checkpoint_every == 0:
+        if step > done and step % options.checkpoint_every == 0:
             # Only now is it known that the step before left good weights.
-            save_checkpoint(accelerator.unwrap_model(model), optimizer.optimizer, step, out / CHECKPOINT)
+            save_checkpoint(model, optimizer, step, out / CHECKPOINT)
         optimizer.step()
         optimizer.zero_grad()
-        if accelerator.is_main_process:
-            with curve.open("a") as file:
-                file.write(json.dumps({"step": step + 1, "loss": loss, "consistency": consistency, "ar": ar}) + "\n")
-            tell(step + 1, steps, loss)
-    if accelerator.is_main_process:
-        _save(accelerator.unwrap_model(model, keep_fp32_wrapper=False), loaded, out)
+        with curve.open("a") as file:
+            file.write(json.dumps({"step": step + 1, "loss": loss, "consistency": consistency, "ar": ar}) + "\n")
+        tell(step + 1, steps, loss)
+    _save(model, loaded, out)
+
+
+def _gradients(
+    model: nn.Module, batch: Sequence[Layout], device: torch.device, options: TrainOptions
+) -> tuple[float, float]:
+    """Add a step's gradients, some texts at a time. Returns the consistency and the AR loss, means over the texts."""
+    # Products in bf16 only where the device has them: elsewhere they are emulated, many times slower than float32.
+    mixed = resolve_dtype("auto", device) == torch.bfloat16
+    consistency = ar = 0.0
+    for first in range(0, len(batch), options.together):
+        texts = batch[first : first + options.together]
+        with torch.autocast(device.type, torch.bfloat16, enabled=mixed):
+            logits = _logits(model, texts, device)
+        pairs = list(zip(logits, texts, strict=True))
+        far = torch.stack([consistency_loss(*pair) for pair in pairs]).sum() / len(batch)
+        unlikely = torch.stack([ar_loss(*pair) for pair in pairs]).sum() / len(batch)
+        (far + options.ar_weight * unlikely).backward()  # type: ignore[no-untyped-call]
+        consistency += far.item()
+        ar += unlikely.item()
+    return consistency, ar
 
 
 def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
@@ -170,11 +165,8 @@ def _text(row: dict[str, Any], seed: str, options: TrainOptions) -> Layout:
         start, points = row["starts"][which], row["points"][which]
         fixed = row["response"][start : start + len(points[0])]  # shorter than n at a text's end
         at = chance.randrange(len(points))
-        if options.loss == "local":
-            windows.append(Window(start, points[at], points[at + 1] if at + 1 < len(points) else fixed))
-        else:
-            windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
-    return layout(row["prompt"], row["response"], windows, options.loss == "local")
+        windows.append(Window(start, chance.choice((points, row["corrected"][which]))[at], fixed))
+    return layout(row["prompt"], row["response"], windows)
 
 
 @lru_cache(maxsize=2)

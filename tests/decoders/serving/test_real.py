@@ -31,8 +31,8 @@ def test_smollm2_says_to_openais_client_what_it_says_locally(smollm2: str) -> No
     ]
     with load_decoder("ar", smollm2, dtype="fp32", kv_budget=8000) as decoder:
         expected = [completion.text for completion in decoder.generate(requests)]
-    with served(smollm2, ["--decoder", "seed", "--dtype", "fp32", "--kv-budget", "8000"]) as server:
-        client = openai.OpenAI(base_url=f"http://{server.host}:{server.port}/v1", api_key="any", max_retries=0)
+    with served(["--model", smollm2, "--decoder", "seed", "--dtype", "fp32", "--kv-budget", "8000"]) as server:
+        client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0)
 
         def ask(text: str) -> list[str]:
             reply = client.chat.completions.create(
@@ -70,6 +70,6 @@ def test_the_bench_compares_many_clients_with_one(
 def test_a_server_that_does_not_start_is_said() -> None:
     with (
         pytest.raises(ModelError, match=r"the server did not start: tot: unknown decoder 'beam'"),
-        served("x", ["--decoder", "beam"]),
+        served(["--model", "x", "--decoder", "beam"]),
     ):
         pass

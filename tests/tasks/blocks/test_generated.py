@@ -30,7 +30,7 @@ def test_every_length_that_is_possible_is_generated(
     assert max(max(distances(reachable(start_of(names)), goal).values()) for goal in towers) <= most + 1  # one in hand
 
 
-@pytest.mark.parametrize(("blocks", "steps"), [(5, 16), (8, 10), (12, 24), (20, 2), (20, 12), (20, 38), (20, 76)])
+@pytest.mark.parametrize(("blocks", "steps"), [(5, 16), (8, 10), (12, 24), (20, 2), (20, 12)])
 def test_large_problems_have_the_length_asked_for(
     blocks: int, steps: int, solves: Callable[..., tuple[bool, int | None]]
 ) -> None:

@@ -1,4 +1,4 @@
-"""What `tot bench decoders` shares among its sides, and says before it starts."""
+"""What `tot bench decoders` shares among its sides."""
 
 from __future__ import annotations
 
@@ -13,8 +13,9 @@ import pytest
 from rich.console import Console
 
 from tot.bench import decoders
-from tot.bench.decoders import Maker, room_for_generate
+from tot.bench.decoders import Maker
 from tot.bench.harness import Bench
+from tot.bench.options import BenchOptions
 from tot.decoders import LocalDecoder, Message
 
 pytestmark = pytest.mark.benches
@@ -26,7 +27,7 @@ def maker(tiny: Callable[..., LocalDecoder], tmp_path: Path) -> Iterator[Maker]:
     with tiny() as decoder, ExitStack() as stack:
         decoder.model.save_pretrained(tmp_path / "draft")
         decoder.tokenizer.save_pretrained(tmp_path / "draft")
-        bench = Bench(Console(file=io.StringIO(), width=200), tmp_path / "n.json", "here", {})
+        bench = Bench(BenchOptions(out=tmp_path / "n.json"), Console(file=io.StringIO(), width=200), "here")
         yield Maker(bench, decoder, {"draft": str(tmp_path / "draft")}, ["sd", "mcsd"], 2, 1, stack)
 
 
@@ -53,17 +54,3 @@ def test_all_sides_draft_with_one_model_and_none_finds_what_another_computed(
     cells = json.loads(maker.bench.out.read_text())["both"]["cells"]
     assert [(cell["side"], cell["tokens"]) for cell in cells] == [("one", 8), ("two", 8)]
     assert all(0 < cell["accepted"] <= cell["reached"] <= cell["drafted"] for cell in cells)
-
-
-def test_a_comparison_without_room_is_left_out_and_that_is_said_first(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    drafter, plain = maker.decoder("sd").drafter, maker.plain
-    screen: Any = maker.bench.console.file
-    assert room_for_generate(maker.bench, plain, drafter)
-    assert "left out" not in screen.getvalue()
-    weights = sum(weight.nbytes for weight in plain.model.parameters())
-    monkeypatch.setattr(decoders, "free_memory", lambda device: 2 * weights)  # enough for one of the two
-    assert not room_for_generate(maker.bench, plain, drafter)
-    assert "GiB are free: the comparison with its generate is left out" in screen.getvalue()
-    assert room_for_generate(maker.bench, plain, None)

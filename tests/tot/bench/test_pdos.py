@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tot.bench.pdos import Chosen, Way, mark_of, run, ways
+from tot.bench.options import PDOSOptions
+from tot.bench.pdos import Way, mark_of, run, ways
 from tot.bench.pdos_questions import Question, planning, retrieval
 from tot.cli.app import main
-from tot.decoders import Completion, LocalDecoder, OptionError, Request, load_decoder
+from tot.decoders import Completion, LocalDecoder, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
 
 pytestmark = pytest.mark.benches
@@ -148,14 +149,13 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
     passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
     data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
-    chosen = Chosen(("planning", "qa"), aspects=(2,), data=data, rounds=1)
-    run(str(folder), chosen, out, Console(file=screen, width=240))
+    asked = PDOSOptions(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
+    run(asked, Console(file=screen, width=240))
     numbers = json.loads(out.read_text())
     shown = screen.getvalue()
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES]
     assert "room for, where not for all: 1 of 2" in shown
-    assert "the judge has 0M parameters: its marks mean little" in shown
     for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
         cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
         assert tuple(cells) == SIDES
@@ -171,30 +171,14 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"tasks": ("retrieval", "gsm8k")}, "unknown task 'gsm8k': choose one of planning, qa, retrieval"),
-        ({"tasks": ("qa",)}, "name their file by --data"),
-        ({"data": Path("a.jsonl")}, "--data is for the task qa, which is not among --tasks"),
-        ({"tasks": ("planning",), "people": (10,)}, "--people is for the task retrieval"),
-        ({"tasks": ("retrieval",), "aspects": (2,)}, "--aspects is for the task planning"),
-        ({"tasks": ("retrieval",), "judge": "smollm2-135m"}, "has nothing to judge"),
-        ({"people": (3,)}, "3 people"),
-        ({"aspects": (2, 11)}, "11 aspects"),
-    ],
-)
-def test_choices_that_do_not_go_together_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        Chosen(**options)
-
-
-@pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tasks", "retrieval,plan"), "unknown task 'plan' (did you mean planning?)"),
-        (("--people", "ten"), "--people 'ten' can't be read: write numbers, such as 4,10"),
-        (("--tasks", "planning", "--people", "4"), "--people is for the task retrieval"),
-        (("--people", "3"), "3 people can't be asked about: choose 4 to 100"),
+        (("--tasks", "retrieval,plan"), "option tasks: Input should be 'retrieval', 'planning' or 'qa'"),
+        (("--people", "ten"), "option people: Input should be a valid integer"),
+        (("--people", "3"), "option people: Input should be greater than or equal to 4"),
+        (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
+        (("--tasks", "qa"), "give both, --data and qa among --tasks"),
+        (("--tasks", "planning", "--data", "a.jsonl"), "give both, --data and qa among --tasks"),
         (("--out", "nowhere/n.json"), "does not exist: make it first"),
     ],
 )

@@ -13,15 +13,14 @@ import pytest
 from rich.console import Console
 
 from tot.bench import peers
-from tot.bench.peers import Options, answered, run
-from tot.bench.peers_sides import Peer, Plan, open_ours, open_sides
+from tot.bench.options import PeersOptions
+from tot.bench.peers import answered, run
+from tot.bench.peers_sides import Peer, open_ours, open_sides
 from tot.cli.app import main
 from tot.decoders import LocalDecoder, Request
 from tot.registry import load_task
 
 pytestmark = pytest.mark.benches
-
-PARTS = ("decode", "limit", "tree", "evaluations", "answers")
 
 
 @pytest.fixture
@@ -34,12 +33,11 @@ def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(*others: Peer) -> None:
         monkeypatch.setattr("tot.bench.peers_sides.load_decoder", loaded)
-        monkeypatch.setattr("tot.bench.peers.load_decoder", loaded)
         monkeypatch.setattr("tot.bench.peers.few_shot_ids", lambda tokenizer: list(range(10, 60)))
-        monkeypatch.setattr("tot.bench.harness.wait_until_quiet", lambda: None)
+        monkeypatch.setattr("tot.bench.peers.BUSY", 1000.0)
 
-        def opened(plan: Plan, stack: ExitStack, say: Any) -> list[Peer]:
-            return [open_ours(plan.model, stack, True, "tot"), *others]
+        def opened(asked: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:
+            return [open_ours(asked.model, stack, True, "tot"), *others]
 
         monkeypatch.setattr("tot.bench.peers.open_sides", opened)
 
@@ -50,8 +48,16 @@ def test_the_numbers_are_written_and_the_ratios_printed(
     among: Any, paced: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     among(paced("vLLM", lambda samples: 1000.0))
-    options = Options(branches=(1, 15), rounds=2, new_tokens=3, parts=("decode",), patience=1e9)
-    run(options, tmp_path / "n.json", True, Console(width=150, highlight=False))
+    options = PeersOptions(
+        branches=(1, 15),
+        rounds=2,
+        new_tokens=3,
+        parts=("decode",),
+        patience=1e9,
+        out=tmp_path / "n.json",
+        markdown=True,
+    )
+    run(options, Console(width=150, highlight=False))
     numbers = json.loads((tmp_path / "n.json").read_text())
     (decoded,) = (found["cells"] for name, found in numbers.items() if isinstance(found, dict) and "cells" in found)
     assert sorted((cell["side"], cell["column"], cell["round"]) for cell in decoded) == [
@@ -63,7 +69,7 @@ def test_the_numbers_are_written_and_the_ratios_printed(
     assert numbers["finished"]
 
 
-def test_a_step_an_evaluation_and_a_search_are_measured(
+def test_a_step_and_a_search_are_measured(
     among: Any, paced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letters: Any
 ) -> None:
     among(paced("vLLM", lambda samples: 0.5), paced("llama.cpp, A", lambda samples: 0.5))
@@ -72,8 +78,10 @@ def test_a_step_an_evaluation_and_a_search_are_measured(
     monkeypatch.setattr(peers, "DEPTH", 2)
     monkeypatch.setattr(peers, "load_task", lambda name: letters())
     monkeypatch.setattr(peers, "questions", lambda task, data, count: ["why?", "where?"][:count])
-    options = Options(branches=(1, 4), rounds=1, problems=2, parts=("limit", "tree"), patience=1e9)
-    run(options, tmp_path / "n.json", False, Console(quiet=True))
+    options = PeersOptions(
+        branches=(1, 4), rounds=1, problems=2, parts=("limit", "tree"), patience=1e9, out=tmp_path / "n.json"
+    )
+    run(options, Console(quiet=True))
     numbers = json.loads((tmp_path / "n.json").read_text())
     steps = numbers["milliseconds of a step, by branches"]["cells"]
     assert [(cell["side"], cell["column"]) for cell in steps] == [("tot", 1), ("tot", 4)]
@@ -93,9 +101,9 @@ def test_what_is_known_when_interrupted_is_printed(among: Any, paced: Any, capsy
         return 2.0
 
     among(paced("vLLM", interrupted))
-    options = Options(branches=(1, 4), rounds=1, new_tokens=6, parts=("decode",), patience=1e9)
+    options = PeersOptions(branches=(1, 4), rounds=1, new_tokens=6, parts=("decode",), patience=1e9)
     with pytest.raises(KeyboardInterrupt):
-        run(options, None, False, Console(width=150))
+        run(options, Console(width=150))
     (row,) = (line for line in capsys.readouterr().out.splitlines() if "│ vLLM" in line)
     assert row.split("│")[2].strip() == "3.0"
 
@@ -103,9 +111,9 @@ def test_what_is_known_when_interrupted_is_printed(among: Any, paced: Any, capsy
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--parts", "decode,speed"), "unknown part 'speed'"),
-        (("--sides", "llama,sglang"), "unknown side 'sglang'"),
-        (("--branches", "1,few"), "--branches '1,few' can't be read"),
+        (("--parts", "decode,speed"), "option parts: Input should be 'decode', "),
+        (("--sides", "llama,sglang"), "option sides: Input should be 'int8', "),
+        (("--branches", "1,few"), "option branches: Input should be a valid integer"),
     ],
 )
 def test_what_there_is_none_of_is_refused(
@@ -123,7 +131,7 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
     said: list[str] = []
     nowhere = tmp_path / "python"
     with ExitStack() as stack:
-        sides = open_sides(Plan("any", llama=nowhere, kinds=("llama",)), stack, said.append)
+        sides = open_sides(PeersOptions(model="any", llama=nowhere, sides=("llama",)), stack, said.append)
     assert [side.name for side in sides] == ["tot"]
     assert said[1:] == [
         f"llama.cpp, {precision} is left out: there is no {nowhere}: `make peers` installs it, or say where it is with "

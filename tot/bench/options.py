@@ -1,0 +1,217 @@
+"""The options of each benchmark, which are the flags of `tot bench` too. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_origin
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveInt,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from tot.decoders.errors import OptionError
+from tot.options import ModelOptions
+
+Counts = Annotated[tuple[PositiveInt, ...], AfterValidator(lambda counts: tuple(sorted(set(counts))))]
+"""From the least, each once."""
+
+
+class BenchOptions(BaseModel):
+    """What all benchmarks are asked. Options that hold several values also take a text of them, with commas."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
+    out: Path | None = Field(None, description="Write the numbers to this .json file as they come, or go on with it.")
+    markdown: bool = Field(False, description="Print the tables as Markdown.")
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _listed(cls, value: Any, info: ValidationInfo) -> Any:
+        several = get_origin(cls.model_fields[info.field_name or ""].annotation) is tuple
+        return tuple(part.strip() for part in value.split(",")) if several and isinstance(value, str) else value
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What tells one run's numbers from another's, as JSON data."""
+        return self.model_dump(mode="json", exclude={"out", "markdown"})
+
+
+class InRounds(BenchOptions):
+    """What is asked of those that take turns at the same work."""
+
+    rounds: int = Field(3, ge=1, description="Rounds; the sides take turns and medians are compared.")
+
+
+class PackedOptions(InRounds):
+    """Packed decoding against model.generate: speed, reuse of prompts, memory."""
+
+
+class DecodersOptions(InRounds):
+    """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
+
+    decoders: tuple[str, ...] = Field(
+        ("ar", "sd", "mcsd", "seed"), description="Decoders, with commas; ar is always among them."
+    )
+    decoder_option: list[str] = Field(
+        [], description="As for tot solve; given to the decoders that have such an option."
+    )
+    temperatures: tuple[float, ...] = Field((0.2, 1.0), description="With commas.")
+    samples: int = Field(3, ge=1, description="Samples of each prompt (n).")
+
+    @property
+    def decoder_options(self) -> dict[str, str]:
+        """By name. Raises OptionError for one that can't be read."""
+        return ModelOptions(decoder_option=self.decoder_option).decoder_options
+
+
+class FastCoTOptions(BenchOptions):
+    """FastCoT against whole rationales: time, accuracy, answers unchanged, by iteration and at the calibrated cap."""
+
+    data: str = Field(description="Questions with answers, as for tot eval.")
+    task: str = Field("multiple_choice", description="What they are questions of.")
+    limit: int = Field(100, ge=4, description="Questions, half to calibrate on, half to test.")
+    timed: int = Field(16, ge=1, description="Questions of the latter that are timed.")
+    max_tokens: int = Field(128, ge=2, description="Most tokens of a rationale.")
+
+
+class PDOSOptions(BenchOptions):
+    """Parallel steps against normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
+
+    tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
+        ("retrieval", "planning", "qa"), description="With commas; qa where --data is."
+    )
+    people: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
+        (10,), description="Retrieval: how many people, 4 to 100, with commas."
+    )
+    aspects: tuple[Annotated[int, Field(ge=2, le=10)], ...] = Field(
+        (2, 4, 6, 8, 10), description="Planning: how many aspects, 2 to 10, with commas."
+    )
+    data: Path | None = Field(
+        None,
+        description="QA: a .jsonl file in the format of LongBench's 2WikiMultihopQA, with input, context, answers.",
+    )
+    judge: str | None = Field(
+        None, description="The model that marks plans and answers from 1 to 5; by default the one that writes them."
+    )
+    rounds: int = Field(3, ge=1, description="Questions of each kind; the sides take turns at each.")
+
+    @model_validator(mode="after")
+    def _documents(self) -> PDOSOptions:
+        if self.tasks == ("qa",) if self.data is None else "qa" not in self.tasks:
+            raise OptionError("the task qa asks about documents of yours: give both, --data and qa among --tasks")
+        return self
+
+
+class PeersOptions(InRounds):
+    """Branches and whole searches, here and in transformers, llama.cpp and vLLM."""
+
+    parts: tuple[Literal["decode", "limit", "tree", "answers"], ...] = Field(
+        ("decode", "limit", "tree", "answers"), description="With commas: decode, limit, tree, answers."
+    )
+    sides: tuple[Literal["int8", "batched", "serial", "assisted", "continuous", "llama", "vllm"], ...] = Field(
+        ("int8", "batched", "serial", "assisted", "continuous", "llama", "vllm"),
+        description="What to compare with, with commas: int8 (our own), batched, serial, assisted, continuous (all "
+        "transformers), llama, vllm.",
+    )
+    branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Samples of one prompt, with commas.")
+    new_tokens: int = Field(64, ge=1, description="New tokens of each of them.")
+    problems: int = Field(8, ge=1, description="Problems that are searched, one a round.")
+    data: Path | None = Field(None, description="GSM8K problems, as for tot eval; the task's own without.")
+    patience: float = Field(
+        60.0, ge=0, description="Seconds: what will take longer is done once; three times as long, not at all."
+    )
+    vllm: Path = Field(Path(".venv-vllm/bin/python"), description="The Python that has vLLM (make peers).")
+    llama: Path = Field(Path(".venv-llama/bin/python"), description="The Python with llama-cpp-python (make peers).")
+
+
+class GPUOptions(InRounds):
+    """Packed decoding against model.generate on a GPU, on models of 7B's sizes with random weights, in bfloat16."""
+
+    model: Literal["llama-2-7b", "qwen2.5-7b", "tiny"] = Field(
+        "llama-2-7b", description="The sizes of a model, whose weights are random."
+    )
+    device: Literal["cuda", "cpu"] = Field("cuda", description="cuda or cpu, for a try with tiny models.")
+    branches: Counts = Field((1, 4, 16, 64, 128, 256), description="Samples of one prompt, with commas.")
+    new_tokens: int = Field(64, ge=2, description="New tokens of each of them.")
+    patience: float = Field(
+        45.0, ge=0, description="Seconds: what will take longer is done once; three times as long, not at all."
+    )
+
+
+class ServeOptions(InRounds):
+    """A server with many clients at once against the same server with one: tokens a second, tokens a forward."""
+
+    decoder: str = Field("ar", description="A decoder.")
+    decoder_option: list[str] = Field([], description="As for tot serve.")
+    clients: int = Field(16, ge=2, description="Clients at once, against one.")
+    requests: int = Field(2, ge=1, description="Requests of each client in a round.")
+    tokens: int = Field(64, ge=1, description="New tokens of each reply.")
+
+
+class PlanningOptions(BenchOptions):
+    """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
+
+    data: Path = Field(description="Blocksworld instances: rows with `pddl` and `steps`.")
+    count: int = Field(100, ge=1, description="Instances, drawn from those that fit.")
+    steps: int = Field(6, ge=1, description="Only instances whose known plan is not longer.")
+    nodes: int = Field(25, ge=1, description="Thoughts a search may grow.")
+    rounds: int = Field(10, ge=1, description="Runs that the sides without a model are averaged over.")
+
+
+class EvalOptions(InRounds):
+    """Evaluating many questions at once against one at a time."""
+
+    data: Path = Field(description="Questions with answers, as for tot eval.")
+    task: str = Field("gsm8k", description="What they are questions of.")
+    search: str | None = Field(None, description="As for tot eval; the task's own by default.")
+    limit: int = Field(16, ge=2, description="Questions.")
+    max_tokens: int | None = Field(None, ge=1, description="Most new tokens of any text.")
+    concurrency: int = Field(16, ge=2, description="Searches at once, against one at a time.")
+    rounds: int = Field(1, ge=1, description="Rounds; the sides take turns and medians are compared.")
+
+
+class RayOptions(EvalOptions):
+    """Two Ray workers of one core each against one, on the same questions."""
+
+    limit: int = Field(32, ge=2, description="Questions.")
+    concurrency: int = Field(8, ge=1, description="Searches at once on each worker.")
+    rounds: int = Field(3, ge=1, description="Rounds; the sides take turns and medians are compared.")
+
+
+class ServersOptions(EvalOptions):
+    """All requests of a level in flight at an OpenAI-compatible server, against one request at a time."""
+
+    base_url: str = Field(description="The server, such as http://127.0.0.1:8000/v1.")
+    model: str = Field(description="The model's name at the server.")
+    search: str | None = Field("bfs:thoughts=3,breadth=2,depth=3", description="As for tot eval.")
+    max_tokens: int | None = Field(48, ge=1, description="Most new tokens of any text.")
+    concurrency: int = Field(64, ge=2, description="Most requests in flight, against one at a time.")
+    rounds: int = Field(3, ge=1, description="Rounds; the sides take turns and medians are compared.")
+
+
+class CLLMOptions(BenchOptions):
+    """A consistency LLM against its base: speed, tokens a forward, score, answers unchanged."""
+
+    model: str = Field(description="The consistency LLM.")
+    base: str = Field("smollm2-135m", description="The model that it was made from.")
+    questions: list[str] = Field(
+        [], description="TASK=FILE: questions whose whole solutions are asked for; again for more."
+    )
+    prompts: list[Path] = Field([], description="Files of prompts: .jsonl, .csv, .parquet, …")
+    column: str = Field("prompt", description="The column of --prompts that holds the prompt.")
+    max_tokens: int = Field(128, ge=2, description="Most new tokens of a text.")
+    limit: int = Field(50, ge=1, description="Take so many questions.")
+    offset: int = Field(0, ge=0, description="Leave out so many questions first.")
+    shuffle_seed: int | None = Field(
+        None, ge=0, description="Take the questions in a random order; other seeds, other orders."
+    )
+    n: int = Field(16, ge=1, le=128, description="Tokens of a window.")
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
