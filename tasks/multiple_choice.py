@@ -7,14 +7,14 @@ well be typed in.
 from __future__ import annotations
 
 import re
-from collections import Counter, deque
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
-from tot.decoders.errors import OptionError, TaskError, unknown
+from tot.decoders.errors import TaskError
 from tot.state import State
 from tot.task import Task
-from tot.tasks.numbers import parse_value
+from tot.tasks.numbers import last, parse_value
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION = re.compile(r"(\(?)([A-Za-z])([).:])\s*+(\S.*)")
@@ -68,13 +68,6 @@ class MultipleChoice(Task):
         "answer": {"max_tokens": 8, "stop": ("\n",)},
     }
 
-    def __init__(self, by: Literal["likelihood", "text"] = "likelihood") -> None:
-        """The choice after the rationale: the likeliest label, or the one that the model writes."""
-        super().__init__()
-        if by not in ("likelihood", "text"):
-            raise OptionError(unknown("way to choose", by, ("likelihood", "text")))
-        self._by = by
-
     def start(self, question: str) -> State:
         """The question in canonical text. Raises TaskError where it has fewer than two options, or a label twice."""
         return State(question=_text(*_parts(super().start(question).question)))
@@ -123,14 +116,14 @@ class MultipleChoice(Task):
         """
         text = _LATEX.sub("", text).strip()
         end = _LAST_LINE.search(text, max(0, len(text) - 20))
-        for found in (_last(_ANNOUNCED.finditer(text)), end, _OPENING.match(text), _last(_NAMED.finditer(text))):
+        for found in (last(_ANNOUNCED.finditer(text)), end, _OPENING.match(text), last(_NAMED.finditer(text))):
             if found:
                 return next(label for label in found.groups() if label).upper()
         return None
 
     def choices(self, state: State) -> tuple[str, ...]:
-        """The labels of the question's options, where the choice is made by likelihood."""
-        return tuple(options(state.question)) if self._by == "likelihood" else ()
+        """The labels of the question's options."""
+        return tuple(options(state.question))
 
     def canonical(self, answer: Any) -> str:
         return str(answer).strip(" \t\n().:").upper()
@@ -214,8 +207,3 @@ def _lettered(given: Sequence[tuple[str, str]]) -> dict[str, str]:
     if len(set(letters)) < len(given) or not all(len(label) == 1 and label in _LETTERS for label in letters):
         letters = list(_LETTERS[: len(given)])
     return {letter: text for letter, (_, text) in zip(letters, given, strict=True)}
-
-
-def _last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:
-    last = deque(matches, maxlen=1)
-    return last[0] if last else None

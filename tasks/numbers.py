@@ -55,7 +55,7 @@ def strict_answer(text: str) -> str | None:
 
     lm-evaluation-harness' strict-match, but the last and not the first, and also after `$`, with `−`, before a period.
     """
-    found = _last(_STRICT.finditer(text))
+    found = last(_STRICT.finditer(text))
     return normalize(found[1]) if found else None
 
 
@@ -66,12 +66,12 @@ def flexible_answer(text: str) -> str | None:
     is lm-evaluation-harness' flexible-extract. Of an announced equation, the last side that is one number: `answer is
     2 x 9 = 18` gives 18. Nothing is computed: `1/2`, `10-3` and `18:30` give their last number, `50%` gives 50.
     """
-    announced = _last(_ANNOUNCED.finditer(text))
-    boxed = _last(match for match in _BOXED.finditer(text) if _ANY.search(match[1]))
+    announced = last(_ANNOUNCED.finditer(text))
+    boxed = last(match for match in _BOXED.finditer(text) if _ANY.search(match[1]))
     later = max((match for match in (announced, boxed) if match), key=lambda match: match.start(1), default=None)
     if later:
         return _outcome(later[1])
-    found = _last(_ANY.finditer(text))
+    found = last(_ANY.finditer(text))
     return normalize(found[0]) if found else None
 
 
@@ -134,6 +134,7 @@ def _plain(number: str) -> str:
     return number.translate(_TO_PLAIN)
 
 
-def _last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:
-    last = deque(matches, maxlen=1)
-    return last[0] if last else None
+def last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:
+    """The last of some matches; None where there are none."""
+    found = deque(matches, maxlen=1)
+    return found[0] if found else None

@@ -1,13 +1,11 @@
-"""Work that goes on where it was stopped, and ends as if it had not been: what it was begun with, its clock, and the
-checkpoints and the learning rate of training."""
+"""Work that goes on where it was stopped, and ends as if it had not been: what it was begun with, and the checkpoints
+and the learning rate of training."""
 
 from __future__ import annotations
 
 import json
 import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +28,6 @@ def check_settings(path: Path, settings: Mapping[str, Any]) -> None:
                 "give another folder"
             )
     write_json(path, settings)
-
-
-class Clock:
-    """Seconds spent on each part, also by runs that were stopped."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.seconds: dict[str, float] = json.loads(path.read_text()) if path.exists() else {}
-
-    @contextmanager
-    def __call__(self, part: str) -> Iterator[None]:
-        began, before = time.monotonic(), self.seconds.get(part, 0.0)
-        try:
-            yield
-        finally:
-            self.seconds[part] = before + time.monotonic() - began
-            write_json(self._path, self.seconds)
 
 
 def set_learning_rate(optimizer: Any, peak: float, step: int, steps: int) -> None:

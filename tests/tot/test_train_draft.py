@@ -108,8 +108,6 @@ def test_a_draft_is_trained_found_and_of_use(
     assert (report["tokens"], report["layers"], report["width"], report["epochs"]) == (500, 1, 64, 1.0)
     assert report["recorded"] >= 500
     assert report["parameters"] > 64 * 259
-    assert {*report["seconds"]} == {"recording", "training"}
-    assert all(seconds > 0 for seconds in report["seconds"].values())
     assert 0 <= report["greedy"] <= 1
     assert 0 < report["overlap"] <= 1.01
 

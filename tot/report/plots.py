@@ -46,21 +46,6 @@ def gantt(timeline: Timeline, title: str) -> Figure:
     return figure
 
 
-def utilisation(runs: Mapping[str, Timeline]) -> Figure:
-    """How much of the time the target computes, over each run."""
-    figure: Figure = new_figure(9.0, 1.2 + 1.3 * len(runs))
-    rows = figure.subplots(len(runs), 1, sharex=True, squeeze=False)[:, 0]
-    for axes, (name, timeline) in zip(rows, runs.items(), strict=True):
-        shares = timeline.busy("target")
-        axes.fill_between(range(len(shares)), [100 * share for share in shares], step="mid", color=_COLOURS["verify"])
-        mean = 100 * sum(shares) / len(shares) if shares else 0.0
-        axes.set_title(f"{name}: the target is at work {mean:.0f}% of the time", fontsize="medium", loc="left")
-        axes.set_ylim(0, 105)
-        axes.set_ylabel("%")
-    rows[-1].set_xlabel("the run, from its beginning to its end, in 50 parts")
-    return figure
-
-
 def losses(curve: Path) -> Figure:
     """The losses of a training run, from its JSON lines of `step` and losses."""
     lines = [json.loads(line) for line in curve.read_text().splitlines()]

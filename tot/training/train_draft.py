@@ -28,7 +28,7 @@ from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train
 from tot.decoders.training.options import DraftOptions
-from tot.decoders.training.resuming import Clock, check_settings
+from tot.decoders.training.resuming import check_settings
 from tot.generators.sample import Sample
 from tot.report.terminal import counting
 from tot.search import BFS
@@ -76,12 +76,11 @@ def run(
             ) from None
         check_settings(work / "settings.json", settings)
         target = load_model(model)
-        spent = Clock(work / "seconds.json")
-        with spent("recording"), counting("recording", options.tokens) as tell:
+        with counting("recording", options.tokens) as tell:
             records = _record(target, asked, given, options, work, tell)
         kept = [record for i, record in enumerate(records) if i % _HELD_OUT]
         draft = student(target, options)
-        with spent("training"), counting("training", None) as tell:
+        with counting("training", None) as tell:
             train(
                 draft,
                 kept or records,
@@ -93,7 +92,6 @@ def run(
             **settings,
             "recorded": sum(len(record.top) for record in records),
             "parameters": sum(weight.numel() for weight in draft.parameters()),
-            "seconds": spent.seconds,
             **agreement(draft, records[::_HELD_OUT]),
         }
         with quiet_transformers():
@@ -102,8 +100,7 @@ def run(
         write_json(folder / "report.json", report)
     shutil.rmtree(work)
     console.print(
-        f"{folder}: {report['parameters'] / 1e6:.1f}M parameters, {report['recorded']} tokens recorded in "
-        f"{spent.seconds['recording'] / 60:.0f} min, trained in {spent.seconds['training'] / 60:.0f} min; on texts "
+        f"{folder}: {report['parameters'] / 1e6:.1f}M parameters, {report['recorded']} tokens recorded; on texts "
         f"kept apart its distribution overlaps the target's by {report['overlap']:.2f} at T=1, and the likeliest token "
         f"is the same at {report['greedy']:.2f} of places"
     )

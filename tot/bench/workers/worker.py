@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import tempfile
@@ -22,7 +21,6 @@ from tot.bench.engines import SideError, checked
 from tot.bench.harness import Measured
 from tot.bench.workloads import Waves, drawn
 
-_END = None
 _LINES = 3
 """Of a worker's last words that are shown."""
 
@@ -54,8 +52,6 @@ class Worker:
         except OSError as error:
             self._log.close()
             raise SideError(f"{python} can't be started ({error.strerror}): give another interpreter") from None
-        self._lines: queue.Queue[bytes | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
         try:
             self.about = str(self._ask(load).get("about", ""))
         except BaseException:
@@ -69,9 +65,7 @@ class Worker:
         return checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
 
     def close(self) -> None:
-        if self._process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+        self._kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
@@ -79,34 +73,36 @@ class Worker:
                 pipe.close()
         self._log.close()
 
+    def _kill(self) -> None:
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one command."""
+        """The reply to one command. A worker that gives none in time is ended."""
         assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            self._kill()
+
+        timer = threading.Timer(self._patience, give_up)
+        timer.start()
         try:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
+            reply = next(filter(None, map(_parsed, self._process.stdout)), None)
         except OSError:
-            raise SideError(self._last_words()) from None
-        while True:
-            try:
-                line = self._lines.get(timeout=self._patience)
-            except queue.Empty:
-                raise SideError(f"no answer in {self._patience:.0f} s") from None
-            if line is _END:
-                raise SideError(self._last_words())
-            reply = _parsed(line)
-            if reply is not None:
-                break
+            reply = None
+        finally:
+            timer.cancel()
+        if reply is None:
+            raise SideError(f"no answer in {self._patience:.0f} s" if late.is_set() else self._last_words())
         if "error" in reply:
             raise SideError(str(reply["error"]))
         return reply
-
-    def _read(self) -> None:
-        assert self._process.stdout is not None
-        with suppress(ValueError):  # closed meanwhile
-            for line in self._process.stdout:
-                self._lines.put(line)
-        self._lines.put(_END)
 
     def _last_words(self) -> str:
         status = self._process.wait()
