@@ -17,7 +17,7 @@ from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import load_task
-from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, decode_whole, rationales
+from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, decode_whole, masked, rationales
 
 TASK = """
 from tot import Task
@@ -271,13 +271,29 @@ def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[st
     assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_rationale_of_which_nothing_is_masked_gives_the_whole_ones_answer(engine: Engine, riddle: Task) -> None:
+    asked = rationales(riddle, ROWS, 30)
+    (ends, uniform), (none_left, none_left_either) = masked(engine, asked, (0.0, 1.0), seeds=3)
+    assert len(ends.given) == 12
+    assert ends.unchanged == uniform.unchanged == [1.0] * 12
+    assert none_left.given == none_left_either.given  # all masked, whichever way
+    assert none_left.given[:4] == none_left.given[4:8]
+
+
 @pytest.mark.benches
 @pytest.mark.usefixtures("_here")
 def test_the_bench_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
     asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
     assert main(["bench", "fastcot", *asked, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
     printed = capfd.readouterr().out
-    for title in ("calibrated on 4 questions", "answers of CoT", "without by-products", "verify"):
+    for title in (
+        "calibrated on 4 questions",
+        "answers of CoT",
+        "without by-products",
+        "verify",
+        "window 25",
+        "uniformly",
+    ):
         assert title in printed
     numbers = json.loads(Path("n.json").read_text())
     alone, packed = (numbers[f"rationales, {together} at a time"]["cells"] for together in (1, 8))

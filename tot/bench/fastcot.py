@@ -1,8 +1,8 @@
 """`tot bench fastcot`: what FastCoT saves and what it costs, in the shape of the paper's tables.
 
-The cap that a random half of the questions asks for (section 4.4); on the other half answers by iteration (figure 6),
-then time: rationales one at a time and packed (table 1), and where it goes (table 2); and the evaluations of a GSM8K
-search, explained in full and in part.
+The cap that a random half of the questions asks for (section 4.4); on the other half answers by iteration (figure 6)
+and window (figure 8), and after rationales of which parts are masked (figure 5); then time: rationales one at a time
+and packed (table 1), and where it goes (table 2); and the evaluations of a GSM8K search, explained in full and in part.
 """
 
 from __future__ import annotations
@@ -29,8 +29,11 @@ from tot.decoders.request import Request, Sampling
 from tot.evaluators.likelihood import Explain
 from tot.machine import describe
 from tot.registry import load_task
-from tot.training.fastcot import Rationale, by_iteration, decode_whole, find_cap, questions
+from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, questions
 
+WINDOWS = (0, 5, 10, 15, 20, 25)
+SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
+"""Of rationales, that are masked."""
 TOGETHER = 8
 """Rationales decoded at once where they are packed."""
 LOSS, AGREEMENT = 0.03, 0.9
@@ -53,6 +56,8 @@ def run(options: FastCoTOptions, console: Console) -> None:
             bench.keep(window=width, calibration={"cap": found.cap, "note": note})
             cap = iterations[len(iterations) // 2] if found.cap is None else found.cap
             _by_iteration(bench, engine, testing, iterations, width, cap)
+            _by_window(bench, engine, testing, iterations)
+            _masked(bench, engine, testing, options.seeds)
             _times(bench, engine, testing[: options.timed], width, cap)
             _state_evaluations(bench, engine, width, most)
 
@@ -73,14 +78,36 @@ def _by_iteration(
         f"{len(asked)} other questions, of {sum(answer is None for answer in full.whole)} no answer can be read after "
         f"whole rationales. cap {cap}: {at_cap.against_whole()[0]}. No rationale: {none.against_whole()[0]}"
     )
-    numbers: dict[str, Any] = {"iterations": iterations}
+    _curves(bench, "iterations", iterations, sides)
+    bench.keep(**{"at the cap": {"scores": at_cap.scores, "unchanged": at_cap.unchanged}})
+
+
+def _by_window(bench: Bench, engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int]) -> None:
+    """Figure 8."""
+    sides = {
+        f"window {window}": by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
+        for window in WINDOWS
+    }
+    _curves(bench, "iterations, by window", iterations, sides)
+
+
+def _masked(bench: Bench, engine: Engine, asked: Sequence[Rationale], seeds: int) -> None:
+    """Figure 5: rationales masked from the end, and uniformly."""
+    pairs = masked(engine, asked, SHARES, seeds)
+    sides = dict(zip(("masked from the end", "masked uniformly"), zip(*pairs, strict=True), strict=True))
+    _curves(bench, "the share left", [f"{1 - share:.0%}" for share in SHARES], sides)
+
+
+def _curves(bench: Bench, after: str, at: Sequence[Any], sides: Mapping[str, Sequence[Answers]]) -> None:
+    """A table of accuracy, and one of answers that are those after whole rationales."""
+    numbers: dict[str, Any] = {"at": at}
     for what in ("accuracy", "agreement"):
-        table = Table(f"{what} after", *map(str, iterations), "mean")
+        table = Table(f"{what} after {after}", *map(str, at), "mean")
         for name, answers in sides.items():
             curve = numbers[f"{name}, {what}"] = [getattr(one, what) for one in answers]
             table.add_row(name, *(f"{value:.0%}" for value in curve), f"{statistics.fmean(curve):.1%}")
         bench.show(table)
-    bench.keep(**{"by iteration": numbers, "at the cap": {"scores": at_cap.scores, "unchanged": at_cap.unchanged}})
+    bench.keep(**{after: numbers})
 
 
 def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int, cap: int) -> None:

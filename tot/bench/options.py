@@ -78,6 +78,7 @@ class FastCoTOptions(BenchOptions):
     limit: int = Field(100, ge=4, description="Questions, half to calibrate on, half to test.")
     timed: int = Field(16, ge=1, description="Questions of the latter that are timed.")
     max_tokens: int = Field(128, ge=2, description="Most tokens of a rationale.")
+    seeds: int = Field(20, ge=1, description="Random ways of masking parts of rationales.")
 
 
 class PDOSOptions(BenchOptions):

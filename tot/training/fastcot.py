@@ -1,5 +1,5 @@
-"""What cutting rationales costs: answers from parts of them, by iteration (FastCoT, Zhang et al., 2023, section
-4.4), and the cap that follows.
+"""What cutting rationales costs: answers from parts of them, by iteration and by what is masked (FastCoT, Zhang et al.,
+2023, sections 4.4 and 5), and the cap that follows.
 
 Rationales are decoded once; the answer after any part of them is scored, or decoded, from there.
 """
@@ -151,6 +151,40 @@ def by_iteration(
                 exact, approximate = completion.trajectory[cap - 1]
                 pieces.append([*completion.tokens[:exact], *(approximate if glimpse else ())])
         results.append(Answers(asked, whole, _after(engine, asked, pieces, whole)))
+    return results
+
+
+def masked(
+    engine: Engine, asked: Sequence[Rationale], shares: Sequence[float], seeds: int
+) -> list[tuple[Answers, Answers]]:
+    """Section 5.2: the answers after rationales of which a share is masked, from the end and uniformly; the results of
+    all seeds, one after another."""
+    with load_decoder("ar", engine=engine) as decoder:
+        decoded = decoder.generate([one.request for one in asked])
+    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
+    tokenizer = engine.loaded.tokenizer
+    mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+    results = []
+    for share in shares:
+        both = []
+        for uniform in (False, True):
+            pieces: list[list[int] | None] = []
+            for seed in range(seeds):
+                for number, completion in enumerate(decoded):
+                    tokens = engine.codec.encode(completion.parts[0].text)
+                    hidden = round(share * len(tokens))
+                    chance = random.Random(f"{seed}/{number}")
+                    places = (
+                        chance.sample(range(len(tokens)), hidden)
+                        if uniform
+                        else range(len(tokens) - hidden, len(tokens))
+                    )
+                    for place in places:
+                        tokens[place] = mask
+                    pieces.append(tokens if hidden else None)
+            several, full = [*asked] * seeds, whole * seeds
+            both.append(Answers(several, full, _after(engine, several, pieces, full)))
+        results.append((both[0], both[1]))
     return results
 
 
