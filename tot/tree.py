@@ -213,12 +213,12 @@ class ThoughtTree:
             descendant.pruned = True
 
     def below(self, node: Node) -> Iterator[Node]:
-        """`node` and what grew from it, parents before children."""
+        """`node` and what grew from it, as one reads a tree: each branch to its end, parents before children."""
         waiting = [node]
         while waiting:
             current = waiting.pop()
             yield current
-            waiting += [child for child in self.children(current) if child.parent == current.id]
+            waiting += [child for child in reversed(self.children(current)) if child.parent == current.id]
 
     def choose(self, node: Node) -> None:
         """Mark the path to `node` as the chosen one."""

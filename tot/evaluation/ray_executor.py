@@ -14,7 +14,7 @@ import pickle
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -126,33 +126,31 @@ class Worker:
         return json.dumps(sample, default=str), json.dumps(tree)
 
 
+@dataclass(eq=False)
 class _Deal:
     """Who searches what. An actor has a share: searches at once."""
 
-    def __init__(
-        self, pending: Pending, finish: Finish, note: Callable[[str], None], versions: dict[str, str], size: Size
-    ) -> None:
-        self._pending = pending
-        self._finish = finish
-        self._note = note
-        self._versions = versions
-        self._size = size
-        self._again: deque[_Job] = deque()
-        """Whose worker died once."""
-        self._suspects: deque[_Job] = deque()
-        """Whose worker died twice: they wait until one is idle, and have it for themselves."""
-        self._unfinished = 0
-        """Searches begun and not finished, those to be begun again among them."""
-        self._changed = asyncio.Event()
-        """Set when a search ends in any way."""
-        self._over = asyncio.Event()
-        self._here: set[str] = set()
-        """Where workers run."""
-        self._given_up = ""
+    pending: Pending
+    finish: Finish
+    note: Callable[[str], None]
+    versions: dict[str, str]
+    size: Size
+    again: deque[_Job] = field(default_factory=deque)
+    """Whose worker died once."""
+    suspects: deque[_Job] = field(default_factory=deque)
+    """Whose worker died twice: they wait until one is idle, and have it for themselves."""
+    unfinished: int = 0
+    """Searches begun and not finished, those to be begun again among them."""
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when a search ends in any way."""
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    here: set[str] = field(default_factory=set)
+    """Where workers run."""
+    given_up: str = ""
 
     async def among(self, actors: Collection[tuple[Any, int]]) -> None:
         """Until there is nothing left. Raises TotError where the run can't go on."""
-        async with running([self._over.wait(), self._serve_all(actors), self._watch()]) as tasks:
+        async with running([self.over.wait(), self._serve_all(actors), self._watch()]) as tasks:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             for each in done:
                 each.result()
@@ -161,7 +159,7 @@ class _Deal:
         async with running(self._serve(*each) for each in actors) as serving:
             await asyncio.gather(*serving)
         raise ModelError(
-            f"no Ray worker is left ({self._given_up}): see whether its node has the memory for the model, and go on "
+            f"no Ray worker is left ({self.given_up}): see whether its node has the memory for the model, and go on "
             "with --resume"
         )
 
@@ -170,10 +168,10 @@ class _Deal:
         waited = 0.0
         while True:
             await asyncio.sleep(SAY)
-            waited = 0.0 if self._here else waited + SAY
-            said = f"{self._size} are wanted; {means()}" if waited else ""
+            waited = 0.0 if self.here else waited + SAY
+            said = f"{self.size} are wanted; {means()}" if waited else ""
             if waited == SAY:
-                self._note(f"waiting for Ray workers: {said}")
+                self.note(f"waiting for Ray workers: {said}")
             if waited >= PATIENCE:
                 raise ModelError(
                     f"no Ray worker could be had in {PATIENCE:.0f} s: {said}. Wait until others are done, or add "
@@ -188,11 +186,11 @@ class _Deal:
                 name = await self._opened(actor)
                 while not (deaths := await self._searched(actor, share, searches)):
                     pass
-                self._here.discard(name)
-                self._note(f"a Ray worker died ({name}), what it searched is searched again: {deaths}")
+                self.here.discard(name)
+                self.note(f"a Ray worker died ({name}), what it searched is searched again: {deaths}")
         except RayError as error:
-            self._given_up = _said(error)
-            self._note(f"a Ray worker is given up: {self._given_up}")
+            self.given_up = _said(error)
+            self.note(f"a Ray worker is given up: {self.given_up}")
         finally:
             for each in searches:
                 each.cancel()
@@ -202,17 +200,17 @@ class _Deal:
         """Where a worker runs, once it is there and has its model. Raises RayError where it dies again and again."""
         for turn in range(1, OPENINGS + 1):
             name: str = await _reply(actor.begin.options(max_task_retries=-1).remote())
-            self._here.add(name)
+            self.here.add(name)
             try:
                 versions = await _reply(actor.open.remote())
                 break
             except RayError:
-                self._here.discard(name)
+                self.here.discard(name)
                 if turn == OPENINGS:
                     raise
         for library, version in versions.items():
-            if version != self._versions.get(library):
-                self._note(f"{name} has {library} {version}, and here it is {self._versions.get(library)}")
+            if version != self.versions.get(library):
+                self.note(f"{name} has {library} {version}, and here it is {self.versions.get(library)}")
         return name
 
     async def _searched(self, actor: Any, share: int, searches: dict[asyncio.Future[str], _Job]) -> str:
@@ -220,10 +218,10 @@ class _Deal:
         while (job := self._next(share, searches.values())) is not None:
             searches[asyncio.ensure_future(_reply(actor.attempt.remote(job.question, job.repeat)))] = job
         if not searches:
-            if not self._unfinished:
-                self._over.set()
-            self._changed.clear()
-            await self._changed.wait()
+            if not self.unfinished:
+                self.over.set()
+            self.changed.clear()
+            await self.changed.wait()
             return ""
         done, _ = await asyncio.wait(searches, return_when=asyncio.FIRST_COMPLETED)
         if any(isinstance(each.exception(), RayError) for each in done):  # all that it searches ends with it
@@ -237,25 +235,25 @@ class _Deal:
                 died = _said(error)
                 job.deaths += 1
                 if job.deaths < DEATHS:
-                    (self._again if job.deaths == 1 else self._suspects).append(job)
+                    (self.again if job.deaths == 1 else self.suspects).append(job)
                     continue
                 reason = f"its Ray worker died {job.deaths} times, the last time with nothing else to do: {died}"
                 sample, tree = lost_sample(job.question, job.repeat, reason), None
-            self._unfinished -= 1
-            self._finish(sample, tree, None)
-        self._changed.set()
+            self.unfinished -= 1
+            self.finish(sample, tree, None)
+        self.changed.set()
         return died
 
     def _next(self, share: int, searches: Collection[_Job]) -> _Job | None:
         """What a worker with these searches under way begins next; None where it has no room, or there is nothing."""
         if len(searches) >= share or any(job.deaths > 1 for job in searches):
             return None
-        if self._again:
-            return self._again.popleft()
-        if (drawn := next(self._pending, None)) is not None:
-            self._unfinished += 1
+        if self.again:
+            return self.again.popleft()
+        if (drawn := next(self.pending, None)) is not None:
+            self.unfinished += 1
             return _Job(*drawn)
-        return self._suspects.popleft() if self._suspects and not searches else None
+        return self.suspects.popleft() if self.suspects and not searches else None
 
 
 async def _reply(asked: Awaitable[Any]) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from importlib.util import find_spec
 from itertools import count
@@ -119,26 +119,24 @@ def require_ray() -> None:
         raise OptionError("--executor ray needs Ray, which is not installed: pip install 'tot[ray]'")
 
 
+@dataclass(eq=False)
 class _Session:
     """One process's work on a folder."""
 
-    def __init__(
-        self, work: Work, folder: Folder, questions: Questions, record: dict[str, Any], told: Tracker | None
-    ) -> None:
-        self._work = work
-        self._folder = folder
-        self._questions = questions
-        self._record = record
-        self._told = told
-        self._progress: Progress
+    work: Work
+    folder: Folder
+    questions: Questions
+    record: dict[str, Any]
+    told: Tracker | None
+    progress: Progress = field(init=False)
 
     def run(self, found: int, bad: Sequence[BadRow]) -> Results:
-        folder, configuration = self._folder, self._work.configuration
+        folder, configuration = self.folder, self.work.configuration
         wanted, had = found * configuration.repeats, len(folder.done)
         folder.log(f"begins: {configuration.task}, {wanted} samples, of which {had} are there")
         numbers: dict[str, float] = {}
         self._introduce()
-        with Progress(wanted - had) as self._progress:
+        with Progress(wanted - had) as self.progress:
             try:
                 self._recall(bad)
                 if had < wanted:
@@ -161,26 +159,26 @@ class _Session:
 
     async def _search(self) -> None:
         """Search what is pending, where the configuration says. Raises OptionError where Ray is wanted and absent."""
-        if self._work.configuration.executor == "local":
-            return await search_here(self._work, self._pending(), self._finish, self._progress.running.add)
+        if self.work.configuration.executor == "local":
+            return await search_here(self.work, self._pending(), self._finish, self.progress.running.add)
         require_ray()
         from tot.evaluation.ray_executor import search_on_ray
 
-        return await search_on_ray(self._work, self._record, self._pending(), self._finish, self._note)
+        return await search_on_ray(self.work, self.record, self._pending(), self._finish, self._note)
 
     def _recall(self, bad: Sequence[BadRow]) -> None:
         """Say what is amiss before anything is asked, and count what an earlier run did."""
-        for change in self._folder.changed_versions:
+        for change in self.folder.changed_versions:
             self._note(f"goes on with other versions: {change}")
         for row in bad:
-            self._note(f"{self._work.configuration.data}, {row.place} {row.reason}")
-        for sample in self._folder.samples:
-            self._progress.recall(sample)
+            self._note(f"{self.work.configuration.data}, {row.place} {row.reason}")
+        for sample in self.folder.samples:
+            self.progress.recall(sample)
 
     def _introduce(self) -> None:
         try:
-            if self._told is not None:
-                self._told.start(self._folder.path.name, self._work.configuration.to_json())
+            if self.told is not None:
+                self.told.start(self.folder.path.name, self.work.configuration.to_json())
         except Exception as error:  # another program's
             reason = f"{type(error).__name__}: {error}"
             raise OptionError(f"the tracker can't begin ({reason}): set it up, or leave --track out") from error
@@ -188,27 +186,27 @@ class _Session:
     def _tell(self, what: Callable[[Tracker], None]) -> None:
         """A tracker that fails is told no more: all of it is in the folder."""
         try:
-            if self._told is not None:
-                what(self._told)
+            if self.told is not None:
+                what(self.told)
         except Exception as error:  # another program's  # noqa: BLE001
-            self._told = None
+            self.told = None
             self._note(f"the tracker failed, and is told no more: {type(error).__name__}: {error}")
 
     def _note(self, text: str) -> None:
-        self._folder.log(text)
-        self._progress.warn(text)
+        self.folder.log(text)
+        self.progress.warn(text)
 
     def _pending(self) -> Iterator[tuple[Question, int]]:
-        for question in self._questions:
-            for repeat in range(self._work.configuration.repeats):
-                if isinstance(question, Question) and (question.index, repeat) not in self._folder.done:
+        for question in self.questions:
+            for repeat in range(self.work.configuration.repeats):
+                if isinstance(question, Question) and (question.index, repeat) not in self.folder.done:
                     yield question, repeat
 
     def _finish(self, sample: dict[str, Any], tree: dict[str, Any] | None, session: SearchSession | None) -> None:
-        self._folder.add(sample, tree)
-        self._progress.finish(sample, session)
+        self.folder.add(sample, tree)
+        self.progress.finish(sample, session)
         if sample["error"] is not None:
             self._note(f"sample {sample['id']} failed: {sample['error']}")
-        score = self._progress.score
+        score = self.progress.score
         now = {"seconds": sample["measured"]["seconds"], **({} if score is None else {"score": score})}
-        self._tell(lambda told: told.log(len(self._folder.done), now))
+        self._tell(lambda told: told.log(len(self.folder.done), now))

@@ -9,6 +9,7 @@ import io
 import math
 import textwrap
 import warnings
+from collections import defaultdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,26 +79,18 @@ def _render(tree: ThoughtTree, file: Any, kind: str) -> None:
 
 def _rows(tree: ThoughtTree) -> dict[int, float]:
     """Each node's row: leaves one below another, parents in the middle of their children."""
-    order, waiting = [], [tree.root]
-    while waiting:
-        node = waiting.pop()
-        order.append(node)
-        waiting += reversed(_children(tree, node))
-    rows: dict[int, float] = {}
-    leaves = 0
+    order = list(tree.below(tree.root))
+    below: defaultdict[int | None, list[int]] = defaultdict(list)
     for node in order:
-        if not _children(tree, node):
-            rows[node.id] = leaves
-            leaves += 1
+        below[node.parent].append(node.id)
+    rows: dict[int, float] = {}
+    for node in order:
+        if node.id not in below:
+            rows[node.id] = len(rows)
     for node in reversed(order):
-        if below := _children(tree, node):
-            rows[node.id] = (rows[below[0].id] + rows[below[-1].id]) / 2
+        if node.id in below:
+            rows[node.id] = (rows[below[node.id][0]] + rows[below[node.id][-1]]) / 2
     return rows
-
-
-def _children(tree: ThoughtTree, node: Node) -> list[Node]:
-    """Those that grew from a node; not what is only linked to it."""
-    return [child for child in tree.children(node) if child.parent == node.id]
 
 
 def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], width: float) -> None:
