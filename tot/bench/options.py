@@ -13,8 +13,10 @@ from pydantic import (
     PositiveInt,
     ValidationInfo,
     field_validator,
+    model_validator,
 )
 
+from tot.decoders.errors import OptionError
 from tot.options import ModelOptions
 
 Counts = Annotated[tuple[PositiveInt, ...], AfterValidator(lambda counts: tuple(sorted(set(counts))))]
@@ -84,17 +86,29 @@ class FastCoTOptions(BenchOptions):
 class PDOSOptions(BenchOptions):
     """Parallel steps against normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
 
-    tasks: tuple[Literal["retrieval", "planning"], ...] = Field(("retrieval", "planning"), description="With commas.")
+    tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
+        ("retrieval", "planning", "qa"), description="With commas; qa where --data is."
+    )
     people: tuple[Annotated[int, Field(ge=4, le=100)], ...] = Field(
         (10,), description="Retrieval: how many people, 4 to 100, with commas."
     )
     aspects: tuple[Annotated[int, Field(ge=2, le=10)], ...] = Field(
         (2, 4, 6, 8, 10), description="Planning: how many aspects, 2 to 10, with commas."
     )
+    data: Path | None = Field(
+        None,
+        description="QA: a .jsonl file in the format of LongBench's 2WikiMultihopQA, with input, context, answers.",
+    )
     judge: str | None = Field(
-        None, description="The model that marks plans from 1 to 5; by default the one that writes them."
+        None, description="The model that marks plans and answers from 1 to 5; by default the one that writes them."
     )
     rounds: int = Field(3, ge=1, description="Questions of each kind; the sides take turns at each.")
+
+    @model_validator(mode="after")
+    def _documents(self) -> PDOSOptions:
+        if self.tasks == ("qa",) if self.data is None else "qa" not in self.tasks:
+            raise OptionError("the task qa asks about documents of yours: give both, --data and qa among --tasks")
+        return self
 
 
 class PeersOptions(InRounds):

@@ -9,7 +9,7 @@ are the most keys and values held at once, over those that normal decoding of th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -21,7 +21,7 @@ from rich.console import Console
 from tot.bench.engines import forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, plain, timed, times
 from tot.bench.options import PDOSOptions as Asked
-from tot.bench.pdos_questions import Example, Question, planning, retrieval
+from tot.bench.pdos_questions import Example, Question, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
@@ -156,7 +156,7 @@ def run(asked: Asked, console: Console) -> None:
             return took | {"right": right, "mark": mark}
 
         sides = [Side(way.name, partial(answered, way)) for way in compared]
-        for name, questions in kinds(asked).items():
+        for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():
             results = bench.compare(
                 name,
                 sides,
@@ -169,15 +169,27 @@ def run(asked: Asked, console: Console) -> None:
             _inside_the_block(results, bench)
 
 
-def kinds(asked: Asked) -> dict[str, list[Question]]:
-    """The questions asked for, by kind."""
+def kinds(asked: Asked, holds: Callable[[Question], bool], bench: Bench) -> dict[str, list[Question]]:
+    """The questions asked for, by kind; what `holds` refuses loses passages, which is said. Raises OptionError."""
     numbers = range(1, asked.rounds + 1)
     found: dict[str, list[Question]] = {}
     if "retrieval" in asked.tasks:
         found |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
     if "planning" in asked.tasks:
         found |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in asked.aspects}
+    if asked.data is not None:
+        found["multi-document QA"], passages = multi_document(asked.data, asked.rounds, holds)
+        cut = [f"{kept} of {there}" for kept, there in passages if kept < there]
+        if cut:
+            bench.show(f"passages that the model's context has room for, where not for all: {', '.join(cut)}")
     return found
+
+
+def _fits(normal: Way, question: Question) -> bool:
+    """Whether prompt and answer have room in the context; the answer twice, since prompts may hold an outline."""
+    engine = normal.decoder.engine
+    prompt = engine.codec.encode_prompt(normal.messages(question))
+    return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
 
 
 def _inside_the_block(results: Results, bench: Bench) -> None:
@@ -197,7 +209,8 @@ def _inside_the_block(results: Results, bench: Bench) -> None:
 def mark_of(judge: Decoder, question: Question, answer: str) -> float:
     """A model's mark from 1 to 5 (PDOS, section 4.2 and appendix C): the expected one of all five, which are scored as
     what the judge says next, so that there is always one to be read."""
-    told = f"{_RUBRIC}\n\nThe question:\n{question.about}\n\nThe answer to be marked:\n{answer}\n\n"
+    right = "" if question.reference is None else f"\n\nA right answer:\n{question.reference}"
+    told = f"{_RUBRIC}\n\nThe question:\n{question.about}{right}\n\nThe answer to be marked:\n{answer}\n\n"
     prompt = Message(role="user", content=f"{told}Give only the mark."), Message(role="assistant", content="Mark:")
     choices = tuple(f" {mark}" for mark in MARKS)
     (done,) = judge.generate([Request(prompt=prompt, choices=choices, close_choices=True)])

@@ -1,8 +1,8 @@
-"""The questions of PDOS's Table 1: retrieval, and planning over aspects (section 4.2).
+"""The questions of PDOS's Table 1: retrieval, planning over aspects, answers from several documents (section 4.2).
 
 Each consists of steps that don't need each other and a conclusion, says so, and comes with one worked example, from
 which also a small model sees the form. People, topics and aspects are made up here from a seed, of words in
-`prompts/pdos`.
+`prompts/pdos`; documents are a file's.
 """
 
 from __future__ import annotations
@@ -10,11 +10,19 @@ from __future__ import annotations
 import json
 import random
 import re
+import string
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.resources import files
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Annotated, Any
+
+from pydantic import BaseModel, Field, field_validator
+
+from tot.data import rows
+from tot.decoders.errors import OptionError, validated
 
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
 """Tokens that an answer may have: for each step, of a plan more, and besides."""
@@ -113,6 +121,76 @@ def planning(aspects: int, seed: int) -> Question:
     shown = data["example"]
     example = _example(_plan(shown["topic"], shown["aspects"]), shown)
     return Question(text, chosen, example, _AN_ASPECT, about=text)
+
+
+def _read_on(passages: Sequence[str], asked: str) -> str:
+    return (
+        "\n\n".join(f"Passage {number}:\n{passage}" for number, passage in enumerate(passages, 1)) + "\n\n"
+        f"Question: {asked}\nLook at every passage in turn, with its number as the title: say whether it helps to "
+        'answer the question, and how. Then end with a line that says "Answer: " and a short answer.'
+    )
+
+
+def multi_document(
+    path: Path, count: int, holds: Callable[[Question], bool]
+) -> tuple[list[Question], list[tuple[int, int]]]:
+    """The first `count` questions of a file in the format of LongBench's 2WikiMultihopQA.
+
+    A question keeps as many of its passages, from the first, as `holds` accepts. Returns besides, by question: passages
+    kept, and passages that there were. Raises OptionError for rows that are none, and where not even one passage fits.
+    """
+    questions: list[Question] = []
+    kept = []
+    shown = _DATA["documents"]["example"]
+    example = _example(_read_on(shown["passages"], shown["asked"]), shown)
+    for number, row in enumerate(islice(rows(path), count)):
+        asked = validated(_Row, row, f"{path}, row {number} of 2WikiMultihopQA's format")
+        passages = asked.passages
+        for length in range(len(passages), 0, -1):
+            titles = tuple(f"Passage {i}" for i in range(1, length + 1))
+            text, right = _read_on(passages[:length], asked.input), partial(contains, answers=asked.answers)
+            question = Question(text, titles, example, _A_STEP, right, asked.input, asked.answers[0])
+            if holds(question):
+                break
+        else:
+            raise OptionError(
+                f"{path}, row {number}: its first passage alone is longer than the model's context: choose a model "
+                "with a longer one"
+            )
+        kept.append((length, len(passages)))
+        questions.append(question)
+    if not questions:
+        raise OptionError(f"{path} has no rows: give a file with some")
+    return questions, kept
+
+
+class _Row(BaseModel):
+    """A row in the format of LongBench's 2WikiMultihopQA."""
+
+    input: str = Field(pattern=r"\w")
+    context: str = Field(pattern=r"\w")
+    answers: Annotated[tuple[Annotated[str, Field(pattern=r"\w")], ...], Field(min_length=1)]
+
+    @field_validator("answers", mode="before")
+    @classmethod
+    def _several(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @property
+    def passages(self) -> list[str]:
+        pieces = re.split(r"^Passage \d{1,4}:", self.context, flags=re.MULTILINE)
+        return [text.strip() for text in pieces if text.strip()]
+
+
+def contains(text: str, answers: Sequence[str]) -> bool:
+    """Whether the last line with "Answer:" contains one of `answers`, whatever the case and the punctuation."""
+    last = _after("answer", text)
+    return last is not None and any(f" {_normal(answer)} " in f" {_normal(last)} " for answer in answers)
+
+
+def _normal(text: str) -> str:
+    kept = text.lower().translate(str.maketrans(string.punctuation, " " * len(string.punctuation)))
+    return " ".join(kept.split())
 
 
 def _after(label: str, text: str) -> str | None:

@@ -131,11 +131,13 @@ def test_a_mark_is_the_expected_one(scripted: Any) -> None:
     example = planning(2, 0).example
     given = [
         (Question("", (), example, 1, about="Why?"), "Because."),
-        (Question("", (), example, 1, about="Where?"), "{{ there }}"),
+        (Question("", (), example, 1, about="Where?", reference="Oslo"), "{{ there }}"),
     ]
     assert [mark_of(Judge(), *one) for one in given] == pytest.approx([4.0, 3.0], abs=0.01)
     assert all(request.choices == (" 1", " 2", " 3", " 4", " 5") and request.close_choices for request in asked)
     told = [request.prompt[0].content for request in asked]
+    assert "right answer:\nOslo" in told[1]
+    assert "right answer:" not in told[0]
     assert "{{ there }}" in told[1]
 
 
@@ -144,14 +146,17 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     monkeypatch.setattr("tot.bench.pdos_questions._A_STEP", 24)
     monkeypatch.setattr("tot.bench.pdos_questions._AN_ASPECT", 24)
     monkeypatch.setattr("tot.bench.pdos_questions._CONCLUSION", 16)
-    out, screen = tmp_path / "numbers.json", StringIO()
-    asked = PDOSOptions(model=str(folder), people=(4,), aspects=(2,), rounds=1, out=out)
+    data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
+    passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
+    data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
+    asked = PDOSOptions(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
     run(asked, Console(file=screen, width=240))
     numbers = json.loads(out.read_text())
     shown = screen.getvalue()
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES]
-    for table, right, marked in (("planning, 2 aspects", False, True), ("retrieval, 4 people", True, False)):
+    assert "room for, where not for all: 1 of 2" in shown
+    for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
         cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
         assert tuple(cells) == SIDES
         assert all((cell["right"] is not None, cell["mark"] is not None) == (right, marked) for cell in cells.values())
@@ -168,10 +173,12 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--tasks", "retrieval,plan"), "option tasks: Input should be 'retrieval' or 'planning'"),
+        (("--tasks", "retrieval,plan"), "option tasks: Input should be 'retrieval', 'planning' or 'qa'"),
         (("--people", "ten"), "option people: Input should be a valid integer"),
         (("--people", "3"), "option people: Input should be greater than or equal to 4"),
         (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
+        (("--tasks", "qa"), "give both, --data and qa among --tasks"),
+        (("--tasks", "planning", "--data", "a.jsonl"), "give both, --data and qa among --tasks"),
         (("--out", "nowhere/n.json"), "does not exist: make it first"),
     ],
 )

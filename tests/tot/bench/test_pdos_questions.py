@@ -2,14 +2,38 @@
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tot.bench.pdos_questions import names_only, planning, retrieval
+from tot.bench.pdos_questions import Question, contains, multi_document, names_only, planning, retrieval
+from tot.decoders import OptionError
 from tot.decoders.methods.options import listed
 
 NAMES = ("Ann Lee", "Bo Dar")
+CONTEXT = "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\nPassage 3:\nUlm is mild."
+
+
+def everything(question: Question) -> bool:
+    return True
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes rows; each is a question of three passages with some columns changed, or left out where they are None."""
+
+    def write(*changes: dict[str, Any]) -> Path:
+        whole = {"input": "Which is cold?", "context": CONTEXT, "answers": ["Oslo"], "length": 12}
+        rows = [{name: value for name, value in (whole | some).items() if value is not None} for some in changes]
+        path = tmp_path / "wiki.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        return path
+
+    return write
 
 
 @pytest.mark.parametrize("people", [4, 10, 100])
@@ -63,3 +87,65 @@ def test_worked_examples_are_right() -> None:
 )
 def test_an_exact_match_is_the_last_name_given(text: str, right: bool) -> None:
     assert names_only(text, "Bo Dar", NAMES) == right
+
+
+@pytest.mark.parametrize(
+    ("text", "right"),
+    [
+        ("Passage 1: Rome.\nAnswer: It was New  York, I think.", True),
+        ("answer: the north of NEW-YORK", True),
+        ("Answer: York\nAnswer: new york", True),
+        ("Answer: Newer York", False),
+        ("Answer: new Yorkshire", False),
+        ("Answer: New York\nAnswer: Rome", False),
+        ("It is New York", False),
+    ],
+)
+def test_an_answer_is_contained_as_words(text: str, right: bool) -> None:
+    assert contains(text, ("Oslo fjord", "New York")) == right
+
+
+def test_a_row_becomes_a_question_with_its_passages_as_steps(file: Callable[..., Path]) -> None:
+    (first, second), kept = multi_document(
+        file({}, {"answers": "Ulm", "context": "no headings"}, {"input": "a third"}), 2, everything
+    )
+    assert first.titles == ("Passage 1", "Passage 2", "Passage 3")
+    assert "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\n\nPassage 3:\nUlm is mild." in first.text
+    assert "Question: Which is cold?" in first.text
+    assert (first.about, first.reference) == ("Which is cold?", "Oslo")
+    assert first.is_right is not None
+    assert first.is_right("Answer: oslo")
+    assert (second.titles, second.reference) == (("Passage 1",), "Ulm")
+    assert kept == [(3, 3), (1, 1)]
+
+
+def test_passages_are_left_out_from_the_end_until_the_rest_fits(file: Callable[..., Path]) -> None:
+    (question,), kept = multi_document(file({}), 5, lambda question: "Ulm" not in question.text)
+    assert question.titles == ("Passage 1", "Passage 2")
+    assert kept == [(2, 3)]
+    with pytest.raises(OptionError, match=r"row 0: its first passage alone is longer than the model's context"):
+        multi_document(file({}), 5, lambda question: False)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"context": None}, r"row 0 of .*, option context: Field required"),
+        ({"answers": None}, "option answers: Field required"),
+        ({"answers": []}, "option answers: "),
+        ({"answers": [3]}, "option answers: "),
+        ({"answers": ["..."]}, "option answers: "),
+        ({"input": 5}, "option input: Input should be a valid string"),
+        ({"context": " "}, "option context: "),
+    ],
+)
+def test_rows_that_are_no_questions_are_refused(file: Callable[..., Path], changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        multi_document(file(changes), 1, everything)
+
+
+def test_files_that_hold_nothing_are_refused(file: Callable[..., Path], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="has no rows"):
+        multi_document(file(), 1, everything)
+    with pytest.raises(OptionError, match="there is no such file"):
+        multi_document(tmp_path / "none.jsonl", 1, everything)
