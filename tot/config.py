@@ -194,9 +194,7 @@ def _is_remote(decoder: str | Decoder) -> bool:
 
 def _made(decoder: str | Decoder) -> str | Decoder:
     """A decoder of one's own that a name stands for; names of decoding methods as they are."""
-    if not isinstance(decoder, str) or decoder in REMOTE:
-        return decoder
-    if is_method(decoder):
+    if not isinstance(decoder, str) or decoder in REMOTE or is_method(decoder):
         return decoder
     found = find_method(decoder)
     made: Decoder = found() if isinstance(found, type) else found

@@ -44,7 +44,7 @@ def page(title: str, blocks: Iterable[Block]) -> Iterator[str]:
     script = "\n".join((viewer / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     template = Environment(autoescape=True).from_string((viewer / "page.html").read_text(encoding="utf-8"))
     return template.generate(
-        title=_unicode(" ".join(title.split())[:200]),
+        title=" ".join(title.split())[:200].encode("utf-8", "replace").decode(),  # half a surrogate has no encoding
         policy=(
             f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'"
@@ -68,11 +68,6 @@ def _finite(data: Any) -> Any:
     if isinstance(data, list | tuple):
         return [_finite(value) for value in data]
     return data
-
-
-def _unicode(text: str) -> str:
-    """Text without halves of characters, which no encoding knows."""
-    return text.encode("utf-8", "replace").decode()
 
 
 def _hash(text: str) -> str:

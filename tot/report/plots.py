@@ -49,14 +49,11 @@ def gantt(timeline: Timeline, title: str) -> Figure:
 def losses(curve: Path) -> Figure:
     """The losses of a training run, from its JSON lines of `step` and losses."""
     lines = [json.loads(line) for line in curve.read_text().splitlines()]
-    figure: Figure = new_figure(7.0, 4.0)
-    axes = figure.subplots()
-    for name in sorted({name for line in lines for name in line} - {"step"}):
-        axes.plot([line["step"] for line in lines], [line[name] for line in lines], label=name, linewidth=1)
-    axes.set_xlabel("step")
-    axes.set_ylabel("nats")
-    axes.set_yscale("log")
-    axes.legend()
+    names = sorted({name for line in lines for name in line} - {"step"})
+    figure = curves(
+        {name: ([line["step"] for line in lines], [line[name] for line in lines]) for name in names}, "step", "nats"
+    )
+    figure.axes[0].set_yscale("log")
     return figure
 
 
