@@ -46,10 +46,17 @@ class Sampling(_Value):
     """Drop tokens less likely than this share of the most likely one."""
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end the text; they are not part of it."""
+    keep_stop: bool = False
+    """The string that ends the text is part of it, and the text ends between two tokens, so that it can be gone on
+    from just as it was drawn: with the rest of the token where that is blank, else before it. A string that only
+    blanks come before ends nothing."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     n: Annotated[int, Field(ge=1)] = 1
     """Samples drawn from one prompt, which they share."""
     ignore_eos: bool = False
+    drawn: Annotated[int, Field(ge=0)] = 0
+    """How many tokens of the same text were drawn before, with the same seed: their noise is used up, and the first
+    sample goes on as if the text had never ended."""
 
 
 class Request(_Value):
@@ -170,6 +177,8 @@ class Completion:
     usage: Usage
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     parts: tuple[Part, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    """Those of each of `tokens`, where a model here drew them."""
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """By step, of a decoder that was asked to keep it: (position, the guesses for the tokens from there on). `jacobi`
     keeps what a step verified, `fastcot` what it left."""

@@ -6,6 +6,7 @@ tokens and begin in the middle of one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -22,7 +23,8 @@ class Output:
     def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int) -> None:
         self.index = index
         self.tokens: list[int] = []
-        self.logprob = 0.0
+        self.logprobs: list[float] = []
+        """Of each of `tokens`."""
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.parts: list[Part] = []
@@ -32,6 +34,8 @@ class Output:
         self.undecoded = 0
         """Tokens that a rationale which was cut had still room for."""
         self._cut = False
+        self._dropped = 0
+        """Tokens that a stop string cut in two: drawn, and no part of the text."""
         self.trajectory: list[tuple[int, tuple[int, ...]]] = []
         self._codec = codec
         self._sampling = sampling
@@ -59,13 +63,13 @@ class Output:
 
     def draw(self, ahead: int = 0) -> Draw:
         """How to draw the next token, or the one `ahead` positions after it."""
-        return Draw(*self._how, len(self.tokens) + ahead)
+        return Draw(*self._how, self._sampling.drawn + len(self.tokens) + ahead)
 
     def add(self, sampled: Sampled) -> bool:
         """Append a token. Returns True where it ended the text; nothing may be added after that."""
         token = sampled.token
         self.tokens.append(token)
-        self.logprob += sampled.logprob
+        self.logprobs.append(sampled.logprob)
         if token in self._codec.end_ids and not self._sampling.ignore_eos:
             return self._end("eos")
         piece = self._stream.step(self._codec.backend, token)
@@ -73,14 +77,29 @@ class Output:
             searched = len(self._text)
             self._text += piece
             self._whole.append((len(self.tokens), len(self._text)))
-            hits = [self._text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._sampling.stop]
-            hits = [hit for hit in hits if hit >= 0]
-            if hits:
-                self._text = self._text[: min(hits)]
-                return self._end("stop")
-        if not self.room:
-            return self._end("length")
-        return False
+            found = [(self._text.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in self._sampling.stop]
+            if hits := [(hit, hit + len(stop)) for hit, stop in found if hit >= 0]:
+                hit, end = min(hits)
+                if not self._sampling.keep_stop:
+                    self._text = self._text[:hit]
+                    return self._end("stop")
+                if self._text[:hit].strip():
+                    self._keep(end)
+                    return self._end("stop")
+        if self.room:
+            return False
+        if self._sampling.keep_stop:
+            self._keep(len(self._text))
+        return self._end("length")
+
+    def _keep(self, end: int) -> None:
+        """Drop what comes after character `end` in whole tokens; the rest of its own token where that isn't blank, and
+        the beginnings of a character."""
+        kept, characters = [one for one in self._whole if one[1] <= end or not self._text[end : one[1]].strip()][-1]
+        if kept > self._first:
+            self._dropped = len(self.tokens) - kept
+            del self.tokens[kept:], self.logprobs[kept:]
+            self._text = self._text[:characters]
 
     def end(self, reason: FinishReason) -> None:
         """End from outside: cancelled, or out of budget."""
@@ -126,7 +145,7 @@ class Output:
         usage = Usage(
             prompt_tokens=prompt_tokens,
             reused_prompt_tokens=reused,
-            new_tokens=len(self.tokens),
+            new_tokens=len(self.tokens) + self._dropped,
             forwards=self.forwards,
             drafted=self.drafted,
             accepted=self.accepted,
@@ -138,7 +157,8 @@ class Output:
         return Completion(
             text="".join(part.text for part in parts),
             tokens=tuple(self.tokens),
-            logprob=self.logprob,
+            logprob=math.fsum(self.logprobs),
+            logprobs=tuple(self.logprobs),
             finish_reason=self.finish_reason or "cancelled",
             usage=usage,
             choice_logprobs=self.choice_logprobs,

@@ -9,7 +9,7 @@ import pytest
 
 from tot import BFS, Sample, Task, ThoughtTree, solve
 from tot.context import as_written
-from tot.decoders import LocalDecoder, Message, Request, load_decoder
+from tot.decoders import LocalDecoder, Message, Request, Sampling, load_decoder
 from tot.state import Drawn, State, Thought
 
 
@@ -108,3 +108,38 @@ def test_thoughts_that_say_the_same_are_equal() -> None:
     assert drawn == Thought(parts={"a": "x"})
     assert drawn != Thought(parts={"a": "y"})
     assert State(question="q", thoughts=(drawn,)).text == "x"
+
+
+ENDS = [("stop", "e"), ("stop", "t s"), ("stop", " ", "o"), ("length", 1), ("length", 7)]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("name", ["ar", "sd", "mcsd", "seed", "jacobi", "lookahead"])
+def test_pieces_of_a_text_are_the_text_whatever_they_end_at(
+    name: str, temperature: float, make_model: Callable[..., Any], tokenizer: Any
+) -> None:
+    user = Message(role="user", content="Why?")
+    plain = Sampling(temperature=temperature, seed=5, max_tokens=60)
+    with load_decoder(name, make_model(readable=True), tokenizer=tokenizer, kv_budget=4000) as decoder:
+        (whole,) = decoder.generate([Request(prompt=(user,), sampling=plain)])
+        cuts = 0
+        for kind, *about in ENDS:
+            tokens: list[int] = []
+            text, written, logprobs = "", [], []
+            while len(tokens) < len(whole.tokens):
+                prompt = (user, Message(role="assistant", content=text, written=tuple(written))) if text else (user,)
+                left = len(whole.tokens) - len(tokens)
+                cut = {"stop": tuple(about)} if kind == "stop" else {"max_tokens": min(left, about[0] + 1)}
+                sampling = plain.model_copy(update={"max_tokens": left, "keep_stop": True, "drawn": len(tokens)} | cut)
+                (piece,) = decoder.generate([Request(prompt=prompt, sampling=sampling)])
+                assert piece.text.strip() or piece.finish_reason == "eos"
+                assert piece.tokens
+                written.append((len(text), piece.tokens))
+                text += piece.text
+                tokens += piece.tokens
+                logprobs += piece.logprobs
+                cuts += 1
+            assert tuple(tokens) == whole.tokens
+            assert text == whole.text
+            assert logprobs == pytest.approx(whole.logprobs, abs=1e-4)
+        assert cuts > 3 * len(ENDS)

@@ -50,7 +50,7 @@ def test_length_ends_a_text_at_its_last_token(codec: TextCodec) -> None:
     output = written(codec, "the sum", limit=3)
     assert (output.text, output.finish_reason, output.room) == ("the su", "length", 0)
     assert len(output.tokens) == 3
-    assert output.logprob == -1.5
+    assert output.logprobs == [-0.5] * 3
 
 
 def test_an_end_token_ends_a_text_and_is_among_its_tokens(codec: TextCodec) -> None:

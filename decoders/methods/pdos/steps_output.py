@@ -52,7 +52,6 @@ class SteppedOutput(Passage):
         self.given = 0
         """Tokens of the skeleton that were not drawn."""
         self._steps: Sequence[Step] | None = None
-        self._before = 0.0
         self._plain = sampling
         self._marker = None if marker in sampling.stop else marker
         watched = sampling.model_copy(update={"stop": (*sampling.stop, self._marker)}) if self._marker else sampling
@@ -92,13 +91,12 @@ class SteppedOutput(Passage):
         """Count a token that was drawn for a skeleton or a step."""
         self._drawn.append(sampled)
         self.tokens.append(sampled.token)
-        self.logprob += sampled.logprob
+        self.logprobs.append(sampled.logprob)
 
     def take_skeleton_as_text(self) -> None:
         """It has no steps: what was drawn is plain text, which may have ended, and no marker is looked for any more."""
         drawn = self._drawn
-        del self.tokens[self._first :]
-        self.logprob -= sum(sampled.logprob for sampled in drawn)
+        del self.tokens[self._first :], self.logprobs[self._first :]
         self._unwatch()
         self._open_part(self._limit)
         for sampled in drawn:
@@ -111,7 +109,7 @@ class SteppedOutput(Passage):
             self.parts.append(Part("exact", self._text + opening, len(self.tokens) - self._first))
         self.skeleton, self.given = False, 0
         self._open_part(limit)
-        self._steps, self._before = steps, self.logprob
+        self._steps = steps
 
     def end_steps(self, end: str, limit: int) -> None:
         """The text goes on after its steps with `end`, and has room for `limit` more tokens."""
@@ -124,7 +122,7 @@ class SteppedOutput(Passage):
         """Steps as parts of the text; their tokens, which were counted as they were drawn, in the order of the text."""
         steps, self._steps = [step for step in self._steps or () if step.output.tokens], None
         self.tokens[self._first :] = [token for step in steps for token in step.output.tokens]
-        self.logprob = self._before + sum(step.output.logprob for step in steps)
+        self.logprobs[self._first :] = [logprob for step in steps for logprob in step.output.logprobs]
         self.parts += [Part("step", step.text, len(step.output.tokens)) for step in steps]
 
     def begin_answer(self, trigger: str, limit: int) -> tuple[int, str]:
