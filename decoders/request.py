@@ -47,9 +47,9 @@ class Sampling(_Value):
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
     """Strings that end the text; they are not part of it."""
     keep_stop: bool = False
-    """The string that ends the text is part of it, and the text ends between two tokens, so that it can be gone on
-    from just as it was drawn: with the rest of the token where that is blank, else before it. A string that only
-    blanks come before ends nothing."""
+    """The string that ends the text is part of it, with the blanks that follow, and the text ends between two tokens,
+    so that it can be gone on from just as it was drawn. The token after it is drawn, too: where the model ends its
+    text there, that is what ends it. A string that only blanks come before ends nothing."""
     seed: Annotated[int, Field(ge=0, lt=2**64)] = 0
     n: Annotated[int, Field(ge=1)] = 1
     """Samples drawn from one prompt, which they share."""

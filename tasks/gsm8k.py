@@ -6,7 +6,7 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from tot import State, Task
-from tot.tasks.numbers import flexible_answer, parse_value, same_number, strict_answer
+from tot.tasks.numbers import flexible_answer, numbers_said, parse_value, same_number, strict_answer
 
 
 class GSM8K(Task):
@@ -35,11 +35,27 @@ class GSM8K(Task):
         "answer": {"max_tokens": 64, "stop": ("\n",)},
     }
 
+    chat: ClassVar[Mapping[str, Any]] = {
+        "thought": ("step",),
+        "depth": 16,
+        "triggers": {},
+        "labels": {"Yes": 1.0, "No": 0.0},
+        "sampling": {
+            **{template: {"max_tokens": 512} for template in ("step", "chain", "answer")},
+            "vote": {"max_tokens": 8, "stop": ("\n",)},
+            "explain": {"max_tokens": 256},
+        },
+        "generator": "continue",
+    }
+
     def variables(self, state: State) -> dict[str, Any]:
         return {**super().variables(state), "demonstrations": self.data("demonstrations")}
 
     def parse_value(self, text: str) -> float | None:
         return parse_value(text, *self.scale)
+
+    def is_answered(self, message: str) -> bool:
+        return strict_answer(message) is not None
 
     def parse_answer(self, text: str) -> str | None:
         return strict_answer(text) or flexible_answer(text)
@@ -47,6 +63,9 @@ class GSM8K(Task):
     def candidate(self, state: State) -> str:
         """All steps: voters compare ways to go on, not last steps."""
         return state.text
+
+    def claims(self, text: str) -> set[str]:
+        return set(numbers_said(text))
 
     def canonical(self, answer: Any) -> Hashable:
         """The number, however it is written."""

@@ -68,6 +68,20 @@ class MultipleChoice(Task):
         "answer": {"max_tokens": 8, "stop": ("\n",)},
     }
 
+    chat: ClassVar[Mapping[str, Any]] = {
+        "thought": ("step",),
+        "depth": 16,
+        "triggers": {},
+        "labels": {"Yes": 1.0, "No": 0.0},
+        "sampling": {
+            **{template: {"max_tokens": 512} for template in ("step", "chain", "answer")},
+            "vote": {"max_tokens": 8, "stop": ("\n",)},
+            "explain": {"max_tokens": 256},
+        },
+        "search": "bfs",
+        "generator": "continue",
+    }
+
     def start(self, question: str) -> State:
         """The question in canonical text. Raises TaskError where it has fewer than two options, or a label twice."""
         return State(question=_text(*_parts(super().start(question).question)))

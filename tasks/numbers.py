@@ -75,6 +75,11 @@ def flexible_answer(text: str) -> str | None:
     return normalize(found[0]) if found else None
 
 
+def numbers_said(text: str) -> list[str]:
+    """All numbers in a text, normalized, in their order."""
+    return [normalize(found[0]) for found in _ANY.finditer(text)]
+
+
 def normalize(number: str) -> str:
     """The canonical decimal text of one number: `$1,000.50` is `1000.5`, `007` is `7`, `-0` is `0`, `1e3` is `1000`.
 

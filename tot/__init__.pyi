@@ -8,8 +8,10 @@ from tot.decoders.open_models import close_models as close_models
 from tot.evaluation.run import evaluate as evaluate
 from tot.evaluators.base import Evaluator as Evaluator
 from tot.evaluators.combine import Combine as Combine
+from tot.evaluators.heuristic import Agreement as Agreement
 from tot.evaluators.heuristic import Confidence as Confidence
 from tot.evaluators.heuristic import Heuristic as Heuristic
+from tot.evaluators.heuristic import LogProb as LogProb
 from tot.evaluators.heuristic import Prior as Prior
 from tot.evaluators.heuristic import Random as Random
 from tot.evaluators.likelihood import Explain as Explain
@@ -19,6 +21,7 @@ from tot.evaluators.value import Classify as Classify
 from tot.evaluators.value import Value as Value
 from tot.evaluators.vote import Vote as Vote
 from tot.generators.base import Generator as Generator
+from tot.generators.continuation import Continue as Continue
 from tot.generators.enumerate import Enumerate as Enumerate
 from tot.generators.propose import Propose as Propose
 from tot.generators.sample import Sample as Sample

@@ -71,16 +71,19 @@ class CheckedTask:
     def is_goal(self, state: State) -> bool:
         return bool(self._call("is_goal", state))
 
-    def is_chain(self, thought: Thought | None) -> bool:
-        """True for a whole solution, written in one go."""
-        return thought is not None and self.task.chain in thought.parts
+    def is_whole(self, thought: Thought | None) -> bool:
+        """True for a solution that was written in one go, or of which this thought is the end."""
+        return thought is not None and (thought.ended or self.task.chain in thought.parts)
 
     def answer_at(self, state: State) -> Any | None:
         """The answer that a state holds without asking; None where it holds none."""
         last = state.thoughts[-1] if state.thoughts else None
-        if last is not None and self.is_chain(last):
-            return self._call("parse_answer", last.parts[self.task.chain])
+        if last is not None and self.is_whole(last):
+            return self._call("parse_answer", last.parts.get(self.task.chain) or state.message)
         return self._call("answer_at", state)
+
+    def claims(self, text: str) -> frozenset[Hashable]:
+        return frozenset(self._call("claims", text))
 
     def verify(self, question: str, answer: Any) -> bool:
         return bool(self._call("verify", question, answer))

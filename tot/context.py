@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 32
 """Room for what comes after a template's answer trigger, where a text may have so many."""
+_MESSAGE_TOKENS = 512
+"""Room for a message that is written piece by piece, where the task says nothing."""
 
 
 class Context:
@@ -72,6 +75,20 @@ class Context:
         """The task's estimate of the cost still to come."""
         return self._checked.heuristic(self.state(node))
 
+    def claims(self, node: Node, whole: bool = False) -> frozenset[Hashable]:
+        """What a path has come to: its answer, where it has one, else what its last thought claims and nothing before
+        it does; with `whole` the answer and all claims of the path."""
+        state = self.state(node)
+        answer = self._checked.answer_at(state)
+        answers = frozenset() if answer is None else frozenset([self.task.canonical(answer)])
+        if answers and not whole:
+            return answers
+        before, last = state.message, state.thoughts[-1].text if state.thoughts else ""
+        if whole:
+            return answers | self._checked.claims(before)
+        known = self._checked.claims(state.question) | self._checked.claims(before.removesuffix(last))
+        return self._checked.claims(last) - known
+
     def random(self, *about: object) -> random.Random:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
         return random.Random(derive(self._seed, self.state(self.tree.root).question, *about))
@@ -86,6 +103,7 @@ class Context:
         max_tokens: int | None = None,
         call: int = 0,
         begun: Thought | None = None,
+        until: Sequence[str] = (),
         titles: Sequence[str] = (),
         **variables: Any,
     ) -> list[Reply]:
@@ -93,14 +111,21 @@ class Context:
 
         `max_tokens` and `temperature` hold where the task's `sampling` says nothing. `call` tells calls with the same
         template about one node apart: each has a seed of its own. `begun` is a thought whose first templates were
-        asked already; evaluators' templates see the last thought's parts. `titles` are steps that the text is to
-        consist of, for a decoder that writes them side by side. What several coroutines ask in one turn goes out in
-        one batch: see `each`.
+        asked already; evaluators' templates see the last thought's parts. With `until` the thoughts so far are one
+        message, and the next piece of it is asked for, to the first of these strings and in at most `max_tokens`;
+        the first child of each node goes on as if the message had never been cut. `titles` are steps that the text is
+        to consist of, for a decoder that writes them side by side. What several coroutines ask in one turn goes out
+        in one batch: see `each`.
         """
         state, task = self.state(node), self.task
         prompt = self.prompt(template, state, begun, **variables)
-        seed = self._derived(template, node, prompt, call)
+        seed = self._derived(template, node, prompt, call, goes_on=bool(until))
         sampling = self._sampling(template, temperature, seed, n, max_tokens)
+        if until:
+            thoughts = (*state.thoughts, *filter(None, [begun]))
+            room = max(self.room(template, thoughts), 1)
+            piece = {"max_tokens": min(room, max_tokens or room), "stop": (*sampling.stop, *until), "keep_stop": True}
+            sampling = sampling.model_copy(update={**piece, "drawn": _drawn(thoughts)})
         steps: tuple[str, ...] = ()
         trigger = None
         if self.purpose == "generate":
@@ -151,6 +176,10 @@ class Context:
         ((completion,),) = await self._backend.complete([request])
         return Reply(template, request, completion, self.decoder)
 
+    def room(self, template: str, thoughts: Sequence[Thought]) -> int:
+        """How many tokens a message may still have that `template` asks for, and that begins with these thoughts."""
+        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - _drawn(thoughts)
+
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
         """What `work` returns for each of `nodes`, all at once: what it asks for them goes out in one batch."""
         return list(await asyncio.gather(*map(work, nodes)))
@@ -176,13 +205,17 @@ class Context:
         """Whether that decoder writes parallel steps side by side."""
         return self._backend.writes_steps(self.purpose)
 
-    def _derived(self, template: str, node: Node, prompt: Sequence[Message], call: int = 0) -> int:
+    def _derived(
+        self, template: str, node: Node, prompt: Sequence[Message], call: int = 0, goes_on: bool = False
+    ) -> int:
         """A call's seed: of evaluations by what is asked, so that equal states get equal values whenever they are met;
-        else by the node's place."""
+        else by the node's place, where first children that go on with a message have their parent's."""
         if self.purpose == "evaluate":
             about = [message.model_dump(include={"role", "content"}) for message in prompt]
             return derive(self._seed, self._id, about, *([call] if call else []))
         place = self.tree.place(node)
+        if goes_on:
+            place = re.sub(r"(?:\.0)+$", "", place)
         return derive(
             self._seed, self._id, place, *(["answer"] if self.purpose == "answer" else ["generate", template, call])
         )
@@ -219,6 +252,11 @@ class Context:
                 self._evaluations.setdefault(key, evaluation.again())
         for i, one in enumerate(getattr(evaluator, "evaluators", ())):  # a mixture's evaluations have theirs as parts
             self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])
+
+
+def _drawn(thoughts: Sequence[Thought]) -> int:
+    """Tokens drawn for them."""
+    return sum(len(part.tokens) for thought in thoughts for part in thought.drawn.values())
 
 
 def scoring(

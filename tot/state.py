@@ -12,6 +12,8 @@ class Drawn(BaseModel):
 
     text: str
     tokens: tuple[int, ...]
+    logprobs: tuple[float, ...] = ()
+    """Of each token, in nats, where they are known."""
 
 
 class Thought(BaseModel):
@@ -22,6 +24,8 @@ class Thought(BaseModel):
     parts: dict[str, str]
     drawn: dict[str, Drawn] = {}
     """Of parts that a model here wrote: what it drew, so that it can go on with just that."""
+    ended: bool = False
+    """The model ended its message with it: what the path's thoughts say, one after another, is all that it says."""
 
     def __eq__(self, other: object) -> bool:
         """Thoughts that say the same are equal, in whatever tokens."""
@@ -46,6 +50,11 @@ class State(BaseModel):
     def text(self) -> str:
         """The thoughts' texts, one after another."""
         return "\n".join(thought.text for thought in self.thoughts)
+
+    @property
+    def message(self) -> str:
+        """The thoughts as pieces of one message."""
+        return "".join(part for thought in self.thoughts for part in thought.parts.values())
 
     def then(self, thought: Thought, world: JsonValue = None) -> State:
         """The state after one more thought; `world` is its new world, None keeps the old one."""

@@ -124,7 +124,11 @@ class Reply:
     def drawn(self, name: str) -> dict[str, Drawn]:
         """The tokens drawn, where a model here drew them, as those of the thought's part `name`."""
         completion = self.completion
-        return {name: Drawn(text=completion.text, tokens=completion.tokens)} if completion.tokens else {}
+        return (
+            {name: Drawn(text=completion.text, tokens=completion.tokens, logprobs=completion.logprobs)}
+            if completion.tokens
+            else {}
+        )
 
     def evaluation(self, value: float | None, parse_failures: int = 0) -> Evaluation:
         """`value` as what this reply says, paid for by it; None where it was cut."""

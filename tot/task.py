@@ -6,8 +6,9 @@ A task knows nothing of models, decoders or searches.
 from __future__ import annotations
 
 import re
-from collections.abc import Hashable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from copy import copy
+from typing import Any, ClassVar, Self
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
@@ -71,6 +72,9 @@ class Task:
     """The value of a state whose evaluation can't be read."""
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sampling options by template name, such as {"thought": {"max_tokens": 64, "stop": ("\\n",)}}."""
+    chat: ClassVar[Mapping[str, Any]] = {}
+    """What is different of the attributes here where a model with a chat template is asked in its own format, and
+    answers in its own way; the templates for that lie in a folder `chat` beside the others. Nothing: no such suite."""
     search: ClassVar[str] = "bfs"
     """The search, thought generator and state evaluator that `solve` takes where it is given none, by name, with
     options after a colon: "mcts:iterations=20,exploration=2"."""
@@ -83,11 +87,22 @@ class Task:
     def __init_subclass__(cls) -> None:
         optional = ("actions", "answer_at", "heuristic", "is_terminal", "parse_answer", "step")
         cls.defines = frozenset(name for name in optional if getattr(cls, name) is not getattr(Task, name))
+        if "chat" not in cls.__dict__ and {"templates", "thought"} & cls.__dict__.keys():
+            cls.chat = {}  # the parent's prompts would hide its own
         if "name" not in cls.__dict__:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self) -> None:
         self._templates = Templates(self)
+
+    def in_chat(self) -> Self:
+        """The same task with its prompts for chat models; itself where it has none."""
+        if not self.chat:
+            return self
+        other = copy(self)
+        vars(other).update(self.chat)
+        other._templates = Templates(other, "chat")
+        return other
 
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a question that can't be one."""
@@ -180,6 +195,10 @@ class Task:
                 return valid[which]
         return None
 
+    def is_answered(self, message: str) -> bool:
+        """True where a message that a model is writing holds its answer, and nothing more is needed of it."""
+        return False
+
     def parse_answer(self, text: str) -> Any | None:
         """The answer in a text; None if there is none."""
         return text.strip() or None
@@ -227,6 +246,10 @@ class Task:
     def canonical(self, answer: Any) -> Hashable:
         """Equal for answers that say the same, when votes are counted: by default the answer as text."""
         return str(answer).strip()
+
+    def claims(self, text: str) -> Collection[Hashable]:
+        """What a text says that other branches may say too, such as numbers that it comes to: by default nothing."""
+        return ()
 
     def verify(self, question: str, answer: Any) -> bool:
         """True where the task itself can tell that the answer solves the question."""

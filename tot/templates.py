@@ -39,7 +39,8 @@ class Templates:
     itself before those of the classes that it inherits from, of which `Task` comes last, with what any task can be
     asked."""
 
-    def __init__(self, task: Task) -> None:
+    def __init__(self, task: Task, suite: str = "") -> None:
+        """With a `suite`, files in the folder of that name go before those beside it."""
         self._task = type(task).__name__
         classes: list[Any] = [cls for cls in type(task).__mro__ if getattr(cls, "name", "")]
         self._inline: dict[str, str] = {}
@@ -47,7 +48,8 @@ class Templates:
             self._inline |= cls.templates
         self._inline |= task.templates
         self._data: dict[str, Any] = {}
-        self._folders = list(dict.fromkeys(folder for cls in classes for folder in _folders(cls)))
+        folders = dict.fromkeys(folder for cls in classes for folder in _folders(cls))
+        self._folders = [*(str(Path(folder) / suite) for folder in folders if suite), *folders]
         self._own = _folders(type(task))
         self._environment = self._begin()
 

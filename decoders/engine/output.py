@@ -49,6 +49,8 @@ class Output:
         self._first = len(self.tokens)
         self._stream: Any = DecodeStream(skip_special_tokens=True)
         self._text = ""
+        self._kept_stop: int | None = None
+        """Where a stop string that is kept ends. The text ends there, unless the model ends it after it."""
         self._whole: list[tuple[int, int]] = [(self._first, 0)]
         """(tokens, characters) at which the text so far was made of whole tokens."""
 
@@ -78,14 +80,16 @@ class Output:
             self._text += piece
             self._whole.append((len(self.tokens), len(self._text)))
             found = [(self._text.find(stop, max(0, searched - len(stop) + 1)), stop) for stop in self._sampling.stop]
-            if hits := [(hit, hit + len(stop)) for hit, stop in found if hit >= 0]:
+            if (hits := [(hit, hit + len(stop)) for hit, stop in found if hit >= 0]) and self._kept_stop is None:
                 hit, end = min(hits)
                 if not self._sampling.keep_stop:
                     self._text = self._text[:hit]
                     return self._end("stop")
                 if self._text[:hit].strip():
-                    self._keep(end)
-                    return self._end("stop")
+                    self._kept_stop = end
+            if self._kept_stop is not None and self._text[self._kept_stop :].strip():
+                self._keep(self._kept_stop)
+                return self._end("stop")
         if self.room:
             return False
         if self._sampling.keep_stop:

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Sample, Task, ThoughtTree, solve
+from tot import BFS, Continue, Sample, Solution, Task, ThoughtTree, solve
 from tot.context import as_written
 from tot.decoders import LocalDecoder, Message, Request, Sampling, load_decoder
 from tot.state import Drawn, State, Thought
@@ -133,6 +133,7 @@ def test_pieces_of_a_text_are_the_text_whatever_they_end_at(
                 sampling = plain.model_copy(update={"max_tokens": left, "keep_stop": True, "drawn": len(tokens)} | cut)
                 (piece,) = decoder.generate([Request(prompt=prompt, sampling=sampling)])
                 assert piece.text.strip() or piece.finish_reason == "eos"
+                assert piece.text or kind == "length"
                 assert piece.tokens
                 written.append((len(text), piece.tokens))
                 text += piece.text
@@ -143,3 +144,44 @@ def test_pieces_of_a_text_are_the_text_whatever_they_end_at(
             assert text == whole.text
             assert logprobs == pytest.approx(whole.logprobs, abs=1e-4)
         assert cuts > 3 * len(ENDS)
+
+
+class Letter(Task):
+    """One message, in pieces; deep enough for a token each."""
+
+    thought = ("step",)
+    depth = 50
+    templates: ClassVar = {
+        "step": "{% block user %}{{ question }}{% endblock %}"
+        "{% block assistant %}{% for t in thoughts %}{{ t.step }}{% endfor %}{{ step | default('') }}{% endblock %}",
+        "answer": "{{ question }}",
+    }
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"step": {"max_tokens": 40}}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("about", [{"until": "e"}, {"until": " "}, {"tokens": 1}, {"tokens": 5}])
+def test_a_path_of_first_children_is_what_is_written_in_one_go(
+    make_model: Callable[..., Any], tokenizer: Any, about: dict[str, Any], temperature: float
+) -> None:
+    def grown(thoughts: int, **options: Any) -> Solution:
+        search = BFS(thoughts=thoughts, breadth=9)
+        generator = Continue(temperature=temperature, **options)
+        return solve(Letter(), "why", decoder=decoder, search=search, generator=generator, evaluator="random")
+
+    with load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, kv_budget=9000) as decoder:
+        (whole,) = (node.thought for node in grown(1, until="never").tree if node.thought)
+        pieces = [node.thought for node in grown(1, **about).tree if node.thought]
+        wide = [node.thought.text for node in grown(2, tokens=8).tree if node.thought]
+    drawn = [thought.drawn["step"] for thought in pieces]
+    assert len(drawn) > 1
+    expected = whole.drawn["step"].tokens
+    if "tokens" in about and expected[-1] == tokenizer.eos_token_id:
+        expected = expected[:-1]  # a piece of nothing but the end is no thought
+    tokens = tuple(token for part in drawn for token in part.tokens)
+    assert tokens[: len(expected)] == expected
+    assert len(expected) <= len(tokens) <= 40  # the end of the room may tear a character
+    assert len(tokens) < len(expected) + 3
+    assert not any(thought.ended for thought in pieces[:-1])
+    assert pieces[-1].ended or "tokens" in about
+    assert len(set(wide)) > 2 or temperature == 0

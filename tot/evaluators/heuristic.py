@@ -1,8 +1,14 @@
-"""State evaluators that ask nothing: what the task, the thought generator or chance says."""
+"""State evaluators that ask nothing: what the task, the thought generator, the text itself, other branches or chance
+say."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
+from itertools import accumulate
+from typing import Annotated
+
+from pydantic import Field
 
 from tot.context import Context
 from tot.decoders.errors import OptionError
@@ -29,6 +35,41 @@ class Confidence(Evaluator):
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         return [_given(node.confidence, "confidence", "Sample(samples=8)") for node in nodes]
+
+
+class LogProb(Evaluator):
+    """The probability of a token of the path's texts, as the model drew them (geometric mean, from 0 to 1)."""
+
+    window: Annotated[int, Field(ge=1)] | None = None
+    """Of the least likely so many tokens in a row; None: of all."""
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
+        return [self._value(node, ctx) for node in nodes]
+
+    def _value(self, node: Node, ctx: Context) -> float:
+        drawn = [part for thought in ctx.state(node).thoughts for part in thought.drawn.values()]
+        logprobs = [logprob for part in drawn for logprob in part.logprobs]
+        if not logprobs:
+            raise OptionError("no log-probabilities of a thought's tokens are known: decode here, or judge otherwise")
+        width = min(self.window or len(logprobs), len(logprobs))
+        sums = [0.0, *accumulate(logprobs)]
+        return math.exp(min(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width)
+
+
+class Agreement(Evaluator):
+    """The share of other branches that say the same: the same answer, where a path has come to one, else what the
+    task's `claims` finds in its last thought (0.5 where that is nothing, or there is no other branch)."""
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
+        leaves = {node.id: node for node in (*ctx.tree.leaves(), *nodes)}
+        said = {leaf.id: ctx.claims(leaf, whole=True) for leaf in leaves.values()}
+        return [self._value(ctx, node, {i: claims for i, claims in said.items() if i != node.id}) for node in nodes]
+
+    def _value(self, ctx: Context, node: Node, others: dict[int, frozenset[Hashable]]) -> float:
+        claims = ctx.claims(node)
+        if not claims or not others:
+            return 0.5
+        return sum(claim in other for other in others.values() for claim in claims) / (len(claims) * len(others))
 
 
 class Random(Evaluator):

@@ -28,8 +28,8 @@ class Search(BaseModel):
 
     depth: Depth = None
     """T: T - 1 levels of thoughts, then the answer; None takes the task's own."""
-    aggregate: Literal["best", "vote"] = "best"
-    """The answer of the best state; or answers of all complete states, voting with their values."""
+    aggregate: Literal["best", "vote", "majority"] = "best"
+    """The answer of the best state; or answers of all complete states, voting with their values, or one vote each."""
 
     def start(self, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None) -> SearchState:
         """This search at the root of a new tree, to be driven by `ask` and `tell`."""

@@ -26,10 +26,15 @@ class SelfConsistency(Search):
     """Some whole solutions; an answer that the task verifies, else the one that most of them give."""
 
     samples: Count = renamed("samples", "k", default=5)
-    aggregate: Literal["best", "vote"] = "vote"
+    aggregate: Literal["best", "vote", "majority"] = "vote"
+    weighted: bool = False
+    """Each vote counts as much as the state evaluator values its solution."""
 
     def steps(self, search: SearchState) -> Steps:
-        for chain in (yield search.expand([search.tree.root], self.samples, whole=True))[:1]:
+        chains = yield search.expand([search.tree.root], self.samples, whole=True)
+        if self.weighted and search.solved is None:
+            chains = by_value((yield search.evaluate(chains)))
+        for chain in chains[:1]:
             search.best = chain
 
 

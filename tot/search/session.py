@@ -118,7 +118,7 @@ class SearchSession:
         """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
         None where there is none, or the budget is spent."""
         search = self.search
-        voting = search.options.aggregate == "vote"
+        voting = search.options.aggregate != "best"
         nodes = [search.best] if not voting else search.complete() if search.solved is None else [search.solved]
         answers = await self._answers(nodes)
         said = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
@@ -127,7 +127,8 @@ class SearchSession:
         ballots: dict[Hashable, list[tuple[Node, Any]]] = {}
         for node, answer in said:
             ballots.setdefault(self.task.canonical(answer), []).append((node, answer))
-        weights = _weights(nodes)
+        equal = search.options.aggregate == "majority"
+        weights = {node.id: 1.0 + node.merged for node in nodes} if equal else _weights(nodes)
         winner = max(ballots.values(), key=lambda voters: math.fsum(weights[node.id] for node, _ in voters))
         search.best = by_value([node for node, _ in winner])[0]
         return next(answer for node, answer in winner if node is search.best)
@@ -135,7 +136,7 @@ class SearchSession:
     async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
         """What each state says: by itself, or when asked."""
         answers = [self.search.answer_at(node) for node in nodes]
-        whole = [self.search.checked.is_chain(node.thought) for node in nodes]
+        whole = [self.search.checked.is_whole(node.thought) for node in nodes]
         # A search that a budget ended before its first thought has nothing to ask about.
         asked = [
             i

@@ -195,7 +195,7 @@ class SearchState:
         self._keys[node.id] = key
         self._siblings[parent.id, key] = node
         self._met.setdefault(key, node)
-        node.terminal = whole or self.checked.is_terminal(state)
+        node.terminal = whole or thought.ended or self.checked.is_terminal(state)
         self._look(node, state)
         return node
 
@@ -234,7 +234,7 @@ class SearchState:
             return
         answer = self.answer_at(node)
         verified = answer is not None and self.verify(answer)
-        node.goal = verified or (not self.checked.is_chain(node.thought) and self.checked.is_goal(state))
+        node.goal = verified or (not self.checked.is_whole(node.thought) and self.checked.is_goal(state))
         if node.goal and self._hooks.emit("on_goal", self, [node]):
             self.goals.append(node)
             if verified and self.solved is None:

@@ -1,0 +1,138 @@
+"""Continue: thoughts are pieces of one message, in the model's own words."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, Agreement, Continue, LogProb, Random, Sample, Solution, Task, solve
+from tot.decoders import Completion, Usage
+from tot.search.baselines import SelfConsistency
+from tot.tasks import GSM8K
+
+ASK = (
+    "{% block user %}{{ question }}{% endblock %}{% block assistant %}"
+    "{% for t in thoughts %}{{ t.step }}{% endfor %}{{ step | default('') }}{% endblock %}"
+)
+
+
+class Letter(Task):
+    """One message, in pieces."""
+
+    thought = ("step",)
+    depth = 9
+    templates: ClassVar = {"step": ASK, "chain": ASK, "answer": ASK}
+    sampling: ClassVar = {"step": {"max_tokens": 40}, "chain": {"max_tokens": 40}, "answer": {"max_tokens": 40}}
+
+
+def grown(decoder: Any, thoughts: int = 1, **options: Any) -> Solution:
+    options = {"generator": Continue(temperature=1.0), "evaluator": Random(), **options}
+    return solve(
+        options.pop("task", Letter()), "why", decoder=decoder, search=BFS(thoughts=thoughts, breadth=9), **options
+    )
+
+
+def path(solution: Solution) -> list[str]:
+    return [node.thought.text for node in solution.tree if node.thought]
+
+
+# -- where pieces end ---------------------------------------------------------------------------------------------
+
+
+def test_pieces_follow_one_another_until_the_model_ends_its_message(scripted: Any) -> None:
+    stop = scripted.completion
+    decoder = scripted(
+        {"why": stop("First.\n\n", "stop"), "First.\n\n": stop("Then.\n\n", "stop"), "First.\n\nThen.\n\n": "So 7."}
+    )
+    solution = grown(decoder)
+    assert path(solution) == ["First.\n\n", "Then.\n\n", "So 7."]
+    assert [node.thought.ended for node in solution.tree if node.thought] == [False, False, True]
+    assert solution.answer == "First.\n\nThen.\n\nSo 7."
+    assert {request.purpose for request in decoder.requests} == {"generate"}  # nothing is asked after its end
+    sampling = decoder.requests[1].sampling
+    assert (sampling.stop, sampling.keep_stop, sampling.max_tokens) == (("\n\n",), True, 40)
+
+
+def test_a_label_is_the_beginning_of_a_thought(scripted: Any) -> None:
+    stop = scripted.completion
+    decoder = scripted(
+        {
+            "why": stop("**Step 1:**\n\n", "stop"),
+            "**Step 1:**\n\n": stop("### Costs\n\n", "stop"),
+            "**Step 1:**\n\n### Costs\n\n": "They are 3.",
+        }
+    )
+    solution = grown(decoder)
+    assert path(solution) == ["**Step 1:**\n\n### Costs\n\nThey are 3."]
+    assert solution.usage.new_tokens == 15
+    assert solution.parse_failures == 0
+
+
+@pytest.mark.parametrize(("until", "stops"), [("line", ("\n",)), ("; ", ("; ",))])
+def test_pieces_end_where_they_are_told_to(scripted: Any, until: str, stops: tuple[str, ...]) -> None:
+    decoder = scripted({"why": "all"})
+    grown(decoder, generator=Continue(until=until, tokens=7))
+    assert (decoder.requests[0].sampling.stop, decoder.requests[0].sampling.max_tokens) == (stops, 7)
+
+
+@pytest.mark.parametrize("again", ["  first it  is.\n\n", "  \n", ""])
+def test_what_was_said_before_and_nothing_at_all_are_no_thoughts(scripted: Any, again: str) -> None:
+    stop = scripted.completion
+    decoder = scripted({"why": stop("First it is.\n\n", "stop"), "First it is.\n\n": stop(again, "stop")})
+    solution = grown(decoder)
+    assert path(solution) == ["First it is.\n\n"]
+    assert solution.parse_failures == 1
+
+
+def test_an_answer_ends_a_message(scripted: Any) -> None:
+    stop = scripted.completion
+    decoder = scripted({GSM8K().in_chat().prompt("step", GSM8K().start("why"))[-1].content: stop("#### 7\n\n", "stop")})
+    solution = grown(decoder, task=GSM8K().in_chat())
+    assert (solution.answer, len(decoder.requests)) == ("7", 1)
+
+
+# -- judged by what they say --------------------------------------------------------------------------------------
+
+
+def drawn(text: str, *logprobs: float) -> Completion:
+    tokens = tuple(range(len(logprobs)))
+    return Completion(text, tokens, sum(logprobs), "eos", Usage(new_tokens=5), logprobs=logprobs)
+
+
+@pytest.mark.parametrize(("window", "best"), [(None, "b"), (1, "a")])
+def test_texts_are_judged_by_their_own_probability(scripted: Any, window: int | None, best: str) -> None:
+    decoder = scripted({"why": [drawn("a", -1.0, -1.0), drawn("b", -1.5, -0.1)]})
+    solution = grown(decoder, thoughts=2, evaluator=LogProb(window=window))
+    assert solution.answer == best
+    values = {node.thought.text: node.value for node in solution.tree if node.thought}
+    assert values["a"] == pytest.approx(0.3679, abs=1e-4)
+    assert values["b"] == pytest.approx(0.4493 if window is None else 0.2231, abs=1e-4)
+
+
+def test_branches_that_agree_are_worth_more(scripted: Any) -> None:
+    decoder = scripted({"why": ["So 7", "Thus 7", "So 8"]})
+    values = {
+        n.thought.text: n.value
+        for n in grown(decoder, thoughts=3, task=Numbers(), evaluator=Agreement()).tree
+        if n.thought
+    }
+    assert values == {"So 7": 0.5, "Thus 7": 0.5, "So 8": 0.0}
+
+
+class Numbers(Letter):
+    """Its answer is a number."""
+
+    def parse_answer(self, text: str) -> str | None:
+        return text.split()[-1]
+
+
+@pytest.mark.parametrize(
+    ("weighted", "aggregate", "answer"),
+    [(False, "vote", "7"), (True, "vote", "8"), (True, "majority", "7"), (True, "best", "8")],
+)
+def test_votes_may_be_weighted(scripted: Any, weighted: bool, aggregate: Any, answer: str) -> None:
+    decoder = scripted({"why": [drawn("So 7", -3.0), drawn("Thus 7", -3.0), drawn("So 8", -0.1)]})
+    search = SelfConsistency(samples=3, weighted=weighted, aggregate=aggregate)
+    solution = solve(Numbers(), "why", decoder=decoder, search=search, generator=Sample(), evaluator=LogProb())
+    assert solution.answer == answer

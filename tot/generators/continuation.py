@@ -1,0 +1,106 @@
+"""Continue: the next piece of one message that the model writes in its own way.
+
+The prompt asks for a whole answer, and the model's own words are cut into thoughts: what it drew is gone on with token
+for token, so that a path of first children is the text that it would have written in one go.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from tot.context import Context
+from tot.generators.base import Count, Generator
+from tot.state import Drawn, Thought
+from tot.steps import Proposal, Reply
+from tot.tree import Node
+
+_UNTIL = {
+    "paragraph": ("\n\n",),
+    "line": ("\n",),
+    "sentence": tuple(f"{mark}{blank}" for mark in ".?!" for blank in " \n"),
+}
+_LABEL = re.compile(r"[\s#*_>-]*(?:[\w'’ ,()&/-]{0,80}:[\s*_]*|#[^\n]*|\*\*[^\n]*\*\*|\d{0,3}[.)]?)\s*")
+"""What only announces a thought: `Step 2:`, `## Costs`, `**Costs**`, `2.`."""
+_LABELS = 3
+"""Labels after one another that are taken into the thought that they announce."""
+_REPEATED = 3
+"""Words of which a piece has to have as many to be a repetition: "so" may well be said twice."""
+
+
+class Continue(Generator):
+    """The next piece of one message, to where `until` says, the model's own end of turn, or its answer.
+
+    The last template of the task's thought asks for the message, whose text so far is the assistant's. A label
+    ("Step 2:") is no thought, but the beginning of one. Pieces that say what the message has said before, or nothing,
+    are rejected, and counted as not readable.
+    """
+
+    thoughts: Count = 3
+    """Pieces after each state, where the search does not say how many."""
+    until: str = "paragraph"
+    """paragraph, line or sentence; any other text is itself what ends a piece, and part of it."""
+    tokens: Count | None = None
+    """Most tokens of a piece."""
+
+    async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
+        count = count or self.thoughts
+
+        async def extend(node: Node) -> list[Proposal]:
+            replies = await self._ask(ctx, node, count)
+            return await ctx.each(list(enumerate(replies)), lambda one: self._finish(ctx, node, *one, 1 / count))
+
+        return await ctx.each(nodes, extend)
+
+    async def _ask(
+        self, ctx: Context, node: Node, count: int, call: int = 0, begun: Thought | None = None
+    ) -> list[Reply]:
+        template, until = ctx.task.thought[-1], _UNTIL.get(self.until, (self.until,))
+        about: dict[str, Any] = {"max_tokens": self.tokens, "until": until, "call": call, "begun": begun}
+        return await ctx.ask(template, node, count, temperature=self.temperature, **about)
+
+    async def _finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
+        """The thought that a piece is, or that it begins."""
+        name = ctx.task.thought[-1]
+        state = ctx.state(node)
+        proposal = Proposal(Thought(parts={}), prior=prior, decoder=reply.decoder)
+        for label in range(_LABELS + 1):
+            before = proposal.thought
+            assert before is not None
+            proposal.usage += reply.usage
+            proposal.calls += reply.calls
+            thought = _longer(before, name, reply, first=not state.thoughts)
+            text = thought.parts[name]
+            message = state.message + text
+            ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(message)
+            ended = ended or ctx.room(name, (*state.thoughts, thought)) <= 0
+            proposal.thought = thought.model_copy(update={"ended": ended})
+            if proposal.thought.ended or reply.cut or label == _LABELS or not _LABEL.fullmatch(reply.completion.text):
+                break
+            (reply,) = await self._ask(ctx, node, 1, sample, proposal.thought)
+        said = [words for each in state.thoughts if len(words := _words(each.parts.get(name, ""))) >= _REPEATED]
+        if reply.cut:
+            proposal.thought = None
+        elif not _words(text) or _words(text) in said:
+            proposal.thought, proposal.parse_failures = None, 1
+        return proposal
+
+
+def _longer(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
+    """A thought with one more piece in its only part; blanks at the beginning of the message are left out."""
+    drawn = thought.drawn.get(name, Drawn(text="", tokens=()))
+    completion = reply.completion
+    drawn = Drawn(
+        text=drawn.text + completion.text,
+        tokens=drawn.tokens + completion.tokens,
+        logprobs=drawn.logprobs + completion.logprobs,
+    )
+    text = thought.parts.get(name, "") + completion.text
+    text = text.lstrip() if first else text
+    return Thought(parts={name: text}, drawn={name: drawn} if drawn.tokens else {})
+
+
+def _words(text: str) -> list[str]:
+    """What a text says, whatever its blanks and case."""
+    return text.casefold().split()
