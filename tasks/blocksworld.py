@@ -56,6 +56,8 @@ class Blocksworld(Task):
         "answer": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
     }
 
+    chat: ClassVar[Mapping[str, Any]] = {"generator": "enumerate"}
+
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a malformed problem, an impossible start or goal, naming why."""
         state = super().start(question)

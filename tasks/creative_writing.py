@@ -57,6 +57,17 @@ class CreativeWriting(Task):
         "answer": {"max_tokens": 400, "stop": _AFTER_PASSAGE},
         "judge": {"max_tokens": 160},
     }
+    chat: ClassVar[Mapping[str, Any]] = {
+        "sampling": {
+            "plan": {"max_tokens": 128},
+            "passage": {"max_tokens": 500},
+            "value": {"max_tokens": 160},
+            "vote": {"max_tokens": 8},
+            "chain": {"max_tokens": 500},
+            "answer": {"max_tokens": 500},
+            "judge": {"max_tokens": 160},
+        }
+    }
 
     def question_of(self, row: Mapping[str, Any]) -> str:
         """The sentences: the line of a text file (`text`), else `question`."""

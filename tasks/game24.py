@@ -58,6 +58,8 @@ class Game24(Task):
         "answer": {"max_tokens": 48, "stop": ("\n",)},
     }
 
+    chat: ClassVar[Mapping[str, Any]] = {"evaluator": "likelihood"}
+
     def start(self, question: str) -> State:
         """The numbers, in the order given. Raises TaskError where they are not 2 to 6 numbers from 0."""
         given = super().start(question).question

@@ -55,7 +55,7 @@ class GSM8K(Task):
         return parse_value(text, *self.scale)
 
     def is_answered(self, message: str) -> bool:
-        return strict_answer(message) is not None
+        return strict_answer(message[: message.rfind("\n") + 1]) is not None  # its last line may go on
 
     def parse_answer(self, text: str) -> str | None:
         return strict_answer(text) or flexible_answer(text)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Any, Self, get_args
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -47,6 +47,9 @@ class SearchConfig(BaseModel):
     """Where thoughts come from."""
     evaluator: Any = None
     """How states are valued."""
+    prompts: Literal["papers", "chat"] | None = None
+    """papers (None): the few-shot prompts of the papers. chat: the question alone, as a chat model is asked, which
+    answers in its own words."""
     budget: Budget | None = None
     """What a search may cost; one that hits it returns its best so far."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 LOADING = ("dtype", "device", "kv_budget", "quantize")
 """Model options that have a name of their own here; all others are decoder options."""
-SAME = ("max_tokens", "top_k", "top_p", "min_p", "seed", "reproducible")
+SAME = ("prompts", "max_tokens", "top_k", "top_p", "min_p", "seed", "reproducible")
 """What a SearchConfig has by the same name."""
 
 
@@ -67,12 +67,15 @@ class SearchOptions(ModelOptions):
         "mcts:iterations=20,exploration=2. The task's own by default, as for the next two.",
     )
     generator: str | None = Field(
-        None, description="Where thoughts come from: sample, propose or enumerate, with options likewise."
+        None, description="Where thoughts come from: sample, continue, propose or enumerate, with options likewise."
     )
     evaluator: str | None = Field(
         None,
-        description="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, random or "
-        "reward-model, with options likewise.",
+        description="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, logprob, "
+        "agreement, random or reward-model, with options likewise.",
+    )
+    prompts: Literal["papers", "chat"] | None = Field(
+        None, description="papers: few-shot prompts, the default; chat: as a chat model is asked, in its own words."
     )
     thoughts: int | None = Field(None, description="Thoughts proposed after each state (n).")
     breadth: int | None = Field(None, description="States kept at each level (b).")

@@ -122,7 +122,8 @@ async def asolve(
 
     Cancelling it raises CancelledError, or with `keep_best` ends it with the best answer so far.
     """
-    task, config = load_task(task), SearchConfig.of(config, options).exact()
+    config = SearchConfig.of(config, options).exact()
+    task = load_task(task, config.prompts)
     parts, filters = config.parts(task), config.filters
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if profile is not None and config.weights is None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message
 from tot.state import State, Thought
 from tot.templates import Templates
@@ -75,6 +75,8 @@ class Task:
     chat: ClassVar[Mapping[str, Any]] = {}
     """What is different of the attributes here where a model with a chat template is asked in its own format, and
     answers in its own way; the templates for that lie in a folder `chat` beside the others. Nothing: no such suite."""
+    prompts: ClassVar[Literal["papers", "chat"]] = "papers"
+    """Which prompts are asked with."""
     search: ClassVar[str] = "bfs"
     """The search, thought generator and state evaluator that `solve` takes where it is given none, by name, with
     options after a colon: "mcts:iterations=20,exploration=2"."""
@@ -96,11 +98,11 @@ class Task:
         self._templates = Templates(self)
 
     def in_chat(self) -> Self:
-        """The same task with its prompts for chat models; itself where it has none."""
+        """The same task with its prompts for chat models. Raises OptionError where it has none."""
         if not self.chat:
-            return self
+            raise OptionError(f"task {type(self).__name__} has no prompts for chat models: leave prompts='chat' out")
         other = copy(self)
-        vars(other).update(self.chat)
+        vars(other).update(self.chat, prompts="chat")
         other._templates = Templates(other, "chat")
         return other
 

@@ -129,7 +129,7 @@ def _run(
     from tot.report.terminal import progress, search_line, show
     from tot.solver import conclude, solve
 
-    task = load_task(settings.task)
+    task = load_task(settings.task, settings.prompts)
     task.start(settings.question)
     config = settings.config(task)
     out = None if settings.out is None else Path(settings.out)

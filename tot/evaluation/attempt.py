@@ -49,13 +49,13 @@ class Work:
     @classmethod
     def named(cls, configuration: Configuration) -> Work:
         """From names alone. Raises TotError for those that mean nothing."""
-        task = load_task(configuration.task)
+        task = load_task(configuration.task, configuration.prompts)
         return cls(configuration, task, configuration.config(task))
 
     @classmethod
     def given(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> Work:
         """From names and objects; `options` are the configuration's other ones. Raises TotError."""
-        name, task = task if isinstance(task, str) else None, load_task(task)
+        name, task = task if isinstance(task, str) else None, load_task(task, config.prompts)
         loading = {name: str(value) for name in LOADING if (value := config.model_options.get(name)) is not None}
         configuration = Configuration.from_options(
             {

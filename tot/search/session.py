@@ -64,6 +64,7 @@ class SearchSession:
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
             described = {name: _described(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
+            about |= {"prompts": "chat"} if task.prompts == "chat" else {}
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
         self._changed(self)
 

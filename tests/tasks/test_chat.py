@@ -1,0 +1,82 @@
+"""The prompts for chat models: each task has them, they ask in one message, and what a model wrote is gone on with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tot import Task, Thought, load_task, solve
+from tot.decoders import OptionError
+from tot.tasks import GSM8K
+
+TASKS = ["gsm8k", "multiple_choice", "creative_writing", "blocksworld", "game24"]
+IN_PIECES = ["gsm8k", "multiple_choice"]
+
+
+def rendered(task: Task, template: str, thought: Thought | None = None, **variables: Any) -> Any:
+    state = task.start(task.example())
+    return task.prompt(template, state if thought is None else state.then(thought), **variables)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_a_solution_is_asked_for_without_demonstrations(name: str) -> None:
+    papers, chat = rendered(load_task(name), "chain"), rendered(load_task(name, "chat"), "chain")
+    assert chat[0].role == "user"
+    assert len(chat[0].content) < len(papers[0].content) / 1.5
+    last = load_task(name).start(load_task(name).example()).question.split()[-1]
+    assert last.strip("(). ") in chat[0].content
+
+
+@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize("template", ["value", "vote", "answer", "explain"])
+def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None:
+    task = load_task(name, "chat")
+    about: dict[str, Any] = {"candidates": ["one", "two"]} if template == "vote" else {}
+    seen = {"chain": "So it is."} if template in ("value", "explain") else {}
+    if template == "explain" and not task.has_template("explain"):
+        pytest.skip("it has no such template")
+    messages = rendered(task, template, Thought(parts={"chain": "So it is."}), **about, **seen)
+    assert (
+        "So it is." in messages[-1].content
+        or template == "vote"
+        or name in ("blocksworld", "game24", "creative_writing")
+    )
+
+
+@pytest.mark.parametrize("name", IN_PIECES)
+def test_pieces_are_the_assistants_own_message(name: str) -> None:
+    task = load_task(name, "chat")
+    assert task.generator == "continue"
+    state = task.start(task.example())
+    assert [message.role for message in task.prompt("step", state)] == ["user"]
+    for piece in ("First.\n\n", "Then "):
+        state = state.then(Thought(parts={"step": piece}))
+    for template in ("step", "chain", "answer"):
+        assert task.prompt(template, state)[-1].model_dump(include={"role", "content"}) == {
+            "role": "assistant",
+            "content": "First.\n\nThen ",
+        }
+    assert task.prompt("step", state, step="go")[-1].content == "First.\n\nThen go"
+
+
+def test_a_task_of_ones_own_has_none_unless_it_says_so() -> None:
+    class Mine(GSM8K):
+        templates = {"chain": "my {{ question }}"}  # noqa: RUF012
+
+    class Other(GSM8K):
+        depth = 3
+
+    with pytest.raises(OptionError, match="task Mine has no prompts for chat models"):
+        solve(Mine, "q", model=None, prompts="chat")
+    assert Other().in_chat().thought == ("step",)
+    with pytest.raises(OptionError, match="prompts"):
+        solve(GSM8K, "q", model=None, prompts="poems")
+
+
+@pytest.mark.parametrize(
+    ("message", "answered"),
+    [("6 times 3.\n#### 18\n", True), ("#### 1", False), ("#### 18\n\nSo", True), ("It is 18.\n\n", False)],
+)
+def test_a_message_that_has_its_answer_needs_nothing_more(message: str, answered: bool) -> None:
+    assert GSM8K().is_answered(message) is answered
