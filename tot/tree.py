@@ -10,7 +10,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tot.calls import Call, calls_from_json, calls_to_json
@@ -102,7 +101,9 @@ class ThoughtTree:
     """Nodes are numbered in the order in which they were added; 0 is the root."""
 
     def __init__(self, root: State) -> None:
-        self.graph = nx.DiGraph()
+        from networkx import DiGraph  # a quarter of a second, which help and refusals do without
+
+        self.graph = DiGraph()
         self._question = root.question
         self._before = root.thoughts
         self.calls: dict[int, list[Call]] = {}
@@ -240,6 +241,8 @@ class ThoughtTree:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> ThoughtTree:
         """Raises TaskError for data that is not a tree, or of a version this program does not know."""
+        from networkx import is_arborescence
+
         if not isinstance(data, dict) or data.get("format") != FORMAT:
             raise TaskError("this is not a tree of thoughts: save one with `tree.save(...)` or `tot solve --out`")
         if data.get("version") not in _READABLE:
@@ -260,7 +263,7 @@ class ThoughtTree:
                 parent = tree[node.parent]
                 tree.graph.add_edge(parent.id, node.id)
                 parent.numbered = max(parent.numbered, node.index + 1)
-            if not nx.is_arborescence(tree.graph) and len(nodes) > 1:
+            if not is_arborescence(tree.graph) and len(nodes) > 1:
                 raise ValueError("its parents go round in a circle")
             for link in data.get("links", []):
                 tree.link(tree[link["parent"]], tree[link["node"]], Thought.model_validate(link["thought"]))

@@ -1,0 +1,341 @@
+"""`tot bench quality`: whether searches answer better than asking plainly, and which evaluators tell right from wrong.
+
+Each way of answering is an evaluation in a folder of its own, which is gone on with; what is shown is read from there.
+Where a way drew several solutions of a question, fewer of them, and other ways to choose among them, are replayed:
+nothing is decoded twice. Evaluators judge pieces of solutions of which it is known how many rollouts from there end
+right.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from tot.backend import Backend
+from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
+from tot.bench.options import QualityOptions
+from tot.checked_task import CheckedTask
+from tot.context import Context
+from tot.decoders.budget import Meter
+from tot.decoders.errors import OptionError
+from tot.decoders.request import Request, Sampling
+from tot.evaluation.attempt import Work
+from tot.evaluation.configuration import Configuration
+from tot.evaluation.estimate import bootstrap, estimate
+from tot.evaluation.folder import read_samples
+from tot.evaluation.questions import Question, Questions
+from tot.evaluation.results import tokens_of
+from tot.evaluation.run import evaluate, run_evaluation
+from tot.evaluators.heuristic import LogProb
+from tot.machine import describe
+from tot.registry import EVALUATORS, named
+from tot.search.base import Count, Search
+from tot.search.session import elected
+from tot.search.state import SearchState
+from tot.solver import run_to_end, solve
+from tot.steps import Steps
+from tot.task import Task
+from tot.tree import Node, ThoughtTree
+
+_AT_ONCE = 16
+"""Trees whose parts are judged side by side."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A complete solution: its answer, how right that is, and what a vote for it may count."""
+
+    answer: Any
+    right: float
+    value: float | None
+    probability: float | None
+    """Of a token of its text, as it was drawn."""
+    tokens: int
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A question, answered in one way."""
+
+    score: float
+    tokens: float
+    forwards: int | None = None
+    thoughts: int = 0
+    malformed: int = 0
+    leaves: tuple[Leaf, ...] = ()
+
+
+Answers = dict[str, Answered]
+"""By question."""
+
+
+def run(asked: QualityOptions, console: Console) -> None:
+    """Evaluate every way, and print the tables."""
+    works = {name: way(asked, options) for name, options in asked.ways.items()}
+    with Bench(asked, console, describe(asked.model)) as bench:
+        bench.say(forecast(works))
+        ways: dict[str, Answers] = {}
+        for name, work in works.items():
+            folder = asked.folder / re.sub(r"[^\w-]+", "-", name)
+            results = run_evaluation(work, folder, folder.exists(), None)
+            bench.say(f"{name}: {results.score_text}, {results.seconds / results.problems:.1f} s a search, in {folder}")
+            answers = read_answers(folder, work.task)
+            ways |= {name: answers, **replayed(name, answers, work.task)}
+        bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
+        bench.show(table(ways))
+        if asked.picture is not None:
+            from tot.report.plots import curves, save
+
+            points = {name: ([_mean(one, "tokens")], [_mean(one, "score")]) for name, one in ways.items()}
+            save(curves(points, "new tokens a question", "score"), asked.picture)
+        if asked.evaluators:
+            judge(asked, bench)
+        if asked.timed:
+            time_each(asked, works, bench)
+
+
+def way(asked: QualityOptions, options: Mapping[str, Any]) -> Work:
+    """One way of answering the questions asked. Raises OptionError for what is not known."""
+    about = {"task": asked.task, "data": asked.data, "model": asked.model, "limit": asked.limit}
+    about |= {"offset": asked.offset, "concurrency": asked.concurrency}
+    return Work.named(Configuration.from_options({**about, **options}))
+
+
+def forecast(works: Mapping[str, Work]) -> str:
+    """About how long evaluations will take, by the rate at which sixteen texts are written now."""
+    first = next(iter(works.values()))
+    asked = [Request(prompt=f"Question {i}.", sampling=Sampling(max_tokens=16, ignore_eos=True)) for i in range(16)]
+    with ExitStack() as stack:
+        decoder = first.config.open(stack)["generate"]
+        seconds, _ = timed(lambda: decoder.generate(asked))
+    texts = sum(getattr(work.config.search, "samples", 1) for work in works.values())
+    room = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
+    questions = first.configuration.limit or 1
+    hours = questions * texts * room * seconds / 256 / 3600
+    return f"{questions} questions, {len(works)} ways: about {hours:.1f} hours, more where ways grow trees, to begin with"
+
+
+# -- ways of answering --------------------------------------------------------------------------------------------
+
+
+def read_answers(folder: Path, task: Task) -> Answers:
+    """What an evaluation's folder holds of each question (of repeats, the last)."""
+    return {sample["question"]: _answered(folder, sample, task) for sample in read_samples(folder)}
+
+
+def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
+    leaves: list[Leaf] = []
+    path = folder / "trees" / f"{sample['id']}.json"
+    if path.exists():
+        tree, checked = ThoughtTree.from_json(json.loads(path.read_text())), CheckedTask(task)
+        for node in tree.leaves():
+            answer = checked.answer_at(tree.state(node)) if checked.is_whole(node.thought) else None
+            right = 0.0 if answer is None else float(task.score(answer, sample["reference"]))
+            drawn = [part for thought in tree.state(node).thoughts for part in thought.drawn.values()]
+            likely = LogProb().of(drawn) if any(part.logprobs for part in drawn) else None
+            if checked.is_whole(node.thought):
+                leaves.append(Leaf(answer, right, node.value, likely, sum(len(part.tokens) for part in drawn)))
+    return Answered(
+        sample["score"],
+        tokens_of(sample),
+        sample["measured"]["forwards"],
+        sample["thoughts"],
+        sample["unreadable"],
+        tuple(leaves),
+    )
+
+
+CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
+    "majority": lambda leaf: 1.0,
+    "weighted by probability": lambda leaf: leaf.probability,
+    "weighted by value": lambda leaf: leaf.value,
+}
+
+
+def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
+    """Where each question has several solutions drawn at once: the answers that fewer of them give, by each way of
+    choosing that has something to go by."""
+    most = min((len(one.leaves) for one in answers.values() if one.thoughts == len(one.leaves)), default=0)
+    sizes = [size for size in (2**i for i in range(1, 7)) if size < most] + [most] * (most > 1)
+    found: dict[str, Answers] = {}
+    for size in sizes:
+        for how, weigh in CHOOSING.items():
+            kept = {question: one.leaves[:size] for question, one in answers.items()}
+            if all(weigh(leaf) is not None for leaves in kept.values() for leaf in leaves):
+                found[f"{name}, {how} of {size}"] = {
+                    question: _chosen(leaves, weigh, task) for question, leaves in kept.items()
+                }
+    return found
+
+
+def _chosen(leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task) -> Answered:
+    said = [leaf for leaf in leaves if leaf.answer is not None]
+    winners = elected([task.canonical(leaf.answer) for leaf in said], [weigh(leaf) or 0.0 for leaf in said])
+    score = said[winners[0]].right if winners else 0.0
+    return Answered(score, sum(leaf.tokens for leaf in leaves), leaves=tuple(leaves))
+
+
+def table(ways: Mapping[str, Answers]) -> Table:
+    """A row for each way: accuracy, the difference to the first, question by question, and what it took."""
+    first = next(iter(ways))
+    head = ["right", f"minus {first}", "new tokens", "forwards", "a right one among the leaves", "malformed thoughts"]
+    rows = Table("", *head, title="with 95% intervals; differences question by question")
+    for name, answers in ways.items():
+        common = [question for question in answers if question in ways[first]]
+        off = [answers[question].score - ways[first][question].score for question in common]
+        thoughts = sum(one.thoughts for one in answers.values())
+        malformed = sum(one.malformed for one in answers.values())
+        among = [max(leaf.right for leaf in one.leaves) for one in answers.values() if one.leaves]
+        rows.add_row(
+            name,
+            estimate([one.score for one in answers.values()]).format(),
+            "" if name == first or not off else bootstrap(off).format("+.1%"),
+            f"{_mean(answers, 'tokens'):.0f}",
+            f"{_mean(answers, 'forwards'):.0f}" if all(one.forwards is not None for one in answers.values()) else "",
+            f"{fmean(among):.1%}" if len(among) == len(answers) else "",
+            f"{malformed / (thoughts + malformed):.1%}" if thoughts else "",
+        )
+    return rows
+
+
+def _mean(answers: Answers, what: str) -> float:
+    return fmean(getattr(one, what) for one in answers.values())
+
+
+def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) -> None:
+    """Seconds of one question at a time, the ways in turns."""
+    first = next(iter(works.values()))
+    found = [one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)]
+
+    def answered(work: Work, question: str) -> Measured:
+        seconds, solution = timed(lambda: solve(work.task, question, work.config))
+        return {"seconds": seconds, "tokens": solution.usage.new_tokens}
+
+    sides = [Side(name, partial(answered, work)) for name, work in works.items()]
+    bench.compare(
+        f"{len(found)} questions, one at a time",
+        sides,
+        lambda _, turn: found[turn].text,
+        rounds=len(found),
+        warm_up=lambda _: found[0].text,
+        metrics=[SECONDS, Metric("new tokens", lambda took: took["tokens"], plain(".0f"))],
+        against=[sides[0].name],
+    )
+
+
+# -- evaluators ---------------------------------------------------------------------------------------------------
+
+
+class Probe(Search):
+    """Some solutions, piece by piece, with rollouts from every piece."""
+
+    solutions: Count = 3
+    rollouts: Count = 4
+
+    def steps(self, search: SearchState) -> Steps:
+        pieces = yield search.expand([search.tree.root], self.solutions)
+        while growing := [node for node in pieces if not search.is_end(node)]:
+            yield search.expand(growing, self.rollouts, whole=True)
+            pieces = yield search.expand(growing, 1)
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A piece of a solution: how many rollouts from there end right, and how an evaluator values it."""
+
+    depth: int
+    truth: float
+    value: float
+
+
+def judge(asked: QualityOptions, bench: Bench) -> None:
+    """How well evaluators tell pieces that end right from those that don't, within a question."""
+    folder = asked.folder / "pieces"
+    given: dict[str, Any] = {"model": asked.model, "limit": asked.judged, "offset": asked.offset, "prompts": "chat"}
+    given |= {"search": Probe(), "generator": "continue", "evaluator": "random", "concurrency": asked.concurrency}
+    evaluate(asked.task, asked.data, out=folder, resume=folder.exists(), **given)
+    work = way(asked, {"prompts": "chat", "limit": asked.judged})
+    samples = list(read_samples(folder))
+    rows = Table("evaluator", "all", "first pieces", "second", "later", "new tokens a piece", "seconds", title=_TELLING)
+    with ExitStack() as stack:
+        decoders = work.config.open(stack)
+        for name in asked.evaluators:
+            evaluator, meter = named(name, EVALUATORS), Meter()
+
+            async def judged(sample: Mapping[str, Any], evaluator: Any = evaluator, meter: Meter = meter) -> list[Judged]:
+                tree = ThoughtTree.from_json(json.loads((folder / "trees" / f"{sample['id']}.json").read_text()))
+                truth = _truths(tree, CheckedTask(work.task), sample["reference"])
+                context = Context(CheckedTask(work.task), tree, Backend(decoders, meter)).to("evaluate")
+                nodes = [tree[number] for number in truth]
+                values = await context.judge(evaluator, nodes)
+                return [
+                    Judged(node.depth, truth[node.id], one.value)
+                    for node, one in zip(nodes, values, strict=True)
+                    if one.value is not None
+                ]
+
+            async def all_of_them(judged: Any = judged) -> list[list[Judged]]:
+                turn = asyncio.Semaphore(_AT_ONCE)
+
+                async def one(sample: Mapping[str, Any]) -> list[Judged]:
+                    async with turn:
+                        return list(await judged(sample))
+
+                return await asyncio.gather(*map(one, samples))
+
+            seconds, found = timed(lambda work=all_of_them: run_to_end(work()))  # type: ignore[misc]
+            pieces = max(1, sum(map(len, found)))
+            bench.keep(**{f"evaluator {name}": [[asdict(one) for one in each] for each in found]})
+            shares = [told(found, depths) for depths in (range(1, 99), range(1, 2), range(2, 3), range(3, 99))]
+            rows.add_row(name, *shares, f"{meter.usage.new_tokens / pieces:.0f}", f"{seconds:.1f}")
+    bench.show(rows)
+
+
+_TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
+
+
+def _truths(tree: ThoughtTree, checked: CheckedTask, reference: Any) -> dict[int, float]:
+    """By the number of each piece, the share of rollouts from it that end right; those are then out of sight."""
+
+    def right(node: Node) -> float:
+        answer = checked.answer_at(tree.state(node))
+        return 0.0 if answer is None else float(checked.task.score(answer, reference))
+
+    rollouts: defaultdict[int, list[float]] = defaultdict(list)
+    found: dict[int, float] = {}
+    for node in tree:
+        if node.thought is not None and checked.task.chain in node.thought.parts:
+            rollouts[node.parent or 0] += [right(node)] * (1 + node.merged)
+            node.pruned = True
+        elif node.thought is not None and node.thought.ended:
+            found[node.id] = right(node)
+    return dict(sorted((found | {number: fmean(ends) for number, ends in rollouts.items() if number}).items()))
+
+
+def told(questions: Sequence[Sequence[Judged]], depths: range) -> str:
+    """The mean over questions of the share of pairs, of different truth, that values put in the right order; ties are
+    worth half. Empty where no question has such pairs."""
+    shares = []
+    for pieces in questions:
+        at = [piece for piece in pieces if piece.depth in depths]
+        pairs = [(a, b) for a in at for b in at if a.truth > b.truth]
+        if pairs:
+            shares.append(fmean((a.value > b.value) + (a.value == b.value) / 2 for a, b in pairs))
+    return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""
+
+
+def unknown_way(text: str) -> OptionError:
+    """What is said of a way that can't be read."""
+    return OptionError(f"--way {text!r} can't be read: write NAME: option=value; option=value, as for tot eval")
