@@ -157,6 +157,38 @@ class ServeOptions(InRounds):
     tokens: int = Field(64, ge=1, description="New tokens of each reply.")
 
 
+class QualityOptions(BenchOptions):
+    """Whether searches answer better than asking plainly, with what each takes; and which evaluators tell."""
+
+    data: str = Field(description="Questions with answers, as for tot eval.")
+    task: str = Field("gsm8k", description="What they are questions of.")
+    limit: int = Field(100, ge=1, description="Questions.")
+    offset: int = Field(0, ge=0, description="Rows to leave out before them.")
+    way: list[str] = Field(
+        ["plain: search=cot; prompts=chat", "votes: search=self-consistency:samples=8; prompts=chat", "tree:"],
+        description="A way of answering, as 'NAME: option=value; option=value', with options of tot eval; once for "
+        "each. The others are compared with the first.",
+    )
+    folder: Path = Field(Path("quality"), description="Where each way's evaluation is kept, and gone on with.")
+    concurrency: int = Field(16, ge=1, description="Searches at once.")
+    evaluators: tuple[str, ...] = Field((), description="State evaluators to judge pieces of solutions, with commas.")
+    judged: int = Field(20, ge=1, description="Questions of which solutions are cut into such pieces.")
+    timed: int = Field(0, ge=0, description="Questions to be timed one at a time, the ways in turns.")
+    picture: Path | None = Field(None, description="Write a picture of accuracy against tokens.")
+
+    @property
+    def ways(self) -> dict[str, dict[str, str]]:
+        """The options of each way, by name. Raises OptionError for one that can't be read."""
+        found = {}
+        for text in self.way:
+            name, colon, options = text.partition(":")
+            pairs = [pair.partition("=") for pair in options.split(";") if pair.strip()]
+            if not (name.strip() and colon and all(equals for _, equals, _ in pairs)):
+                raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
+            found[name.strip()] = {option.strip(): value.strip() for option, _, value in pairs}
+        return found
+
+
 class PlanningOptions(BenchOptions):
     """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
 

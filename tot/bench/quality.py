@@ -29,7 +29,7 @@ from tot.bench.options import QualityOptions
 from tot.checked_task import CheckedTask
 from tot.context import Context
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError
+from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.attempt import Work
 from tot.evaluation.configuration import Configuration
@@ -84,7 +84,8 @@ Answers = dict[str, Answered]
 def run(asked: QualityOptions, console: Console) -> None:
     """Evaluate every way, and print the tables."""
     works = {name: way(asked, options) for name, options in asked.ways.items()}
-    with Bench(asked, console, describe(asked.model)) as bench:
+    device = resolve_device("auto")
+    with Bench(asked, console, f"{asked.model}; {describe(device, resolve_dtype('auto', device))}") as bench:
         bench.say(forecast(works))
         ways: dict[str, Answers] = {}
         for name, work in works.items():
@@ -124,7 +125,9 @@ def forecast(works: Mapping[str, Work]) -> str:
     room = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
     questions = first.configuration.limit or 1
     hours = questions * texts * room * seconds / 256 / 3600
-    return f"{questions} questions, {len(works)} ways: about {hours:.1f} hours, more where ways grow trees, to begin with"
+    return (
+        f"{questions} questions, {len(works)} ways: about {hours:.1f} hours, more where ways grow trees, to begin with"
+    )
 
 
 # -- ways of answering --------------------------------------------------------------------------------------------
@@ -143,10 +146,10 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
         for node in tree.leaves():
             answer = checked.answer_at(tree.state(node)) if checked.is_whole(node.thought) else None
             right = 0.0 if answer is None else float(task.score(answer, sample["reference"]))
-            drawn = [part for thought in tree.state(node).thoughts for part in thought.drawn.values()]
-            likely = LogProb().of(drawn) if any(part.logprobs for part in drawn) else None
+            state = tree.state(node)
+            drawn = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
             if checked.is_whole(node.thought):
-                leaves.append(Leaf(answer, right, node.value, likely, sum(len(part.tokens) for part in drawn)))
+                leaves.append(Leaf(answer, right, node.value, LogProb().of(state), drawn))
     return Answered(
         sample["score"],
         tokens_of(sample),
@@ -167,7 +170,8 @@ CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
 def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
     """Where each question has several solutions drawn at once: the answers that fewer of them give, by each way of
     choosing that has something to go by."""
-    most = min((len(one.leaves) for one in answers.values() if one.thoughts == len(one.leaves)), default=0)
+    flat = all(one.thoughts == len(one.leaves) for one in answers.values())
+    most = min((len(one.leaves) for one in answers.values() if flat), default=0)
     sizes = [size for size in (2**i for i in range(1, 7)) if size < most] + [most] * (most > 1)
     found: dict[str, Answers] = {}
     for size in sizes:
@@ -266,41 +270,38 @@ def judge(asked: QualityOptions, bench: Bench) -> None:
     given: dict[str, Any] = {"model": asked.model, "limit": asked.judged, "offset": asked.offset, "prompts": "chat"}
     given |= {"search": Probe(), "generator": "continue", "evaluator": "random", "concurrency": asked.concurrency}
     evaluate(asked.task, asked.data, out=folder, resume=folder.exists(), **given)
-    work = way(asked, {"prompts": "chat", "limit": asked.judged})
-    samples = list(read_samples(folder))
+    work = way(asked, {"prompts": "chat"})
     rows = Table("evaluator", "all", "first pieces", "second", "later", "new tokens a piece", "seconds", title=_TELLING)
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         for name in asked.evaluators:
-            evaluator, meter = named(name, EVALUATORS), Meter()
-
-            async def judged(sample: Mapping[str, Any], evaluator: Any = evaluator, meter: Meter = meter) -> list[Judged]:
-                tree = ThoughtTree.from_json(json.loads((folder / "trees" / f"{sample['id']}.json").read_text()))
-                truth = _truths(tree, CheckedTask(work.task), sample["reference"])
-                context = Context(CheckedTask(work.task), tree, Backend(decoders, meter)).to("evaluate")
-                nodes = [tree[number] for number in truth]
-                values = await context.judge(evaluator, nodes)
-                return [
-                    Judged(node.depth, truth[node.id], one.value)
-                    for node, one in zip(nodes, values, strict=True)
-                    if one.value is not None
-                ]
-
-            async def all_of_them(judged: Any = judged) -> list[list[Judged]]:
-                turn = asyncio.Semaphore(_AT_ONCE)
-
-                async def one(sample: Mapping[str, Any]) -> list[Judged]:
-                    async with turn:
-                        return list(await judged(sample))
-
-                return await asyncio.gather(*map(one, samples))
-
-            seconds, found = timed(lambda work=all_of_them: run_to_end(work()))  # type: ignore[misc]
-            pieces = max(1, sum(map(len, found)))
+            meter = Meter()
+            seconds, found = timed(
+                lambda meter=meter, name=name: run_to_end(  # type: ignore[misc]
+                    judged(folder, work.task, named(name, EVALUATORS), Backend(decoders, meter))
+                )
+            )
             bench.keep(**{f"evaluator {name}": [[asdict(one) for one in each] for each in found]})
             shares = [told(found, depths) for depths in (range(1, 99), range(1, 2), range(2, 3), range(3, 99))]
+            pieces = max(1, sum(map(len, found)))
             rows.add_row(name, *shares, f"{meter.usage.new_tokens / pieces:.0f}", f"{seconds:.1f}")
     bench.show(rows)
+
+
+async def judged(folder: Path, task: Task, evaluator: Any, backend: Backend) -> list[list[Judged]]:
+    """The pieces in a folder of probes, by question, each judged."""
+    turn, checked = asyncio.Semaphore(_AT_ONCE), CheckedTask(task)
+
+    async def of(sample: Mapping[str, Any]) -> list[Judged]:
+        tree = ThoughtTree.from_json(json.loads((folder / "trees" / f"{sample['id']}.json").read_text()))
+        truth = _truths(tree, checked, sample["reference"])
+        nodes = [tree[number] for number in truth]
+        async with turn:
+            values = await Context(checked, tree, backend).to("evaluate").judge(evaluator, nodes)
+        pairs = [(node, one.value) for node, one in zip(nodes, values, strict=True) if one.value is not None]
+        return [Judged(node.depth, truth[node.id], value) for node, value in pairs]
+
+    return await asyncio.gather(*map(of, read_samples(folder)))
 
 
 _TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
@@ -334,8 +335,3 @@ def told(questions: Sequence[Sequence[Judged]], depths: range) -> str:
         if pairs:
             shares.append(fmean((a.value > b.value) + (a.value == b.value) / 2 for a, b in pairs))
     return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""
-
-
-def unknown_way(text: str) -> OptionError:
-    """What is said of a way that can't be read."""
-    return OptionError(f"--way {text!r} can't be read: write NAME: option=value; option=value, as for tot eval")

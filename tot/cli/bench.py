@@ -19,6 +19,7 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "pdos": (of.PDOSOptions, "pdos:run"),
     "peers": (of.PeersOptions, "peers:run"),
     "serve": (of.ServeOptions, "serve:run"),
+    "quality": (of.QualityOptions, "quality:run"),
     "planning": (of.PlanningOptions, "planning:run"),
     "eval": (of.EvalOptions, "evaluation:run"),
     "ray": (of.RayOptions, "evaluation:run_ray"),

@@ -13,6 +13,7 @@ from pydantic import Field
 from tot.context import Context
 from tot.decoders.errors import OptionError
 from tot.evaluators.base import Evaluator
+from tot.state import State
 from tot.tree import Node
 
 
@@ -44,13 +45,17 @@ class LogProb(Evaluator):
     """Of the least likely so many tokens in a row; None: of all."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        return [self._value(node, ctx) for node in nodes]
+        return [
+            _given(self.of(ctx.state(node)), "log-probabilities", "Sample() or Continue(), decoded here")
+            for node in nodes
+        ]
 
-    def _value(self, node: Node, ctx: Context) -> float:
-        drawn = [part for thought in ctx.state(node).thoughts for part in thought.drawn.values()]
+    def of(self, state: State) -> float | None:
+        """The value of a path; None where no log-probabilities of its tokens are known."""
+        drawn = [part for thought in state.thoughts for part in thought.drawn.values()]
         logprobs = [logprob for part in drawn for logprob in part.logprobs]
         if not logprobs:
-            raise OptionError("no log-probabilities of a thought's tokens are known: decode here, or judge otherwise")
+            return None
         width = min(self.window or len(logprobs), len(logprobs))
         sums = [0.0, *accumulate(logprobs)]
         return math.exp(min(end - begin for begin, end in zip(sums, sums[width:], strict=False)) / width)

@@ -125,12 +125,10 @@ class SearchSession:
         said = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
         if not said:
             return None
-        ballots: dict[Hashable, list[tuple[Node, Any]]] = {}
-        for node, answer in said:
-            ballots.setdefault(self.task.canonical(answer), []).append((node, answer))
         equal = search.options.aggregate == "majority"
         weights = {node.id: 1.0 + node.merged for node in nodes} if equal else _weights(nodes)
-        winner = max(ballots.values(), key=lambda voters: math.fsum(weights[node.id] for node, _ in voters))
+        ballots = [self.task.canonical(answer) for _, answer in said]
+        winner = [said[i] for i in elected(ballots, [weights[node.id] for node, _ in said])]
         search.best = by_value([node for node, _ in winner])[0]
         return next(answer for node, answer in winner if node is search.best)
 
@@ -183,6 +181,14 @@ class SearchSession:
         self.meter.replay(recorded.spent)
         self.tree.asked(recorded.asked)
         return recorded.results
+
+
+def elected(ballots: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
+    """The places of those votes that are for the answer with the most weight, of equals the first; none of none."""
+    voters: dict[Hashable, list[int]] = {}
+    for i, answer in enumerate(ballots):
+        voters.setdefault(answer, []).append(i)
+    return max(voters.values(), key=lambda places: math.fsum(weights[i] for i in places), default=[])
 
 
 def _weights(nodes: Sequence[Node]) -> dict[int, float]:

@@ -187,6 +187,7 @@ class SearchState:
         thought = state.thoughts[-1]  # as the task wrote it down
         cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
         known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
+        known = None if whole else known  # solutions that say the same are two votes
         if known is not None:
             return self._reached_again(known, parent, thought, state, cost, proposal)
         node = self.tree.add(parent, thought, state.world, cost=cost, prior=proposal.prior)

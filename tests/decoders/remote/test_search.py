@@ -244,7 +244,7 @@ def test_tot_solve_asks_a_server_and_prints_what_it_cost(command: Any, key: str)
 
 def test_tot_eval_asks_a_server_and_keeps_no_key(command: Any, rows: Path, key: str) -> None:
     status, output, errors = command("eval", "letters.py:Letters", "--data", str(rows), "--limit", "2", "--out", "out")
-    assert (status, "score" in output) == (0, True), errors
+    assert (status, "Score" in output) == (0, True), errors
     assert "base_url=http://127.0.0.1" in Path("out/config.yaml").read_text()
     assert key not in output + errors + written(Path())
 
