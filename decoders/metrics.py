@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 
@@ -17,10 +17,8 @@ class Metrics:
     drafted: int = 0
     accepted: int = 0
     """Drafted tokens that were accepted."""
-    reached: Counter[int] = field(default_factory=Counter)
-    """By position from 0: how often a draft had candidates there, and all before it had been accepted."""
-    taken: Counter[int] = field(default_factory=Counter)
-    """By position: how often one of them was accepted."""
+    reached: int = 0
+    """Positions at which a draft had candidates, and all before them had been accepted."""
     skeletons: int = 0
     """Skeletons of parallel steps that were begun."""
     broken: int = 0
@@ -33,21 +31,6 @@ class Metrics:
     """Elapsed: "draft", "verify" (the target's forwards), "sampling", "scheduling" (all else)."""
 
     @property
-    def by_position(self) -> list[float]:
-        """Acceptance rate at each position of a draft, of those that were reached."""
-        return [self.taken[position] / self.reached[position] for position in sorted(self.reached)]
-
-    @property
     def acceptance_rate(self) -> float:
         """Accepted over reached positions (SEED, table 2: alpha); 0 where nothing was drafted."""
-        return self.accepted / self.reached.total() if self.reached else 0.0
-
-    @property
-    def accepted_of_drafted(self) -> float:
-        """The share of all drafted tokens; of a tree, most of which can't be accepted, it is small at best."""
-        return self.accepted / self.drafted if self.drafted else 0.0
-
-    @property
-    def block_efficiency(self) -> float:
-        """Tokens a verification brings: 1 without drafts, k + 1 at best."""
-        return 1.0 + self.accepted / self.verifications if self.verifications else 1.0
+        return self.accepted / self.reached if self.reached else 0.0

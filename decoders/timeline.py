@@ -14,6 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
 import torch
 
 LANE = "engine"
@@ -72,15 +73,10 @@ class Timeline:
         """Which share of each of `windows` equal parts of the run a lane was at work in."""
         if not self.spans:
             return []
-        first = min(span.began for span in self.spans)
-        width = (max(span.ended for span in self.spans) - first) / windows
-        shares = [0.0] * windows
-        for span in self.spans:
-            if span.lane != lane or width <= 0:
-                continue
-            for window in range(int((span.began - first) / width), min(windows, int((span.ended - first) / width) + 1)):
-                begins = first + window * width
-                shares[window] += max(0.0, min(span.ended, begins + width) - max(span.began, begins)) / width
+        edges = np.linspace(min(s.began for s in self.spans), max(s.ended for s in self.spans), windows + 1)
+        times = np.array([(s.began, s.ended) for s in self.spans if s.lane == lane]).reshape(-1, 2, 1)
+        within = np.minimum(times[:, 1], edges[1:]) - np.maximum(times[:, 0], edges[:-1])
+        shares: list[float] = (within.clip(min=0).sum(0) / max(edges[1] - edges[0], 1e-12)).tolist()
         return shares
 
     def exclusive(self, lane: str) -> Iterator[tuple[tuple[Span, ...], float]]:

@@ -38,8 +38,6 @@ class Block(NamedTuple):
     """(entries * rows,) row numbers; None for all rows in order."""
     slots: Tensor
     """(entries * keys,) slot numbers."""
-    first: bool
-    """No earlier block has these rows, so there is nothing to merge with."""
     bias: Tensor
     """(entries, 1, heads a KV head * rows, or 1, keys), added to the scores: none, or a very negative number."""
 
@@ -75,7 +73,6 @@ def make_blocks(
     first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
     total = int(first_row[-1])
     minus = torch.finfo(dtype).min
-    covered = np.zeros(total, dtype=bool)
 
     def block(entries: int, rows: _Array, slots: _Array, seen: _Array) -> Block:
         # A bias also where all is seen: a block with none would be another graph to torch.compile.
@@ -85,9 +82,7 @@ def make_blocks(
         everything = len(rows) == total and bool((rows == np.arange(total)).all())
         row_ids = None if everything else torch.from_numpy(rows.astype(np.int64)).to(device)
         slot_ids = torch.from_numpy(slots.astype(np.int64).reshape(-1)).to(device)
-        first = not bool(covered[rows].any())
-        covered[rows] = True
-        return Block(entries, row_ids, slot_ids, first, bias[:, None].to(device))
+        return Block(entries, row_ids, slot_ids, bias[:, None].to(device))
 
     blocks = []
     for share in shares:
@@ -182,7 +177,8 @@ def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[
     kv_heads, head_dim = keys.shape[0], keys.shape[2]
     rows, groups = query.shape[1], query.shape[0] // kv_heads
     by_row = query.view(kv_heads, groups, rows, head_dim)
-    out = normaliser = None
+    out = query.new_zeros((kv_heads, groups, rows, head_dim), dtype=torch.float32)
+    normaliser = out.new_full((kv_heads, groups, rows), -torch.inf)
     for block in blocks:
         chosen = by_row if block.rows is None else by_row.index_select(2, block.rows)
         per_entry = chosen.shape[2] // block.entries
@@ -200,21 +196,13 @@ def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[
         part = part.reshape(kv_heads, groups, -1, head_dim)
         part_norm = part_norm.reshape(block.entries, kv_heads, groups, per_entry).permute(1, 2, 0, 3)
         part_norm = part_norm.reshape(kv_heads, groups, -1)
-        if out is None and block.rows is None:
-            out, normaliser = part, part_norm
-            continue
-        if out is None or normaliser is None:
-            out = part_norm.new_zeros(kv_heads, groups, rows, head_dim)
-            normaliser = part_norm.new_full((kv_heads, groups, rows), -torch.inf)
-        if not block.first:
-            seen = (out, normaliser) if block.rows is None else (out[:, :, block.rows], normaliser[:, :, block.rows])
-            part, part_norm = _merge(*seen, part, part_norm)
-        if block.rows is None:
-            out, normaliser = part, part_norm
+        if len(blocks) == 1:
+            out = part
+        elif block.rows is None:
+            out, normaliser = _merge(out, normaliser, part, part_norm)
         else:
-            out = out.float().index_copy_(2, block.rows, part.float())
-            normaliser = normaliser.index_copy_(2, block.rows, part_norm)
-    assert out is not None
+            part, part_norm = _merge(out[:, :, block.rows], normaliser[:, :, block.rows], part, part_norm)
+            out, normaliser = out.index_copy_(2, block.rows, part), normaliser.index_copy_(2, block.rows, part_norm)
     return out.reshape(-1, rows, head_dim).transpose(0, 1).to(query.dtype)
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
-_ITEM = re.compile(r"^[ \t]*(?:[-*•]|\(?\d{1,3}[.)])[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 KConfig = Annotated[
     tuple[Annotated[int, Field(ge=1, le=64)], ...],
     Field(min_length=1, max_length=16),
@@ -139,22 +136,12 @@ class PDOSOptions(MethodOptions):
     instructions: str | None = None
     """What a text prompt begins with and the last user message of a chat ends with; "" is nothing, None are our own
     words. A prompt of token ids is left as it is."""
-    find_steps: Literal["list"] | Callable[[str], Sequence[str]] | None = None
-    """Finds the titles in a prompt (its text, or the last user message) where `Request.steps` gives none: "list" takes
-    the items of numbered and bulleted lists. Where it finds none either, the model writes a skeleton."""
     max_steps: Annotated[int, Field(ge=1)] = 100
     """A skeleton ends at so many titles."""
     title_tokens: Annotated[int, Field(ge=1)] = 64
-    """Most tokens of a title."""
+    """Most tokens of a title that the model writes."""
     step_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most tokens of a step; None is its share of max_tokens, of which what follows the block has one too."""
-    width: Annotated[int, Field(ge=1)] = 64
-    """Most steps of a text that are decoded at once. When one ends, the next begins."""
-
-    @field_validator("find_steps", mode="after")
-    @classmethod
-    def _finder(cls, given: Any) -> Any:
-        return listed if given == "list" else given
 
     @field_validator("marker", "terminator", "colon", mode="after")
     @classmethod
@@ -174,11 +161,6 @@ class PDOSOptions(MethodOptions):
                 if name != other and mark in text:
                     raise ValueError(f"the {name}, {mark!r}, is part of the {other}, {text!r}: choose another")
         return self
-
-
-def listed(text: str) -> list[str]:
-    """The items of numbered and bulleted lists in a text, each up to its first colon."""
-    return [title for item in _ITEM.findall(text) if (title := item.split(":")[0].strip())]
 
 
 OPTIONS: dict[str, type[MethodOptions]] = {

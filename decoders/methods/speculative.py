@@ -267,14 +267,12 @@ class Speculative(Autoregressive):
             nodes += [] if node is None else [node]
         accepted = len(nodes)
         sequence.pending = [sampled.token]
+        forks = probes
         if draft.tokens:
             along = next(path.branch for path in paths if path.nodes[1 : accepted + 1] == nodes)
-            for path in paths:
-                if path.branch is along:
-                    cache.commit(sequence.branch, along, root + accepted)
-                else:
-                    cache.rollback(path.branch, 0)
-        for branch in probes:
+            forks += [path.branch for path in paths if path.branch is not along]
+            cache.commit(sequence.branch, along, root + accepted)
+        for branch in forks:
             cache.rollback(branch, 0)
         output.drafted += len(draft.tokens)
         output.accepted += accepted
@@ -282,8 +280,7 @@ class Speculative(Autoregressive):
         account.verifications += 1
         account.drafted += len(draft.tokens)
         account.accepted += accepted
-        account.reached.update(range(accepted + missed))
-        account.taken.update(range(accepted))
+        account.reached += accepted + missed
         if speculation.trajectory:
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}

@@ -67,7 +67,7 @@ def make_app(
     async def answer(request: Request, kind: type[ChatWanted | TextWanted]) -> Response:
         try:
             wanted = kind.model_validate_json(await body_of(request, service.limits))
-            work = asked(wanted, service.method(wanted.model, wanted.decoder), service.limits)
+            work = asked(wanted, service.method(wanted.model), service.limits)
             if wanted.stream:
                 return StreamedReply(work, service, metrics)
             with metrics.timed():
@@ -78,27 +78,21 @@ def make_app(
         metrics.spent(outcome.completions)
         return JSONResponse(Reply(work, service.engine.codec).whole(outcome))
 
-    return Counted(Guard(api, key, hosts), metrics)
+    return _counted(Guard(api, key, hosts), metrics)
 
 
-class Counted:
+def _counted(app: ASGIApp, metrics: PrometheusMetrics) -> ASGIApp:
     """Counts replies by route and status."""
 
-    def __init__(self, app: ASGIApp, metrics: PrometheusMetrics) -> None:
-        self._app = app
-        self._metrics = metrics
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
         async def counted(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._metrics.replied(scope["path"], message["status"])
+                metrics.replied(scope["path"], message["status"])
             await send(message)
 
-        await self._app(scope, receive, counted)
+        await app(scope, receive, counted)
+
+    return run
 
 
 def _model(name: str, started: int) -> dict[str, Any]:

@@ -21,19 +21,14 @@ _TEXT_TOKENS = 16
 class Asked:
     """One HTTP request's worth of work: a request a prompt, all of them decoded by one method."""
 
-    model: str
-    """As the client named it."""
+    wanted: ChatWanted | TextWanted
     decoder: str
     requests: tuple[Request, ...]
-    chat: bool
-    seed: int
-    """Of the first prompt. Where the client gave none, each prompt has its own."""
-    include_usage: bool = False
-    echo: bool = False
-    logprobs: int | None = None
-    """Tell the log-probabilities of tokens, and of so many alternatives to each."""
-    draws: bool = True
-    """False: the prompt is scored, nothing is decoded."""
+    """Where the client gave no seed, each has its own."""
+
+    @property
+    def chat(self) -> bool:
+        return isinstance(self.wanted, ChatWanted)
 
 
 def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Asked:
@@ -43,29 +38,19 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Aske
     if samples > limits.max_samples:
         said = f"{samples} texts at once (prompts times n) are over the limit of {limits.max_samples}: ask for fewer"
         raise ServingError(400, said, "n", "too_many_samples")
-    chat = isinstance(wanted, ChatWanted)
     _check_fields(wanted, decoder)
     _check_tokens(wanted, limits)
     tokens = wanted.new_tokens
     if tokens is None:
-        tokens = limits.max_tokens if chat else min(_TEXT_TOKENS, limits.max_tokens)
+        tokens = limits.max_tokens if isinstance(wanted, ChatWanted) else min(_TEXT_TOKENS, limits.max_tokens)
     sampling = wanted.model_dump(include=Sampling.model_fields.keys() - {"max_tokens", "seed"})
     fields = wanted.model_dump(include=Request.model_fields.keys() - {"prompt"})
-    seeds = [secrets.randbits(63) if wanted.seed is None else wanted.seed for _ in prompts]
-    return Asked(
-        model=wanted.model,
-        decoder=decoder,
-        requests=tuple(
-            Request(prompt=prompt, sampling=Sampling(max_tokens=max(1, tokens), seed=seed, **sampling), **fields)
-            for prompt, seed in zip(prompts, seeds, strict=True)
-        ),
-        chat=chat,
-        seed=seeds[0],
-        include_usage=wanted.stream_options is not None and wanted.stream_options.include_usage,
-        echo=isinstance(wanted, TextWanted) and wanted.echo,
-        logprobs=wanted.alternatives,
-        draws=tokens > 0 or bool(wanted.choices),
-    )
+    requests = []
+    for prompt in prompts:
+        seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
+        drawn = Sampling(max_tokens=max(1, tokens), seed=seed, **sampling)
+        requests.append(Request(prompt=prompt, sampling=drawn, **fields))
+    return Asked(wanted, decoder, tuple(requests))
 
 
 def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tuple[Message, ...]]:
@@ -95,7 +80,7 @@ def _check_fields(wanted: ChatWanted | TextWanted, decoder: str) -> None:
         named = f"{wanted.model.partition(':')[0]}:pdos"
         said = f"steps are what pdos decodes side by side, and this request goes to {decoder}: name the model {named}"
         raise ServingError(400, said, "steps")
-    if isinstance(wanted, TextWanted) and wanted.echo:
+    if wanted.echo:
         if wanted.choices or wanted.answer_trigger:
             said = "echo goes with plain texts, without choices or an answer trigger: leave it out"
             raise ServingError(400, said, "echo")

@@ -17,9 +17,6 @@ class Limits(BaseModel):
     queue: int = Field(256, ge=0, description="Requests that may wait; more of them are refused (429).")
     max_tokens: int = Field(2048, ge=1)
     """New tokens of any text, and what a chat gets that doesn't say."""
-    max_prompt_tokens: int | None = Field(
-        None, ge=1, description="Most tokens of a prompt; by default what the model and the store can take."
-    )
     max_samples: int = Field(128, ge=1)
     """Texts of one request: prompts times n."""
     timeout: float = Field(

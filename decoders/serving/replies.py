@@ -34,8 +34,8 @@ class Reply:
             "id": f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}",
             "object": kind,
             "created": int(time.time()),
-            "model": asked.model,
-            "tot": {"decoder": asked.decoder, "seed": asked.seed},
+            "model": asked.wanted.model,
+            "tot": {"decoder": asked.decoder, "seed": asked.requests[0].sampling.seed},
         }
 
     def whole(self, outcome: Outcome) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class Reply:
         for at, completions in enumerate(outcome.completions):
             for sample, completion in enumerate(completions):
                 scored = outcome.scored[at][sample] if outcome.scored else None
-                echo = self._echoed(at, outcome.prompts) if self._asked.echo else ""
+                echo = self._echoed(at, outcome.prompts) if self._asked.wanted.echo else ""
                 choices.append(self._choice(len(choices), completion, scored, echo))
         return {**self._head, "choices": choices, "usage": usage(outcome.completions, outcome.forwards)}
 

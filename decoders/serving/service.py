@@ -24,6 +24,7 @@ from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.scoring import Scored, Scoring
+from tot.decoders.serving.wire import ChatWanted, TextWanted
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,33 +70,27 @@ class Service:
         """The names that a client may ask for."""
         return [self.name, *(f"{self.name}:{method}" for method in self.offered)]
 
-    def method(self, model: str, decoder: str | None = None) -> str:
-        """The decoding method that a request's names stand for. Raises ServingError."""
+    def method(self, model: str) -> str:
+        """The decoding method that a model's name stands for. Raises ServingError."""
         if model not in self.models:
             raise ServingError(404, unknown("model", model, self.models), "model", "model_not_found")
-        named = model.removeprefix(self.name).removeprefix(":") or None
-        if named is not None and decoder is not None and decoder != named:
-            raise ServingError(400, f"the model says {named} and decoder says {decoder}: leave one out", "decoder")
-        chosen = decoder or named or self.default
-        if chosen not in self.offered:
-            raise ServingError(400, unknown("decoder", chosen, self.offered), "decoder")
-        return chosen
+        return model.removeprefix(self.name).removeprefix(":") or self.default
 
     async def complete(self, asked: Asked) -> Outcome:
         """Decode whole texts, and score them where that is asked for."""
         async with self.admitted() as meter:
             prompts: list[list[int]] = []
-            if asked.echo or asked.logprobs is not None:
+            if asked.wanted.echo or asked.wanted.alternatives is not None:
                 encode = self.engine.codec.encode_prompt
                 prompts = await asyncio.to_thread(lambda: [encode(request.prompt) for request in asked.requests])
             done = [[_nothing_drawn(ids)] for ids in prompts]
-            if asked.draws:
+            if asked.wanted.draws:
                 async with self.submitted(asked, meter) as handles:
                     done = [await handle for handle in handles]
                 self.check(done)
             scored = []
-            if asked.logprobs is not None:
-                scored = await self._scored(asked, prompts, done, meter)
+            if asked.wanted.alternatives is not None:
+                scored = await self._scored(asked.wanted, prompts, done, meter)
             return Outcome(done, meter.forwards, prompts, scored)
 
     @asynccontextmanager
@@ -108,12 +103,7 @@ class Service:
     async def submitted(self, asked: Asked, meter: Meter, stream: bool = False) -> AsyncIterator[list[Handle]]:
         """The requests on their way. What is not done at the end is cancelled."""
         decoder = await self._decoder(asked.decoder)
-
-        def submit() -> list[Handle]:
-            self._check_prompts(asked)
-            return decoder.submit(asked.requests, meter, stream)
-
-        async with self._on_their_way(submit) as handles:
+        async with self._on_their_way(partial(decoder.submit, asked.requests, meter, stream)) as handles:
             yield handles
 
     def check(self, done: list[list[Completion]]) -> None:
@@ -148,20 +138,6 @@ class Service:
         options = {key: value for key, value in self._options.items() if key in fields}
         return load_decoder(name, engine=self.engine, **options)
 
-    def _check_prompts(self, asked: Asked) -> None:
-        most = self.limits.max_prompt_tokens
-        if most is None:
-            return
-        for request in asked.requests:
-            length = len(self.engine.codec.encode_prompt(request.prompt))
-            if length > most:
-                raise ServingError(
-                    400,
-                    f"the prompt has {length} tokens and this server takes {most}: shorten it",
-                    "messages" if asked.chat else "prompt",
-                    "context_length_exceeded",
-                )
-
     @asynccontextmanager
     async def _on_their_way(self, submit: Callable[[], list[Handle]]) -> AsyncIterator[list[Handle]]:
         """Handles from `submit`, which tokenizes and therefore runs in a thread of its own."""
@@ -184,28 +160,22 @@ class Service:
                     handle.cancel()
 
     async def _scored(
-        self, asked: Asked, prompts: list[list[int]], done: list[list[Completion]], meter: Meter
+        self, wanted: ChatWanted | TextWanted, prompts: list[list[int]], done: list[list[Completion]], meter: Meter
     ) -> list[list[Scored]]:
         """The log-probabilities of each text's tokens, with `echo` of its prompt's too."""
-        top = asked.logprobs or 0
         scored = [
-            [self._to_score(ids, list(completion.tokens), asked.echo) for completion in completions]
+            [self._to_score(ids, list(completion.tokens), wanted.echo) for completion in completions]
             for ids, completions in zip(prompts, done, strict=True)
         ]
-
-        def submit() -> list[Handle]:
-            self._check_prompts(asked)
-            heads, policies = [], []
-            for ids, texts in zip(prompts, scored, strict=True):
-                for text in texts:
-                    if len(text.tokens) == text.unscored:
-                        continue
-                    head = tuple(text.tokens[: text.unscored] or ids)
-                    heads.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
-                    policies.append(partial(Scoring, text=text, top=top))
-            return self.engine.submit_all(heads, policies, meter)
-
-        async with self._on_their_way(submit) as handles:
+        heads, policies = [], []
+        for ids, texts in zip(prompts, scored, strict=True):
+            for text in texts:
+                if len(text.tokens) == text.unscored:
+                    continue
+                head = tuple(text.tokens[: text.unscored] or ids)
+                heads.append(Request(prompt=head, sampling=Sampling(max_tokens=1), purpose="evaluate"))
+                policies.append(partial(Scoring, text=text, top=wanted.alternatives or 0))
+        async with self._on_their_way(partial(self.engine.submit_all, heads, policies, meter)) as handles:
             self.check([await handle for handle in handles])
         return scored
 

@@ -101,7 +101,7 @@ class StreamedReply(Response):
                 texts = [partial(self._one, at, handle, text_came) for at, handle in enumerate(handles)]
                 done = await together(texts)
             self._metrics.spent(done)
-        if asked.include_usage:
+        if asked.wanted.stream_options is not None and asked.wanted.stream_options.include_usage:
             await self._tell(self._reply.usage(done, meter.forwards))
         await self._tell("[DONE]")
 

@@ -6,7 +6,7 @@ A field that would change the result and can't be honoured is refused by name; w
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -121,8 +121,6 @@ class Wanted(_Wire):
     stream: bool = False
     stream_options: StreamOptions | None = None
 
-    decoder: str | None = None
-    """The decoding method, in place of `model:decoder`."""
     purpose: Purpose = "generate"
     """For accounting: generate, evaluate or answer."""
     answer_trigger: Annotated[str, Field(min_length=1, max_length=500)] | None = None
@@ -140,6 +138,11 @@ class Wanted(_Wire):
     close_choices: bool = False
     """Score the end of the text after each choice too, so that "1" is not just the beginning of "10"."""
 
+    @property
+    def draws(self) -> bool:
+        """False: the prompt is scored, nothing is decoded."""
+        return self.max_tokens != 0 or bool(self.choices)
+
     @model_validator(mode="after")
     def _consistent(self) -> Wanted:
         if self.stream_options is not None and not self.stream:
@@ -155,6 +158,7 @@ class Wanted(_Wire):
 class ChatWanted(Wanted):
     """`POST /v1/chat/completions`. Without `max_tokens` it is the server's limit."""
 
+    echo: ClassVar = False
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool = False

@@ -21,11 +21,11 @@ from rich.console import Console
 from tot.bench.engines import forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, plain, timed, times
 from tot.bench.options import PDOSOptions as Asked
-from tot.bench.pdos_questions import Example, Question, multi_document, planning, retrieval
+from tot.bench.pdos_questions import Example, Question, listed, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
-from tot.decoders.methods.options import PDOSOptions, listed
+from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Message, Request, Sampling
 from tot.evaluators.likelihood import expected

@@ -26,7 +26,13 @@ from tot.decoders.errors import OptionError, validated
 
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
 """Tokens that an answer may have: for each step, of a plan more, and besides."""
+_ITEM = re.compile(r"^[ \t]*(?:[-*•]|\(?\d{1,3}[.)])[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _DATA = json.loads((files("tot.prompts") / "pdos" / "questions.json").read_text(encoding="utf-8"))
+
+
+def listed(text: str) -> list[str]:
+    """The items of numbered and bulleted lists in a text, each up to its first colon."""
+    return [title for item in _ITEM.findall(text) if (title := item.split(":")[0].strip())]
 
 
 @dataclass(frozen=True)

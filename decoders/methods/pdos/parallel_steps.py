@@ -23,9 +23,8 @@ from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import PDOSOptions
-from tot.decoders.methods.pdos.steps_block import Block, Head, Line, Step
 from tot.decoders.methods.pdos.steps_format import StepsFormat
-from tot.decoders.methods.pdos.steps_output import Passage, SteppedOutput
+from tot.decoders.methods.pdos.steps_output import Block, Head, Line, Passage, Step, SteppedOutput
 
 STEP_KEY = 2**32
 """Step number k of a text, from 1, draws its tokens as sample `index + k * STEP_KEY`, its positions from 0."""
@@ -67,9 +66,7 @@ class ParallelSteps(Autoregressive):
             heads, line.given = line.given, ()
             self._begin_steps(sequence, line, heads, self._opening)
         if line.block is not None:
-            waiting = [step for step in line.block.steps if step.output.finish_reason is None]
-            line.block.active = waiting[: self._form.options.width]
-            return [step.run(self._job.cache, sequence.branch) for step in line.block.active]
+            return [step.run(self._job.cache, sequence.branch) for step in line.block.running()]
         if line.filling is not None or len(sequence.pending) > self._chunk:
             return self._fill(sequence, line)
         return super().run(sequence)
@@ -195,7 +192,7 @@ class ParallelSteps(Autoregressive):
 
     def _take_steps(self, sequence: DecodingSequence, line: Line, block: Block, rows: Iterator[list[Sampled]]) -> None:
         cache, stops = self._job.cache, self._job.request.sampling.stop
-        for step in block.active:
+        for step in block.running():
             (drawn,) = next(rows)
             line.output.append(drawn)
             if step.take(drawn):
@@ -205,7 +202,7 @@ class ParallelSteps(Autoregressive):
             for step in block.steps[stopped + 1 :]:
                 step.release(cache)
             del block.steps[stopped + 1 :]
-        if all(step.output.finish_reason is not None for step in block.steps):
+        if not block.running():
             self._join(sequence, line, block, stopped is not None)
 
     # -- stage 3: the text goes on ------------------------------------------------------------------------------
@@ -260,20 +257,10 @@ class ParallelSteps(Autoregressive):
             sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
 
     def _check(self, given: Sequence[Head]) -> None:
-        """Refuse given steps that can't be written within their limits."""
-        if not given:
-            return
-        options, codec = self._form.options, self._job.codec
-        for head in given:
-            tokens = len(codec.encode(head.title))
-            if tokens > options.title_tokens:
-                raise RequestError(
-                    f"the step {head.title[:60]!r} has a title of {tokens} tokens and title_tokens is "
-                    f"{options.title_tokens}: shorten it, or raise title_tokens"
-                )
-        frame = self._frame(given) + len(codec.encode(self._opening))
+        """Refuse given steps that there is no room for."""
+        frame = self._frame(given) + len(self._job.codec.encode(self._opening))
         least, room = frame + len(given) + 1, next(iter(self._lines.values())).output.room
-        if least > room:
+        if given and least > room:
             raise RequestError(
                 f"{len(given)} steps need {least} tokens at least, {frame} of them for titles and markers, and there "
                 f"is room for {room}: raise max_tokens, shorten the prompt, or give fewer steps"

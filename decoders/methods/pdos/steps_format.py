@@ -9,10 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import ValidationError
-
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.errors import RequestError
 from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.request import Message, Request, Sampling
 
@@ -90,39 +87,18 @@ class StepsFormat:
         return _stopped(sampling, self.options.marker, self.terminator)
 
     def prepare(self, request: Request) -> Request:
-        """The request with its steps, if they can be found, and with a prompt that says how steps are written.
-
-        Raises RequestError where the finder fails. A request that only has choices scored is left as it is.
-        """
+        """The request with a prompt that says how steps are written; as it is where only choices are scored."""
         if request.choices and request.answer_trigger is None:
             return request
-        steps = request.steps or self._found(request)
         words = self.options.instructions
         if words is None:
-            words = (_GIVEN if steps else _SKELETON).format(
+            words = (_GIVEN if request.steps else _SKELETON).format(
                 marker=self.options.marker,
                 terminator=self.terminator,
                 colon=self.options.colon,
                 ellipsis=self.options.ellipsis,
             )
-        try:
-            return Request(**{**dict(request), "steps": steps, "prompt": _instructed(request.prompt, words)})
-        except ValidationError as error:
-            raise RequestError(f"find_steps gave {steps!r}: {error.errors()[0]['msg']}") from None
-
-    def _found(self, request: Request) -> tuple[str, ...]:
-        finder, prompt = self.options.find_steps, request.prompt
-        if finder is None or isinstance(finder, str):
-            return ()
-        if isinstance(prompt, str):
-            text = prompt
-        else:
-            said = [part.content for part in prompt if isinstance(part, Message) and part.role == "user"]
-            text = said[-1] if said else self.codec.decode(part for part in prompt if isinstance(part, int))
-        try:
-            return tuple(finder(text))
-        except Exception as error:  # the caller's own
-            raise RequestError(f"find_steps failed on this prompt ({type(error).__name__}: {error})") from error
+        return request.model_copy(update={"prompt": _instructed(request.prompt, words)})
 
 
 def _stopped(sampling: Sampling, *marks: str) -> Sampling:

@@ -1,4 +1,4 @@
-"""PDOS: what prompts say of steps, where steps are found, and what is refused."""
+"""PDOS: what prompts say of steps, and what is refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tot.decoders import (
     Sampling,
 )
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.methods.options import PDOSOptions, listed
+from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
@@ -81,37 +81,6 @@ def test_a_template_that_refuses_is_the_requests_trouble(make: Make, tokenizer: 
     assert len(got.tokens) > 0
 
 
-def test_steps_are_found_in_the_prompt(make: Make, ids: Any, kinds: Any) -> None:
-    text = "Compare:\n1. Oslo: in the north\n2) Rome\n - the other one\n* 10\n3.5 is no item\n"
-    assert listed(text) == ["Oslo", "Rome", "the other one", "10"]
-    for finder in ("list", lambda prompt: prompt.split()[-2:]):
-        decoder = make(find_steps=finder, instructions="")
-        chat = (Message(role="user", content=text),)
-        sampling = Sampling(max_tokens=120)
-        for prompt in (text, chat, ids(decoder, text)):
-            (got,) = decoder.generate([Request(prompt=prompt, sampling=sampling)])
-            titles = [part.text.partition(":")[0].strip() for part in got.parts if part.kind == "step"]
-            expected = listed(text) if finder == "list" else ["no", "item"]
-            assert titles == [f"#### {title}" for title in expected]
-        (given,) = decoder.generate([Request(prompt=text, sampling=sampling, steps=("A",))])
-        assert kinds(given).count("step") == 1
-
-
-def test_a_list_that_is_not_there_leaves_it_to_the_model(make: Make, scripted: Any, ask: Any, documents: Any) -> None:
-    decoder = make(find_steps="list")
-    scripted(decoder, *documents)
-    (got,) = decoder.generate([ask(decoder)])
-    assert got.text == documents[-1]
-
-
-@pytest.mark.parametrize(
-    ("finder", "said"), [(lambda text: 1 / 0, "ZeroDivisionError"), (lambda text: [" "], "no title")]
-)
-def test_a_finder_that_fails_is_named(make: Make, finder: Callable[[str], Any], said: str) -> None:
-    with pytest.raises(RequestError, match=f"find_steps.*{said}"):
-        make(find_steps=finder).generate([Request(prompt="abc")])
-
-
 @pytest.mark.parametrize(("heat", "alike"), [(0.0, True), (1.0, False)])
 def test_equal_titles_are_two_steps(make: Make, heat: float, alike: bool, ids: Any) -> None:
     decoder = make()
@@ -135,9 +104,7 @@ def test_one_step_is_a_block_too(make: Make, ids: Any) -> None:
 
 
 def test_steps_that_cannot_be_are_refused(make: Make) -> None:
-    decoder = make(title_tokens=10)
-    with pytest.raises(RequestError, match=r"'the other one and on' has a title of .* tokens and title_tokens is 10"):
-        decoder.generate([Request(prompt="abc", steps=("A", "the other one and on"))])
+    decoder = make()
     short = Sampling(max_tokens=20)
     with pytest.raises(RequestError, match=r"3 steps need \d+ tokens at least, .* room for 20: raise max_tokens"):
         decoder.generate([Request(prompt="abc", sampling=short, steps=("A", "B", "C"))])
@@ -154,8 +121,6 @@ def test_steps_that_cannot_be_are_refused(make: Make) -> None:
         ({"marker": "# "}, "white space"),
         ({"marker": "%%%"}, "the terminator is the marker"),
         ({"marker": "#:"}, "the colon, ':', is part of the marker"),
-        ({"width": 0}, "option width"),
-        ({"find_steps": "tables"}, "option find_steps"),
         ({"steps": 3}, "option steps"),
     ],
 )

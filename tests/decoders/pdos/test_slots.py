@@ -83,13 +83,3 @@ def test_what_just_fits_the_store_runs(make: Make, short: int, ids: Any) -> None
     else:
         (got,) = decoder.generate([request])
         assert got.finish_reason == "length"
-
-
-def test_at_most_so_many_steps_run_at_once(make: Make, watching: Any, ids: Any, kinds: Any) -> None:
-    decoder = make(width=3)
-    watch = watching(decoder)
-    steps = tuple(f"Number {i}" for i in range(10))
-    sampling = Sampling(max_tokens=300, temperature=1.0, ignore_eos=True)
-    (got,) = decoder.generate([Request(prompt=ids(decoder, "abc|\n"), sampling=sampling, steps=steps)])
-    assert kinds(got).count("step") == 10
-    assert max(map(len, watch.texts[1:])) == 3  # the first also feeds the prompt

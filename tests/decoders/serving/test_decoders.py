@@ -16,11 +16,10 @@ HOT = {"temperature": 1.0, "max_tokens": 40, "seed": 7}
 def test_exact_methods_say_what_ar_says(client: openai.OpenAI, says: Any, method: str) -> None:
     asked = {"messages": says("Go on and on."), "n": 2, **HOT}
     expected = client.chat.completions.create(model="tiny:ar", **asked)
-    for named in ({"model": f"tiny:{method}"}, {"model": "tiny", "extra_body": {"decoder": method}}):
-        reply = client.chat.completions.create(**named, **asked)
-        assert reply.choices == expected.choices
-        assert reply.tot == {"decoder": method, "seed": 7}
-        assert reply.model == named["model"]
+    reply = client.chat.completions.create(model=f"tiny:{method}", **asked)
+    assert reply.choices == expected.choices
+    assert reply.tot == {"decoder": method, "seed": 7}
+    assert reply.model == f"tiny:{method}"
 
 
 def test_drafts_are_counted_in_the_usage(serve: Any, says: Any) -> None:
@@ -80,13 +79,6 @@ def test_a_rationale_is_followed_by_trigger_and_answer(serve: Any, says: Any, me
     assert reply.usage.approximate_tokens == (3 if method == "fastcot" else 0)
     assert choice.message.content == "".join(part["text"] for part in choice.parts)
     assert choice.message.content.endswith(f" The answer is{choice.answer}")
-
-
-def test_a_name_and_a_decoder_that_disagree_are_refused(client: openai.OpenAI, says: Any) -> None:
-    with pytest.raises(openai.BadRequestError, match=r"the model says sd and decoder says ar"):
-        client.chat.completions.create(model="tiny:sd", messages=says("Hm."), extra_body={"decoder": "ar"})
-    with pytest.raises(openai.BadRequestError, match=r"unknown decoder 'beam': choose one of ar, auto, fastcot"):
-        client.chat.completions.create(model="tiny", messages=says("Hm."), extra_body={"decoder": "beam"})
 
 
 def test_an_option_that_does_not_fit_is_told_when_the_decoder_is_asked_for(serve: Any, says: Any) -> None:

@@ -27,7 +27,7 @@ ODD: list[Any] = [
 ]  # fmt: skip
 FIELDS = (
     "model", "messages", "prompt", "max_tokens", "max_completion_tokens", "temperature", "top_p", "top_k", "min_p", "n",
-    "seed", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "echo", "decoder", "purpose", "steps",
+    "seed", "stop", "stream", "stream_options", "logprobs", "top_logprobs", "echo", "purpose", "steps",
     "answer_trigger", "answer_tokens", "choices", "close_choices", "whole_rationale", "continue_final_message",
     "ignore_eos", "tools", "response_format", "logit_bias", "user", "__proto__", "__class__", "", "self",
 )  # fmt: skip

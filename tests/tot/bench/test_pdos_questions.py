@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tot.bench.pdos_questions import Question, contains, multi_document, names_only, planning, retrieval
+from tot.bench.pdos_questions import Question, contains, listed, multi_document, names_only, planning, retrieval
 from tot.decoders import OptionError
-from tot.decoders.methods.options import listed
 
 NAMES = ("Ann Lee", "Bo Dar")
 CONTEXT = "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\nPassage 3:\nUlm is mild."
