@@ -45,6 +45,7 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Aske
         tokens = limits.max_tokens if isinstance(wanted, ChatWanted) else min(_TEXT_TOKENS, limits.max_tokens)
     sampling = wanted.model_dump(include=Sampling.model_fields.keys() - {"max_tokens", "seed"})
     fields = wanted.model_dump(include=Request.model_fields.keys() - {"prompt"})
+    fields["answer_tokens"] = min(wanted.answer_tokens, limits.max_tokens)
     requests = []
     for prompt in prompts:
         seed = secrets.randbits(63) if wanted.seed is None else wanted.seed
@@ -68,7 +69,7 @@ def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tu
 
 def _check_tokens(wanted: ChatWanted | TextWanted, limits: Limits) -> None:
     for field in ("max_tokens", "max_completion_tokens", "answer_tokens"):
-        given = getattr(wanted, field, None)
+        given = getattr(wanted, field, None) if field in wanted.model_fields_set else None
         if given is not None and given > limits.max_tokens:
             said = f"{field} is {given} and this server's limit is {limits.max_tokens}: ask for less"
             raise ServingError(400, said, field, "above_limit")

@@ -193,3 +193,13 @@ def test_messages_of_errors_are_short_and_one_line(server: Any) -> None:
     reply = server.post(TEXT, json={"model": "line\nbreak " + "x" * 5000, "prompt": "x"})
     check(reply, 404, "unknown model 'line\\nbreak xxx", "model")
     assert json.loads(reply.content)["error"]["code"] == "model_not_found"
+
+
+def test_a_limit_below_what_an_answer_may_have_by_default_refuses_nothing(serve: Any) -> None:
+    server = serve(max_tokens=8)
+    body = {"model": "tiny", "prompt": "Hm.", "answer_trigger": " So:", "ignore_eos": True}
+    reply = server.post(TEXT, json=body)
+    assert reply.status_code == 200
+    assert reply.json()["usage"]["completion_tokens"] <= 16
+    refused = server.post(TEXT, json={**body, "answer_tokens": 9})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "answer_tokens")
