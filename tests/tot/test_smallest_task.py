@@ -56,7 +56,7 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
         return "task Riddle has no `heuristic`: define it, or choose another way of judging"
     if evaluator == "confidence" and search not in UNJUDGED:
         return r"the thought generator gives no confidence: use Sample\(samples=8\)"
-    if evaluator == "logprob" and generator == "propose" and search not in UNJUDGED:
+    if evaluator == "logprob" and generator == "propose" and search not in (*UNJUDGED, *WHOLE):
         return r"the thought generator gives no log-probabilities: use Sample\(\) or Continue\(\), decoded here"
     return None
 
