@@ -157,3 +157,23 @@ def test_draws_count_positions_over_all_tokens(codec: TextCodec) -> None:
     feed(output, codec.encode("abcd"))
     assert output.draw() == (0.5, 3, 0.9, 0.1, 7, 4, len(output.tokens))
     assert output.draw(ahead=2).position == len(output.tokens) + 2
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"), [("ab\n\ncd", "ab\n\n"), ("\n\nab\n\ncd", "\n\nab\n\n"), ("ab\n\n \n cd", "ab\n\n \n ")]
+)
+def test_a_stop_that_is_kept_has_text_before_it_and_takes_the_blanks_after_it(
+    codec: TextCodec, text: str, kept: str
+) -> None:
+    output = Output(codec, Sampling(stop=("\n\n",), keep_stop=True), 0, 100)
+    feed(output, codec.encode(text))
+    assert (output.text, output.finish_reason) == (kept, "stop")
+    assert codec.decode(output.tokens) == kept
+    assert len(output.logprobs) == len(output.tokens)
+    assert output.completion(0.0).usage.new_tokens == len(output.tokens) + 1  # the one that was looked at
+
+
+def test_a_text_that_ends_right_after_a_kept_stop_has_ended(codec: TextCodec) -> None:
+    output = Output(codec, Sampling(stop=("\n\n",), keep_stop=True), 0, 100)
+    feed(output, [*codec.encode("ab\n\n"), END])
+    assert (output.text, output.finish_reason) == ("ab\n\n", "eos")
