@@ -76,9 +76,16 @@ def killed(tmp_path: Path) -> Callable[[Path, int], Checkpoint]:
     return cut
 
 
+def unweighed(node: dict[str, Any]) -> dict[str, Any]:
+    """A node without log-probabilities of its tokens, whose last digits follow the packing."""
+    for part in (node.get("thought") or {}).get("drawn", {}).values():
+        part.pop("logprobs")
+    return node
+
+
 def nodes(solution: Solution) -> list[dict[str, Any]]:
     """Every field of every node but the time it took; what was computed in floating point is rounded."""
-    fields = [node.model_dump(mode="json", exclude={"seconds"}) for node in solution.tree]
+    fields = [unweighed(node.model_dump(mode="json", exclude={"seconds"})) for node in solution.tree]
     return [
         {name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for name, value in node.items()}
         for node in fields
@@ -215,7 +222,7 @@ def saved(path: Path) -> dict[str, Any]:
     """A saved run's tree without its seconds; what was computed in floating point is rounded."""
     tree: dict[str, Any] = json.loads(path.read_text())["tree"]
     for node in tree["nodes"]:
-        node.pop("seconds", None)
+        unweighed(node).pop("seconds", None)
         node.update({k: pytest.approx(v, rel=1e-4) for k, v in node.items() if isinstance(v, float)})
     for call in (call for calls in tree["calls"].values() for call in calls if "choices" in call):
         call["choices"] = {choice: pytest.approx(logprob, rel=1e-4) for choice, logprob in call["choices"].items()}

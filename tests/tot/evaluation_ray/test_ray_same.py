@@ -13,11 +13,13 @@ pytestmark = pytest.mark.ray
 
 
 def untimed(folder: Path) -> dict[str, Any]:
-    """The trees of a folder, without seconds."""
+    """The trees of a folder, without seconds, and without log-probabilities, whose last digits follow the packing."""
     trees = {path.name: json.loads(path.read_text()) for path in (folder / "trees").iterdir()}
     for tree in trees.values():
         for node in tree["nodes"]:
             node.pop("seconds", None)
+            for part in (node.get("thought") or {}).get("drawn", {}).values():
+                part.pop("logprobs")
     return trees
 
 
