@@ -51,7 +51,8 @@ def test_decoders_are_compared_serial_and_packed_at_every_temperature(
     assert sorted(cell["side"] for cell in cells) == sorted(rows[:8])
     for cell in cells:
         assert cell["accepted"] <= cell["reached"] <= cell["drafted"]
-        assert bool(cell["drafted"]) == (not cell["side"].startswith("ar"))
+        if cell["side"] != "seed, packed":  # which drafts where that pays, by the clock
+            assert bool(cell["drafted"]) == (not cell["side"].startswith("ar"))
     assert "acceptance" in printed
     assert "of drafted" in printed
     (always,) = (c for c in numbers["purpose evaluate, T = 1"]["cells"] if c["side"] == "seed, always drafted whole")
