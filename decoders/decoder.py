@@ -59,6 +59,14 @@ class StepsDecoder(Decoder, Protocol):
     def writes_steps(self) -> bool: ...
 
 
+@runtime_checkable
+class ChatDecoder(Decoder, Protocol):
+    """A decoder that says whether messages are put into a chat format of the model's own."""
+
+    @property
+    def chats(self) -> bool: ...
+
+
 def find_method(name: str) -> Any:
     """The decoding method of that name; or a decoder of one's own, or what makes one. Raises OptionError."""
     if name in REMOTE or (":" not in name and name not in METHODS):

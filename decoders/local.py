@@ -10,6 +10,7 @@ from weakref import WeakSet
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import RequestError, TotError
+from tot.decoders.methods.options import FEW_SHOT
 from tot.decoders.request import Completion, Purpose, Request
 
 if TYPE_CHECKING:
@@ -52,6 +53,11 @@ class LocalDecoder:
     @property
     def tokenizer(self) -> Any:
         return self.engine.loaded.tokenizer
+
+    @property
+    def chats(self) -> bool:
+        """Whether the model has a chat template, and the method needs no other prompts."""
+        return self.tokenizer.chat_template is not None and self.name not in FEW_SHOT
 
     @property
     def writes_steps(self) -> bool:

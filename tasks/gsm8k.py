@@ -6,7 +6,15 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from tot import State, Task
-from tot.tasks.numbers import flexible_answer, numbers_said, parse_value, same_number, strict_answer
+from tot.tasks.numbers import (
+    boxed_answer,
+    flexible_answer,
+    numbers_said,
+    parse_value,
+    same_number,
+    strict_answer,
+    value_of,
+)
 
 
 class GSM8K(Task):
@@ -45,7 +53,8 @@ class GSM8K(Task):
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },
-        "generator": "continue",
+        "search": "self-consistency",
+        "generator": "continue:temperature=0.3",
     }
 
     def variables(self, state: State) -> dict[str, Any]:
@@ -55,7 +64,8 @@ class GSM8K(Task):
         return parse_value(text, *self.scale)
 
     def is_answered(self, message: str) -> bool:
-        return strict_answer(message[: message.rfind("\n") + 1]) is not None  # its last line may go on
+        lines = message[: message.rfind("\n") + 1]  # its last line may go on
+        return strict_answer(lines) is not None or boxed_answer(lines) is not None
 
     def parse_answer(self, text: str) -> str | None:
         return strict_answer(text) or flexible_answer(text)
@@ -69,7 +79,8 @@ class GSM8K(Task):
 
     def canonical(self, answer: Any) -> Hashable:
         """The number, however it is written."""
-        return flexible_answer(str(answer)) or super().canonical(answer)
+        number = flexible_answer(str(answer))
+        return super().canonical(answer) if number is None else value_of(number)
 
     def score(self, answer: str | None, reference: str) -> float:
         """`reference` is a number, or a GSM8K solution that ends in `#### N`."""

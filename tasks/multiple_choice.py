@@ -41,6 +41,7 @@ _ANNOUNCED = re.compile(
 _LAST_LINE = re.compile(rf"\n{_AROUND}{_MARKED}\s{{0,9}}\Z")
 _OPENING = re.compile(rf"{_AROUND}{_MARKED}")
 _NAMED = re.compile(rf"\b(?:[Oo]ption|[Cc]hoice)[ \t*_(]{{1,4}}(?:{_MARKED}|{_BARE})|\(([A-Z])\)")
+_BOXED = re.compile(r"\\boxed\s{0,9}\{\s{0,9}(?:\\text\w{0,9}\s{0,9}\{)?\s{0,9}\(?([A-Z])(?![\w'’])")
 _LATEX = re.compile(r"\\(?:boxed|text|textbf|mathrm|mathbf)\b")
 
 
@@ -78,8 +79,8 @@ class MultipleChoice(Task):
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },
-        "search": "bfs",
-        "generator": "continue",
+        "search": "self-consistency",
+        "generator": "continue:temperature=0.3",
     }
 
     def start(self, question: str) -> State:
@@ -124,16 +125,22 @@ class MultipleChoice(Task):
         return parse_value(text, *self.scale)
 
     def parse_answer(self, text: str) -> str | None:
-        """The label announced last ("the answer is (B)"), else one that ends or opens the text, else the last.
+        """The label boxed last, else announced last ("the answer is (B)"), else one that ends or opens the text, else
+        the last.
 
         None where there is none: the text of an option alone is not read, for want of the question.
         """
+        if boxed := last(_BOXED.finditer(text)):
+            return boxed[1]
         text = _LATEX.sub("", text).strip()
         end = _LAST_LINE.search(text, max(0, len(text) - 20))
         for found in (last(_ANNOUNCED.finditer(text)), end, _OPENING.match(text), last(_NAMED.finditer(text))):
             if found:
                 return next(label for label in found.groups() if label).upper()
         return None
+
+    def is_answered(self, message: str) -> bool:
+        return _BOXED.search(message, 0, message.rfind("\n") + 1) is not None  # its last line may go on
 
     def choices(self, state: State) -> tuple[str, ...]:
         """The labels of the question's options."""

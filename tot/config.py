@@ -11,13 +11,24 @@ from typing import Annotated, Any, Literal, Self, get_args
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from tot.decoders.budget import Budget
-from tot.decoders.decoder import REMOTE, Decoder, checked_options, find_method, is_method, load_decoder, options_of
+from tot.decoders.decoder import (
+    REMOTE,
+    ChatDecoder,
+    Decoder,
+    checked_options,
+    find_method,
+    is_method,
+    load_decoder,
+    options_of,
+)
 from tot.decoders.errors import ModelError, OptionError, readable, unknown
-from tot.decoders.models.model_names import find_model
+from tot.decoders.methods.options import FEW_SHOT
+from tot.decoders.models.model_names import find_model, has_chat_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Sampling
-from tot.registry import parts_of
+from tot.registry import SEARCHES, load_task, named, parts_of
+from tot.search.base import Search
 from tot.task import Task
 
 FILTERS = ("top_k", "top_p", "min_p")
@@ -48,8 +59,9 @@ class SearchConfig(BaseModel):
     evaluator: Any = None
     """How states are valued."""
     prompts: Literal["papers", "chat"] | None = None
-    """papers (None): the few-shot prompts of the papers. chat: the question alone, as a chat model is asked, which
-    answers in its own words."""
+    """papers: the few-shot prompts of the papers. chat: the question alone, as a chat model is asked, which answers in
+    its own words. None: chat, where the task has such prompts, the model a chat template, and neither the search nor
+    the decoder needs the others (RAP, FastCoT, PDOS)."""
     budget: Budget | None = None
     """What a search may cost; one that hits it returns its best so far."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -77,6 +89,35 @@ class SearchConfig(BaseModel):
         except ValidationError as error:
             raise OptionError(readable(error)) from None
         return made.model_copy(update={"model_options": {**made.model_options, **others}}) if others else made
+
+    def suited(self, task: Task | type[Task] | str) -> Task:
+        """The task, with the prompts that were chosen, or that suit the model.
+
+        Raises OptionError for a task or prompts that are not known, TaskError for a file that can't be run.
+        """
+        found = load_task(task)
+        if self.prompts is not None or not found.chat:
+            return found.in_chat() if self.prompts == "chat" else found
+        search = None if self.search is None else named(self.search, SEARCHES)
+        few_shot = isinstance(search, Search) and search.few_shot
+        return found.in_chat() if not few_shot and self._chats() else found
+
+    def _chats(self) -> bool:
+        """Whether messages are put into a chat format where thoughts come from, and no method needs other prompts."""
+        chosen = {purpose: _made(each) for purpose, each in self.decoders.items()}
+        if any(each in FEW_SHOT for each in chosen.values()):
+            return False
+        asked = chosen["generate"]
+        if not isinstance(asked, str):
+            return isinstance(asked, ChatDecoder) and asked.chats
+        if asked in REMOTE:
+            return bool(self.model_options.get("api", "chat") == "chat")
+        if not isinstance(self.model, str | Path):
+            return getattr(self.model_options.get("tokenizer"), "chat_template", None) is not None
+        try:
+            return has_chat_template(self.model)
+        except (OSError, ModelError):  # it is said when the model is loaded
+            return False
 
     def parts(self, task: Task) -> dict[str, Any]:
         """The search, the generator and the evaluator, by kind. Raises OptionError for what is not known."""

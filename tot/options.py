@@ -75,7 +75,9 @@ class SearchOptions(ModelOptions):
         "agreement, random or reward-model, with options likewise.",
     )
     prompts: Literal["papers", "chat"] | None = Field(
-        None, description="papers: few-shot prompts, the default; chat: as a chat model is asked, in its own words."
+        None,
+        description="papers: few-shot prompts; chat: as a chat model is asked, in its own words. By default chat for "
+        "models with a chat template.",
     )
     thoughts: int | None = Field(None, description="Thoughts proposed after each state (n).")
     breadth: int | None = Field(None, description="States kept at each level (b).")
@@ -98,24 +100,26 @@ class SearchOptions(ModelOptions):
     budget_nodes: int | None = Field(None, ge=0, description="Stop after so many thoughts.")
     reproducible: bool = Field(False, description="Compute in float32: the same tree every time.")
 
-    def config(self, task: Task) -> SearchConfig:
-        """What they mean for a task. Raises OptionError for what is not known."""
+    def opened(self, task: Task | type[Task] | str) -> tuple[Task, SearchConfig]:
+        """The task with the prompts that it is asked with, and how to search. Raises TotError for what is not known."""
         from tot.config import SearchConfig  # here, as help and wrong options need none of it
         from tot.registry import parts_of
 
-        return SearchConfig(
+        config = SearchConfig(
             model=None if self.model == "none" else self.model,
             decoder=self._decoders(),
             budget={name: getattr(self, f"budget_{name}") for name in ("tokens", "forwards", "seconds", "nodes")},
             model_options=self.loading | self.decoder_options,
-            **{name: getattr(self, name) for name in SAME},
-            **parts_of(
-                task,
-                *(self.search, self.generator, self.evaluator),
-                search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth")},
-                generator_options={"temperature": self.temperature},
-            ),
+            **{name: getattr(self, name) for name in ("search", *SAME)},
         )
+        task = config.suited(task)
+        parts = parts_of(
+            task,
+            *(self.search, self.generator, self.evaluator),
+            search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth")},
+            generator_options={"temperature": self.temperature},
+        )
+        return task, config.model_copy(update={**parts, "prompts": task.prompts})
 
     def _decoders(self) -> str | dict[str, str]:
         """The decoder's name, or names by purpose."""

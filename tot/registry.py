@@ -100,17 +100,14 @@ def parts_of(
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:
     """RAP for a task as options of `solve`: `solve(task, question, **rap(task))` (see `tot.search.rap`)."""
-    return parts_of(load_task(task), "rap")
+    return {**parts_of(load_task(task), "rap"), "prompts": "papers"}
 
 
-def load_task(task: Task | type[Task] | str, prompts: str | None = None) -> Task:
+def load_task(task: Task | type[Task] | str) -> Task:
     """A task object from an object, a class, the name of an installed one, or "path/to/file.py:ClassName".
 
-    With `prompts` "chat" it asks chat models in their own way. Raises OptionError naming the choices, or where the task
-    has no such prompts, and TaskError for a file that can't be run.
+    Raises OptionError naming the choices, and TaskError for a file that can't be run.
     """
-    if prompts == "chat":
-        return load_task(task).in_chat()
     if isinstance(task, Task):
         return task
     found = TASKS.find(task, Task) if isinstance(task, str) else task

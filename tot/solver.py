@@ -17,7 +17,6 @@ from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Purpose, Usage
-from tot.registry import load_task
 from tot.search.session import SearchSession, Watcher
 from tot.task import Task
 from tot.tree import ThoughtTree
@@ -123,7 +122,7 @@ async def asolve(
     Cancelling it raises CancelledError, or with `keep_best` ends it with the best answer so far.
     """
     config = SearchConfig.of(config, options).exact()
-    task = load_task(task, config.prompts)
+    task = config.suited(task)
     parts, filters = config.parts(task), config.filters
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if profile is not None and config.weights is None:

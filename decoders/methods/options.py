@@ -175,3 +175,5 @@ OPTIONS: dict[str, type[MethodOptions]] = {
     "seed": SEEDOptions,
 }
 """Those of the methods that are here."""
+FEW_SHOT = ("fastcot", "pdos")
+"""Methods that work on what few-shot prompts mark: rationales, parallel steps."""

@@ -10,6 +10,7 @@ import difflib
 import hashlib
 import importlib.util
 import json
+import mmap
 import re
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository
 OTHER_FORMATS = ["*/*", "consolidated*"]  # the same weights again, for other programs
 HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+_GGUF_HEAD = 2**26
+"""Bytes at the beginning of a GGUF file that its metadata fits in, vocabulary and all."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +117,19 @@ def model_key(model: str | Path) -> Hashable:
     files = sorted(file for file in path.iterdir() if file.is_file()) if path.is_dir() else [path]
     stats = [(file.name, file.stat()) for file in files]
     return str(model), str(path.resolve()), *((name, stat.st_size, stat.st_mtime_ns) for name, stat in stats)
+
+
+def has_chat_template(model: str | Path) -> bool:
+    """Whether the files that a name means say how a chat is written for the model. Raises ModelError."""
+    path = find_model(model)
+    if path.is_file():
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return data.find(b"tokenizer.chat_template", 0, _GGUF_HEAD) >= 0
+    try:
+        said = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        said = {}
+    return (path / "chat_template.jinja").exists() or (isinstance(said, dict) and bool(said.get("chat_template")))
 
 
 def draft_folder(target: str, cache_dir: Path | None = None) -> Path:

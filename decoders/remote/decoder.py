@@ -61,6 +61,11 @@ class RemoteDecoder:
         return f"RemoteDecoder({self.model!r}, base_url={self.options.base_url!r})"
 
     @property
+    def chats(self) -> bool:
+        """Whether messages are sent as a chat."""
+        return self.options.api == "chat"
+
+    @property
     def spent(self) -> Spent:
         """Requests, repetitions, tokens and cost so far."""
         return self._server.spent

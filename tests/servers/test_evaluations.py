@@ -48,7 +48,17 @@ def tot_eval(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 def test_gsm8k_is_evaluated_from_the_command_line(
     server: Any, tot_eval: Callable[..., subprocess.Popen[str]], data: Path, tmp_path: Path
 ) -> None:
-    asked = ("gsm8k", "--data", str(data / "gsm8k_test_0_400.jsonl"), "--limit", "1", "--search", "cot")
+    asked = (
+        "gsm8k",
+        "--data",
+        str(data / "gsm8k_test_0_400.jsonl"),
+        "--limit",
+        "1",
+        "--search",
+        "cot",
+        "--prompts",
+        "papers",
+    )
     process = tot_eval(server, *asked, "--max-tokens", "12", "--out", "out")
     out, err = process.communicate(timeout=300)
     assert (process.returncode, err.count("Error")) == (0, 0), err

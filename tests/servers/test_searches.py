@@ -42,7 +42,13 @@ def grown(tree: ThoughtTree) -> list[Any]:
 def test_a_gsm8k_search_grows_values_and_answers(server: Any, remote: Callable[..., Any]) -> None:
     decoder = Recorded(remote(server))
     solution = solve(
-        "gsm8k", QUESTION, decoder=decoder, search=BFS(thoughts=2, breadth=1, depth=2), max_tokens=12, seed=1
+        "gsm8k",
+        QUESTION,
+        decoder=decoder,
+        search=BFS(thoughts=2, breadth=1, depth=2),
+        prompts="papers",
+        max_tokens=12,
+        seed=1,
     )
     thoughts = grown(solution.tree)
     assert 1 <= len(thoughts) <= 2
@@ -89,7 +95,7 @@ def test_a_second_level_finds_the_first_ones_prompt_in_the_servers_cache(
     decoder = Recorded(remote(vllm_server, extra=alone))
     before = vllm_server.metric("vllm:prefix_cache_hits_total")
     search = BFS(thoughts=1, breadth=1, depth=3)
-    solve("gsm8k", QUESTION, decoder=decoder, search=search, evaluator="random", max_tokens=12)
+    solve("gsm8k", QUESTION, decoder=decoder, search=search, evaluator="random", prompts="papers", max_tokens=12)
     hits = vllm_server.metric("vllm:prefix_cache_hits_total") - before
     first, *later = [
         (completions[0].usage.prompt_tokens, completions[0].usage.reused_prompt_tokens)

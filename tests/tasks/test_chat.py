@@ -8,7 +8,7 @@ import pytest
 
 from tot import Task, Thought, load_task, solve
 from tot.decoders import OptionError
-from tot.tasks import GSM8K
+from tot.tasks import GSM8K, MultipleChoice
 
 TASKS = ["gsm8k", "multiple_choice", "creative_writing", "blocksworld", "game24"]
 IN_PIECES = ["gsm8k", "multiple_choice"]
@@ -21,7 +21,7 @@ def rendered(task: Task, template: str, thought: Thought | None = None, **variab
 
 @pytest.mark.parametrize("name", TASKS)
 def test_a_solution_is_asked_for_without_demonstrations(name: str) -> None:
-    papers, chat = rendered(load_task(name), "chain"), rendered(load_task(name, "chat"), "chain")
+    papers, chat = rendered(load_task(name), "chain"), rendered(load_task(name).in_chat(), "chain")
     assert chat[0].role == "user"
     assert len(chat[0].content) < len(papers[0].content) / 1.5
     last = load_task(name).start(load_task(name).example()).question.split()[-1]
@@ -31,7 +31,7 @@ def test_a_solution_is_asked_for_without_demonstrations(name: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 @pytest.mark.parametrize("template", ["value", "vote", "answer", "explain"])
 def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None:
-    task = load_task(name, "chat")
+    task = load_task(name).in_chat()
     about: dict[str, Any] = {"candidates": ["one", "two"]} if template == "vote" else {}
     seen = {"chain": "So it is."} if template in ("value", "explain") else {}
     if template == "explain" and not task.has_template("explain"):
@@ -46,8 +46,8 @@ def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None
 
 @pytest.mark.parametrize("name", IN_PIECES)
 def test_pieces_are_the_assistants_own_message(name: str) -> None:
-    task = load_task(name, "chat")
-    assert task.generator == "continue"
+    task = load_task(name).in_chat()
+    assert task.generator.startswith("continue")
     state = task.start(task.example())
     assert [message.role for message in task.prompt("step", state)] == ["user"]
     for piece in ("First.\n\n", "Then "):
@@ -76,7 +76,29 @@ def test_a_task_of_ones_own_has_none_unless_it_says_so() -> None:
 
 @pytest.mark.parametrize(
     ("message", "answered"),
-    [("6 times 3.\n#### 18\n", True), ("#### 1", False), ("#### 18\n\nSo", True), ("It is 18.\n\n", False)],
+    [
+        ("6 times 3.\n#### 18\n", True),
+        ("#### 1", False),
+        ("#### 18\n\nSo", True),
+        ("It is 18.\n\n", False),
+        ("So it is\n\\[ \\boxed{18} \\]\n", True),
+        ("So it is \\boxed{18}", False),
+        ("So it is \\boxed{?}\n", False),
+    ],
 )
 def test_a_message_that_has_its_answer_needs_nothing_more(message: str, answered: bool) -> None:
     assert GSM8K().is_answered(message) is answered
+
+
+@pytest.mark.parametrize(
+    ("message", "answered", "answer"),
+    [
+        ("5 is too much.\n\\[ \\boxed{B} \\]\nNot (A).", True, "B"),
+        ("So \\boxed{\\text{C}}.", False, "C"),
+        ("So \\boxed{(D) 12}\n", True, "D"),
+        ("\\boxed{12}, so the answer is (A)\n", False, "A"),
+    ],
+)
+def test_a_boxed_letter_is_the_choice(message: str, answered: bool, answer: str) -> None:
+    assert MultipleChoice().is_answered(message) is answered
+    assert MultipleChoice().parse_answer(message) == answer

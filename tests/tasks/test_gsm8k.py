@@ -224,7 +224,7 @@ def texts(solution: Solution) -> list[tuple[str, str]]:
 def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: GSM8K, decoder: LocalDecoder) -> None:
     def run(seed: int, depth: int = 3) -> Solution:
         search = BFS(thoughts=2, breadth=1, depth=depth)
-        return solve(task, task.example(), decoder=decoder, search=search, max_tokens=10, seed=seed)
+        return solve(task, task.example(), decoder=decoder, search=search, prompts="papers", max_tokens=10, seed=seed)
 
     first, again, other = run(1), run(1), run(2, depth=2)
     tree = first.tree

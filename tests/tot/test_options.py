@@ -9,7 +9,7 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
-from tot import Budget, load_task
+from tot import Budget
 from tot.cli.options import is_given, takes
 from tot.decoders import OptionError
 from tot.options import SearchOptions
@@ -77,7 +77,7 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
         model="none", decoder="generate=seed, evaluate=ar", decoder_option=["k=4"], breadth=2, budget_tokens=9,
         temperature=0.5,
     )  # fmt: skip
-    config = options.config(load_task("gsm8k"))
+    _, config = options.opened("gsm8k")
     assert (config.search.breadth, config.generator.temperature) == (2, 0.5)
     assert (config.model, config.decoder) == (None, {"generate": "seed", "evaluate": "ar"})
     assert config.budget == Budget(tokens=9)
@@ -86,8 +86,8 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
 
 def test_what_can_not_be_read_is_refused() -> None:
     with pytest.raises(OptionError, match=r"--decoder 'generate=' can't be read"):
-        SearchOptions(decoder="generate=").config(load_task("gsm8k"))
+        SearchOptions(decoder="generate=").opened("gsm8k")
     with pytest.raises(OptionError, match=r"--decoder-option 'dtype=fp32' can't be read"):
-        SearchOptions(decoder_option=["dtype=fp32"]).config(load_task("gsm8k"))
+        SearchOptions(decoder_option=["dtype=fp32"]).opened("gsm8k")
     with pytest.raises(ValidationError, match="max_tokens"):
         SearchOptions(max_tokens=0)

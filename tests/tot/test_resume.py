@@ -233,7 +233,19 @@ def saved(path: Path) -> dict[str, Any]:
 @pytest.mark.real
 def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
     question = "Tom has 3 apples and buys 4 more. How many apples does he have?\nA) 4\nB) 7"
-    command = ["-m", "tot.cli.app", "solve", "multiple_choice", question, "--depth", "3", "--thoughts", "2"]
+    command = [
+        "-m",
+        "tot.cli.app",
+        "solve",
+        "multiple_choice",
+        question,
+        "--prompts",
+        "papers",
+        "--depth",
+        "3",
+        "--thoughts",
+        "2",
+    ]
     command += ["--breadth", "1", "--max-tokens", "8", "--model", smollm2, "--reproducible", "--out"]
     whole = python(*command, "whole.json")
     assert whole.wait(timeout=120) == 0

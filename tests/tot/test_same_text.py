@@ -30,7 +30,16 @@ def engine(smollm2: str) -> Any:
 def grown(engine: Engine, name: str, options: dict[str, Any]) -> tuple[Solution, list[Any]]:
     with load_decoder(name, engine=engine, **options) as decoder:
         search = BFS(thoughts=2, breadth=1, depth=2)
-        solution = solve("gsm8k", QUESTION, decoder=decoder, search=search, evaluator="value", max_tokens=16, seed=5)
+        solution = solve(
+            "gsm8k",
+            QUESTION,
+            decoder=decoder,
+            search=search,
+            evaluator="value",
+            prompts="papers",
+            max_tokens=16,
+            seed=5,
+        )
     return solution, [(node.thought, node.value, node.new_tokens) for node in solution.tree]
 
 

@@ -34,7 +34,8 @@ SPEED = (
 def evaluated(asked: EvalOptions, **how: Any) -> Results:
     """One evaluation, into a folder that is thrown away."""
     with tempfile.TemporaryDirectory() as folder:
-        given: dict[str, Any] = {"limit": asked.limit, "max_tokens": asked.max_tokens, "search": asked.search}
+        given: dict[str, Any] = {"limit": asked.limit, "max_tokens": asked.max_tokens}
+        given |= {"search": asked.search, "prompts": "papers"}
         return evaluate(asked.task, asked.data, out=Path(folder) / "run", **given, **how)
 
 

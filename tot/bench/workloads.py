@@ -91,7 +91,7 @@ def record(
     recorder = _Recorder(decoder)
     decoder.engine.call(decoder.engine.cache.clear)
     search: Any = {"search": BFS(thoughts=thoughts, **options), "generator": "sample", "evaluator": "likelihood"}
-    seconds, _ = timed(lambda: solve(task, question, decoder=recorder, **search))
+    seconds, _ = timed(lambda: solve(task, question, decoder=recorder, prompts="papers", **search))
     return recorder.waves, seconds
 
 
@@ -100,7 +100,7 @@ def grown(
 ) -> list[State]:
     """The states after the thoughts of a search, whose values are chance."""
     search: Any = {"search": BFS(thoughts=thoughts, breadth=breadth, depth=depth), "evaluator": "random"}
-    tree = solve(task, question, decoder=decoder, seed=seed, **search, **options).tree
+    tree = solve(task, question, decoder=decoder, prompts="papers", seed=seed, **search, **options).tree
     return [tree.state(node) for node in tree if node.parent is not None]
 
 

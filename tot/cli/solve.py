@@ -74,6 +74,7 @@ def solve_command(
         if "settings" not in checkpoint.header:
             raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
         settings = Settings.model_validate(checkpoint.header["settings"])
+        settings.prompts = settings.prompts or "papers"  # runs of earlier versions know no others
     else:
         if task is None:
             raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
@@ -125,13 +126,12 @@ def _run(
     """Do what the settings say; write, then print. True where Ctrl-C ended it."""
     from tot.checkpoint import Checkpoint
     from tot.decoders.files import write_json
-    from tot.registry import load_task
     from tot.report.terminal import progress, search_line, show
     from tot.solver import conclude, solve
 
-    task = load_task(settings.task, settings.prompts)
+    task, config = settings.opened(settings.task)
     task.start(settings.question)
-    config = settings.config(task)
+    settings = settings.model_copy(update={"prompts": task.prompts})
     out = None if settings.out is None else Path(settings.out)
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")

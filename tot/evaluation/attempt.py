@@ -26,7 +26,6 @@ from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
 from tot.options import LOADING, SAME
-from tot.registry import load_task
 from tot.search.session import SearchSession, Watcher
 from tot.seeds import derive
 from tot.solver import conclude
@@ -49,13 +48,14 @@ class Work:
     @classmethod
     def named(cls, configuration: Configuration) -> Work:
         """From names alone. Raises TotError for those that mean nothing."""
-        task = load_task(configuration.task, configuration.prompts)
-        return cls(configuration, task, configuration.config(task))
+        task, config = configuration.opened(configuration.task)
+        return cls(configuration.model_copy(update={"prompts": task.prompts}), task, config)
 
     @classmethod
     def given(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> Work:
         """From names and objects; `options` are the configuration's other ones. Raises TotError."""
-        name, task = task if isinstance(task, str) else None, load_task(task, config.prompts)
+        name, task = task if isinstance(task, str) else None, config.suited(task)
+        config = config.model_copy(update={"prompts": task.prompts})
         loading = {name: str(value) for name in LOADING if (value := config.model_options.get(name)) is not None}
         configuration = Configuration.from_options(
             {

@@ -101,6 +101,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise OptionError(
             f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
         )
+    if own["format"] is not None:
+        found.setdefault("prompts", "papers")  # earlier versions knew no others
     return {str(name).replace("-", "_"): value for name, value in found.items()}
 
 

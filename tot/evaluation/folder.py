@@ -152,7 +152,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} holds something other than an evaluation: give another folder")
     if (version := found.pop("version", None)) != VERSION:
         raise OptionError(f"{path} has version {version!r}: this program reads {VERSION}")
-    return found
+    return {"prompts": "papers", **found}  # earlier versions knew no others
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,8 @@ class Search(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    few_shot: ClassVar[bool] = False
+    """Whether it is made for the papers' few-shot prompts."""
     depth: Depth = None
     """T: T - 1 levels of thoughts, then the answer; None takes the task's own."""
     aggregate: Literal["best", "vote", "majority"] = "best"

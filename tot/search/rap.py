@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from tot.evaluators.combine import Combine
 from tot.evaluators.heuristic import Confidence, Prior
@@ -20,6 +20,8 @@ class RAP(MCTS):
     plus the task's goal reward. By sub-questions (GSM8K): the likelihood of Yes when asked whether the step is useful,
     and the share of eight sampled sub-answers that agree, as r_a^0.5 * r_b^0.5. Both ask the template `self_eval`.
     """
+
+    few_shot: ClassVar[bool] = True
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
         labels = task.labels or {"Yes": 1.0, "No": 0.0}

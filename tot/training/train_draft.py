@@ -183,6 +183,7 @@ async def _ask(engine: Engine, recorder: Recorder, asked: Sequence[tuple[int, Ta
             task,
             question,
             decoder=decoder,
+            prompts="papers",
             search=BFS(thoughts=24, breadth=1),  # many samples of few prompts: what packs best
             generator=Sample(temperature=chance.choice(TEMPERATURES)),
             evaluator="value" if valued else "random",

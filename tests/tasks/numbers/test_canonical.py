@@ -28,6 +28,11 @@ from tot.tasks.numbers import normalize, same_number
         (" 18. ", "18"),
         ("1e3", "1000"),
         ("1e-3", "0.001"),
+        ("1/2", "1/2"),
+        ("2/4", "1/2"),
+        ("-6 / 3", "-2"),
+        (r"\frac{3}{6}", "1/2"),
+        (r"$-\dfrac{3}{6}$"[:-1], "-1/2"),
         ("1" + "0" * 5000, "1" + "0" * 5000),
         ("-0." + "1" * 5000, "-0." + "1" * 5000),
     ],
@@ -38,7 +43,8 @@ def test_normalize_writes_one_canonical_text(number: str, canonical: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "number", ["", " ", "five", "1,00", "1,2", "1 2", "1.2.3", "10-3", "1/2", "nan", "inf", "٣", "1_0"]
+    "number",
+    ["", " ", "five", "1,00", "1,2", "1 2", "1.2.3", "10-3", "1/0", "1/2/3", "1/2.5", "nan", "inf", "٣", "1_0"],
 )
 def test_normalize_refuses_what_is_not_one_number(number: str) -> None:
     with pytest.raises(ValueError, match="is not one number"):
@@ -57,6 +63,9 @@ def test_normalize_refuses_what_is_not_one_number(number: str) -> None:
         ("0.1", "0.10", True),
         ("18", "-18", False),
         ("50%", "0.5", False),
+        ("1/2", "0.5", True),
+        ("1/3", "0.333", False),
+        ("4/2", "2.0", True),
         ("9007199254740993", "9007199254740992", False),  # equal as floats
         ("1" * 400, "1" * 399 + "2", False),
         (None, "5", False),

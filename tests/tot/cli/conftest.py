@@ -49,6 +49,7 @@ def scripted_model(script: Gsm8kScript, scripted: Any, monkeypatch: pytest.Monke
     decoder = scripted(script)
     monkeypatch.setattr("tot.decoders.open_models.shared_engine", lambda *_, **__: nullcontext())
     monkeypatch.setattr("tot.config.load_decoder", lambda *_, **__: nullcontext(decoder))
+    monkeypatch.setattr("tot.config.has_chat_template", lambda _: False)
     return decoder
 
 

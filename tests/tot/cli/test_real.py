@@ -15,7 +15,7 @@ import pytest
 from tot import ThoughtTree
 
 QUESTION = "Tom has 3 apples and buys 4 more. How many apples does he have?"
-TINY = ("--depth", "2", "--thoughts", "2", "--max-tokens", "16")
+TINY = ("--prompts", "papers", "--depth", "2", "--thoughts", "2", "--max-tokens", "16")
 
 
 @pytest.mark.real
@@ -64,7 +64,8 @@ def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
 @pytest.mark.real
 def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()  # a terminal, so that the progress line says how far the search is
-    arguments = ("--depth", "30", "--thoughts", "2", "--breadth", "2", "--max-tokens", "16", "--out", "run.json")
+    arguments = ["--prompts", "papers", "--depth", "30", "--thoughts", "2", "--breadth", "2", "--max-tokens", "16"]
+    arguments += ["--out", "run.json"]
     process = python("-m", "tot.cli.app", "solve", "gsm8k", QUESTION, *arguments, stderr=theirs)
     os.close(theirs)
     progress = ""

@@ -55,7 +55,10 @@ import pytest
         ),
         (("solve", "gsm8k", "q", "--search", "dfs", "--breadth", "2"), r"search dfs, option breadth: .*"),
         (("solve", "gsm8k", "q", "--generator", "sampel"), r"unknown generator 'sampel' \(did you mean sample\?\): .*"),
-        (("solve", "gsm8k", "q", "--generator", "enumerate"), r"task GSM8K has no `actions` to enumerate: .*"),
+        (
+            ("solve", "gsm8k", "q", "--search", "bfs", "--generator", "enumerate"),
+            r"task GSM8K has no `actions` to enumerate: .*",
+        ),
         (("solve", "gsm8k", "q", "--model", "none"), r"this search asks a model, and there is none: give model=.*"),
         (("solve", "gsm8k", "q", "--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
         (("solve", "gsm8k", "q", "--decoder", "sd", "--decoder-option", "k=0"), r"decoder sd, option k: .*"),
@@ -74,16 +77,16 @@ import pytest
         ),
         (("solve", "gsm8k", "q", "--device", "tpu"), r"device 'tpu' is not known: choose auto, cpu, cuda or cuda:N"),
         (
-            ("solve", "gsm8k", "q", "--thoughts", "0"),
+            ("solve", "gsm8k", "q", "--search", "bfs", "--thoughts", "0"),
             r"search bfs, option thoughts: Input should be greater than or equal to 1 .*",
         ),
         (("solve", "gsm8k", "q", "--thoughts", "two"), r".*'--thoughts': .*integer.*"),
         (
-            ("solve", "gsm8k", "q", "--breadth", "-1"),
+            ("solve", "gsm8k", "q", "--search", "bfs", "--breadth", "-1"),
             r"search bfs, option breadth: Input should be greater than or equal to 1 .*",
         ),
         (
-            ("solve", "gsm8k", "q", "--depth", "0"),
+            ("solve", "gsm8k", "q", "--search", "bfs", "--depth", "0"),
             r"search bfs, option depth: Input should be greater than or equal to 1 .*",
         ),
         (("solve", "gsm8k", "q", "--max-tokens", "0"), r".*'--max-tokens': .*greater than or equal to 1"),

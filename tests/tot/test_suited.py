@@ -1,0 +1,102 @@
+"""Which prompts a task is asked with, where none are chosen: what suits the model, the search and the decoder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tot import SearchConfig, evaluate, rap
+from tot.decoders import LocalDecoder, OptionError, load_decoder
+from tot.decoders.models.model_names import has_chat_template
+from tot.decoders.remote.decoder import RemoteDecoder
+from tot.decoders.remote.options import RemoteOptions
+from tot.evaluation.configuration import read_yaml
+from tot.tasks import GSM8K
+
+
+def prompts(task: Any = GSM8K, **options: Any) -> str:
+    return SearchConfig(**options).suited(task).prompts
+
+
+def test_a_model_with_a_chat_template_is_asked_as_a_chat(tiny: Any, monkeypatch: Any) -> None:
+    with tiny() as decoder:
+        assert prompts(decoder=decoder) == prompts(decoder={"generate": decoder}) == "chat"
+        assert prompts(decoder=decoder, prompts="papers") == "papers"
+        assert prompts(model=decoder.model, model_options={"tokenizer": decoder.tokenizer}) == "chat"
+        monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
+        assert prompts(decoder=decoder) == "papers"
+        assert prompts(decoder=decoder, prompts="chat") == "chat"
+        assert prompts(model=decoder.model, model_options={"tokenizer": decoder.tokenizer}) == "papers"
+
+
+def test_who_says_nothing_of_chats_is_asked_with_the_papers_prompts(scripted: Any) -> None:
+    assert prompts(decoder=scripted({})) == prompts(model=None) == prompts(model="no/such.gguf") == "papers"
+
+
+def test_a_server_is_asked_as_a_chat_unless_it_completes_texts() -> None:
+    where = {"base_url": "http://127.0.0.1:1/v1"}
+    assert prompts(decoder="openai", model_options=where) == "chat"
+    assert prompts(decoder="openai", model_options={**where, "api": "completions"}) == "papers"
+    with RemoteDecoder("m", RemoteOptions(**where)) as decoder:
+        assert prompts(decoder=decoder) == "chat"
+
+
+@pytest.mark.parametrize("method", ["fastcot", "pdos"])
+def test_methods_and_searches_that_need_marked_texts_get_them(tiny: Any, method: str) -> None:
+    with tiny() as decoder, load_decoder(method, engine=decoder.engine) as needing:
+        assert prompts(decoder=needing) == "papers"
+        model: dict[str, Any] = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
+        assert prompts(decoder={"evaluate": method}, **model) == prompts(search="rap", **model) == "papers"
+        assert prompts(decoder=decoder, **rap(GSM8K)) == "papers"
+        assert prompts(search="mcts", **model) == "chat"
+
+
+def test_a_task_without_prompts_for_chats_has_its_own(tiny: Any) -> None:
+    class Mine(GSM8K):
+        templates = {"chain": "my {{ question }}"}  # noqa: RUF012
+
+    with tiny() as decoder:
+        assert prompts(Mine, decoder=decoder) == "papers"
+        with pytest.raises(OptionError, match="no prompts for chat models"):
+            prompts(Mine, decoder=decoder, prompts="chat")
+
+
+def test_a_models_files_say_whether_it_chats(smollm2: str, tmp_path: Path) -> None:
+    assert has_chat_template(smollm2)
+    assert not has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert has_chat_template(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[")
+    assert not has_chat_template(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{{ messages }}")
+    assert has_chat_template(tmp_path)
+    base = tmp_path / "base.gguf"
+    base.write_bytes(b"GGUF and no template")
+    assert not has_chat_template(base)
+
+
+def test_an_evaluation_keeps_which_prompts_it_had(tiny: Any, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
+    told: dict[str, Any] = {"search": "cot", "max_tokens": 4, "out": tmp_path / "out"}
+
+    def run(decoder: LocalDecoder, **options: Any) -> None:
+        evaluate(GSM8K, rows, decoder=decoder, **told, **options)
+
+    with tiny() as decoder:
+        run(decoder)
+        config = tmp_path / "out" / "config.yaml"
+        kept = yaml.safe_load(config.read_text())
+        assert kept["prompts"] == read_yaml(config)["prompts"] == "chat"
+        with pytest.raises(OptionError, match="prompts chat there, papers here"):
+            run(decoder, resume=True, prompts="papers")
+        run(decoder, resume=True)
+        del kept["prompts"]  # as earlier versions wrote it, which knew the papers' only
+        config.write_text(yaml.safe_dump(kept))
+        assert read_yaml(config)["prompts"] == "papers"
+        with pytest.raises(OptionError, match="prompts papers there, chat here"):
+            run(decoder, resume=True)
+        run(decoder, resume=True, prompts="papers")
