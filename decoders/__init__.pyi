@@ -13,8 +13,8 @@ from tot.decoders.local import LocalDecoder as LocalDecoder
 from tot.decoders.methods.autoregressive import Autoregressive as Autoregressive
 from tot.decoders.methods.method import Method as Method
 from tot.decoders.methods.method import OpenedMethod as OpenedMethod
-from tot.decoders.models.loading import list_models as list_models
 from tot.decoders.models.loading import load_model as load_model
+from tot.decoders.models.model_names import list_models as list_models
 from tot.decoders.open_models import close_models as close_models
 from tot.decoders.remote.decoder import RemoteDecoder as RemoteDecoder
 from tot.decoders.request import Completion as Completion

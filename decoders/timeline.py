@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
-import torch
 
 LANE = "engine"
 """Where on a timeline the spans of steps are."""
@@ -26,7 +25,7 @@ _NOTHING = nullcontext()
 
 
 class Load(NamedTuple):
-    """What a forward computed. Rows that fill it up to a round number are no part of it."""
+    """What a forward computed."""
 
     rows: Mapping[tuple[str, str], int]
     """By purpose and kind: "prefill" (of prompts), "verify" (of texts that are drafted for), "decode" (of others)."""
@@ -137,8 +136,8 @@ _recorded_on: ContextVar[Timeline | None] = ContextVar("tot_timeline", default=N
 
 
 def span(kind: str) -> AbstractContextManager[None]:
-    """A span of the step that this thread is in, if that is recorded in detail. None in compiled code."""
-    timeline = None if torch.compiler.is_compiling() else _recorded_on.get()
+    """A span of the step that this thread is in, if that is recorded in detail."""
+    timeline = _recorded_on.get()
     return _NOTHING if timeline is None else timeline.span(LANE, kind)
 
 

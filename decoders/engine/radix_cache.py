@@ -61,8 +61,6 @@ class RadixCache:
         self._evictable: list[tuple[int, int]] = []
         self._clock = 0
 
-    # -- what is there ------------------------------------------------------------------------------------------
-
     @property
     def stored(self) -> int:
         """Slots in use, live or cached."""
@@ -86,8 +84,6 @@ class RadixCache:
     def new_slots(self, tokens: Sequence[int]) -> int:
         """How many more slots would be live if a branch of these tokens were opened."""
         return len(tokens) - sum(self._users[slot] > 0 for slot in self._known(_ROOT, tokens))
-
-    # -- branches -----------------------------------------------------------------------------------------------
 
     def open(self, tokens: Sequence[int] = ()) -> Branch:
         """A branch that holds `tokens`, on top of whatever the cache has of them. Raises RadixCacheFullError."""
@@ -166,8 +162,6 @@ class RadixCache:
     def mark_computed(self, slots: Iterable[int]) -> None:
         for slot in slots:
             self._computed[slot] = 1
-
-    # -- slots --------------------------------------------------------------------------------------------------
 
     def _shorten(self, branch: Branch, length: int, keep: bool) -> None:
         if length >= len(branch):

@@ -76,6 +76,5 @@ def clock_of(device: torch.device) -> Callable[[], float]:
 
 
 def _synchronized(device: torch.device) -> float:
-    if not torch.cuda.is_current_stream_capturing():
-        torch.cuda.synchronize(device)
+    torch.cuda.synchronize(device)
     return time.perf_counter()

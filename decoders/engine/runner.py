@@ -176,10 +176,6 @@ class Runner:
     ) -> tuple[Tensor, dict[tuple[int, int], int]]:
         """Pack the rows of `runs`. Returns (rows read, vocab) logits, and which of them a (run, offset) has."""
         kept = {row: i for i, row in enumerate(dict.fromkeys(wanted))}
-        spare = self.backend.rounded(len(runs)) - len(runs) if all(run.rows == 1 for run in runs) else 0
-        last = runs[-1]
-        runs = runs + spare * [Run(np.append(last.path[: last.start], np.int32(SCRATCH)), last.start)]
-        writes = writes + spare * [[SCRATCH]]
         order, pieces = self.backend.cut(runs)
         first = dict(zip(order, accumulate((runs[run].rows for run in order), initial=0), strict=False))
         token = self.cache.token

@@ -75,7 +75,6 @@ def make_blocks(
     minus = torch.finfo(dtype).min
 
     def block(entries: int, rows: _Array, slots: _Array, seen: _Array) -> Block:
-        # A bias also where all is seen: a block with none would be another graph to torch.compile.
         bias = torch.zeros(seen.shape, dtype=dtype).masked_fill_(torch.from_numpy(~seen), minus)
         if seen.shape[1] > 1:
             bias = bias.repeat(1, heads_per_kv, 1)

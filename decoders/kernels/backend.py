@@ -12,7 +12,7 @@ from typing import Any, Protocol, get_args
 from torch import Tensor
 
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.kernels.attention import Plan, attend_blocks, bucket, make_blocks
+from tot.decoders.kernels.attention import Plan, attend_blocks, make_blocks
 from tot.decoders.kernels.forward import FAMILIES, NativeForward, Quantization, native_forward
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.packing import GROUP
@@ -33,9 +33,6 @@ class Backend(Protocol):
 
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
-
-    def rounded(self, rows: int) -> int:
-        """How many rows it would rather compute than so many, each of a branch of its own, so that shapes repeat."""
 
     def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any) -> Tensor:
         """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`.
@@ -65,14 +62,8 @@ class TransformersForward:
         self._attend = kernel or attend_blocks
         self._linears = PackedLinears(model)
 
-    def rounded(self, rows: int) -> int:
-        return bucket(rows)
-
     def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any) -> Tensor:
-        return self.compute(tokens, positions, keep, Plan(self._keys, self._values, write, self._attend, pieces))
-
-    def compute(self, tokens: Tensor, positions: Tensor, keep: Tensor, plan: Plan) -> Tensor:
-        """The model's part: compiles without graph break."""
+        plan = Plan(self._keys, self._values, write, self._attend, pieces)
         result = self._model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
         logits: Tensor = result.logits[0].float()
         return logits

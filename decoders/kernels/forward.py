@@ -165,9 +165,6 @@ class NativeForward:
     def weight_bytes(self) -> float:
         return BYTES[self.weights]
 
-    def rounded(self, rows: int) -> int:
-        return rows
-
     def close(self) -> None:
         """Let go of the packed weights and of the stores."""
         del self._few, self._many

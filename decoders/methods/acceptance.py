@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -22,31 +21,23 @@ _ACCEPTANCE = 0x5DEECE66D1CE4E5B
 """Keeps the noise of accepting apart from that of drawing."""
 
 
-class Rule(Protocol):
-    coupled: bool
-    """Drafts are to be drawn with the target's own noise."""
-
-    def want(self, draw: Draw) -> Read:
-        """What to read at a position."""
-
-    def choose(self, sampled: Sampled, draw: Draw, draft: Draft, node: int) -> tuple[Sampled, int | None]:
-        """The token after `node`, and which of its drafted children it is, if it is one."""
-
-
 class Coupled:
     """Equality with what the target draws; lossless token for token."""
 
     coupled = True
+    """Drafts are to be drawn with the target's own noise."""
 
     def want(self, draw: Draw) -> Read:
+        """What to read at a position."""
         return draw
 
     def choose(self, sampled: Sampled, draw: Draw, draft: Draft, node: int) -> tuple[Sampled, int | None]:
+        """The token after `node`, and which of its drafted children it is, if it is one."""
         taken = (child for child in draft.children(node) if draft.tokens[child] == sampled.token)
         return sampled, next(taken, None)
 
 
-class Rejection:
+class Rejection(Coupled):
     """Recursive rejection over the candidates, which were drawn from the draft without replacement."""
 
     coupled = False

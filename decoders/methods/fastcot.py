@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model
@@ -33,6 +34,7 @@ WIDEST = 32
 """Entries of a window that is chosen by measured cost, at most."""
 FIXED = 8
 """Entries of a window that may not follow from costs and company, where none is given (figure 8 has 5 to 25)."""
+_LIKELIEST = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
 _CHEAP = 1.1
 """A window costs next to nothing where its forward takes at most so many times as long as one without it."""
 
@@ -108,8 +110,8 @@ class FastCoT(Speculative):
         self._cap = None if whole else options.cap
         self._looks_for = None if whole else options.stable
         self._iterations = [0] * len(job.outputs)
-        self._looking: dict[int, ChoiceScorer | Chunk] = {}
-        """By sample: how the answer is being looked at in this step."""
+        self._looking: dict[int, list[Chunk]] = {}
+        """By sample: what the answer is being looked at by in this step, a chunk a choice if there are some."""
         self._settled: list[tuple[int | None, int]] = [(None, 0)] * len(job.outputs)
         """By sample: the answer last looked at (a token or a choice's number), and in how many looks in a row."""
 
@@ -135,16 +137,15 @@ class FastCoT(Speculative):
         waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
         if self._looks_for is None or not waited or index in self._in_answer:
             return chunks
-        cache = self._job.cache
+        cache, branch = self._job.cache, sequence.branch
         then = [*self._glimpse(sequence), *self._trigger]
         if self._choices:
-            scorer = self._looking[index] = ChoiceScorer(cache, sequence.branch, then, self._choices)
-            return [*chunks, *scorer.chunks]
-        fork = cache.fork(sequence.branch)
-        cache.extend(fork, then)
-        likeliest = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
-        look = self._looking[index] = Chunk(fork, len(sequence.branch), len(fork), [likeliest])
-        return [*chunks, look]
+            self._looking[index] = ChoiceScorer(cache, branch, then, self._choices).chunks
+        else:
+            fork = cache.fork(branch)
+            cache.extend(fork, then)
+            self._looking[index] = [Chunk(fork, len(branch), len(fork), [_LIKELIEST])]
+        return chunks + self._looking[index]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         super().take(sequence, rows)
@@ -165,13 +166,11 @@ class FastCoT(Speculative):
         looking = self._looking.pop(index, None)
         if looking is None:
             return 0
-        if isinstance(looking, ChoiceScorer):
-            scores = [score.total for score in looking.scores([next(rows) for _ in self._choices])]
-            answer = scores.index(max(scores))
-            looking.release()
-        else:
-            answer = next(rows)[0].token
-            self._job.cache.rollback(looking.branch, 0)
+        looks = [next(rows) for _ in looking]
+        scores = [sum(token.logprob for token in look) for look in looks]
+        answer = scores.index(max(scores)) if self._choices else looks[0][0].token
+        for chunk in looking:
+            self._job.cache.release(chunk.branch)
         before, times = self._settled[index]
         self._settled[index] = answer, times + 1 if answer == before else 1
         return self._settled[index][1]
@@ -197,11 +196,8 @@ class FastCoT(Speculative):
         self._speculation.end(sequence.key)
 
     def release(self) -> None:
-        for looking in self._looking.values():
-            if isinstance(looking, ChoiceScorer):
-                looking.release()
-            else:
-                self._job.cache.rollback(looking.branch, 0)
+        for chunk in chain(*self._looking.values()):
+            self._job.cache.release(chunk.branch)
         super().release()
 
 

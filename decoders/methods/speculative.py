@@ -26,7 +26,7 @@ from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence
-from tot.decoders.methods.acceptance import Coupled, Rejection, Rule
+from tot.decoders.methods.acceptance import Coupled, Rejection
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import MCSDOptions, SDOptions
@@ -64,7 +64,7 @@ class Speculation:
         self.engine = engine
         self.drafter = drafter
         self.k_config = tuple(k_config)
-        self.rule: Rule = Coupled() if rule == "coupled" else Rejection()
+        self.rule = Coupled() if rule == "coupled" else Rejection()
         self.trajectory = trajectory
         self.rows = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config))) + probes
         """Of one full draft."""
@@ -210,6 +210,7 @@ class Speculative(Autoregressive):
         self._paths: dict[int, list[_Path]] = {}
         """By sample: a path to each leaf of the draft."""
         self._probes: dict[int, list[Branch]] = {}
+        """By sample: the draft's probes."""
 
     def growth(self) -> int:
         return super().growth() + self._speculation.rows * len(self._job.running)
@@ -292,12 +293,9 @@ class Speculative(Autoregressive):
             speculation.end(sequence.key)
 
     def release(self) -> None:
-        for paths in self._paths.values():
-            for path in paths:
-                self._job.cache.rollback(path.branch, 0)
-        for probes in self._probes.values():
-            for branch in probes:
-                self._job.cache.rollback(branch, 0)
+        paths = (path.branch for path in itertools.chain(*self._paths.values()))
+        for branch in itertools.chain(paths, *self._probes.values()):
+            self._job.cache.rollback(branch, 0)
         for sequence in self._sequences or ():
             self._speculation.end(sequence.key)
         super().release()

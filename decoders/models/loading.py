@@ -14,15 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.models.model_names import ModelEntry, find_model, list_models
-from tot.decoders.models.supported import TESTED_FAMILIES, check_supported, missing_weights, read_config
+from tot.decoders.errors import ModelError, OptionError, one_line
+from tot.decoders.models.model_names import find_model
+from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
-
-__all__ = ["TESTED_FAMILIES", "LoadedModel", "ModelEntry", "check_supported", "list_models", "load_model"]
 
 DTYPES = {
     "auto": None,
@@ -151,8 +149,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, tokenizer: Any) ->
     except (ModelError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"{name} can't be loaded ({reason}): download it or save it again") from error
+        raise ModelError(f"{name} can't be loaded ({one_line(error)}): download it or save it again") from error
     if report["missing_keys"]:  # transformers would give them random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return model, tokenizer

@@ -6,7 +6,6 @@ only for a hub id that is not whole in the hub cache, and once. Knows nothing of
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import importlib.util
 import json
@@ -16,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tot.decoders.errors import ModelError
+from tot.decoders.errors import ModelError, one_line, unknown
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository holds beside weights
@@ -77,12 +76,7 @@ def find_model(name: str | Path) -> Path:
         raise ModelError(f"there is no file or folder {text}: check the path")
     if re.fullmatch(r"[\w.-]+/[\w.-]+", text):
         return _from_hub(text, "check the name and the network, or give a folder or a .gguf file")
-    close = difflib.get_close_matches(text.lower(), KNOWN_MODELS, n=1, cutoff=0.5)
-    guess = f"did you mean {close[0]}? " if close else ""
-    raise ModelError(
-        f"there is no model {text!r}: {guess}known names are {', '.join(KNOWN_MODELS)}; "
-        "a hub id (org/name), a folder or a .gguf file works too"
-    )
+    raise ModelError(f"{unknown('model', text, KNOWN_MODELS)}; or a hub id (org/name), a folder or a .gguf file")
 
 
 def _from_hub(hub_id: str, advice: str) -> Path:
@@ -107,8 +101,7 @@ def _from_hub(hub_id: str, advice: str) -> Path:
         patterns = [*SMALL_FILES, "*.safetensors"]
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise ModelError(f"{hub_id} can't be had from the hub ({reason}): {advice}") from error
+        raise ModelError(f"{hub_id} can't be had from the hub ({one_line(error)}): {advice}") from error
 
 
 def model_key(model: str | Path) -> Hashable:

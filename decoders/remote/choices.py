@@ -16,7 +16,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 from tot.decoders.remote.body import COMPLETIONS, CONTINUING, Prompt, RefusedError, address, joined, messages_of
 from tot.decoders.remote.loop import together
@@ -40,10 +40,8 @@ _MEANING = {
 Scores = tuple[ChoiceLogprob, ...]
 
 
-class Ask(Protocol):
-    """Sends a body. Raises SpentError, RefusedError or ModelError."""
-
-    async def __call__(self, path: str, body: dict[str, Any]) -> Reply: ...
+Ask = Callable[[str, dict[str, Any]], Awaitable[Reply]]
+"""Sends a body to a path. May raise RefusedError or ModelError, and whatever ends all scoring."""
 
 
 class CannotError(Exception):
@@ -143,8 +141,6 @@ class Choices:
             return scores
         raise AssertionError("what is said can always be read")
 
-    # -- exactly ------------------------------------------------------------------------------------------------------
-
     async def _ids(self, prompt: Prompt, request: Request) -> tuple[list[int], list[list[int]]]:
         """The prompt's tokens, and those of each choice, closed where they are to be."""
         head = await self._tokens.of_prompt(prompt)
@@ -205,8 +201,6 @@ class Choices:
         if len(found) != len(request.choices):
             raise CannotError
         return found
-
-    # -- by what is written -------------------------------------------------------------------------------------------
 
     async def _by_said(self, prompt: Prompt, request: Request, ask: Ask) -> Scores:
         path, body = address(prompt, self._options)

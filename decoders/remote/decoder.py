@@ -98,8 +98,6 @@ class RemoteDecoder:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    # -- in the thread of the loop ----------------------------------------------------------------------------------
-
     async def _all(self, requests: Sequence[Request], meter: Meter) -> list[list[Completion]]:
         return await together([partial(self._one, request, meter) for request in requests])
 
@@ -152,14 +150,14 @@ class RemoteDecoder:
         body |= sampled(sampling, self.options, seed_of(sampling.seed, index), n, "messages" in body)
         began = time.monotonic()
         try:
-            reply = await self._ask(meter, path, body)
+            reply, used = await self._ask(meter, path, body)
+        except _SpentError:
+            return [CUT] * n
         except RefusedError:
             if n > 1 and not self._dialect.n:
                 return []
             raise
-        if reply is None:
-            return [CUT] * n
-        used = replace(self._usage(reply, body), seconds=time.monotonic() - began)
+        used = replace(used, seconds=time.monotonic() - began)
         samples = samples_of(reply, sampling, self.options.logprobs, used)
         messages = messages_of(prompt)
         if path.startswith("/chat") and messages[-1].role == "assistant" and not self._dialect.continues:
@@ -172,10 +170,8 @@ class RemoteDecoder:
         spent: list[Usage] = []
 
         async def ask(path: str, body: dict[str, Any]) -> Reply:
-            reply = await self._ask(meter, path, body)
-            if reply is None:
-                raise _SpentError
-            spent.append(self._usage(reply, body))
+            reply, used = await self._ask(meter, path, body)
+            spent.append(used)
             return reply
 
         scores: tuple[ChoiceLogprob, ...] = ()
@@ -185,12 +181,15 @@ class RemoteDecoder:
         usage = replace(sum(spent, Usage()), seconds=time.monotonic() - began)
         return Completion("", (), 0.0, reason, usage, scores, (Part("exact", ""),))
 
-    async def _ask(self, meter: Meter, path: str, body: dict[str, Any]) -> Reply | None:
-        """The reply to a body, which is fitted to what the server takes; None where the meter's budget is spent."""
+    async def _ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[Reply, Usage]:
+        """The reply to a body, which is fitted to what the server takes, and what it took, which is counted.
+
+        Raises _SpentError where the meter's budget is spent, RefusedError or ModelError.
+        """
         async with self._slots:
             while True:
                 if meter.overspent() is not None:
-                    return None
+                    raise _SpentError
                 if body.get("n", 1) > 1 and not self._dialect.n:
                     raise RefusedError("this server draws one sample a request", "n")
                 sent = self._fitted(body)
@@ -200,7 +199,7 @@ class RemoteDecoder:
                         reply = await self._server.post(path, sent)
                     break
                 except TimeoutError:
-                    return None
+                    raise _SpentError from None
                 except RefusedError as error:
                     # Others may have taught it while this one was under way.
                     if not self._dialect.learns(error.said, sent) and self._fitted(body) == sent:
@@ -208,7 +207,7 @@ class RemoteDecoder:
         used = self._usage(reply, body)
         meter.count(new_tokens=used.new_tokens)
         self.spent.add(used)
-        return reply
+        return reply, used
 
     def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model, **self._dialect.fitted(body), **self.options.extra}
@@ -231,7 +230,7 @@ class RemoteDecoder:
 
 
 class _SpentError(Exception):
-    """The budget ended in the middle of several requests."""
+    """The budget has ended."""
 
 
 def _completion(sample: Sample, parts: tuple[Part, ...]) -> Completion:

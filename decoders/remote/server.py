@@ -189,8 +189,6 @@ class Server:
         except (ValueError, LookupError, TypeError):
             return []
 
-    # -- what went wrong --------------------------------------------------------------------------------------------
-
     def _unanswered(self, error: openai.APIConnectionError | openai.APIStatusError, why: str) -> ModelError:
         before = int(error.request.headers.get(_BEFORE, 0))
         times = f", {before + 1} times" if before else ""

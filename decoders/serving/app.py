@@ -14,14 +14,13 @@ from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tot.decoders.errors import TotError
-from tot.decoders.serving.asked import asked
 from tot.decoders.serving.errors import ServingError, reply
 from tot.decoders.serving.guard import Guard, body_of
 from tot.decoders.serving.prometheus import PrometheusMetrics
 from tot.decoders.serving.replies import Reply
 from tot.decoders.serving.service import Service
 from tot.decoders.serving.streaming import StreamedReply, while_connected
-from tot.decoders.serving.wire import ChatWanted, TextWanted
+from tot.decoders.serving.wire import ChatWanted, TextWanted, asked
 
 _CLIENT_CLOSED_REQUEST = 499
 

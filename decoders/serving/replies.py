@@ -18,9 +18,9 @@ from tokenizers.decoders import DecodeStream
 
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.request import Completion, FinishReason, Usage
-from tot.decoders.serving.asked import Asked
 from tot.decoders.serving.scoring import Scored
 from tot.decoders.serving.service import Outcome
+from tot.decoders.serving.wire import Asked
 
 
 class Reply:
@@ -98,8 +98,6 @@ class Reply:
             said["parts"] = [asdict(part) for part in completion.parts]
             said["answer"] = completion.answer
         return said
-
-    # -- log-probabilities --------------------------------------------------------------------------------------
 
     def _chat_logprobs(self, scored: Scored) -> dict[str, Any]:
         rows = zip(scored.tokens, scored.logprobs, _top(scored), strict=True)

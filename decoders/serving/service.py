@@ -19,12 +19,11 @@ from tot.decoders.engine.job import Handle
 from tot.decoders.errors import ModelError, RequestError, unknown
 from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling, Usage
-from tot.decoders.serving.asked import Asked
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate, closing, late
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.scoring import Scored, Scoring
-from tot.decoders.serving.wire import ChatWanted, TextWanted
+from tot.decoders.serving.wire import Asked, ChatWanted, TextWanted
 
 
 @dataclass(frozen=True, slots=True)

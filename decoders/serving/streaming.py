@@ -20,11 +20,11 @@ from starlette.types import Receive, Scope, Send
 from tot.decoders.engine.job import Handle
 from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion
-from tot.decoders.serving.asked import Asked
 from tot.decoders.serving.errors import understood
 from tot.decoders.serving.prometheus import PrometheusMetrics
 from tot.decoders.serving.replies import Reply
 from tot.decoders.serving.service import Service
+from tot.decoders.serving.wire import Asked
 
 _TO_SEND = 10.0
 """Seconds beyond the time limit that a client has to read what was written for it."""

@@ -187,18 +187,6 @@ def test_a_replay_may_run_into_tokens_of_another_chunk(bench: Bench) -> None:
     assert result.rows[0] == [result.rows[1][2]]
 
 
-def test_decoding_rows_are_rounded_up_so_that_shapes_repeat(bench: Bench) -> None:
-    rows: list[int] = []
-    forward = bench.runner.backend.forward
-    bench.runner.backend.forward = lambda tokens, *rest: rows.append(tokens.shape[1]) or forward(tokens, *rest)  # type: ignore[method-assign, func-returns-value]
-    forks = bench.forks(bench.prompt(text(10)), 13)
-    for count in (1, 8, 9, 11, 13):
-        result = bench.run(*(bench.grow(fork, [i]) for i, fork in enumerate(forks[:count])))
-        assert result.logits.shape == (count, VOCAB)
-    bench.run(bench.grow(forks[0], [1, 2]), *(bench.grow(fork, [i]) for i, fork in enumerate(forks[1:9])))
-    assert rows[1:] == [1, 8, 10, 12, 14, 10]
-
-
 def test_slots_given_back_and_used_again_hold_the_new_text(bench: Bench) -> None:
     branch = bench.prompt(text(40))
     for turn in range(4):

@@ -224,7 +224,7 @@ BAD = [
     (("--questions", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
     (("--questions", "gsm8k=prompts.jsonl"), "prompts.jsonl has a row without 'question' (it has prompt, other)"),
     ((*PLAIN, "--max-tokens", "1"), "--max-tokens"),
-    ((*PLAIN, "--model", "nothing"), "there is no model"),
+    ((*PLAIN, "--model", "nothing"), "unknown model 'nothing'"),
     ((*PLAIN, "--n", "500"), "--n"),
 ]
 
@@ -248,7 +248,7 @@ def test_bad_questions_are_said_in_one_line(tot: Tot, command: str, arguments: t
         (("--data", "nowhere"), "nowhere holds no trajectories: give a folder that `tot cllm collect` wrote"),
         (("--data", "."), ". holds no trajectories: give a folder that `tot cllm collect` wrote"),
         (("--data", "nowhere", "--learning-rate", "0"), "learning_rate = 0.0: "),
-        (("--data", "nowhere", "--model", "nothing"), "there is no model"),
+        (("--data", "nowhere", "--model", "nothing"), "unknown model 'nothing'"),
         ((), "--data"),
     ],
 )

@@ -58,5 +58,5 @@ def test_models_of_other_weights_have_other_hashes(tiny: Any) -> None:
 def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="absent can't be read: No such file"):
         fingerprint.hash_path(tmp_path / "absent")
-    with pytest.raises(ModelError, match="there is no model 'gpt'"):
+    with pytest.raises(ModelError, match="unknown model 'gpt'"):
         fingerprint.hash_model("gpt")

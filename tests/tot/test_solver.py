@@ -317,7 +317,7 @@ def test_an_unknown_name_is_refused_with_the_choices(letters: Any, options: dict
 
 
 def test_an_unknown_model_is_refused_with_the_known_ones(letters: Any) -> None:
-    with pytest.raises(ModelError, match=r"there is no model 'smollm2': did you mean smollm2-135m\?"):
+    with pytest.raises(ModelError, match=r"unknown model 'smollm2' \(did you mean smollm2-135m\?\)"):
         solve(letters, "q", model="smollm2")
 
 

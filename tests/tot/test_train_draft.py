@@ -185,7 +185,7 @@ def write(path: Path, content: str) -> str:
             "other.jsonl has a row without 'question' (it has riddle): give a file of gsm8k questions",
         ),
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--width", "100"), "width = 100: "),
-        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "there is no model"),
+        (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "unknown model 'nothing'"),
     ],
 )
 def test_what_is_wrong_with_the_input_is_said_in_one_line(

@@ -7,7 +7,7 @@ from rich.text import Text
 
 def models_command() -> None:
     """List the models that can be loaded here, and where they are."""
-    from tot.decoders.models.loading import list_models
+    from tot.decoders.models.model_names import list_models
     from tot.report.terminal import console
 
     shown = console()

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-import torch
 from torch import nn
 from transformers import AttentionInterface
 
@@ -116,16 +115,6 @@ def test_parts_are_recorded_on_detailed_timelines_only(clock: Script) -> None:
     with span("forward"):
         clock.now = 3.0
     assert plain.spans == detailed.spans == []
-
-
-def test_parts_break_no_compiled_graph(timeline: Timeline) -> None:
-    def function(values: torch.Tensor) -> torch.Tensor:
-        with span("attention"):
-            return values * 2
-
-    compiled = torch.compile(function, backend="eager", fullgraph=True)
-    assert compiled(torch.ones(2)).tolist() == [2.0, 2.0]
-    assert timeline.spans == []
 
 
 # -- an engine's recording ----------------------------------------------------------------------------------------

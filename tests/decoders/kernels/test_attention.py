@@ -1,10 +1,8 @@
-"""The cut of packed attention into blocks, its two kernels, and what torch.compile makes of it."""
+"""The cut of packed attention into blocks, and its two kernels."""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,11 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
-from torch._dynamo.utils import counters
 
-from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
-from tot.decoders.kernels.backend import TransformersForward
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
 FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
@@ -174,44 +169,3 @@ def test_large_scores_are_as_exact_as_small_ones(dtype: torch.dtype, close: floa
     assert (products.abs().max() > torch.finfo(torch.float16).max) == (size == 90.0)
     torch.testing.assert_close(out.double(), exact, atol=close, rtol=0)
     torch.testing.assert_close(normaliser.double(), (products * 0.125).logsumexp(-1), atol=1e-5, rtol=1e-6)
-
-
-# -- torch.compile ----------------------------------------------------------------------------
-
-
-@pytest.fixture
-def dynamo() -> Iterator[Any]:
-    torch._dynamo.reset()
-    counters.clear()
-    yield counters
-    torch._dynamo.reset()
-
-
-@pytest.mark.parametrize(("family", "steps", "graphs"), [("llama", 24, 3), ("qwen2", 6, 1)])
-def test_the_forward_compiles_whole_and_seldom(
-    make_model: Callable[..., Any],
-    logits_alone: Callable[..., Tensor],
-    dynamo: Any,
-    family: str,
-    steps: int,
-    graphs: int,
-) -> None:
-    """Five siblings decoded beside a stranger: no break, and a new graph only where the tails outgrow their bucket."""
-    model = make_model(family)
-    reference, runner = copy.deepcopy(model), Runner(model, 1000)
-    prompts = [runner.cache.open(range(1, 281)), runner.cache.open(range(40, 80))]
-    branches = [*(runner.cache.fork(prompts[0]) for _ in range(5)), prompts[1]]
-    with torch.inference_mode():
-        runner.forward([Chunk(prompt, 0, len(prompt)) for prompt in prompts])
-        assert isinstance(runner.backend, TransformersForward)
-        runner.backend.compute = torch.compile(runner.backend.compute, fullgraph=True, backend="eager")  # type: ignore[method-assign]
-        for step in range(steps):
-            for i, branch in enumerate(branches):
-                runner.cache.extend(branch, [(37 * i + step) % 300])
-            result = runner.forward([Chunk(branch, len(branch) - 1, len(branch), [0]) for branch in branches])
-            if step % 6 == 5:
-                for branch, (row,) in zip(branches, result.rows, strict=True):
-                    expected = logits_alone(reference, runner.cache.tokens(branch))[-1]
-                    torch.testing.assert_close(result.logits[row], expected, atol=2e-4, rtol=0)
-    assert dynamo["stats"]["unique_graphs"] <= graphs
-    assert not dynamo["graph_break"]

@@ -13,7 +13,8 @@ import torch
 
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.models.gguf_cache import cached_model
-from tot.decoders.models.loading import list_models, load_model
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.model_names import list_models
 
 # -- dtype and device --------------------------------------------------------------------------------
 
@@ -51,10 +52,10 @@ def test_an_unknown_name_gets_one_line_and_a_guess(one_line: Callable[..., str])
     with pytest.raises(ModelError) as error:
         load_model("smollm3-135m")
     assert one_line(error) == (
-        "there is no model 'smollm3-135m': did you mean smollm2-135m? known names are smollm2-135m; "
-        "a hub id (org/name), a folder or a .gguf file works too"
+        "unknown model 'smollm3-135m' (did you mean smollm2-135m?): choose one of smollm2-135m; "
+        "or a hub id (org/name), a folder or a .gguf file"
     )
-    with pytest.raises(ModelError, match="'xyzzy': known names"):
+    with pytest.raises(ModelError, match="'xyzzy': choose one of"):
         load_model("xyzzy")
 
 
@@ -117,7 +118,7 @@ def test_the_models_at_hand_are_listed(
     code = """
 import sys
 from pathlib import Path
-from tot.decoders.models.loading import list_models
+from tot.decoders.models.model_names import list_models
 for entry in list_models(Path(sys.argv[1])):
     print(entry.name, entry.kind, entry.size > 0, entry.note, sep="|")
 assert "torch" not in sys.modules

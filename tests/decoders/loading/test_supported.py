@@ -11,7 +11,8 @@ import pytest
 from transformers import AutoConfig, Qwen2Config
 
 from tot.decoders.errors import ModelError
-from tot.decoders.models.loading import TESTED_FAMILIES, check_supported, load_model
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.supported import TESTED_FAMILIES, check_supported
 
 
 @pytest.mark.parametrize(

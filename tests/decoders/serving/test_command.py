@@ -58,7 +58,7 @@ def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
         (("--host", "no.such.host.invalid"), r"--host no\.such\.host\.invalid: .*: give an address of this machine"),
         (("--host", "192.0.2.1"), r"can't listen at 192\.0\.2\.1, port \d+ \(.*\): give another --port"),
         (("--timeout", "0"), r"timeout = 0\.0: Input should be greater than 0"),
-        (("--model", "gpt"), r"there is no model 'gpt': .*"),
+        (("--model", "gpt"), r"unknown model 'gpt': .*"),
     ],
 )
 def test_what_can_not_be_served_is_said_on_one_line(

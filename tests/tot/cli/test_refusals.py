@@ -35,7 +35,7 @@ import pytest
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
         (
             ("solve", "gsm8k", "q", "--model", "gpt"),
-            r"there is no model 'gpt': known names are smollm2-135m; a hub id .*",
+            r"unknown model 'gpt': choose one of smollm2-135m; or a hub id .*",
         ),
         (("solve", "gsm8k", "q", "--model", "./gpt.gguf"), r"there is no file or folder \./gpt\.gguf: check the path"),
         (("solve", "gsm8k", "q", "--decoder", "beam"), r"unknown decoder 'beam'.*: choose one of .*\bar\b.*"),
