@@ -2,9 +2,9 @@
 
 Zhang et al., 2023 (arXiv:2311.08263), section 4. A step feeds the last exact token and the next c entries of a buffer
 of approximate tokens, and yields the next exact token and c approximations (equation 4); the entries that come out as
-they went in are exact too (equation 5). After so many iterations, or once the answer has settled, the answer is decoded
-after prompt, exact tokens, the last window's approximate tokens and the trigger. It is not lossless: `Completion.parts`
-says which text is exact, which approximate, and how much was never decoded.
+they went in are exact too (equation 5). After so many iterations the answer is decoded after prompt, exact tokens, the
+last window's approximate tokens and the trigger. It is not lossless: `Completion.parts` says which text is exact, which
+approximate, and how much was never decoded.
 
 All requests share each forward, so nothing is padded and no keys are stripped (the paper's figure 7).
 """
@@ -15,16 +15,14 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
-from tot.decoders.engine.runner import Chunk
-from tot.decoders.engine.sampling import Draw, Sampled
-from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
+from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import FastCoTOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
@@ -34,7 +32,6 @@ WIDEST = 32
 """Entries of a window that is chosen by measured cost, at most."""
 FIXED = 8
 """Entries of a window that may not follow from costs and company, where none is given (figure 8 has 5 to 25)."""
-_LIKELIEST = Draw(0.0, 0, 1.0, 0.0, 0, 0, 0)
 _CHEAP = 1.1
 """A window costs next to nothing where its forward takes at most so many times as long as one without it."""
 
@@ -108,16 +105,7 @@ class FastCoT(Speculative):
         self._options = options
         whole = not self._trigger or job.request.whole_rationale
         self._cap = None if whole else options.cap
-        self._looks_for = None if whole else options.stable
         self._iterations = [0] * len(job.outputs)
-        self._looking: dict[int, list[Chunk]] = {}
-        """By sample: what the answer is being looked at by in this step, a chunk a choice if there are some."""
-        self._settled: list[tuple[int | None, int]] = [(None, 0)] * len(job.outputs)
-        """By sample: the answer last looked at (a token or a choice's number), and in how many looks in a row."""
-
-    def growth(self) -> int:
-        looks = len(self._trigger) + sum(map(len, self._choices)) + self._speculation.rows
-        return super().growth() + (0 if self._looks_for is None else looks * len(self._job.running))
 
     def decoding(self) -> list[DecodingSequence]:
         first = self._sequences is None
@@ -131,49 +119,17 @@ class FastCoT(Speculative):
                     self._go_on_to_answer(sequence)
         return super().decoding()
 
-    def run(self, sequence: DecodingSequence) -> list[Chunk]:
-        chunks = super().run(sequence)
-        index = sequence.output.index
-        waited = self._iterations[index] % self._options.every == 0 and self._iterations[index] > 0
-        if self._looks_for is None or not waited or index in self._in_answer:
-            return chunks
-        cache, branch = self._job.cache, sequence.branch
-        then = [*self._glimpse(sequence), *self._trigger]
-        if self._choices:
-            self._looking[index] = ChoiceScorer(cache, branch, then, self._choices).chunks
-        else:
-            fork = cache.fork(branch)
-            cache.extend(fork, then)
-            self._looking[index] = [Chunk(fork, len(branch), len(fork), [_LIKELIEST])]
-        return chunks + self._looking[index]
-
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
         super().take(sequence, rows)
         index, output = sequence.output.index, sequence.output
-        looks = self._look(index, rows)
         if index in self._in_answer or not self._trigger:
             return
         self._iterations[index] += 1
         if self._options.trajectory and output.finish_reason is None:
             output.trajectory.append((len(output.tokens), tuple(self._glimpse(sequence))))
         capped = self._cap is not None and self._iterations[index] >= self._cap
-        settled = self._looks_for is not None and looks >= self._looks_for
-        if (capped or settled) and output.finish_reason is None:
+        if capped and output.finish_reason is None:
             self._cut(sequence)
-
-    def _look(self, index: int, rows: Iterator[list[Sampled]]) -> int:
-        """What the answer would have been before this step; in how many looks in a row it has been that."""
-        looking = self._looking.pop(index, None)
-        if looking is None:
-            return 0
-        looks = [next(rows) for _ in looking]
-        scores = [sum(token.logprob for token in look) for look in looks]
-        answer = scores.index(max(scores)) if self._choices else looks[0][0].token
-        for chunk in looking:
-            self._job.cache.release(chunk.branch)
-        before, times = self._settled[index]
-        self._settled[index] = answer, times + 1 if answer == before else 1
-        return self._settled[index][1]
 
     def _glimpse(self, sequence: DecodingSequence) -> list[int]:
         """The approximate tokens that come next, as far as the rationale would go on."""
@@ -194,11 +150,6 @@ class FastCoT(Speculative):
         """End the rationale here. What is known of its rest goes before the trigger."""
         sequence.output.cut(self._glimpse(sequence))
         self._speculation.end(sequence.key)
-
-    def release(self) -> None:
-        for chunk in chain(*self._looking.values()):
-            self._job.cache.release(chunk.branch)
-        super().release()
 
 
 def _question(job: Job) -> list[int]:

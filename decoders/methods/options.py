@@ -102,10 +102,6 @@ class FastCoTOptions(MethodOptions):
     cap: Annotated[int, Field(ge=0)] | None = None
     """Iterations after which a rationale is cut; 0 asks for the answer at once, None decodes rationales to their end.
     `tot fastcot calibrate` finds one that costs little accuracy, and the window that it goes with."""
-    stable: Annotated[int, Field(ge=1)] | None = None
-    """Cut once the answer that would be given now has been the same in so many looks, one after another."""
-    every: Annotated[int, Field(ge=1)] = 4
-    """Iterations from one such look to the next."""
     window: Annotated[int, Field(ge=0, le=128)] | None = None
     """c, the context window; None takes the largest that costs at most 10% more than none, by the measured cost of
     rows, for as many texts as are decoded just then: answers then depend on what a rationale is decoded beside."""
@@ -114,12 +110,6 @@ class FastCoTOptions(MethodOptions):
 
     trajectory: bool = False
     """Keep (exact tokens so far, approximate tokens after them) of every iteration: `Completion.trajectory`."""
-
-    @model_validator(mode="after")
-    def _used(self) -> FastCoTOptions:
-        if "every" in self.model_fields_set and self.stable is None:
-            raise ValueError("every is how often an answer that may be stable is looked at: give stable too")
-        return self
 
 
 class PDOSOptions(MethodOptions):

@@ -123,7 +123,7 @@ def test_a_naive_loop_comes_to_the_same(
         assert [one.token for one in read(rows, draws)] == list(answer)
 
 
-@pytest.mark.parametrize("options", [{"window": 0}, {"window": 5}, {"window": 64}, {}, {"window": 5, "stable": 99}])
+@pytest.mark.parametrize("options", [{"window": 0}, {"window": 5}, {"window": 64}, {}])
 def test_without_a_cap_the_text_is_what_ar_gives(make: Make, options: dict[str, Any]) -> None:
     requests = mixed()
     assert shown(make("fastcot", **options).generate(requests)) == shown(make("ar").generate(requests))
@@ -204,23 +204,6 @@ class Scripted:
         decoder.model.lm_head.bias.data[token] = 5.0
 
 
-@pytest.mark.parametrize("choices", [(), ("1", "10")])
-@pytest.mark.parametrize(("stable", "every", "iterations"), [(1, 4, 5), (3, 4, 13), (2, 1, 3), (2, 7, 15)])
-def test_a_settled_answer_cuts(make: Make, choices: tuple[str, ...], stable: int, every: int, iterations: int) -> None:
-    """Looks are taken before iterations every, 2 * every, ...; the answer never changes."""
-    decoder = make("fastcot", window=0, stable=stable, every=every)
-    Scripted.set_up(decoder, 60)
-    (got,) = decoder.generate([asked(choices=choices)])
-    assert got.parts[0].tokens == iterations
-
-
-def test_an_answer_that_changes_does_not_cut(make: Make) -> None:
-    """Looks at a random model's answers; only so many equal ones in a row cut."""
-    decoder = make("fastcot", window=4, stable=29, every=1)
-    (got,) = decoder.generate([asked()])
-    assert got.parts[0].tokens == 30
-
-
 def test_a_model_that_repeats_itself_is_exact_in_few_iterations(make: Make) -> None:
     """All approximate tokens of a constant model are right: each iteration keeps the whole window (equation 5)."""
     decoder = make("fastcot", window=6, cap=4)
@@ -271,9 +254,6 @@ def test_the_question_is_the_last_paragraph_of_the_user(make: Make) -> None:
     [
         ({"cap": -1}, "cap"),
         ({"window": 129}, "window"),
-        ({"stable": 0}, "stable"),
-        ({"every": 0}, "every"),
-        ({"every": 2}, "give stable too"),
     ],
 )
 def test_bad_options_are_named(make: Make, options: dict[str, Any], message: str) -> None:
@@ -282,9 +262,9 @@ def test_bad_options_are_named(make: Make, options: dict[str, Any], message: str
 
 
 def test_a_small_store_queues_and_cancelled_requests_give_their_slots_back(make: Make) -> None:
-    decoder = make("fastcot", window=8, cap=5, stable=9, every=2, kv_budget=160)
+    decoder = make("fastcot", window=8, cap=5, kv_budget=160)
     requests = [asked(sampling={"seed": i}, choices=("1", "10") if i % 2 else ()) for i in range(6)]
-    alone = [make("fastcot", window=8, cap=5, stable=9, every=2).generate([one])[0] for one in requests]
+    alone = [make("fastcot", window=8, cap=5).generate([one])[0] for one in requests]
     assert shown(decoder.generate(requests)) == shown(alone)
     handles = decoder.submit(requests)
     for handle in handles:

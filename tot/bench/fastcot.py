@@ -119,7 +119,6 @@ def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int
         "CoT": cot,
         "FastCoT": fastcot,
         "FastCoT, no cap": load_decoder("fastcot", engine=engine, window=window),
-        "FastCoT, 3 looks alike": load_decoder("fastcot", engine=engine, window=window, stable=3, every=4),
         "no rationale": none,
     }
 
