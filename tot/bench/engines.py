@@ -21,10 +21,6 @@ from tot.decoders.metrics import Metrics
 from tot.decoders.request import Purpose
 from tot.machine import describe
 
-PAGE, BATCH = 256, 1024
-"""Tokens in a page of keys and values of `generate_batch`, and in one of its forwards."""
-
-
 SPENT = [
     Metric(name, lambda took, name=name: _share(took["spent"], name), percent)  # type: ignore[misc]
     for name in ("draft", "verify", "sampling", "scheduling")
@@ -100,32 +96,6 @@ def _draw(model: Any, rows: Sequence[tuple[tuple[int, ...], int]], options: dict
     )
     made = result.shape[1] - width
     return sum(min(made, length) for _, length in rows)
-
-
-def generate_batch(model: Any, waves: Waves) -> Measured:
-    """transformers' continuous batching. Samples of equal length only."""
-
-    def work() -> int:  # not in inference mode: its buffers are written to outside of it
-        return sum(_draw_batch(model, _rows(wave)) for wave in waves)
-
-    seconds, tokens = in_thread(lambda: timed(work))
-    return checked(seconds, tokens, drawn(waves))
-
-
-def _draw_batch(model: Any, rows: Sequence[tuple[tuple[int, ...], int]]) -> int:
-    from transformers import ContinuousBatchingConfig, GenerationConfig
-
-    (length,) = {length for _, length in rows}
-    config = GenerationConfig(max_new_tokens=length, do_sample=True, temperature=1.0, top_k=0, eos_token_id=-1)
-    pages = sum(-(-(len(prompt) + length) // PAGE) + 1 for prompt, _ in rows)
-    # Left to itself it takes most of the free memory, anew at every call.
-    store = ContinuousBatchingConfig(page_size=PAGE, num_blocks=pages, max_batch_tokens=BATCH)
-    prompts = [list(prompt) for prompt, _ in rows]
-    done = model.generate_batch(prompts, generation_config=config, continuous_batching_config=store).values()
-    for output in done:
-        if output.error is not None:
-            raise SideError(f"generate_batch: {output.error}")
-    return sum(len(output.generated_tokens) for output in done)
 
 
 def in_thread(work: Callable[[], Any]) -> Any:

@@ -47,8 +47,6 @@ class Side:
     about: str = ""
     most: int | None = None
     """The largest column that it is asked at; None for no limit."""
-    rounds: int | None = None
-    """It is asked in so many rounds only; None for all."""
 
 
 @dataclass(frozen=True)
@@ -290,9 +288,7 @@ class _Comparison:
         asked = [
             side
             for side in self.sides
-            if side.name not in self.results.failed
-            and (side.most is None or column <= side.most)
-            and (side.rounds is None or turn < side.rounds)
+            if side.name not in self.results.failed and (side.most is None or column <= side.most)
         ]
         step = max(1, len(asked) // max(1, self.results.rounds))
         first = turn * step % len(asked) if asked else 0

@@ -114,13 +114,13 @@ class PDOSOptions(BenchOptions):
 class PeersOptions(InRounds):
     """Branches and whole searches, here and in transformers, llama.cpp and vLLM."""
 
-    parts: tuple[Literal["decode", "limit", "tree", "answers"], ...] = Field(
-        ("decode", "limit", "tree", "answers"), description="With commas: decode, limit, tree, answers."
+    parts: tuple[Literal["decode", "limit", "tree"], ...] = Field(
+        ("decode", "limit", "tree"), description="With commas: decode, limit, tree."
     )
-    sides: tuple[Literal["int8", "batched", "serial", "assisted", "continuous", "llama", "vllm"], ...] = Field(
-        ("int8", "batched", "serial", "assisted", "continuous", "llama", "vllm"),
-        description="What to compare with, with commas: int8 (our own), batched, serial, assisted, continuous (all "
-        "transformers), llama, vllm.",
+    sides: tuple[Literal["int8", "batched", "serial", "assisted", "llama", "vllm"], ...] = Field(
+        ("int8", "batched", "serial", "assisted", "llama", "vllm"),
+        description="What to compare with, with commas: int8 (our own), batched, serial, assisted (all transformers), "
+        "llama, vllm.",
     )
     branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Samples of one prompt, with commas.")
     new_tokens: int = Field(64, ge=1, description="New tokens of each of them.")
@@ -187,16 +187,6 @@ class QualityOptions(BenchOptions):
                 raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
             found[name.strip()] = {option.strip(): value.strip() for option, _, value in pairs}
         return found
-
-
-class PlanningOptions(BenchOptions):
-    """BFS, RAP and best-first on Blocksworld, each with the model and with chance in its place."""
-
-    data: Path = Field(description="Blocksworld instances: rows with `pddl` and `steps`.")
-    count: int = Field(100, ge=1, description="Instances, drawn from those that fit.")
-    steps: int = Field(6, ge=1, description="Only instances whose known plan is not longer.")
-    nodes: int = Field(25, ge=1, description="Thoughts a search may grow.")
-    rounds: int = Field(10, ge=1, description="Runs that the sides without a model are averaged over.")
 
 
 class EvalOptions(InRounds):

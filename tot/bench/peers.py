@@ -2,7 +2,7 @@
 
 Same weights, same prompts, same numbers of new tokens, prefill counted on all sides. Peers that are not installed are
 left out; what a side fails at is told, and the others go on. Besides: how much of what memory and arithmetic allow a
-step makes use of, and what eight-bit weights change of greedy answers.
+step makes use of.
 """
 
 from __future__ import annotations
@@ -16,9 +16,7 @@ from statistics import median
 from typing import Any
 
 import psutil
-import torch
 from rich.console import Console
-from rich.table import Table
 
 from tot.bench.harness import (
     NOT_AT_ALL,
@@ -34,19 +32,17 @@ from tot.bench.harness import (
     timed,
 )
 from tot.bench.options import PeersOptions
-from tot.bench.peers_sides import LLAMA, OURS, Peer, open_ours, open_sides
+from tot.bench.peers_sides import LLAMA, OURS, Peer, open_sides
 from tot.bench.workloads import (
     Waves,
     branches,
     few_shot_ids,
-    few_shot_text,
     new_tokens,
     questions,
     record,
     rotated,
     rows,
 )
-from tot.decoders.errors import TotError
 from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Request, Sampling
 from tot.decoders.timeline import Load
@@ -58,12 +54,8 @@ from tot.task import Task
 THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
 STEPS = 64
 STEP_COUNTS = (1, 4, 8, 15, 32)
-ANSWERS, EXAMPLES, ANSWER_TOKENS, TOGETHER = 100, 4, 100, 8
-"""Questions whose answers are compared, worked examples before each, and how many are asked at once: of more, prompts
-may be computed without eight bits."""
 BUSY = 20.0
 """Percent of all processors, above which somebody is at work."""
-WAYS = {"at once": "\nThe answer is", "worked out": "\n"}
 _WARM_UP_TOKENS, _WARM_UP_WAVES = 8, 3
 _WARM_UP_PLACE, _LIMIT_PLACE = 500, 700
 """Prompts are rotated by less in the rounds, and by more in warm-ups and where steps are measured."""
@@ -77,7 +69,6 @@ class Peers:
     bench: Bench
     sides: Sequence[Peer]
     task: Task
-    stack: ExitStack
     decoded: Results | None = None
 
     @property
@@ -106,7 +97,7 @@ def run(asked: PeersOptions, console: Console) -> None:
         loaded = sides[0].decoder.engine.loaded
         bench = stack.enter_context(Bench(asked, console, describe(loaded.device, loaded.dtype)))
         bench.keep(sides={side.name: side.about for side in sides})
-        peers = Peers(asked, bench, sides, task, stack)
+        peers = Peers(asked, bench, sides, task)
         for name, measure in PARTS.items():
             if name in asked.parts:
                 measure(peers)
@@ -237,60 +228,8 @@ def steps(peers: Peers) -> None:
     peers.bench.show(f"Limit: {size}, read at {bandwidth / 1e9:.1f} GB/s; {rate / 1e9:.0f} GFLOP/s.")
 
 
-def answers(peers: Peers) -> None:
-    """Greedy answers to GSM8K questions with eight-bit weights beside those of our own as it is: at once, and after
-    working the question out, where one other word may lead elsewhere. What is packed beside a text changes some words,
-    too, and so does float32 instead of bfloat16: both are sides."""
-    ours = [side for side in peers.sides if side.decoder is not None]
-    if len(ours) > 1 and peers.ours.engine.loaded.dtype != torch.float32:
-        name = f"{OURS}, float32"
-        try:
-            ours.append(open_ours(peers.asked.model, peers.stack, False, name, dtype="fp32"))
-        except TotError as error:
-            peers.bench.say(f"{name} is left out: {error}")
-    asked = questions(peers.task, peers.asked.data, ANSWERS)
-
-    def backwards(way: str) -> Measured:
-        took = answered(peers.ours, peers.task, asked[::-1], way)
-        return took | {"answers": took["answers"][::-1]}
-
-    sides = [
-        Side(side.name, lambda way, side=side: answered(side.decoder, peers.task, asked, way))  # type: ignore[misc]
-        for side in ours
-    ]
-    same = Metric("same", lambda took: took["same"], percent)
-    title = f"share of {len(asked)} greedy answers that are those of {OURS}"
-
-    def table(results: Results) -> Table:
-        for cell in results.cells:
-            expected = results.of(OURS, cell["column"]).get(0, cell)["answers"]
-            cell["same"] = sum(a == b for a, b in zip(cell["answers"], expected, strict=True)) / len(expected)
-        return by_column(results, same, title)
-
-    peers.bench.compare(
-        title,
-        [*sides, Side(f"{OURS}, packed otherwise", backwards)],
-        lambda way, _: way,
-        columns=list(WAYS),
-        rounds=1,
-        table=table,
-    )
-
-
-def answered(decoder: LocalDecoder, task: Task, asked: Sequence[str], way: str) -> Measured:
-    """Greedy answers, as the task compares them; None for one that can't be read."""
-    head, end = few_shot_text(EXAMPLES), WAYS[way]
-    sampling = Sampling(max_tokens=ANSWER_TOKENS, temperature=0.0, stop=("\n\n", "Question:"))
-    made = [Request(prompt=f"{head}\n\nQuestion: {question}{end}", sampling=sampling) for question in asked]
-    batches = [made[i : i + TOGETHER] for i in range(0, len(made), TOGETHER)]
-    seconds, done = timed(lambda: [text for batch in batches for text in decoder.generate(batch)])
-    found = [task.parse_answer(end + text.text) for text in done]
-    return {"seconds": seconds, "answers": [None if one is None else str(task.canonical(one)) for one in found]}
-
-
 PARTS: dict[str, Callable[[Peers], None]] = {
     "decode": decode,
     "limit": steps,
     "tree": tree,
-    "answers": answers,
 }

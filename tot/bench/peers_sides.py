@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from tot.bench.engines import SideError, about, generate, generate_batch, replay
+from tot.bench.engines import SideError, about, generate, replay
 from tot.bench.harness import Side
 from tot.bench.options import PeersOptions
 from tot.bench.workers.worker import Worker
@@ -30,7 +30,7 @@ PRECISIONS = ("BF16", "F16", "Q8_0", "own")
 LOOKED_UP = 4
 """Tokens that transformers' prompt lookup drafts."""
 _WORKERS = Path(__file__).parent / "workers"
-_SERIAL_MOST, _CONTINUOUS_MOST = 5, 15
+_SERIAL_MOST = 5
 _CELLS, _CONTEXT = 16384, 2048
 """Tokens that llama.cpp keeps in all, and that vLLM takes of one sequence."""
 _VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
@@ -72,7 +72,6 @@ def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Calla
     yield OURS, partial(open_ours, model, stack, True)
     if "int8" in kinds:
         yield f"{OURS}, int8", partial(open_ours, model, stack, False, quantize="int8")
-        yield f"{OURS}, int8-dynamic", partial(open_ours, model, stack, False, quantize="int8-dynamic")
     if {"batched", "serial", "assisted"} & kinds:
         plain = load_model(model)  # one for all three
         told = describe(plain.device, plain.dtype)
@@ -84,20 +83,12 @@ def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Calla
         if "assisted" in kinds:
             lookup = partial(generate, plain.model, serial=True, prompt_lookup_num_tokens=LOOKED_UP)
             yield "generate, assisted", lambda name: Peer(name, lookup, told, 1, searches=False)
-    if "continuous" in kinds:
-        yield "generate_batch", partial(_continuous, model)
     if "llama" in kinds:
         for precision in PRECISIONS:
             shown = find_model(model).stem.rpartition(".")[2] if precision == "own" else precision  # Q4_1, say
             yield f"{LLAMA}, {shown}", partial(_llama, asked, stack, precision)
     if "vllm" in kinds:
         yield "vLLM", partial(_vllm, asked, stack)
-
-
-def _continuous(model: str, name: str) -> Peer:
-    loaded = load_model(model)
-    told = describe(loaded.device, loaded.dtype)
-    return Peer(name, partial(generate_batch, loaded.model), told, _CONTINUOUS_MOST, searches=False)
 
 
 def _llama(asked: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:

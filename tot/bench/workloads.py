@@ -138,22 +138,18 @@ class _Recorder:
         )
 
 
-def few_shot_text(examples: int) -> str:
-    """The GSM8K task's own demonstrations, again and again where there are fewer."""
-    demonstrations = load_task("gsm8k").data("demonstrations")
-    return "\n\n".join(
+def few_shot_ids(tokenizer: Any, length: int = 1000) -> list[int]:
+    """A few-shot prompt of so many tokens: the GSM8K task's own demonstrations, again and again."""
+    examples = [
         "\n".join(
             [f"Question: {entry['question']}"]
             + [f"{step['sub_question']} {step['sub_answer']}" for step in entry["steps"]]
             + [f"The answer is {entry['answer']}."]
         )
-        for entry in itertools.islice(itertools.cycle(demonstrations), examples)
-    )
-
-
-def few_shot_ids(tokenizer: Any, length: int = 1000) -> list[int]:
-    """A GSM8K few-shot prompt of so many tokens."""
-    ids: list[int] = tokenizer(few_shot_text(30))["input_ids"][:length]
+        for entry in load_task("gsm8k").data("demonstrations")
+    ]
+    text = "\n\n".join(itertools.islice(itertools.cycle(examples), 30))
+    ids: list[int] = tokenizer(text)["input_ids"][:length]
     return ids
 
 

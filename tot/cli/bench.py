@@ -20,7 +20,6 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "peers": (of.PeersOptions, "peers:run"),
     "serve": (of.ServeOptions, "serve:run"),
     "quality": (of.QualityOptions, "quality:run"),
-    "planning": (of.PlanningOptions, "planning:run"),
     "eval": (of.EvalOptions, "evaluation:run"),
     "ray": (of.RayOptions, "evaluation:run_ray"),
     "servers": (of.ServersOptions, "evaluation:run_servers"),

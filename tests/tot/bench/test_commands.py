@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -68,18 +67,6 @@ def test_an_option_that_no_decoder_has_is_refused(capfd: pytest.CaptureFixture[s
     asked = ["bench", "decoders", "--decoders", "ar,sd", "--out", str(tmp_path / "n.json")]
     assert main([*asked, "--decoder-option", "kk=3"]) == 2
     assert "unknown option of ar, sd 'kk' (did you mean k?): choose one of draft, k" in capfd.readouterr().err
-
-
-@pytest.mark.real
-def test_searches_are_compared_with_chance_on_the_same_instances(tot: Any, smollm2: str, data: Path) -> None:
-    instances = ("--data", str(data / "blocksworld_dev.jsonl"), "--steps", "2", "--count", "2")
-    printed = tot("bench", "planning", *instances, "--nodes", "4", "--rounds", "1")
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
-    assert len(rows) == 7
-    chance = [row[0].endswith(", by chance") for row in rows]
-    assert chance == [False, False, True, False, True, False, True]
-    assert all(re.fullmatch(r"\d+%", row[1]) for row in rows)
-    assert [float(row[-2]) == 0 for row in rows] == chance
 
 
 @pytest.mark.real

@@ -82,10 +82,9 @@ def test_round_one_is_predicted_from_the_warm_up(bench: Any, paced: Any, log: An
     assert results.skipped[0]["predicted"] == 200.0
 
 
-def test_a_side_is_not_asked_beyond_its_most_nor_its_rounds(bench: Any, paced: Any, log: Any) -> None:
-    sides = paced("one", lambda samples: 1.0, most=1), paced("once", lambda samples: 1.0, rounds=1)
-    compare(bench(), *sides, rounds=2)
-    assert sorted(log) == [("once", 1), ("once", 4), ("one", 1), ("one", 1)]
+def test_a_side_is_not_asked_beyond_its_most(bench: Any, paced: Any, log: Any) -> None:
+    compare(bench(), paced("one", lambda samples: 1.0, most=1), paced("any", lambda samples: 1.0), rounds=1)
+    assert sorted(log) == [("any", 1), ("any", 4), ("one", 1)]
 
 
 def test_a_side_that_fails_is_told_and_the_others_go_on(bench: Any, paced: Any, log: Any) -> None:

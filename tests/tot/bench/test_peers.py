@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,11 +13,10 @@ from rich.console import Console
 
 from tot.bench import peers
 from tot.bench.options import PeersOptions
-from tot.bench.peers import answered, run
+from tot.bench.peers import run
 from tot.bench.peers_sides import Peer, open_ours, open_sides
 from tot.cli.app import main
-from tot.decoders import LocalDecoder, Request
-from tot.registry import load_task
+from tot.decoders import LocalDecoder
 
 pytestmark = pytest.mark.benches
 
@@ -138,27 +136,3 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
         "--llama PYTHON"
         for precision in ("BF16", "F16", "Q8_0", "Q4_1")
     ]
-
-
-class Writes:
-    """Answers each question with a text of its own, and keeps what it was asked."""
-
-    def __init__(self, texts: dict[str, str]) -> None:
-        self.asked: list[Request] = []
-        self.texts = texts
-
-    def generate(self, asked: list[Request]) -> list[Any]:
-        self.asked += asked
-        questions = [str(request.prompt).rpartition("Question: ")[2].partition("\n")[0] for request in asked]
-        return [SimpleNamespace(text=self.texts[question]) for question in questions]
-
-
-@pytest.mark.parametrize(("way", "ends"), [("at once", "Question: a\nThe answer is"), ("worked out", "Question: a\n")])
-def test_greedy_answers_after_worked_examples_are_read_as_numbers(way: str, ends: str) -> None:
-    decoder: Any = Writes({"a": " The answer is 1,200.", "b": "no idea"})
-    took = answered(decoder, load_task("gsm8k"), ["a", "b"], way)
-    assert took["answers"] == ["1200", None]
-    request = decoder.asked[0]
-    assert request.prompt.endswith(ends)
-    assert request.prompt.count("The answer is") >= 4
-    assert request.sampling.temperature == 0
