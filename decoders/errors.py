@@ -44,11 +44,6 @@ def unknown(kind: str, name: str, choices: Iterable[str]) -> str:
     return f"unknown {kind} {name!r}{hint}: choose one of {', '.join(known)}"
 
 
-def one_line(error: BaseException) -> str:
-    """What an exception says, however many lines it takes for that."""
-    return " ".join(str(error).split()) or type(error).__name__
-
-
 def readable(error: ValidationError) -> str:
     """What is wrong first, such as "max_tokens = 0: Input should be greater than or equal to 1"."""
     first = error.errors(include_url=False)[0]

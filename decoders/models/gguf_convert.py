@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.errors import ModelError, one_line
+from tot.decoders.errors import ModelError, reason
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ def read_gguf(path: Path) -> GGUFFile:
         raise ModelError(f"there is no file {path}") from None
     # Whatever the reader stumbles over, an unknown quantisation or an empty file: it is not a whole GGUF file.
     except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
-        raise ModelError(f"{path} is not a readable GGUF file ({one_line(error)}): download it again") from error
+        raise ModelError(f"{path} is not a readable GGUF file ({reason(error)}): download it again") from error
     return GGUFFile(path, metadata, tensors)
 
 
@@ -213,8 +213,8 @@ def convert(file: GGUFFile, folder: Path) -> None:
     except (ModelError, OSError, MemoryError):
         raise
     except Exception as error:  # what libraries make of metadata that is missing or makes no sense
-        reason = f"no {error}" if isinstance(error, KeyError) else one_line(error)
-        raise ModelError(f"{file.path} is not a readable GGUF file ({reason}): download it again") from error
+        said = f"no {error}" if isinstance(error, KeyError) else reason(error)
+        raise ModelError(f"{file.path} is not a readable GGUF file ({said}): download it again") from error
     config.dtype = "bfloat16"
     config.save_pretrained(folder)
     GenerationConfig.from_model_config(config).save_pretrained(folder)
@@ -222,5 +222,5 @@ def convert(file: GGUFFile, folder: Path) -> None:
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
-def _refusal(file: GGUFFile, reason: str) -> ModelError:
-    return ModelError(f"{file.path} can't be used: {reason}. Give the model's hub id or a folder with safetensors")
+def _refusal(file: GGUFFile, why: str) -> ModelError:
+    return ModelError(f"{file.path} can't be used: {why}. Give the model's hub id or a folder with safetensors")

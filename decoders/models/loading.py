@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.errors import ModelError, OptionError, one_line
+from tot.decoders.errors import ModelError, OptionError, reason
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
@@ -149,7 +149,7 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, tokenizer: Any) ->
     except (ModelError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
-        raise ModelError(f"{name} can't be loaded ({one_line(error)}): download it or save it again") from error
+        raise ModelError(f"{name} can't be loaded ({reason(error)}): download it or save it again") from error
     if report["missing_keys"]:  # transformers would give them random values
         raise ModelError(f"{name} can't be loaded: its files lack {min(report['missing_keys'])}; download it again")
     return model, tokenizer

@@ -15,7 +15,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tot.decoders.errors import ModelError, one_line, unknown
+from tot.decoders.errors import ModelError, reason, unknown
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository holds beside weights
@@ -101,7 +101,7 @@ def _from_hub(hub_id: str, advice: str) -> Path:
         patterns = [*SMALL_FILES, "*.safetensors"]
         return Path(snapshot_download(hub_id, allow_patterns=patterns, ignore_patterns=OTHER_FORMATS))
     except (OSError, ValueError, RuntimeError, HTTPError) as error:
-        raise ModelError(f"{hub_id} can't be had from the hub ({one_line(error)}): {advice}") from error
+        raise ModelError(f"{hub_id} can't be had from the hub ({reason(error)}): {advice}") from error
 
 
 def model_key(model: str | Path) -> Hashable:
