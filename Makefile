@@ -27,9 +27,9 @@ test: $(VENV)/ready
 test-rest: $(VENV)/ready
 	$(PYTEST) -m "($(REST)) and not (smoke or slow or vllm)"
 
-# All of them, and what takes minutes each.
+# All of them, what takes minutes each, and properties on many more examples.
 test-all: test test-rest
-	$(PYTEST) -m "slow and not vllm"
+	$(PYTEST) -m "(slow or hypothesis) and not vllm" --hypothesis-profile thorough
 
 # Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
 test-vllm: $(VENV)/ready $(VLLM)/ready

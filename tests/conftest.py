@@ -14,11 +14,16 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.cli.app import main
 from tot.decoders import LocalDecoder, load_decoder
+
+for profile, examples in (("quick", 30), ("thorough", 300)):  # make test-all runs the thorough one
+    settings.register_profile(profile, deadline=None, derandomize=True, database=None, max_examples=examples)
+settings.load_profile("quick")
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}"

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.engine.sampling import Draw, candidates, filtered, gumbel, noise_key, read
-
-FAST = settings(deadline=None, derandomize=True, database=None)
 
 
 def draw(
@@ -51,7 +49,6 @@ draws = st.builds(
     st.sampled_from([0.0, 0.5, 3.0, 12.0]),
     st.integers(1, 5),
 )
-@FAST
 def test_candidates_are_the_first_of_all_tokens_ranked(
     draws: list[Draw], vocab: int, seed: int, spread: float, count: int
 ) -> None:
@@ -61,7 +58,6 @@ def test_candidates_are_the_first_of_all_tokens_ranked(
 
 
 @given(st.lists(draws, min_size=1, max_size=4), st.integers(0, 2**31), st.integers(1, 5))
-@FAST
 def test_the_first_candidate_is_the_token_that_would_be_drawn(draws: list[Draw], seed: int, count: int) -> None:
     logits = random_logits(len(draws), 60, seed, 2.0)
     first = [tokens[0] for tokens in candidates(logits, draws, count)]

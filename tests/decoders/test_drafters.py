@@ -266,7 +266,7 @@ REJECTION = [
 ]
 
 
-@pytest.mark.parametrize("vocabulary", [PADDED, 280])
+@pytest.mark.parametrize("vocabulary", [PADDED, pytest.param(280, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "options"), REJECTION)
 def test_by_rejection_a_draft_of_another_width_draws_as_one_of_the_targets(
     make_model: Callable[..., Any], tokenizer: Any, requests: list[Request], name: str, options: Any, vocabulary: int

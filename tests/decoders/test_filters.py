@@ -7,14 +7,12 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.engine import sampling
 from tot.decoders.engine.sampling import Draw, candidates, distribution, filtered, gumbel, noise_key, read
-
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 
 draws = st.builds(
     Draw,
@@ -70,7 +68,6 @@ def drawn(rows: Tensor, hows: Sequence[Draw]) -> tuple[list[int], list[list[int]
     return [one.token for one in read(rows, hows)], candidates(rows, hows, 6)
 
 
-@FAST
 @given(
     st.lists(st.tuples(draws, shapes), min_size=1, max_size=5),
     st.sampled_from([1, 2, 31, 32, 33, 400, 3001]),
@@ -89,7 +86,6 @@ def test_what_is_drawn_is_the_first_of_what_a_sort_leaves(rows: list[tuple[Draw,
     assert drawn(logits, hows) == ([first[0] if first else 0 for first in expected], expected)
 
 
-@FAST
 @given(st.lists(st.tuples(draws, shapes), min_size=1, max_size=5), st.integers(0, 10**6))
 def test_filters_leave_in_c_what_they_leave_by_torch(rows: list[tuple[Draw, str]], seed: int) -> None:
     if sampling._compiled() is None:
@@ -138,7 +134,6 @@ def test_all_that_are_as_large_as_the_kth_stay() -> None:
     assert {one.token for one in read(logits.expand(200, -1), many)} == {0, 1, 2, 3, 4}
 
 
-@FAST
 @given(draws, shapes.filter(lambda shape: shape != "nothing"), st.integers(0, 10**6))
 def test_a_distribution_holds_what_may_be_drawn(how: Draw, shape: str, seed: int) -> None:
     row = row_of(shape, 300, seed)

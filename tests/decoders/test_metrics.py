@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
@@ -269,7 +269,6 @@ moments = st.lists(st.integers(0, 1000), min_size=2, max_size=20, unique=True).m
 
 
 @given(moments, st.integers(1, 60))
-@settings(deadline=None, derandomize=True, database=None, max_examples=200)
 def test_busy_is_all_that_a_lane_did(found: list[int], windows: int) -> None:
     pairs = list(zip(found[::2], found[1::2], strict=False))
     timeline = Timeline(spans=[Span("a", "draft", began / 7, ended / 7) for began, ended in pairs])

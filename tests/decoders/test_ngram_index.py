@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders.drafting.lookup import NgramIndex
-
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 
 Pieces = list[tuple[int, list[int]]]
 """(which text, tokens to append), in the order in which they are told."""
@@ -60,7 +58,6 @@ def both(texts: int, longest: int, shortest: int, capacity: int, told: Pieces) -
 
 
 @given(pieces, bounds, tokens, st.integers(0, 5))
-@FAST
 def test_what_follows_is_what_a_search_of_all_texts_finds(
     told: Pieces, bounds: tuple[int, int], tail: list[int], count: int
 ) -> None:
@@ -71,7 +68,6 @@ def test_what_follows_is_what_a_search_of_all_texts_finds(
 
 
 @given(st.lists(tokens, min_size=1, max_size=6), st.integers(0, 30), tokens)
-@FAST
 def test_texts_told_one_after_the_other_are_forgotten_in_that_order(
     texts: list[list[int]], capacity: int, tail: list[int]
 ) -> None:
@@ -80,7 +76,6 @@ def test_texts_told_one_after_the_other_are_forgotten_in_that_order(
 
 
 @given(pieces, st.integers(0, 30), tokens)
-@FAST
 def test_what_is_found_after_forgetting_stands_in_a_text_that_is_kept(
     told: Pieces, capacity: int, tail: list[int]
 ) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tot.decoders import Sampling
@@ -14,7 +14,6 @@ from tot.decoders.engine.output import Output
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.text import TextCodec
 
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 END = 2
 
 
@@ -87,7 +86,6 @@ def test_a_stop_string_cuts_wherever_it_begins(codec: TextCodec, text: str, stop
     assert output.finish_reason == (None if kept == text else "stop")
 
 
-@FAST
 @given(st.text("ab 10theé🙂\n", max_size=25), st.lists(st.text("ab the10🙂", min_size=1, max_size=4), max_size=3))
 @example("xthe", ["he"])
 def test_settled_text_only_grows_and_ends_as_the_text(codec: TextCodec, text: str, stops: list[str]) -> None:
@@ -105,7 +103,6 @@ def test_settled_text_only_grows_and_ends_as_the_text(codec: TextCodec, text: st
         assert output.text == text
 
 
-@FAST
 @given(st.lists(st.integers(0, 299), max_size=30), st.booleans())
 def test_any_tokens_at_all_make_the_text_the_tokenizer_makes(codec: TextCodec, ids: list[int], ends: bool) -> None:
     """Broken characters, control tokens and ids beyond the tokenizer's (padded vocabularies) among them."""

@@ -7,7 +7,7 @@ from copy import copy
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from tot.decoders import load_model
@@ -17,8 +17,6 @@ from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.sampling import Draw
-
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=200)
 
 seconds = st.floats(1e-4, 10.0)
 measured = st.dictionaries(st.integers(1, 100), seconds, min_size=1, max_size=8).map(lambda found: list(found.items()))
@@ -46,7 +44,6 @@ def test_one_point_says_that_rows_are_free() -> None:
 
 
 @given(measured, st.integers(1, 200))
-@FAST
 def test_more_rows_never_cost_less(found: list[tuple[int, float]], rows: int) -> None:
     latency = LatencyModel.fit(found)
     assert latency.of(rows + 1) >= latency.of(rows) - 1e-9
@@ -78,13 +75,11 @@ def test_what_is_not_known_is_as_likely_as_not() -> None:
 
 
 @given(st.lists(st.booleans(), max_size=60))
-@FAST
 def test_a_chance_is_the_share_accepted_beside_two_trials_of_which_one_was(told: list[bool]) -> None:
     assert learned(*told).chance("a") == pytest.approx((sum(told) + 1) / (len(told) + 2))
 
 
 @given(st.lists(st.booleans(), min_size=1, max_size=60), st.integers(0, 2000))
-@FAST
 def test_what_was_learned_fades_towards_what_is_not_known(told: list[bool], steps: int) -> None:
     statistics = learned(*told)
     fresh = statistics.chance("a")
@@ -125,7 +120,6 @@ def test_a_token_is_worth_its_row_from_some_chance_on(branches: int, least: floa
 
 
 @given(measured, st.integers(1, 80), st.lists(chances, max_size=12))
-@FAST
 def test_a_token_is_admitted_where_it_makes_the_step_bring_more_a_second(
     found: list[tuple[int, float]], branches: int, offered: list[float]
 ) -> None:

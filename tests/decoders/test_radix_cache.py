@@ -173,9 +173,7 @@ class KVTreeMachine(RuleBasedStateMachine):
         assert len(self.cache._evictable) <= 2 * self.cache.capacity
 
 
-KVTreeMachine.TestCase.settings = settings(
-    max_examples=150, stateful_step_count=40, deadline=None, derandomize=True, database=None
-)
+KVTreeMachine.TestCase.settings = settings(stateful_step_count=40)
 test_tree_does_what_sets_of_texts_do = KVTreeMachine.TestCase
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
@@ -23,7 +23,6 @@ from transformers import (
 from tot.decoders.engine import sampling
 from tot.decoders.engine.sampling import Draw, Sampled, candidates, filtered, gumbel, noise_key, read
 
-FAST = settings(deadline=None, derandomize=True, database=None)
 VOCAB = 40
 WORD = 2**32
 
@@ -110,7 +109,6 @@ draws = st.builds(
 )
 
 
-@settings(FAST, max_examples=150)
 @given(st.lists(draws, min_size=1, max_size=6), st.integers(0, 1000), st.sampled_from([0.1, 2.0, 30.0]))
 @example([draw(sample=i) for i in range(200)], 0, 1.0)
 def test_draws_what_a_gumbel_argmax_over_the_whole_vocabulary_draws(hows: list[Draw], seed: int, spread: float) -> None:
@@ -118,7 +116,6 @@ def test_draws_what_a_gumbel_argmax_over_the_whole_vocabulary_draws(hows: list[D
     assert tokens(read(logits, hows)) == brute_force(logits, hows)
 
 
-@settings(FAST, max_examples=100)
 @given(st.lists(draws | st.integers(0, VOCAB - 1), min_size=1, max_size=8), st.randoms(use_true_random=False))
 def test_a_token_does_not_depend_on_what_it_is_batched_with(wanted: list[sampling.Read], random: object) -> None:
     logits = random_logits(len(wanted), len(wanted))
@@ -192,7 +189,6 @@ def test_every_axis_of_the_noise_gives_the_same_distribution(axis: str) -> None:
     assert p_value(counts, logits.softmax(-1)[0]) > 1e-3
 
 
-@settings(FAST, max_examples=100)
 @given(
     st.integers(0, 10_000),
     st.sampled_from([0.2, 0.7, 1.0, 3.0]),

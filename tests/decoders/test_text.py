@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
@@ -15,7 +15,6 @@ from transformers import PreTrainedTokenizerFast
 from tot.decoders import Message, ModelError, Request, RequestError
 from tot.decoders.engine.text import TextCodec
 
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 END = 2
 """<|im_end|>"""
 
@@ -69,7 +68,6 @@ def spoken(codec: TextCodec, ids: list[int]) -> str:
 # -- plain text -------------------------------------------------------------------------------
 
 
-@FAST
 @given(hostile)
 @example("<|im_end|>")
 @example("<|im_<|im_end|>end|>")
@@ -92,7 +90,6 @@ def test_control_tokens_that_overlap_are_all_plain_text(tokenizer: Any, text: st
     assert codec.decode(codec.encode(text)) == text
 
 
-@FAST
 @given(harmless)
 @example("the  then\n\n\n  and 10\t")
 def test_ordinary_text_encodes_as_the_tokenizer_encodes_it(codec: TextCodec, text: str) -> None:
@@ -119,7 +116,6 @@ def expected_control(messages: tuple[Message, ...]) -> list[int]:
     return turns[:-1] if messages[-1].role == "assistant" else [*turns, 1]
 
 
-@FAST
 @given(st.lists(st.tuples(roles, hostile), min_size=1, max_size=4))
 @example([("user", "<|im_<|im_end|>end|>")])
 @example([("user", "<|im_"), ("user", "end|>")])
@@ -140,7 +136,6 @@ def test_only_the_template_writes_control_tokens(
     assert spoken(codec, ids) == "".join(texts)
 
 
-@FAST
 @given(st.lists(st.tuples(roles, harmless), min_size=1, max_size=4), harmless)
 def test_ordinary_chats_encode_as_the_chat_template_does(
     codec: TextCodec, turns: list[tuple[str, str]], last: str

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -22,7 +22,6 @@ from tot.decoders.kernels.tiles import Kernel, kernel_for, make_tiles
 CPU = torch.device("cpu")
 OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")
 formats = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=60)
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +49,6 @@ def texts(draw: Any) -> list[Run]:
     return runs
 
 
-@FAST
 @given(texts())
 def test_every_row_sees_its_own_path_once_and_nothing_else(runs: list[Run]) -> None:
     order, tiles = make_tiles(runs)
@@ -88,7 +86,6 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]
         *((torch.float32, *shape) for shape in [(16, 2, 1), (64, 3, 3), (80, 1, 5), (128, 2, 4), (256, 1, 2)]),
     ],
 )
-@settings(FAST, max_examples=12)
 @given(runs=texts())
 def test_the_kernel_is_softmax_attention(
     kernel: Callable[..., Kernel], dtype: torch.dtype, head_dim: int, kv_heads: int, groups: int, runs: list[Run]

@@ -15,6 +15,9 @@ NAMES = ("1_quick_start", "2_your_own_task", "3_decoders", "4_searches", "5_cons
 MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt|var|Users|mnt)/|\b[A-Z]:\\|\.venv|site-packages")
 
 every = pytest.mark.parametrize("name", NAMES)
+executed = pytest.mark.parametrize(
+    "name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])]
+)
 
 
 def text_of(cells: list[dict[str, str]]) -> str:
@@ -50,7 +53,7 @@ def test_all_notebooks_are_tested() -> None:
 
 
 @pytest.mark.notebooks
-@every
+@executed
 def test_it_runs_to_its_end_without_warnings(name: str, run: Any) -> None:
     cells = run(name)
     assert any(cells)
@@ -59,7 +62,7 @@ def test_it_runs_to_its_end_without_warnings(name: str, run: Any) -> None:
 
 
 @pytest.mark.notebooks
-@every
+@executed
 def test_it_is_kept_with_outputs_of_the_kinds_it_shows(name: str, run: Any, kept: Any) -> None:
     assert [sorted(cell) for cell in kept(name)] == [sorted(cell) for cell in run(name)]
 
@@ -126,6 +129,7 @@ def test_ones_own_task_is_scored_and_compared_and_search_beats_writing_at_once(r
     assert mean == pytest.approx(100 * (1 - int(failed) / int(of)), abs=0.06)
 
 
+@pytest.mark.slow
 @pytest.mark.notebooks
 def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
     cells = run("3_decoders")
@@ -144,6 +148,7 @@ def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
     assert int(longest) >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.notebooks
 def test_searches_keep_to_their_budget_and_are_shown_beside_chance(run: Any) -> None:
     cells = run("4_searches")
@@ -158,6 +163,7 @@ def test_searches_keep_to_their_budget_and_are_shown_beside_chance(run: Any) -> 
     assert sum("image/png" in cell for cell in cells) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.notebooks
 def test_the_tuned_model_needs_fewer_forwards_and_jacobi_stays_exact(run: Any) -> None:
     cells = run("5_consistency_llm")

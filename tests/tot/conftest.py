@@ -9,13 +9,9 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import pytest
-from hypothesis import settings
 
 from tot import Task
 from tot.decoders import Completion, Request, Usage
-
-settings.register_profile("tot", deadline=None, derandomize=True, database=None)
-settings.load_profile("tot")
 
 PATH = "{{ thoughts | map(attribute='thought') | join('/') }}"
 TWO_LEVELS = {

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import DFS, BestFirst, Enumerate, Expand, Heuristic, Node, SearchState, State, Task, Thought, solve
@@ -141,7 +141,6 @@ def cheapest(roads: Map, start: str) -> float:
     return float("inf")
 
 
-@settings(max_examples=300)
 @given(seed=st.integers(0, 10**6), batch=st.integers(1, 3), merge=st.booleans())
 def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too_high(
     seed: int, batch: int, merge: bool

@@ -7,14 +7,12 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
-
-FAST = settings(deadline=None, derandomize=True, database=None, max_examples=150)
 
 
 def run(path: list[int] | range, rows: int = 1) -> Run:
@@ -87,7 +85,6 @@ def slots_of(stretches: list[tuple[int, int]]) -> list[int]:
     return path
 
 
-@FAST
 @given(paths)
 def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
     runs = [run(path, min(rows, len(path))) for path, rows in ((slots_of(way), rows) for way, rows in drawn)]
@@ -102,7 +99,6 @@ def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list
         assert np.array_equal(shared, runs[tail.run].path[: tail.depth])
 
 
-@settings(FAST, max_examples=60)
 @given(paths)
 def test_every_row_sees_its_own_path_and_nothing_else(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
     paths = [slots_of(way) for way, _ in drawn]

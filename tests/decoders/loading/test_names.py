@@ -77,6 +77,7 @@ def cache_on_hub(home: Path, hub_id: str, folder: Path) -> None:
 DEAD_HUB = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HUB_DISABLE_TELEMETRY": "1"}
 
 
+@pytest.mark.processes
 def test_without_network_hub_ids_come_from_the_cache_or_fail_in_one_quick_line(
     folder: Path, tmp_path: Path, run_python: Callable[..., subprocess.Popen[str]]
 ) -> None:

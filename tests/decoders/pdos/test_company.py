@@ -21,16 +21,16 @@ Make = Callable[..., LocalDecoder]
 def test_company_and_pieces_change_nothing(make: Make, ids: Any, shown: Any, loose: Any, mixed: Any) -> None:
     decoder = loose(make)
     requests = mixed(decoder)
-    for seed in range(20):
+    for seed in range(10):
         sampling = Sampling(max_tokens=120, temperature=2.0, seed=seed)
         requests.append(Request(prompt=ids(decoder, f"abc 10 {seed}"), sampling=sampling))
     alone = [shown(decoder.generate([request])) for request in requests]
     account = decoder.engine.accounts["generate"]
     own = [each for request, each in zip(requests, alone, strict=True) if not request.steps]
     stepped = sum(any(part.kind == "step" for part in parts) for each in own for *_, parts, _ in each)
-    assert stepped > 5
+    assert stepped > 2
     assert account.skeletons > account.broken + 1
-    assert account.broken > 5
+    assert account.broken > 2
     expected = [one for each in alone for one in each]
     for options in ({}, {"chunk": 5, "kv_budget": 20_000}, {"kv_budget": 1200}):
         other = loose(make, **options)

@@ -33,7 +33,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("measured")
-@pytest.mark.parametrize("policy", ["packed", "rounds"])
+@pytest.mark.parametrize("policy", ["packed", pytest.param("rounds", marks=pytest.mark.slow)])
 def test_a_hopeless_draft_is_hardly_asked(bench: Any, policy: str, branches: Callable[..., list[Request]]) -> None:
     requests = branches(4, tokens=60)
     got = {

@@ -13,7 +13,7 @@ from tot.decoders import Completion, Request, Sampling
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 2
 
 
-@pytest.mark.parametrize("at", range(8, 15))
+@pytest.mark.parametrize("at", range(8, 15, 2))
 @pytest.mark.parametrize("heat", [0.0, 1.0])
 def test_a_stop_string_inside_an_accepted_draft_cuts_the_text(
     bench: Any,
@@ -43,13 +43,13 @@ def test_stops_are_met_inside_drafts_at_every_depth(
 ) -> None:
     """The test above would say nothing if every text ended with its draft."""
     lengths = set()
-    for at in range(8, 15):
+    for at in range(8, 15, 2):
         stop, _ = rationale(bench, at)
         lengths |= {len(one.tokens) % 7 for one in bench.ar().generate([plain(max_tokens=24, stop=(stop,))])}
     assert len(lengths - {0}) >= 3
 
 
-@pytest.mark.parametrize("k", range(1, 7))
+@pytest.mark.parametrize("k", [1, 3, 6])
 def test_an_end_token_inside_a_draft_ends_the_text_unless_ignored(
     bench: Any, k: int, assert_same: Callable[..., None], plain: Callable[..., Request]
 ) -> None:

@@ -3,7 +3,7 @@
 from decimal import Decimal
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tot.tasks.numbers import flexible_answer, normalize, parse_value, same_number, strict_answer
@@ -48,7 +48,6 @@ TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=30).map("".join)
 
 
 @given(TEXTS)
-@settings(max_examples=500, deadline=None)
 @example("answer is 1e5e5=")
 @example("\\boxed{=1=}")
 @example("#### -$1,000e5.5")
@@ -78,7 +77,6 @@ NUMBERS = st.integers(-(10**30), 10**30).map(str) | st.decimals(-(10**15), 10**1
 
 
 @given(NUMBERS, st.booleans(), st.sampled_from("-−"), st.sampled_from(STYLES))
-@settings(max_examples=500, deadline=None)
 def test_a_number_in_a_sentence_is_found_in_every_style(number: str, commas: bool, minus: str, style: str) -> None:
     plain = format(Decimal(number), ",f" if commas else "f").replace("-", minus)
     written = style.format(plain)
