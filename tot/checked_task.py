@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError
-from tot.state import State, Thought
+from tot.state import State, Thought, after_thinking
 from tot.task import Task
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -79,7 +79,7 @@ class CheckedTask:
         """The answer that a state holds without asking; None where it holds none."""
         last = state.thoughts[-1] if state.thoughts else None
         if last is not None and self.is_whole(last):
-            return self._call("parse_answer", last.parts.get(self.task.chain) or state.message)
+            return self._call("parse_answer", after_thinking(last.parts.get(self.task.chain) or state.message))
         return self._call("answer_at", state)
 
     def claims(self, text: str) -> frozenset[Hashable]:

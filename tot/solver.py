@@ -18,6 +18,7 @@ from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Purpose, Usage
 from tot.search.session import SearchSession, Watcher
+from tot.state import after_thinking
 from tot.task import Task
 from tot.tree import ThoughtTree
 
@@ -165,7 +166,7 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     # A task whose states hold their answers, and that reads none from text, has none here.
     reads = "answer_at" not in task.defines or "parse_answer" in task.defines
     if answer is None and search.best.thought is not None and reads:
-        answer = task.parse_answer(tree.state(search.best).text)
+        answer = task.parse_answer(after_thinking(tree.state(search.best).text))
     tree.choose(search.best)
     nodes = list(tree)
     return Solution(

@@ -60,3 +60,10 @@ class State(BaseModel):
         """The state after one more thought; `world` is its new world, None keeps the old one."""
         kept = self.world if world is None else world
         return self.model_copy(update={"thoughts": (*self.thoughts, thought), "world": kept})
+
+
+def after_thinking(text: str) -> str:
+    """What a model says after the thinking that it opened with `<think>`, or that its template opened for it; nothing
+    where the thinking does not end."""
+    _, ended, rest = text.rpartition("</think>")
+    return rest if ended else "" if text.lstrip().startswith("<think>") else text

@@ -92,6 +92,29 @@ def test_an_answer_ends_a_message(scripted: Any) -> None:
     assert (solution.answer, len(decoder.requests)) == ("7", 1)
 
 
+def test_thinking_is_a_thought_and_no_answer(scripted: Any) -> None:
+    stop, task = scripted.completion, GSM8K().in_chat()
+    asked = task.prompt("step", task.start("why"))[-1].content
+    thinking = "<think>\nIs it \\boxed{5}?\n\n"
+    decoder = scripted({asked: stop(thinking, "stop"), thinking: "No.\n</think>\nIt is 7."})
+    solution = grown(decoder, task=task)
+    assert (path(solution), solution.answer) == ([thinking, "No.\n</think>\nIt is 7."], "7")
+
+
+@pytest.mark.parametrize(
+    ("chains", "answer"),
+    [
+        (["<think>5? 6?</think>It is 7.", "<think>5"], "7"),
+        (["a template began it: 5</think>7"], "7"),
+        (["<think>It is 5."], None),
+    ],
+)
+def test_thinking_does_not_vote(scripted: Any, chains: list[str], answer: str | None) -> None:
+    task = GSM8K().in_chat()
+    decoder = scripted({task.prompt("chain", task.start("why"))[-1].content: chains})
+    assert solve(task, "why", decoder=decoder, search=SelfConsistency(samples=len(chains))).answer == answer
+
+
 # -- judged by what they say --------------------------------------------------------------------------------------
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from tot.context import Context
 from tot.generators.base import Count, Generator
-from tot.state import Drawn, Thought
+from tot.state import Drawn, Thought, after_thinking
 from tot.steps import Proposal, Reply
 from tot.tree import Node
 
@@ -73,7 +73,7 @@ class Continue(Generator):
             thought = _longer(before, name, reply, first=not state.thoughts)
             text = thought.parts[name]
             message = state.message + text
-            ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(message)
+            ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(after_thinking(message))
             ended = ended or ctx.room(name, (*state.thoughts, thought)) <= 0
             proposal.thought = thought.model_copy(update={"ended": ended})
             if proposal.thought.ended or reply.cut or label == _LABELS or not _LABEL.fullmatch(reply.completion.text):

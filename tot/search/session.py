@@ -19,6 +19,7 @@ from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
 from tot.generators.sample import chains
 from tot.search.base import Search, by_value
+from tot.state import after_thinking
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
@@ -173,7 +174,7 @@ class SearchSession:
         prefix = ""
         if isinstance(last, Message) and last.role == "assistant":
             prefix = last.content.rpartition("\n")[2] + " "
-        return self.task.parse_answer(prefix + reply.completion.text)
+        return self.task.parse_answer(prefix + after_thinking(reply.completion.text))
 
     def _replay(self, recorded: Recorded) -> list[Any]:
         """The results of a step that was done before the run was killed, and the accounts as they were then."""
