@@ -165,7 +165,11 @@ class QualityOptions(BenchOptions):
     limit: int = Field(100, ge=1, description="Questions.")
     offset: int = Field(0, ge=0, description="Rows to leave out before them.")
     way: list[str] = Field(
-        ["plain: search=cot; prompts=chat", "votes: search=self-consistency:samples=8; prompts=chat", "tree:"],
+        [
+            "plain: search=cot",
+            "votes: search=self-consistency:samples=8",
+            "tree: search=bfs:thoughts=2,breadth=4,aggregate=majority; evaluator=logprob",
+        ],
         description="A way of answering, as 'NAME: option=value; option=value', with options of tot eval; once for "
         "each. The others are compared with the first.",
     )
