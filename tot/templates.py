@@ -40,7 +40,7 @@ class Templates:
     asked."""
 
     def __init__(self, task: Task, suite: str = "") -> None:
-        """With a `suite`, files in the folder of that name go before those beside it."""
+        """With a `suite`, files in the folder of that name go first, then what any task can be asked."""
         self._task = type(task).__name__
         classes: list[Any] = [cls for cls in type(task).__mro__ if getattr(cls, "name", "")]
         self._inline: dict[str, str] = {}
@@ -49,7 +49,8 @@ class Templates:
         self._inline |= task.templates
         self._data: dict[str, Any] = {}
         folders = dict.fromkeys(folder for cls in classes for folder in _folders(cls))
-        self._folders = [*(str(Path(folder) / suite) for folder in folders if suite), *folders]
+        first = [*(str(Path(folder) / suite) for folder in folders), *_folders(classes[-1])] if suite else []
+        self._folders = [*first, *folders]
         self._own = _folders(type(task))
         self._environment = self._begin()
 

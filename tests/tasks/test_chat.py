@@ -60,6 +60,17 @@ def test_pieces_are_the_assistants_own_message(name: str) -> None:
     assert task.prompt("step", state, step="go")[-1].content == "First.\n\nThen go"
 
 
+@pytest.mark.parametrize("name", IN_PIECES)
+@pytest.mark.parametrize("template", ["value", "explain", "self_eval", "vote"])
+def test_judges_are_shown_pieces_and_no_demonstrations(name: str, template: str) -> None:
+    task, piece = load_task(name).in_chat(), Thought(parts={"step": "Then 63 - 15 = 48."})
+    about: dict[str, Any] = {"candidates": [piece.text, "No."]} if template == "vote" else {"step": piece.text}
+    (message,) = rendered(task, template, piece, **about)
+    assert message.role == "user"
+    assert message.content.count(piece.text) == 1
+    assert message.content.startswith(task.start(task.example()).question)
+
+
 def test_a_task_of_ones_own_has_none_unless_it_says_so() -> None:
     class Mine(GSM8K):
         templates = {"chain": "my {{ question }}"}  # noqa: RUF012
