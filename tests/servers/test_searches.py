@@ -39,6 +39,7 @@ def grown(tree: ThoughtTree) -> list[Any]:
     return [node.thought for node in tree if node.thought is not None]
 
 
+@pytest.mark.slow
 def test_a_gsm8k_search_grows_values_and_answers(server: Any, remote: Callable[..., Any]) -> None:
     decoder = Recorded(remote(server))
     solution = solve(

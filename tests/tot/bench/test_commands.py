@@ -26,6 +26,7 @@ def tot(capfd: pytest.CaptureFixture[str]) -> Callable[..., str]:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_decoders_are_compared_serial_and_packed_at_every_temperature(
     tot: Any, smollm2: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
