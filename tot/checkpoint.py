@@ -27,6 +27,8 @@ from tot.steps import Evaluation, Expand, Proposal, Step
 from tot.tree import ThoughtTree, link_to_json
 
 _FORMAT = "tot.checkpoint"
+_EARLIER = "tot.trace"
+"""What earlier versions called the same."""
 _VERSION = 1
 _DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
@@ -219,7 +221,7 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str,
         except (ValueError, RecursionError):
             line = None
         if number == 1:
-            if not isinstance(line, dict) or line.get("format") != _FORMAT:
+            if not isinstance(line, dict) or line.get("format") not in (_FORMAT, _EARLIER):
                 return None, []
             if line.get("version") != _VERSION:
                 raise TaskError(f"{path} has version {line.get('version')!r}: this program reads {_VERSION}")

@@ -114,6 +114,21 @@ def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
         assert [json.loads(line).get("step") for line in again] == [json.loads(line).get("step") for line in lines]
 
 
+def test_what_an_earlier_version_left_of_a_run_is_gone_on_with(
+    asking: Any, tiny: Any, killed: Any, tmp_path: Path
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    with tiny() as decoder:
+        expected = run(asking, decoder, Checkpoint.create(whole), **RUNS["bfs"])
+    header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
+    header["format"] = "tot.trace"
+    begun["generator"] = {"name": "Sample", "temperature": 0.7, "n": 3, "votes": 1}
+    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
+    with tiny() as decoder:
+        resumed = run(asking, decoder, killed(whole, 3), **RUNS["bfs"])
+    assert nodes(resumed) == nodes(expected)
+
+
 @pytest.mark.parametrize("name", ["bfs", "bfs-vote"])
 def test_a_run_killed_after_its_answer_has_counted_what_the_answer_took(
     asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
