@@ -1,16 +1,9 @@
-// Attention of packed rows over the slots they see, for CPUs with AVX-512.
+// Attention of packed rows over the slots they see: follows vectors.c in one unit.
 //
 // Compiled for one HEAD_DIM, a multiple of 32, and with -DFLOAT32 for float32 (a multiple of 16), else for bfloat16 and
-// its products. Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some consecutive rows of
-// it see. Softmax is taken as it goes (Milakov and Gimelshein, 2018); long lists are cut for several threads, and joined.
-// Scores, weights' sums and outputs are float32; products of bfloat16 are exact in it.
-
-#include <immintrin.h>
-#include <math.h>
-#include <stdatomic.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
+// its products (AVX-512 BF16). Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some
+// consecutive rows of it see. Softmax is taken as it goes (Milakov and Gimelshein, 2018); long lists are cut for several
+// threads, and joined. Scores, weights' sums and outputs are float32; products of bfloat16 are exact in it.
 
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
@@ -26,10 +19,11 @@ typedef uint16_t Element;
 #define MAX_GROUPS 16              // query heads a key-value head
 #define CHUNK (32 * STEP)          // keys at a time
 #define WORDS (HEAD_DIM / STEP)    // of 32 bits, in one key
-#define VECTORS (HEAD_DIM / 16)    // of float32, in one row of the output
+#define VECTORS (HEAD_DIM / LANES) // of float32, in one row of the output
+#define WIDTH (CHUNK / LANES)      // vectors of keys in a chunk
 #define UNITS 6                    // of a layer's, at least, where texts are long enough: more cost more than they save
 #define PART 8                     // chunks of one of them, at least
-#define BESIDE 6                   // queries at a time, whose sums stay in registers, for so many vectors of the output:
+#define BESIDE (LANES == 16 ? 6 : 3)  // queries at a time, whose sums stay in registers, for so many output vectors:
 #define ABREAST (VECTORS % 4 == 0 ? 4 : VECTORS % 3 == 0 ? 3 : VECTORS % 2 == 0 ? 2 : 1)
 
 typedef struct {
@@ -39,102 +33,56 @@ typedef struct {
 } Piece;
 
 // Adds products of words: of a pair of bfloat16 each, or of a float32.
-static inline __m512 multiply_add(__m512 sum, __m512i a, __m512i b) {
+static inline Floats multiply_add(Floats sum, Words a, Words b) {
 #ifdef FLOAT32
-    return _mm512_fmadd_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b), sum);
+    return add_product(sum, (Floats)a, (Floats)b);
 #else
-    return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
+    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
 #endif
 }
 
-// Rounds 16 numbers to elements.
-static inline void put(Element *place, __m512 numbers) {
+// Rounds LANES numbers to elements.
+static inline void put(Element *place, Floats numbers) {
 #ifdef FLOAT32
-    _mm512_storeu_ps(place, numbers);
+    store(place, numbers);
 #else
-    _mm256_storeu_si256((__m256i *)place, (__m256i)_mm512_cvtneps_pbh(numbers));
+    _mm256_storeu_si256((__m256i *)place, (__m256i)_mm512_cvtneps_pbh((__m512)numbers));
 #endif
 }
 
-static inline __m512 get(const Element *place) {
+static inline Floats get(const Element *place) {
 #ifdef FLOAT32
-    return _mm512_loadu_ps(place);
+    return load(place);
 #else
     const __m256i half = _mm256_loadu_si256((const __m256i *)place);
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
 #endif
 }
 
-// e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7. NaN stays NaN: of two numbers one of which is
-// NaN, the larger is the second.
-static inline __m512 exponential(__m512 x) {
-    const __m512 scaled = _mm512_max_ps(_mm512_set1_ps(-200.0f), _mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)));
-    const __m512 whole = _mm512_roundscale_ps(scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    const __m512 rest = _mm512_sub_ps(scaled, whole);
-    __m512 sum = _mm512_set1_ps(1.3333558e-3f);
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(9.6181291e-3f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(5.5504109e-2f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(2.4022651e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(6.9314718e-1f));
-    sum = _mm512_fmadd_ps(sum, rest, _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(sum, whole);
+static inline Words words_at(const Element *element, int part) {
+    return load_words((const int32_t *)element + LANES * part);
 }
 
-// 16 rows of 16 32-bit words become columns.
-static inline void transpose(__m512i *r) {
-    __m512i t[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) {
-        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
-        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; i++) {
-        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
-        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
-        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
-        t[4 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
-        t[8 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
-        t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; j++) {
-        r[j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);
-        r[8 + j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);
-        r[4 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
-        r[12 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0xdd);
-    }
-}
-
-static inline __m512i words_at(const Element *element, int part) {
-    return _mm512_loadu_si512((const int32_t *)element + 16 * part);
-}
-
-// Keys of a chunk as (word, key), values as (STEP keys together, dimension), in vectors of 16; what is not there is zero.
+// Keys of a chunk as (word, key), values as (STEP keys together, dimension), in vectors; what is not there is zero.
 static inline void gather(const Element *keys, const Element *values, int64_t slot_stride, const int32_t *slots,
-                          int count, __m512i (*by_word)[CHUNK / 16], __m512i (*by_key)[VECTORS]) {
-    const __m512i zero = _mm512_setzero_si512();
-    for (int sixteen = 0; 16 * sixteen < count; sixteen++) {
-        for (int part = 0; part < WORDS / 16; part++) {
-            __m512i words[16];
+                          int count, Words (*by_word)[WIDTH], Words (*by_key)[VECTORS]) {
+    const Words zero = {0};
+    for (int square = 0; LANES * square < count; square++) {
+        for (int part = 0; part < WORDS / LANES; part++) {
+            Words words[LANES];
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) {
-                const int key = 16 * sixteen + i;
+            for (int i = 0; i < LANES; i++) {
+                const int key = LANES * square + i;
                 words[i] = key < count ? words_at(keys + slots[key] * slot_stride, part) : zero;
             }
             transpose(words);
 #pragma GCC unroll 16
-            for (int i = 0; i < 16; i++) by_word[16 * part + i][sixteen] = words[i];
+            for (int i = 0; i < LANES; i++) by_word[LANES * part + i][square] = words[i];
         }
     }
 #ifdef FLOAT32
     for (int key = 0; key < count; key++)
-#pragma GCC unroll 16
+#pragma GCC unroll 32
         for (int part = 0; part < VECTORS; part++) by_key[key][part] = words_at(values + slots[key] * slot_stride, part);
 #else
     const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6, 37,
@@ -143,10 +91,10 @@ static inline void gather(const Element *keys, const Element *values, int64_t sl
     for (int key = 0; key < count; key += 2) {
 #pragma GCC unroll 8
         for (int part = 0; part < WORDS / 16; part++) {
-            const __m512i a = words_at(values + slots[key] * slot_stride, part);
-            const __m512i b = key + 1 < count ? words_at(values + slots[key + 1] * slot_stride, part) : zero;
-            by_key[key / 2][2 * part] = _mm512_permutex2var_epi16(a, low, b);
-            by_key[key / 2][2 * part + 1] = _mm512_permutex2var_epi16(a, high, b);
+            const __m512i a = (__m512i)words_at(values + slots[key] * slot_stride, part);
+            const __m512i b = (__m512i)(key + 1 < count ? words_at(values + slots[key + 1] * slot_stride, part) : zero);
+            by_key[key / 2][2 * part] = (Words)_mm512_permutex2var_epi16(a, low, b);
+            by_key[key / 2][2 * part + 1] = (Words)_mm512_permutex2var_epi16(a, high, b);
         }
     }
 #endif
@@ -155,23 +103,23 @@ static inline void gather(const Element *keys, const Element *values, int64_t sl
 // What a query has seen so far.
 typedef struct {
     float maximum, sum;
-    __m512 output[VECTORS];
+    Floats output[VECTORS];
 } Seen;
 
 // `rows` queries (rows, WORDS) against `wide` vectors of keys, of which each sees the first `visible`.
 static inline __attribute__((always_inline)) void meet(int rows, int wide, const int32_t *queries, const int *visible,
-                                                       int count, float scale, __m512i (*by_word)[CHUNK / 16],
-                                                       __m512i (*by_key)[VECTORS], Seen *seen) {
-    __m512 scores[BESIDE][CHUNK / 16];
+                                                       int count, float scale, Words (*by_word)[WIDTH],
+                                                       Words (*by_key)[VECTORS], Seen *seen) {
+    Floats scores[BESIDE][WIDTH];
 #pragma GCC unroll 6
     for (int q = 0; q < rows; q++)
 #pragma GCC unroll 4
-        for (int i = 0; i < wide; i++) scores[q][i] = _mm512_setzero_ps();
+        for (int i = 0; i < wide; i++) scores[q][i] = (Floats){0};
 #pragma GCC unroll 2
     for (int word = 0; word < WORDS; word++)
 #pragma GCC unroll 6
         for (int q = 0; q < rows; q++) {
-            const __m512i both = _mm512_set1_epi32(queries[q * WORDS + word]);
+            const Words both = each_word(queries[q * WORDS + word]);
 #pragma GCC unroll 4
             for (int i = 0; i < wide; i++) scores[q][i] = multiply_add(scores[q][i], both, by_word[word][i]);
         }
@@ -179,37 +127,36 @@ static inline __attribute__((always_inline)) void meet(int rows, int wide, const
         Element elements[CHUNK];
         int32_t words[CHUNK / STEP];
     } weights[BESIDE];
-    const __m512 factor = _mm512_set1_ps(scale);
+    const Words number = numbered();
 #pragma GCC unroll 6
     for (int q = 0; q < rows; q++) {
-        const uint64_t there = visible[q] >= CHUNK ? ~0ull : (1ull << (visible[q] > 0 ? visible[q] : 0)) - 1;
-        __m512 most = _mm512_set1_ps(-INFINITY);
+        Floats most = each(-INFINITY);
 #pragma GCC unroll 4
         for (int i = 0; i < wide; i++) {
-            scores[q][i] = _mm512_mul_ps(scores[q][i], factor);
-            most = _mm512_mask_max_ps(most, (__mmask16)(there >> 16 * i), most, scores[q][i]);
+            const Words there = number < each_word(visible[q] - LANES * i);
+            scores[q][i] *= scale;
+            most = larger_of(most, (Floats)(((Words)scores[q][i] & there) | ((Words)each(-INFINITY) & ~there)));
         }
-        const float highest = _mm512_reduce_max_ps(most);
+        const float highest = largest_of(most);
         if (highest > seen[q].maximum) {
-            const __m512 shrink = exponential(_mm512_set1_ps(seen[q].maximum - highest));
+            const Floats shrink = exponential(each(seen[q].maximum - highest));
             seen[q].maximum = highest;
-            seen[q].sum *= _mm512_cvtss_f32(shrink);
-            for (int part = 0; part < VECTORS; part++)
-                seen[q].output[part] = _mm512_mul_ps(seen[q].output[part], shrink);
+            seen[q].sum *= shrink[0];
+            for (int part = 0; part < VECTORS; part++) seen[q].output[part] *= shrink;
         }
-        const __m512 top = _mm512_set1_ps(seen[q].maximum);
-        __m512 sum = _mm512_setzero_ps();
+        const Floats top = each(seen[q].maximum);
+        Floats sum = {0};
 #pragma GCC unroll 4
         for (int i = 0; i < wide; i++) {
-            const __m512 power = exponential(_mm512_sub_ps(scores[q][i], top));
-            const __m512 weight = _mm512_maskz_mov_ps((__mmask16)(there >> 16 * i), power);
-            sum = _mm512_add_ps(sum, weight);
-            put(weights[q].elements + 16 * i, weight);
+            const Words there = number < each_word(visible[q] - LANES * i);
+            const Floats weight = (Floats)((Words)exponential(scores[q][i] - top) & there);
+            sum += weight;
+            put(weights[q].elements + LANES * i, weight);
         }
-        seen[q].sum += _mm512_reduce_add_ps(sum);
+        seen[q].sum += sum_of(sum);
     }
     for (int part = 0; part < VECTORS; part += ABREAST) {
-        __m512 adding[BESIDE][ABREAST];
+        Floats adding[BESIDE][ABREAST];
 #pragma GCC unroll 6
         for (int q = 0; q < rows; q++)
 #pragma GCC unroll 4
@@ -217,7 +164,7 @@ static inline __attribute__((always_inline)) void meet(int rows, int wide, const
         for (int step = 0; step < (count + STEP - 1) / STEP; step++)
 #pragma GCC unroll 6
             for (int q = 0; q < rows; q++) {
-                const __m512i both = _mm512_set1_epi32(weights[q].words[step]);
+                const Words both = each_word(weights[q].words[step]);
 #pragma GCC unroll 4
                 for (int i = 0; i < ABREAST; i++)
                     adding[q][i] = multiply_add(adding[q][i], both, by_key[step][part + i]);
@@ -235,8 +182,8 @@ static inline int keys_of(const Piece *piece) { return piece->seen + piece->step
 
 static inline void fetch(const Element *key, const Element *value) {
     for (int i = 0; i < HEAD_DIM; i += 64 / (int)sizeof(Element)) {
-        _mm_prefetch(key + i, _MM_HINT_T0);
-        _mm_prefetch(value + i, _MM_HINT_T0);
+        __builtin_prefetch(key + i);
+        __builtin_prefetch(value + i);
     }
 }
 
@@ -268,7 +215,7 @@ static inline int chunks_of(const Piece *piece) { return (keys_of(piece) + CHUNK
 static void tile(const Attention *a, int64_t head, int64_t first_row, int rows, const int32_t *slots,
                  const Piece *pieces, int count, int64_t part, int64_t parts, Seen *seen) {
     int32_t queries[TILE * MAX_GROUPS][WORDS];
-    __m512i by_word[WORDS][CHUNK / 16], by_key[CHUNK / STEP][VECTORS];
+    Words by_word[WORDS][WIDTH], by_key[CHUNK / STEP][VECTORS];
     const int groups = (int)a->groups;
     const Element *query = a->query + head * groups * a->head_stride + first_row * a->row_stride;
     const Element *keys = a->keys + head * a->kv_head_stride, *values = a->values + head * a->kv_head_stride;
@@ -307,15 +254,17 @@ static void tile(const Attention *a, int64_t head, int64_t first_row, int rows, 
 #define MEET(n)                                                                                                        \
     case n:                                                                                                            \
         if (2 * here > CHUNK)                                                                                          \
-            meet(n, CHUNK / 16, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
+            meet(n, WIDTH, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
         else                                                                                                           \
-            meet(n, CHUNK / 32, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
+            meet(n, WIDTH / 2, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
         break;
                 switch (beside) {
                     MEET(1)
                     MEET(2)
                     MEET(3)
-                    MEET(BESIDE)
+#if LANES == 16
+                    MEET(6)
+#endif
                 }
                 q += beside;
             }
@@ -330,9 +279,9 @@ static inline void join(Seen *seen, int64_t parts, int64_t stride) {
     Seen all = {.maximum = maximum};
     for (int64_t i = 0; i < parts; i++) {
         const Seen *some = seen + i * stride;
-        const __m512 share = exponential(_mm512_set1_ps(some->maximum - maximum));  // 0 of what has seen nothing
-        all.sum += some->sum * _mm512_cvtss_f32(share);
-        for (int v = 0; v < VECTORS; v++) all.output[v] = _mm512_fmadd_ps(some->output[v], share, all.output[v]);
+        const Floats share = exponential(each(some->maximum - maximum));  // 0 of what has seen nothing
+        all.sum += some->sum * share[0];
+        for (int v = 0; v < VECTORS; v++) all.output[v] = add_product(all.output[v], some->output[v], share);
     }
     *seen = all;
 }
@@ -386,10 +335,10 @@ static inline void unit(int64_t number, const Attention *a, const Tiles *tiles, 
     }
     for (int q = 0; q < rows * a->groups; q++) {
         if (parts > 1) join(seen + q, parts, most);
-        const __m512 share = _mm512_set1_ps(1.0f / seen[q].sum);
+        const Floats share = each(1.0f / seen[q].sum);
         const int64_t query = head * a->groups + q % a->groups;
         Element *place = a->out + ((row + q / a->groups) * a->kv_heads * a->groups + query) * HEAD_DIM;
-        for (int v = 0; v < VECTORS; v++) put(place + 16 * v, _mm512_mul_ps(seen[q].output[v], share));
+        for (int v = 0; v < VECTORS; v++) put(place + LANES * v, seen[q].output[v] * share);
     }
 }
 

@@ -1,5 +1,5 @@
-// A whole forward of a Llama-like model (RMSNorm, rotary positions, grouped heads, SiLU) for few rows, on CPUs with
-// AVX-512: follows attention.c in one unit. All threads go through all layers together and meet between steps, so that a
+// A whole forward of a Llama-like model (RMSNorm, rotary positions, grouped heads, SiLU): follows vectors.c and
+// attention.c in one unit. All threads go through all layers together and meet between steps, so that a
 // step costs no call, no allocation and no waking of threads.
 //
 // Weights are packed in strips of 32 outputs, each in the order in which it is read. What they are is compiled in:
@@ -14,37 +14,38 @@
 #include <time.h>
 
 #define GROUP 32
+#define WIDE 2                  // lines beside each other: MOST_ROWS rows by so many are sums that stay in registers
+#define STRIP (WIDE * LANES)    // outputs
 #if WEIGHTS == 8
 #if INPUTS == 8
 typedef int8_t Input;
 #else
 typedef int16_t Input;
 #endif
-#define JOINED (32 / INPUTS)  // inputs of one output in one line
-#define LINE (16 * JOINED)   // bytes of a line: 16 outputs
-#define SCALES 256           // bytes of a group's steps and least weights
-#define MOST_ROWS 8
+#define JOINED (32 / INPUTS)    // inputs of one output beside each other
+#define LINE (LANES * JOINED)   // bytes of a line: LANES outputs
+#define SCALES (16 * LANES)     // bytes of a group's steps and least weights
+#define MOST_ROWS (LANES == 16 ? 8 : 6)
 #else
 typedef Element Input;
 #define JOINED (32 / WEIGHTS)
-#define LINE 64
+#define LINE (4 * LANES)
 #define SCALES 0
-#define MOST_ROWS 12
+#define MOST_ROWS (LANES == 16 ? 12 : 6)
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
-#define WIDE 2        // lines beside each other: MOST_ROWS rows by so many are sums that stay in registers
 #define AHEAD 16384   // bytes from what is multiplied to what is fetched, where rows are one block
 
 typedef struct {
-    // (outputs / 32, inputs / JOINED, WIDE, 16, JOINED), outputs padded; of int8 (outputs / 32, inputs / GROUP) groups of
-    // lines as above, then (WIDE, 2, 16) float32: their steps and least weights.
+    // (outputs / STRIP, inputs / JOINED, WIDE, LANES, JOINED), outputs padded; of int8 (outputs / STRIP, inputs / GROUP)
+    // groups of lines as above, then (WIDE, 2, LANES) float32: their steps and least weights.
     const uint8_t *strips;
     const float *bias;  // (outputs,) or none
     int64_t inputs, outputs;
 } Matrix;
 
 typedef struct {
-    Matrix qkv, out, gate_up, down;  // gate_up: 16 gates, 16 ups, and so on
+    Matrix qkv, out, gate_up, down;  // gate_up: LANES gates, LANES ups, and so on
     const float *norm_in, *norm_mlp, *norm_query, *norm_key;  // the last two (HEAD_DIM,) or none
     Element *keys, *values;
 } Layer;
@@ -68,7 +69,7 @@ typedef struct {
     int64_t rows, kept, threads;
 } Batch;
 
-const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Batch)};
+const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Batch), LANES};
 
 enum { LINEAR, ATTENTION, OTHER };
 
@@ -90,30 +91,28 @@ static void meet_all(Meeting *meeting) {
     }
     for (int spins = 0; atomic_load(&meeting->round) == round; spins++) {
         if (spins < 4000)
-            _mm_pause();
+            rest_a_little();
         else
             sched_yield();
     }
 }
 
 // A line: what one word of inputs is multiplied by.
-static inline __m512i line_of(const uint8_t *line) {
+static inline Words line_of(const uint8_t *line) {
 #if WEIGHTS == 8 && INPUTS == 16
-    return _mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)line));
+    return load_bytes(line);
 #else
-    return _mm512_loadu_si512(line);
+    return load_words(line);
 #endif
 }
 
 // What becomes of a product: stored, added to what stands there, or silu(gate) * up, whose lines are beside each other.
 typedef enum { STORE, ADD, GATE } Then;
 
-static inline __m512 silu(__m512 x) {
-    const __m512 size = _mm512_sub_ps(_mm512_setzero_ps(), _mm512_abs_ps(x));
-    const __m512 power = exponential(size), one = _mm512_set1_ps(1.0f);
-    const __m512 share = _mm512_div_ps(one, _mm512_add_ps(one, power));  // sigmoid(|x|)
-    const __mmask16 negative = _mm512_cmp_ps_mask(x, _mm512_setzero_ps(), _CMP_LT_OQ);
-    return _mm512_mul_ps(x, _mm512_mask_sub_ps(share, negative, one, share));
+static inline Floats silu(Floats x) {
+    const Floats power = exponential(-absolute(x)), share = 1.0f / (1.0f + power);  // sigmoid(|x|)
+    const Words negative = x < 0.0f;
+    return x * (Floats)(((Words)(1.0f - share) & negative) | ((Words)share & ~negative));
 }
 
 static inline int64_t strip_bytes(const Matrix *matrix) {
@@ -159,104 +158,115 @@ static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *plac
 }
 #endif
 
+#if WEIGHTS == 8
+typedef Words Sum;
+static inline Words add_line(Words sum, Words inputs, Words weights) {
+#if INPUTS == 8
+    return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)inputs);
+#else
+    return add_halves(sum, inputs, weights);
+#endif
+}
+#else
+typedef Floats Sum;
+#define add_line multiply_add
+#endif
+
+// Adds word number `word` of each row times the lines of a strip.
+static inline __attribute__((always_inline)) void add_word(int rows, const Input *input, int64_t inputs, int64_t word,
+                                                           const Words *lines, Sum (*sums)[WIDE]) {
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++) {
+        const Words both = each_word(((const int32_t *)(input + r * inputs))[word]);
+#pragma GCC unroll 2
+        for (int p = 0; p < WIDE; p++) sums[r][p] = add_line(sums[r][p], both, lines[p]);
+    }
+}
+
 // `rows` rows against one strip, which begins at `line`, while what stands `ahead` bytes from it is fetched. input (rows,
 // inputs); out by its stride in numbers.
 static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, const uint8_t *line,
                                                         int64_t strip, int64_t ahead, const Input *input,
                                                         const float *input_steps, Then then, float *out,
                                                         int64_t out_stride) {
-    const int64_t words = matrix->inputs / JOINED;
-    __m512 sums[MOST_ROWS][WIDE];
+    const int64_t inputs = matrix->inputs;
+    Floats sums[MOST_ROWS][WIDE];
+    Words lines[WIDE];
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) sums[r][p] = _mm512_setzero_ps();
+        for (int p = 0; p < WIDE; p++) sums[r][p] = (Floats){0};
 #if WEIGHTS == 8
-    const int64_t groups = matrix->inputs / GROUP;
+    const int64_t groups = inputs / GROUP;
     for (int64_t g = 0; g < groups; g++) {
-        __m512i whole[MOST_ROWS][WIDE];
+        Words whole[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++) whole[r][p] = _mm512_setzero_si512();
+            for (int p = 0; p < WIDE; p++) whole[r][p] = (Words){0};
 #pragma GCC unroll 2
-        for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++)
+        for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++, line += WIDE * LINE) {
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++, line += LINE) {
-                const __m512i weights = line_of(line);
-                if (LINE == 64 || p == 0) _mm_prefetch(line + ahead, _MM_HINT_T1);
-#pragma GCC unroll 12
-                for (int r = 0; r < rows; r++) {
-                    const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[word]);
-#if INPUTS == 8
-                    whole[r][p] = _mm512_dpbusd_epi32(whole[r][p], weights, both);
-#else
-                    whole[r][p] = _mm512_dpwssd_epi32(whole[r][p], weights, both);
-#endif
-                }
+            for (int p = 0; p < WIDE; p++) {
+                lines[p] = line_of(line + p * LINE);
+                if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
             }
+            add_word(rows, input, inputs, word, lines, whole);
+        }
+        for (int at = 0; at < SCALES; at += 64) __builtin_prefetch(line + at + ahead, 0, 2);
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++, line += SCALES / WIDE) {
-            const __m512 step = _mm512_loadu_ps(line), least = _mm512_loadu_ps(line + 64);
-            _mm_prefetch(line + ahead, _MM_HINT_T1);
-            _mm_prefetch(line + ahead + 64, _MM_HINT_T1);
+        for (int p = 0; p < WIDE; p++) {
+            const float *scales = (const float *)line + p * 2 * LANES;
+            const Floats step = load(scales), least = load(scales + LANES);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
                 const float *of_row = input_steps + 2 * (r * groups + g);
-                const __m512 products = _mm512_mul_ps(_mm512_cvtepi32_ps(whole[r][p]), _mm512_set1_ps(of_row[0]));
-                sums[r][p] = _mm512_fmadd_ps(least, _mm512_set1_ps(of_row[1]), sums[r][p]);
-                sums[r][p] = _mm512_fmadd_ps(step, products, sums[r][p]);
+                const Floats products = __builtin_convertvector(whole[r][p], Floats) * of_row[0];
+                sums[r][p] = add_product(sums[r][p], least, each(of_row[1]));
+                sums[r][p] = add_product(sums[r][p], step, products);
             }
         }
+        line += SCALES;
     }
 #else
-    for (int64_t word = 0; word < words; word++, line += WIDE * LINE) {
-        __m512i weights[WIDE];
+    for (int64_t word = 0; word < inputs / JOINED; word++, line += WIDE * LINE) {
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) {
-            weights[p] = line_of(line + p * LINE);
-            _mm_prefetch(line + p * LINE + ahead, _MM_HINT_T1);
+            lines[p] = line_of(line + p * LINE);
+            if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
         }
 #if WIDENED
-        // The first of two bfloat16 is the lower half of a lane: its bits are a float32's upper ones.
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
-            const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[2 * word]);
+        // The first of two bfloat16 is the lower half of a word: its bits are a float32's upper ones.
+        Words halves[WIDE];
 #pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++)
-                sums[r][p] = multiply_add(sums[r][p], both, _mm512_slli_epi32(weights[p], 16));
-        }
+        for (int p = 0; p < WIDE; p++) halves[p] = lines[p] << 16;
+        add_word(rows, input, inputs, 2 * word, halves, sums);
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) weights[p] = _mm512_and_si512(weights[p], _mm512_set1_epi32(0xffff0000));
+        for (int p = 0; p < WIDE; p++) halves[p] = lines[p] & (int32_t)0xffff0000;
+        add_word(rows, input, inputs, 2 * word + 1, halves, sums);
+#else
+        add_word(rows, input, inputs, word, lines, sums);
 #endif
-#pragma GCC unroll 12
-        for (int r = 0; r < rows; r++) {
-            const int64_t last = WIDENED ? 2 * word + 1 : word;
-            const __m512i both = _mm512_set1_epi32(((const int32_t *)(input + r * matrix->inputs))[last]);
-#pragma GCC unroll 2
-            for (int p = 0; p < WIDE; p++) sums[r][p] = multiply_add(sums[r][p], both, weights[p]);
-        }
     }
 #endif
 #pragma GCC unroll 2
     for (int p = 0; p < WIDE; p++) {
-        const int64_t column = 16 * (WIDE * strip + p), left = matrix->outputs - column;
+        const int64_t column = STRIP * strip + LANES * p, left = matrix->outputs - column;
         if (left <= 0) break;
-        const __mmask16 there = left >= 16 ? 0xffff : (__mmask16)((1u << left) - 1u);
-        const __m512 bias = matrix->bias ? _mm512_maskz_loadu_ps(there, matrix->bias + column) : _mm512_setzero_ps();
+        if (matrix->bias) {
+            const Floats bias = load_some(matrix->bias + column, left);
+#pragma GCC unroll 12
+            for (int r = 0; r < rows; r++) sums[r][p] += bias;
+        }
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++) {
-            const __m512 sum = _mm512_add_ps(sums[r][p], bias);
-            float *place = out + r * out_stride;
+            float *place = out + r * out_stride + column;
             if (then == ADD)
-                _mm512_mask_storeu_ps(place + column, there,
-                                      _mm512_add_ps(_mm512_maskz_loadu_ps(there, place + column), sum));
+                store_some(place, load_some(place, left) + sums[r][p], left);
             else if (then == STORE)
-                _mm512_mask_storeu_ps(place + column, there, sum);
+                store_some(place, sums[r][p], left);
             else if (p % 2)
-                _mm512_storeu_ps(place + 16 * strip, _mm512_mul_ps(silu(sums[r][p - 1]), sum));
-            else
-                sums[r][p] = sum;
+                store(out + r * out_stride + LANES * strip, silu(sums[r][p - 1]) * sums[r][p]);
         }
     }
 }
@@ -265,7 +275,7 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
 static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
                      float *out, int64_t out_stride, uint8_t *strip_space, int thread, int threads) {
     if (rows == 0) return;
-    const int64_t strips = (matrix->outputs + 31) / 32, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t most = (rows + blocks - 1) / blocks;
 #ifdef WIDEN
     const int64_t ahead = 0;  // it was just made
@@ -295,9 +305,11 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
                 CASE(4)
                 CASE(5)
                 CASE(6)
+#if LANES == 16
                 CASE(7)
                 CASE(8)
-#if MOST_ROWS > 8
+#endif
+#if LANES == 16 && WEIGHTS != 8
                 CASE(9)
                 CASE(10)
                 CASE(11)
@@ -312,41 +324,38 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
 // inputs are such numbers, that is all.
 static void prepare(const float *numbers, int64_t count, Input *inputs, float *steps) {
 #if WEIGHTS == 8
+    typedef Input Rounded __attribute__((vector_size(sizeof(Input) * LANES)));
     const float top = INPUTS == 8 ? 127.0f : 32767.0f;
     for (int64_t g = 0; g < count / GROUP; g++) {
-        const __m512 first = _mm512_loadu_ps(numbers + g * GROUP), second = _mm512_loadu_ps(numbers + g * GROUP + 16);
-        const __mmask16 damaged = _mm512_cmp_ps_mask(first, second, _CMP_UNORD_Q);  // the largest passes NaN over
-        const float most =
-            damaged ? NAN : _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(first), _mm512_abs_ps(second)));
-        const __m512 factor = _mm512_set1_ps(most > 0 ? top / most : 0.0f);
-        const __m512i one = _mm512_cvtps_epi32(_mm512_mul_ps(first, factor));
-        const __m512i two = _mm512_cvtps_epi32(_mm512_mul_ps(second, factor));
+        const float *group = numbers + g * GROUP;
+        Floats sizes = {0}, damage = {0};  // NaN where one of them is: the largest may pass it over
+        for (int i = 0; i < GROUP; i += LANES) {
+            sizes = larger_of(sizes, absolute(load(group + i)));
+            damage += load(group + i) - load(group + i);
+        }
+        const float most = largest_of(sizes) + sum_of(damage);
+        const float factor = most > 0 ? top / most : 0.0f;
+        Words sum = {0};
+        for (int i = 0; i < GROUP; i += LANES) {
+            const Words whole = nearest(load(group + i) * factor);
+            const Rounded rounded = __builtin_convertvector(whole, Rounded);
+            memcpy(inputs + g * GROUP + i, &rounded, sizeof rounded);
+            sum += whole;
+        }
         steps[2 * g] = most / top;
-        steps[2 * g + 1] = most / top * (float)_mm512_reduce_add_epi32(_mm512_add_epi32(one, two));
-#if INPUTS == 8
-        _mm_storeu_si128((__m128i *)(inputs + g * GROUP), _mm512_cvtepi32_epi8(one));
-        _mm_storeu_si128((__m128i *)(inputs + g * GROUP + 16), _mm512_cvtepi32_epi8(two));
-#else
-        _mm256_storeu_si256((__m256i *)(inputs + g * GROUP), _mm512_cvtepi32_epi16(one));
-        _mm256_storeu_si256((__m256i *)(inputs + g * GROUP + 16), _mm512_cvtepi32_epi16(two));
-#endif
+        steps[2 * g + 1] = most / top * sum_of(__builtin_convertvector(sum, Floats));
     }
 #else
     if ((const void *)inputs != numbers)
-        for (int64_t i = 0; i < count; i += 16) put(inputs + i, _mm512_loadu_ps(numbers + i));
+        for (int64_t i = 0; i < count; i += LANES) put(inputs + i, load(numbers + i));
 #endif
 }
 
 static void normalise(const float *row, const float *weight, int64_t count, float epsilon, float *out) {
-    __m512 squares = _mm512_setzero_ps();
-    for (int64_t i = 0; i < count; i += 16) {
-        const __m512 x = _mm512_loadu_ps(row + i);
-        squares = _mm512_fmadd_ps(x, x, squares);
-    }
-    const __m512 factor = _mm512_set1_ps(1.0f / sqrtf(_mm512_reduce_add_ps(squares) / (float)count + epsilon));
-    for (int64_t i = 0; i < count; i += 16)
-        _mm512_storeu_ps(out + i, _mm512_mul_ps(_mm512_loadu_ps(weight + i),
-                                                _mm512_mul_ps(_mm512_loadu_ps(row + i), factor)));
+    Floats squares = {0};
+    for (int64_t i = 0; i < count; i += LANES) squares = add_product(squares, load(row + i), load(row + i));
+    const float factor = 1.0f / sqrtf(sum_of(squares) / (float)count + epsilon);
+    for (int64_t i = 0; i < count; i += LANES) store(out + i, load(weight + i) * (load(row + i) * factor));
 }
 
 // Dimension i goes with i + turned / 2 (RoFormer, section 3.2.2, in halves); a norm of the head before that, if any.
@@ -359,17 +368,14 @@ static void turn(float *head, const float *norm, float epsilon, const float *cos
     }
     const int64_t half = turned / 2;
     float done[HEAD_DIM];
-    for (int64_t i = 0; i < half; i += 16) {
-        const __mmask16 there = half - i >= 16 ? 0xffff : (__mmask16)((1u << (half - i)) - 1u);
-        const __m512 a = _mm512_maskz_loadu_ps(there, head + i), b = _mm512_maskz_loadu_ps(there, head + half + i);
-#define ANGLE(of) _mm512_maskz_loadu_ps(there, of)
-        _mm512_mask_storeu_ps(done + i, there,
-                              _mm512_fmsub_ps(a, ANGLE(cosines + i), _mm512_mul_ps(b, ANGLE(sines + i))));
-        _mm512_mask_storeu_ps(done + half + i, there,
-                              _mm512_fmadd_ps(b, ANGLE(cosines + half + i), _mm512_mul_ps(a, ANGLE(sines + half + i))));
+    for (int64_t i = 0; i < half; i += LANES) {
+#define AT(numbers) load_some((numbers) + i, half - i)
+        const Floats a = AT(head), b = AT(head + half);
+        store_some(done + i, add_product(-(b * AT(sines)), a, AT(cosines)), half - i);
+        store_some(done + half + i, add_product(a * AT(sines + half), b, AT(cosines + half)), half - i);
     }
     for (int64_t i = turned; i < HEAD_DIM; i++) done[i] = head[i];
-    for (int i = 0; i < HEAD_DIM; i += 16) put(out + i, _mm512_loadu_ps(done + i));
+    for (int i = 0; i < HEAD_DIM; i += LANES) put(out + i, load(done + i));
 }
 
 static int64_t larger(int64_t a, int64_t b) { return a > b ? a : b; }
@@ -431,8 +437,8 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
 #endif
 
     for (int64_t r = first; r < last; r++)
-        for (int64_t i = 0; i < hidden; i += 16)
-            _mm512_storeu_ps(state + r * hidden + i, get(m->embedding + b->tokens[r] * hidden + i));
+        for (int64_t i = 0; i < hidden; i += LANES)
+            store(state + r * hidden + i, get(m->embedding + b->tokens[r] * hidden + i));
     for (int64_t l = 0; l < m->layer_count; l++) {
         const Layer *layer = m->layers + l;
         for (int64_t r = first; r < last; r++) {
@@ -452,8 +458,8 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
                 const int64_t place = h * m->kv_head_stride + b->write[r] * m->slot_stride;
                 turn(row + queries + h * HEAD_DIM, layer->norm_key, m->epsilon, cosines, sines, m->turned,
                      layer->keys + place);
-                for (int i = 0; i < HEAD_DIM; i += 16)
-                    put(layer->values + place + i, _mm512_loadu_ps(row + queries + keys + h * HEAD_DIM + i));
+                for (int i = 0; i < HEAD_DIM; i += LANES)
+                    put(layer->values + place + i, load(row + queries + keys + h * HEAD_DIM + i));
             }
         }
         meet_after(b, meeting, thread, OTHER, &since);
@@ -469,8 +475,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         meet_after(b, meeting, thread, ATTENTION, &since);
 #if WEIGHTS == 8
         for (int64_t r = first; r < last; r++) {
-            for (int64_t i = 0; i < queries; i += 16)
-                _mm512_storeu_ps(normed + r * queries + i, get(seen + r * queries + i));
+            for (int64_t i = 0; i < queries; i += LANES) store(normed + r * queries + i, get(seen + r * queries + i));
             prepare(normed + r * queries, queries, input + r * queries, steps + r * 2 * (queries / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);

@@ -1,6 +1,6 @@
 """The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
 
-For the families whose layers it knows, on CPUs with AVX-512. A model that is the engine's own gives up the weights that
+For the families whose layers it knows, on CPUs with AVX-512 or AVX2. A model that is the engine's own gives up the weights that
 only this reads; else the model stays as it is, and can compute elsewhere.
 """
 
@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.native import address, library, processor_flags, sizes_agree
-from tot.decoders.kernels.packing import GROUP, LINE, Weights, copy_the_rest, give_up, joined, packed, room_for
+from tot.decoders.kernels.native import address, lanes, library, processor_flags, sizes_agree
+from tot.decoders.kernels.packing import GROUP, Weights, copy_the_rest, give_up, joined, packed, room_for
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
 from tot.decoders.timeline import add_spans
 
@@ -247,9 +247,9 @@ def native_forward(
     else:
         linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
         kind = quantize or _kind(linears)
-        if quantize is not None and (
-            any(layer.in_features % GROUP for layer in linears) or "avx512_vnni" not in processor_flags()
-        ):
+        if quantize is not None and any(layer.in_features % GROUP for layer in linears):
+            return None
+        if quantize == "int8-dynamic" and "avx512_vnni" not in processor_flags():
             return None
         takes = [layer.weight.numel() * BYTES[kind] for layer in linears]
         needed = _SPARE * (max(takes) if owned else sum(takes))
@@ -257,8 +257,8 @@ def native_forward(
             return None
     kinds = [_COMPILED[kind]] + ([_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else [])
     with ThreadPoolExecutor(len(kinds)) as pool:
-        compiled = list(pool.map(lambda kind: library("attention forward", *options, *kind), kinds))
-    sizes = [sizeof(structure) for structure in (_Matrix, _Layer, _Model, _Batch)]
+        compiled = list(pool.map(lambda kind: library("vectors attention forward", *options, *kind), kinds))
+    sizes = [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]
     sound = [
         functions
         for functions in compiled
@@ -291,4 +291,4 @@ def _known(model: Any) -> bool:
     plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)
     table, here = model.model.embed_tokens.weight, all(weight.device.type == "cpu" for weight in model.parameters())
     plain = plain and here and table.dtype == model.dtype and table.is_contiguous()
-    return plain and config.hidden_size % LINE == 0 and config.intermediate_size % LINE == 0
+    return plain and config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0

@@ -28,6 +28,9 @@ from torch import Tensor
 from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
+AVX2 = {"avx2", "fma"}
+AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
+"""What vectors.c needs of a processor, one or the other."""
 
 
 @functools.cache
@@ -135,6 +138,11 @@ def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path)
 def processor_flags() -> frozenset[str]:
     """What the processor can do, as Linux says it."""
     return frozenset(_told("flags").split())
+
+
+def lanes() -> int:
+    """Numbers in a vector of vectors.c."""
+    return 16 if processor_flags() >= AVX512 else 8
 
 
 @functools.cache

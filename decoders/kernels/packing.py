@@ -1,4 +1,4 @@
-"""Linear layers' weights as forward.c reads them: strips of 32 outputs, in the order in which they are multiplied.
+"""Linear layers' weights as forward.c reads them: strips of outputs, in the order in which they are multiplied.
 
 Weights that are packed and that nobody else reads are given up: the layer keeps their shape, and enough numbers of them
 to tell one model from another.
@@ -14,16 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels.native import log_once
+from tot.decoders.kernels.native import lanes, log_once
 from tot.decoders.memory import free_memory
 
 Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
-LINE = 16
-"""Outputs beside each other in a line; a strip is of two lines."""
 GROUP = 32
 """Inputs that share a step in int8: GROUP in forward.c."""
 _JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dynamic": 4}
-"""Inputs of one output beside each other in a line."""
+"""Inputs of one output beside each other in a line, which has one for each of a processor's lanes; a strip is of two."""
 _AT_ONCE = 2048
 """Outputs packed at a time: what that takes beside its result is float32, several times over."""
 
@@ -48,8 +46,8 @@ def packed(weight: Tensor, kind: Weights) -> Tensor:
         else:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
         if strips is None:
-            strips = made.new_empty((-(-len(weight) // (2 * LINE)), *made.shape[1:]))
-        begin = first // (2 * LINE)
+            strips = made.new_empty((-(-len(weight) // (2 * lanes())), *made.shape[1:]))
+        begin = first // (2 * lanes())
         strips[begin : begin + len(made)] = made
     assert strips is not None
     return strips
@@ -77,21 +75,21 @@ def _refuse(input: Tensor) -> Tensor:
 
 
 def joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
-    """One below the other; or interleaved, a line of each in turn."""
+    """One below the other; or interleaved, so many outputs of each in turn as a line has."""
     if not interleaved:
         return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
-    return torch.stack([tensor.reshape(-1, LINE, *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
+    return torch.stack([tensor.reshape(-1, lanes(), *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
 
 
 def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor:
-    """(outputs, inputs) -> (strips, inputs / joined, 2, 16, joined), outputs padded with zeros. With scales (outputs,
-    groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, 16) float32."""
-    missing = -weight.shape[0] % (2 * LINE)
+    """(outputs, inputs) -> (strips, inputs / joined, 2, lanes, joined), outputs padded with zeros. With scales (outputs,
+    groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, lanes) float32."""
+    missing = -weight.shape[0] % (2 * lanes())
     weight = nn.functional.pad(weight, (0, 0, 0, missing))
-    cut = weight.reshape(-1, 2, LINE, weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4)
+    cut = weight.reshape(-1, 2, lanes(), weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4)
     if scales is None:
         return cut.contiguous()
-    scales = nn.functional.pad(scales, (0, 0, 0, 0, 0, missing)).reshape(len(cut), 2, LINE, -1, 2)
+    scales = nn.functional.pad(scales, (0, 0, 0, 0, 0, missing)).reshape(len(cut), 2, lanes(), -1, 2)
     beside = scales.permute(0, 3, 1, 4, 2).contiguous().flatten(2).view(torch.uint8)
     return torch.cat([cut.reshape(len(cut), beside.shape[1], -1), beside], dim=2)
 

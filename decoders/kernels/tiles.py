@@ -1,4 +1,4 @@
-"""Packed attention in C (attention.c), on CPUs with AVX-512: what rows see is cut into tiles of consecutive rows.
+"""Packed attention in C (attention.c), on CPUs with AVX-512 or AVX2: what rows see is cut into tiles of consecutive rows.
 
 Stretches of text that several rows share are one piece for all of a tile's rows; the rest of each row's path is a piece
 of its own. The kernel takes softmax as it goes through the pieces, so nothing is padded and nothing merged.
@@ -16,10 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tot.decoders.kernels.native import address, library, log_once, processor_flags, sizes_agree
+from tot.decoders.kernels.native import AVX2, AVX512, address, lanes, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
-_ALWAYS = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _MOST_GROUPS = 16
 _MOST_DIMENSIONS = 256
 _ROWS = 16
@@ -144,7 +143,7 @@ class Kernel:
 def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
     """The kernel for a model whose `groups` query heads share a key-value head; None where torch has to do it."""
     options = kernel_options(head_dim, groups, dtype, device)
-    functions = None if options is None else library("attention", *options)
+    functions = None if options is None else library("vectors attention", *options)
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
     return Kernel(functions, dtype)
@@ -156,9 +155,11 @@ def kernel_options(head_dim: int, groups: int, dtype: torch.dtype, device: torch
         return None
     # Its vectors are spelled out: with more than -O1 it takes longer to compile, and no less to run.
     options = ["-O1", "-fopenmp", f"-DHEAD_DIM={head_dim}"]
-    step, needed = (16, _ALWAYS) if dtype == torch.float32 else (32, _ALWAYS | {"avx512_bf16"})
+    step, needed = (16, AVX2) if dtype == torch.float32 else (32, AVX512 | {"avx512_bf16"})
     if dtype not in (torch.float32, torch.bfloat16) or head_dim % step:
         return None
+    if lanes() == 8:
+        options.append("-mno-avx512f")
     if lacking := needed - processor_flags():
         said = f"this processor lacks {', '.join(sorted(lacking))}, so attention in {dtype} is torch's, which is slower"
         log_once(logging.INFO, said)

@@ -36,7 +36,7 @@ def test_one_weight_that_is_nan_fails_the_request(
     make_model: Callable[..., Any], tokenizer: Any, family: str, dtype: torch.dtype, quantize: Any
 ) -> None:
     if quantize is not None and kernel_options(32, 2, dtype, CPU) is None:
-        pytest.skip("needs a C compiler, and a processor with AVX-512 (and bfloat16 products)")
+        pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
     sound = make_model(family, **WIDE).to(dtype)
     request = Request(prompt="the rain on the", sampling=Sampling(max_tokens=3, ignore_eos=True))
     for name in WEIGHTS:
@@ -58,7 +58,7 @@ def test_whoever_sees_a_key_of_nan_gets_nan_and_nobody_else(dtype: torch.dtype, 
     """A score among others, wherever it stands: NaN is larger than nothing, so a maximum passes it over."""
     kernel = kernel_for(32, 1, dtype, CPU)
     if kernel is None:
-        pytest.skip("needs a C compiler, and a processor with AVX-512 (and bfloat16 products)")
+        pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
     runs = [Run(np.arange(start, start + length, dtype=np.int32), length - 3) for start in (0, length)]
     order, tiles = make_tiles(runs)
     random = torch.Generator().manual_seed(length)

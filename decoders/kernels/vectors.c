@@ -1,0 +1,251 @@
+// Vectors of LANES numbers: what attention.c and forward.c are written in. Arithmetic is the compiler's own on vectors;
+// here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, and with
+// -DPORTABLE (and -DLANES=4, 8 or 16) plain C for any other.
+
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef PORTABLE
+#include <immintrin.h>
+#ifdef __AVX512F__
+#define LANES 16
+#define ON(name) _mm512_##name
+typedef __m512 Native;
+typedef __m512i NativeWords;
+#else
+#define LANES 8
+#define ON(name) _mm256_##name
+typedef __m256 Native;
+typedef __m256i NativeWords;
+#endif
+#endif
+
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Words __attribute__((vector_size(4 * LANES)));
+typedef int16_t Halves __attribute__((vector_size(4 * LANES)));         // two in a word
+
+static inline Floats load(const void *place) {
+    Floats numbers;
+    memcpy(&numbers, place, sizeof numbers);
+    return numbers;
+}
+
+static inline Words load_words(const void *place) {
+    Words words;
+    memcpy(&words, place, sizeof words);
+    return words;
+}
+
+static inline void store(void *place, Floats numbers) { memcpy(place, &numbers, sizeof numbers); }
+
+// The first `count` of them; the others are 0.
+static inline Floats load_some(const float *place, int64_t count) {
+    if (count >= LANES) return load(place);
+    Floats numbers = {0};
+    memcpy(&numbers, place, count * sizeof(float));
+    return numbers;
+}
+
+static inline void store_some(float *place, Floats numbers, int64_t count) {
+    memcpy(place, &numbers, (count < LANES ? count : LANES) * sizeof(float));
+}
+
+// 0, 1, 2 and so on.
+static inline Words numbered(void) {
+    Words numbers;
+#pragma GCC unroll 16
+    for (int i = 0; i < LANES; i++) numbers[i] = i;
+    return numbers;
+}
+
+static inline Floats absolute(Floats x) { return (Floats)((Words)x & 0x7fffffff); }
+
+// Whole numbers, up to 2^22, to the nearest.
+static inline Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4B400000; }
+
+#ifdef PORTABLE
+
+static inline void rest_a_little(void) {}
+
+static inline Floats each(float number) {
+    Floats all;
+    for (int i = 0; i < LANES; i++) all[i] = number;
+    return all;
+}
+
+static inline Words each_word(int32_t number) {
+    Words all;
+    for (int i = 0; i < LANES; i++) all[i] = number;
+    return all;
+}
+
+static inline Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
+
+// The second where one of them is NaN.
+static inline Floats larger_of(Floats a, Floats b) {
+    const Words first = a > b;
+    return (Floats)(((Words)a & first) | ((Words)b & ~first));
+}
+
+static inline float sum_of(Floats x) {
+    float sum = 0;
+    for (int i = 0; i < LANES; i++) sum += x[i];
+    return sum;
+}
+
+static inline float largest_of(Floats x) {
+    float most = x[0];
+    for (int i = 1; i < LANES; i++) most = most > x[i] ? most : x[i];
+    return most;
+}
+
+// 2 * LANES bytes, each as half a word.
+static inline Words load_bytes(const uint8_t *place) {
+    Halves halves;
+    for (int i = 0; i < 2 * LANES; i++) halves[i] = place[i];
+    return (Words)halves;
+}
+
+// To each word the products of its two halves.
+static inline Words add_halves(Words sum, Words a, Words b) {
+    for (int i = 0; i < LANES; i++)
+        sum[i] += ((Halves)a)[2 * i] * ((Halves)b)[2 * i] + ((Halves)a)[2 * i + 1] * ((Halves)b)[2 * i + 1];
+    return sum;
+}
+
+// LANES rows become columns.
+static inline void transpose(Words *r) {
+    for (int i = 0; i < LANES; i++)
+        for (int j = 0; j < i; j++) {
+            const int32_t word = r[i][j];
+            r[i][j] = r[j][i];
+            r[j][i] = word;
+        }
+}
+
+#else
+
+static inline void rest_a_little(void) { _mm_pause(); }
+
+static inline Floats each(float number) { return (Floats)ON(set1_ps)(number); }
+
+static inline Words each_word(int32_t number) { return (Words)ON(set1_epi32)(number); }
+
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
+    return (Floats)ON(fmadd_ps)((Native)a, (Native)b, (Native)sum);
+}
+
+static inline Floats larger_of(Floats a, Floats b) { return (Floats)ON(max_ps)((Native)a, (Native)b); }
+
+#if LANES == 16
+
+static inline float sum_of(Floats x) { return _mm512_reduce_add_ps((Native)x); }
+
+static inline float largest_of(Floats x) { return _mm512_reduce_max_ps((Native)x); }
+
+static inline Words load_bytes(const uint8_t *place) {
+    return (Words)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)place));
+}
+
+static inline Words add_halves(Words sum, Words a, Words b) {
+#ifdef __AVX512VNNI__
+    return (Words)_mm512_dpwssd_epi32((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+#else
+    return sum + (Words)_mm512_madd_epi16((NativeWords)a, (NativeWords)b);
+#endif
+}
+
+static inline void transpose(Words *words) {
+    __m512i *r = (__m512i *)words, t[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) {
+        t[2 * i] = _mm512_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        r[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        t[j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0x88);
+        t[4 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0x88);
+        t[8 + j] = _mm512_shuffle_i32x4(r[j], r[4 + j], 0xdd);
+        t[12 + j] = _mm512_shuffle_i32x4(r[8 + j], r[12 + j], 0xdd);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        r[j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0x88);
+        r[8 + j] = _mm512_shuffle_i32x4(t[j], t[4 + j], 0xdd);
+        r[4 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0x88);
+        r[12 + j] = _mm512_shuffle_i32x4(t[8 + j], t[12 + j], 0xdd);
+    }
+}
+
+#else
+
+static inline float sum_of(Floats x) {
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128((Native)x), _mm256_extractf128_ps((Native)x, 1));
+    four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+}
+
+static inline float largest_of(Floats x) {
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128((Native)x), _mm256_extractf128_ps((Native)x, 1));
+    four = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
+}
+
+static inline Words load_bytes(const uint8_t *place) {
+    return (Words)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)place));
+}
+
+static inline Words add_halves(Words sum, Words a, Words b) {
+    return sum + (Words)_mm256_madd_epi16((NativeWords)a, (NativeWords)b);
+}
+
+static inline void transpose(Words *words) {
+    __m256i *r = (__m256i *)words, t[8];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) {
+        t[2 * i] = _mm256_unpacklo_epi32(r[2 * i], r[2 * i + 1]);
+        t[2 * i + 1] = _mm256_unpackhi_epi32(r[2 * i], r[2 * i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 2; i++) {
+        r[4 * i] = _mm256_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 1] = _mm256_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        r[4 * i + 2] = _mm256_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        r[4 * i + 3] = _mm256_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        t[j] = _mm256_permute2x128_si256(r[j], r[4 + j], 0x20);
+        t[4 + j] = _mm256_permute2x128_si256(r[j], r[4 + j], 0x31);
+    }
+#pragma GCC unroll 8
+    for (int j = 0; j < 8; j++) r[j] = t[j];
+}
+
+#endif
+#endif
+
+// e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7; 0 below 2^-126. NaN stays NaN.
+static inline Floats exponential(Floats x) {
+    const Floats scaled = larger_of(each(-127.0f), x * 1.44269504f);
+    const Words whole = nearest(scaled);
+    const Floats rest = scaled - __builtin_convertvector(whole, Floats);
+    Floats sum = each(1.3333558e-3f);
+    sum = add_product(each(9.6181291e-3f), sum, rest);
+    sum = add_product(each(5.5504109e-2f), sum, rest);
+    sum = add_product(each(2.4022651e-1f), sum, rest);
+    sum = add_product(each(6.9314718e-1f), sum, rest);
+    sum = add_product(each(1.0f), sum, rest);
+    return sum * (Floats)((whole + 127) << 23);
+}
