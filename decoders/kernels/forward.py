@@ -255,7 +255,8 @@ def native_forward(
         needed = _SPARE * (max(takes) if owned else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
-    kinds = [_COMPILED[kind]] + ([_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else [])
+    faster = ("-O3",) if kind == "int8" and lanes() == 8 else ()  # by a tenth, measured there
+    kinds = [_COMPILED[kind] + faster] + ([_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else [])
     with ThreadPoolExecutor(len(kinds)) as pool:
         compiled = list(pool.map(lambda kind: library("vectors attention forward", *options, *kind), kinds))
     sizes = [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]
