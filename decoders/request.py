@@ -5,7 +5,7 @@ All are immutable values. Nothing here knows a model, a tokenizer or a decoding 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -163,6 +163,9 @@ class Part:
     tokens: int = 0
 
 
+_JOINED = ("text", "tokens", "logprob", "usage", "parts", "logprobs")
+
+
 @dataclass(frozen=True, slots=True)
 class Completion:
     """One sample of one request."""
@@ -182,6 +185,11 @@ class Completion:
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """By step, of a decoder that was asked to keep it: (position, the guesses for the tokens from there on). `jacobi`
     keeps what a step verified, `fastcot` what it left."""
+
+    def then(self, more: Completion) -> Completion:
+        """This one and what goes on with it, as one."""
+        joined = {name: getattr(self, name) + getattr(more, name) for name in _JOINED}
+        return replace(more, **joined)
 
     @property
     def answer(self) -> str:

@@ -18,7 +18,7 @@ from tot.checked_task import CheckedTask
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.parallel import with_room
 from tot.seeds import derive
-from tot.state import State, Thought
+from tot.state import Drawn, State, Thought, is_thinking
 from tot.steps import Evaluation, Reply, as_evaluation, is_cut
 from tot.tree import Node, ThoughtTree
 
@@ -30,6 +30,8 @@ _ANSWER_TOKENS = 32
 """Room for what comes after a template's answer trigger, where a text may have so many."""
 _MESSAGE_TOKENS = 512
 """Room for a message that is written piece by piece, where the task says nothing."""
+_THINKING_TOKENS = 4096
+"""Room for what a model thinks before its message, which is no part of the message's own."""
 
 
 class Context:
@@ -119,10 +121,10 @@ class Context:
         """
         state, task = self.state(node), self.task
         prompt = self.prompt(template, state, begun, **variables)
+        thoughts = (*state.thoughts, *filter(None, [begun]))
         seed = self._derived(template, node, prompt, call, goes_on=bool(until))
         sampling = self._sampling(template, temperature, seed, n, max_tokens)
         if until:
-            thoughts = (*state.thoughts, *filter(None, [begun]))
             room = max(self.room(template, thoughts), 1)
             piece = {"max_tokens": min(room, max_tokens or room), "stop": (*sampling.stop, *until), "keep_stop": True}
             sampling = sampling.model_copy(update={**piece, "drawn": _drawn(thoughts)})
@@ -145,6 +147,8 @@ class Context:
             completions = [
                 replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
             ]
+        if not until and trigger is None:
+            completions = await self._think(request, completions, thoughts)
         return [
             Reply(template, request, completion, self.decoder, int(unread))
             for completion, unread in zip(completions, again, strict=True)
@@ -177,8 +181,40 @@ class Context:
         return Reply(template, request, completion, self.decoder)
 
     def room(self, template: str, thoughts: Sequence[Thought]) -> int:
-        """How many tokens a message may still have that `template` asks for, and that begins with these thoughts."""
-        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - _drawn(thoughts)
+        """How many tokens a message may still have that `template` asks for, and that begins with these thoughts; or,
+        while the model thinks, that thinking."""
+        if is_thinking("".join(thought.text for thought in thoughts)):
+            return _THINKING_TOKENS - _drawn(thoughts)
+        ended = [i for i, thought in enumerate(thoughts) if "</think>" in thought.text]
+        said = thoughts[ended[-1] + 1 :] if ended else thoughts
+        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - _drawn(said)
+
+    async def _think(
+        self, request: Request, completions: Sequence[Completion], thoughts: Sequence[Thought]
+    ) -> list[Completion]:
+        """Completions that ran out of room while the model thinks, or since, gone on with: to the thinking's end, which
+        has room of its own, and from there to theirs."""
+        done, sampling = list(completions), request.sampling
+
+        async def go_on(i: int, **changes: Any) -> None:
+            one, last = done[i], request.prompt[-1]
+            begun = last.content if isinstance(last, Message) and last.role == "assistant" else ""
+            message = Message(role="assistant", content=begun + one.text)
+            prompt = (*request.prompt[: -1 if begun else None], message)
+            drawn = {"": Drawn(text=one.text, tokens=one.tokens)} if one.tokens else {}
+            written = as_written(prompt, (*thoughts, Thought(parts={"": one.text}, drawn=drawn)))
+            rest = sampling.model_copy(update={"n": 1, "seed": derive(sampling.seed, i, len(one.text)), **changes})
+            ((more,),) = await self._backend.complete(
+                [request.model_copy(update={"prompt": written, "sampling": rest})]
+            )
+            done[i] = one.then(more)
+
+        short = [i for i, one in enumerate(done) if one.finish_reason == "length"]
+        thinks = [i for i in short if is_thinking(done[i].text)]
+        await self.each(thinks, lambda i: go_on(i, max_tokens=_THINKING_TOKENS, stop=("</think>",), keep_stop=True))
+        ended = [i for i in short if "</think>" in done[i].text and done[i].finish_reason in ("length", "stop")]
+        await self.each(ended, go_on)
+        return done
 
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
         """What `work` returns for each of `nodes`, all at once: what it asks for them goes out in one batch."""

@@ -65,5 +65,9 @@ class State(BaseModel):
 def after_thinking(text: str) -> str:
     """What a model says after the thinking that it opened with `<think>`, or that its template opened for it; nothing
     where the thinking does not end."""
-    _, ended, rest = text.rpartition("</think>")
-    return rest if ended else "" if text.lstrip().startswith("<think>") else text
+    return "" if is_thinking(text) else text.rpartition("</think>")[2]
+
+
+def is_thinking(text: str) -> bool:
+    """Whether a message has opened its thinking with `<think>`, and not ended it."""
+    return text.lstrip().startswith("<think>") and "</think>" not in text

@@ -135,19 +135,16 @@ class TextCodec:
 
         filled = [{"role": m.role, "content": self._spelled_out.sub(stand_in, m.content)} for m in messages]
         goes_on = last.role == "assistant"
-        end = ""
-        if goes_on:
-            if not last.content.strip():
-                raise RequestError("the assistant's prefix is empty: leave the message out")
-            end = last.content[len(last.content.rstrip()) :]  # some templates strip it
-            filled[-1]["content"] = filled[-1]["content"].rstrip()
+        if goes_on and not last.content.strip():
+            raise RequestError("the assistant's prefix is empty: leave the message out")
+        # A template would change a message that is not done, or refuse it: it comes as the model writes it, after what
+        # the template says before.
+        before, begun = (filled[:-1], filled[-1]["content"]) if goes_on else (filled, "")
         try:
-            text = self.tokenizer.apply_chat_template(
-                filled, tokenize=False, add_generation_prompt=not goes_on, continue_final_message=goes_on
-            )
+            text = self.tokenizer.apply_chat_template(before, tokenize=False, add_generation_prompt=True)
         except Exception as error:  # templates raise whatever they like
             raise RequestError(f"the model's chat template refuses these messages: {error}") from error
-        text += end
+        text += begun
         if goes_on and last.written and not spelled:
             return self._ids_with(last, text)
         ids: list[int] = []

@@ -96,7 +96,7 @@ def open_backend(
     if quantize is not None:
         raise OptionError(
             f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
-            f"multiples of {GROUP}, a CPU with AVX2 (int8-dynamic: AVX-512 VNNI), a C compiler, and memory for the "
-            "packed weights: leave it out"
+            f"multiples of {GROUP}, a CPU with AVX2, a C compiler, and memory for the packed weights: "
+            "leave it out"
         )
     return TransformersForward(model, keys, values)

@@ -162,7 +162,7 @@ static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *plac
 typedef Words Sum;
 static inline Words add_line(Words sum, Words inputs, Words weights) {
 #if INPUTS == 8
-    return (Words)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)weights, (__m512i)inputs);
+    return add_bytes(sum, weights, inputs);
 #else
     return add_halves(sum, inputs, weights);
 #endif

@@ -1,7 +1,7 @@
 """The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
 
-For the families whose layers it knows, on CPUs with AVX-512 or AVX2. A model that is the engine's own gives up the weights that
-only this reads; else the model stays as it is, and can compute elsewhere.
+For the families whose layers it knows, on CPUs with AVX-512 or AVX2. A model that is the engine's own gives up the
+weights that only this reads; else the model stays as it is, and can compute elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.native import address, lanes, library, processor_flags, sizes_agree
+from tot.decoders.kernels.native import address, lanes, library, sizes_agree
 from tot.decoders.kernels.packing import GROUP, Weights, copy_the_rest, give_up, joined, packed, room_for
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
 from tot.decoders.timeline import add_spans
@@ -249,14 +249,14 @@ def native_forward(
         kind = quantize or _kind(linears)
         if quantize is not None and any(layer.in_features % GROUP for layer in linears):
             return None
-        if quantize == "int8-dynamic" and "avx512_vnni" not in processor_flags():
-            return None
         takes = [layer.weight.numel() * BYTES[kind] for layer in linears]
         needed = _SPARE * (max(takes) if owned else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
     faster = ("-O3",) if kind == "int8" and lanes() == 8 else ()  # by a tenth, measured there
-    kinds = [_COMPILED[kind] + faster] + ([_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else [])
+    kinds = [_COMPILED[kind] + faster] + (
+        [_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else []
+    )
     with ThreadPoolExecutor(len(kinds)) as pool:
         compiled = list(pool.map(lambda kind: library("vectors attention forward", *options, *kind), kinds))
     sizes = [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]

@@ -21,7 +21,8 @@ Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
 GROUP = 32
 """Inputs that share a step in int8: GROUP in forward.c."""
 _JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dynamic": 4}
-"""Inputs of one output beside each other in a line, which has one for each of a processor's lanes; a strip is of two."""
+"""Inputs of one output beside each other in a line, which is of as many outputs as vectors have lanes; two are a strip.
+"""
 _AT_ONCE = 2048
 """Outputs packed at a time: what that takes beside its result is float32, several times over."""
 
@@ -82,8 +83,8 @@ def joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
 
 
 def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor:
-    """(outputs, inputs) -> (strips, inputs / joined, 2, lanes, joined), outputs padded with zeros. With scales (outputs,
-    groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, lanes) float32."""
+    """(outputs, inputs) -> (strips, inputs / joined, 2, lanes, joined), outputs padded with zeros. With scales
+    (outputs, groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, lanes) float32."""
     missing = -weight.shape[0] % (2 * lanes())
     weight = nn.functional.pad(weight, (0, 0, 0, missing))
     cut = weight.reshape(-1, 2, lanes(), weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4)

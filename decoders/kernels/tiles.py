@@ -1,4 +1,4 @@
-"""Packed attention in C (attention.c), on CPUs with AVX-512 or AVX2: what rows see is cut into tiles of consecutive rows.
+"""Packed attention in C (attention.c) on CPUs with AVX-512 or AVX2: what rows see is cut into tiles, consecutive rows.
 
 Stretches of text that several rows share are one piece for all of a tile's rows; the rest of each row's path is a piece
 of its own. The kernel takes softmax as it goes through the pieces, so nothing is padded and nothing merged.

@@ -236,6 +236,16 @@ static inline void transpose(Words *words) {
 #endif
 #endif
 
+// To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign.
+static inline Words add_bytes(Words sum, Words a, Words b) {
+#if LANES == 16 && defined(__AVX512VNNI__) && !defined(PORTABLE)
+    return (Words)_mm512_dpbusd_epi32((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+#else
+    const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
+    return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);
+#endif
+}
+
 // e^x as 2^(x / ln 2) for x <= 0: the fraction by a polynomial, to 5e-7; 0 below 2^-126. NaN stays NaN.
 static inline Floats exponential(Floats x) {
     const Floats scaled = larger_of(each(-127.0f), x * 1.44269504f);

@@ -164,6 +164,22 @@ def test_a_prefix_keeps_the_blanks_that_it_ends_with(tokenizer: Any, end: str, s
     assert spoken(codec, asked).endswith("A:" + end)
 
 
+@pytest.mark.parametrize(
+    "change",
+    [
+        ("message.content", "message.content.split('</think>')[-1]"),  # no thinking in what was said before
+        ("{% for", "{% if messages[-1].role == 'assistant' %}{{ raise_exception('not done') }}{% endif %}{% for"),
+    ],
+)
+def test_a_message_that_is_not_done_is_no_business_of_the_template(tokenizer: Any, change: tuple[str, str]) -> None:
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = other.chat_template.replace(*change, 1)
+    assert other.chat_template != tokenizer.chat_template
+    codec = TextCodec(other)
+    asked = codec.encode_prompt(chat(("user", "U"), ("assistant", "<think>2 + 2</think>It is")))
+    assert spoken(codec, asked) == "<|im_start|>user\nU<|im_end|>\n<|im_start|>assistant\n<think>2 + 2</think>It is"
+
+
 def test_what_the_model_wrote_is_given_back_in_the_tokens_that_it_drew(codec: TextCodec) -> None:
     """A cut of the text that the tokenizer would not make: one token a character."""
     drawn = tuple(codec.encode(letter)[0] for letter in "the range.")

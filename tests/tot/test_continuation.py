@@ -101,6 +101,43 @@ def test_thinking_is_a_thought_and_no_answer(scripted: Any) -> None:
     assert (path(solution), solution.answer) == ([thinking, "No.\n</think>\nIt is 7."], "7")
 
 
+def test_thinking_has_room_of_its_own_beside_that_of_the_message(scripted: Any) -> None:
+    stop, task = scripted.completion, GSM8K().in_chat()
+    asked = task.prompt("chain", task.start("why"))[-1].content
+    decoder = scripted(
+        {
+            asked: stop("<think>\nIs it 5", "length"),
+            "<think>\nIs it 5": stop("? No.</think>", "stop"),
+            "<think>\nIs it 5? No.</think>": "It is \\boxed{7}.",
+        }
+    )
+    solution = solve(task, "why", decoder=decoder, search="cot")
+    assert path(solution) == ["<think>\nIs it 5? No.</think>It is \\boxed{7}."]
+    assert (solution.answer, solution.usage.new_tokens) == ("7", 15)
+    first, thinking, rest = (request.sampling for request in decoder.requests)
+    assert thinking.max_tokens > first.max_tokens == rest.max_tokens
+    assert (thinking.stop, rest.stop) == (("</think>",), first.stop)
+
+
+@pytest.mark.parametrize(
+    ("text", "asked"), [("Is it 5", 1), ("<think>5</think>It", 2), ("<think>5", 2), ("We think: 5</think", 1)]
+)
+def test_only_thinking_that_was_cut_is_gone_on_with(scripted: Any, text: str, asked: int) -> None:
+    decoder = scripted({"why": scripted.completion(text, "length"), text: scripted.completion(" more", "length")})
+    solution = solve(Letter(), "why", decoder=decoder, search="cot")
+    assert path(solution) == [text + " more" * (asked - 1)]
+    assert len(decoder.requests) == asked
+
+
+@pytest.mark.parametrize(("cut", "depth"), [("<think>\nIs it 5?\n\n", 3), ("Is it 5?\n\n", 1)])
+def test_pieces_of_thinking_have_that_room_too(scripted: Any, cut: str, depth: int) -> None:
+    """The first piece has all the tokens of a message."""
+    long = Completion(cut, tuple(range(40)), -1.0, "stop", Usage(new_tokens=40))
+    rest = "No.</think>\n\n"
+    decoder = scripted({"why": long, cut: scripted.completion(rest, "stop"), cut + rest: "It is 7."})
+    assert len(path(grown(decoder))) == depth
+
+
 @pytest.mark.parametrize(
     ("chains", "answer"),
     [

@@ -11,18 +11,28 @@ import torch
 from torch import Tensor
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import native
+from tot.decoders.kernels import forward, native, packing, tiles
 from tot.decoders.kernels.tiles import kernel_options
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
-@pytest.fixture(autouse=True)
-def _products_of_bytes(request: pytest.FixtureRequest) -> None:
-    asked = getattr(request.node, "callspec", None)
-    if asked and "int8-dynamic" in asked.params.values() and "avx512_vnni" not in native.processor_flags():
-        pytest.skip("needs a processor with AVX-512 VNNI")
+@pytest.fixture(params=["widest", "avx2", "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
+def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The processor's vectors; AVX2's, where it has longer ones; and those of any processor, in plain C."""
+    kind, _, lanes = request.param.partition("-")
+    if kind == "avx2":
+        if native.lanes() == 8:
+            pytest.skip("the processor's vectors are no longer")
+        flags = frozenset(flag for flag in native.processor_flags() if not flag.startswith("avx512"))
+        for module in (native, tiles):
+            monkeypatch.setattr(module, "processor_flags", lambda: flags)
+    if kind == "portable":
+        portable = ["-DPORTABLE", f"-DLANES={lanes}"]
+        monkeypatch.setattr(forward, "kernel_options", lambda *model: [*(kernel_options(*model) or []), *portable])
+        for module in (packing, forward):
+            monkeypatch.setattr(module, "lanes", lambda: int(lanes))
 
 
 @pytest.fixture

@@ -146,9 +146,7 @@ def test_what_a_processor_lacks_is_told_of_once(
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             assert tiles.kernel_options(64, 1, torch.float32, torch.device("cpu")) is None
-    assert caplog.messages == [
-        "this processor lacks fma, so attention in torch.float32 is torch's, which is slower"
-    ]
+    assert caplog.messages == ["this processor lacks fma, so attention in torch.float32 is torch's, which is slower"]
 
 
 # -- what C is given ----------------------------------------------------------------------------------------------

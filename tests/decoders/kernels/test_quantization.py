@@ -66,7 +66,7 @@ def test_eight_bits_give_what_the_rounded_weights_give(
     reference, runner = copy.deepcopy(model), Runner(model, 3000, quantize)
     assert isinstance(runner.backend, NativeForward)
     for layer in reference.modules():
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear) and quantize is not None:
             layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)))
     for count in (1, 3, 8, 13):
         texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
@@ -75,6 +75,20 @@ def test_eight_bits_give_what_the_rounded_weights_give(
             assert (logits[0] - expected).pow(2).mean().sqrt() < off * expected.std()
             assert expected.std() > 0.5
     runner.close()
+
+
+@pytest.mark.families
+@pytest.mark.parametrize(("quantize", "off"), [(None, 1e-4), ("int8", 2e-3), ("int8-dynamic", 0.3)])
+def test_vectors_of_every_length_give_it(
+    vectors: None,
+    text: Callable[..., Any],
+    computed: Callable[..., Any],
+    known: Callable[..., Any],
+    logits_alone: Callable[..., Tensor],
+    quantize: Any,
+    off: float,
+) -> None:
+    test_eight_bits_give_what_the_rounded_weights_give(text, computed, known, logits_alone, "qwen3", quantize, off)
 
 
 def test_a_decoder_says_how_its_weights_are_kept_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
