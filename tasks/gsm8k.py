@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
@@ -15,6 +16,9 @@ from tot.tasks.numbers import (
     strict_answer,
     value_of,
 )
+
+
+_WORD = re.compile(r"[^\W\d_]")
 
 
 class GSM8K(Task):
@@ -59,6 +63,13 @@ class GSM8K(Task):
 
     def variables(self, state: State) -> dict[str, Any]:
         return {**super().variables(state), "demonstrations": self.data("demonstrations")}
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        """A sub-question up to its question mark; without one it is none, and rejected."""
+        if template == "sub_question":
+            question, mark, _ = text.partition("?")
+            text = question + mark if mark and _WORD.search(question) else ""
+        return super().parse_thought(template, text)
 
     def parse_value(self, text: str) -> float | None:
         return parse_value(text, *self.scale)

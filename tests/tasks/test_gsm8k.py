@@ -166,6 +166,23 @@ def test_every_reference_scores_1_against_itself_and_0_against_its_neighbours(
 
 
 @pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        (" How many red?", "How many red?"),
+        ("How many red? Sub-answer 2: 4", "How many red?"),
+        ("How many? How many left?", "How many?"),
+        ("There are 8 red balls.", None),
+        ("Sub-question 3:", None),
+        ("??", None),
+        ("", None),
+    ],
+)
+def test_a_sub_question_ends_where_it_ends_and_what_asks_nothing_is_none(text: str, kept: str | None) -> None:
+    assert GSM8K().parse_thought("sub_question", text) == kept
+    assert GSM8K().parse_thought("sub_answer", text) == (text.strip() or None)
+
+
+@pytest.mark.parametrize(
     ("answer", "reference", "score"),
     [
         ("18", "9 + 9 = <<9+9=18>>18\n#### 18", 1),

@@ -321,7 +321,7 @@ def test_a_model_that_writes_rubbish_scores_nothing_and_every_answer_is_unreadab
     results = evaluate("gsm8k", path, out=tmp_path / "sums", decoder=Rubbish({}), search="bfs:thoughts=2,depth=2",
                        evaluator="value")  # fmt: skip
     assert (results.score.mean, results.parse_failures.mean, results.errors) == (0.0, 1.0, 0)
-    assert results.unreadable == 4  # the value of the two equal thoughts of each
+    assert results.unreadable == 8  # two of each that are no sub-questions
 
 
 def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scripted: Any, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def test_what_stands_before_the_line_that_a_reply_continues_is_no_answer(scripte
 
     class Clueless(scripted):  # type: ignore[misc]
         def _reply(self, request: Any, sample: int) -> Any:
-            return self.completion("no idea")
+            return self.completion("no idea?")
 
     solution = solve("gsm8k", "q", decoder=Clueless({}), search=BFS(thoughts=1, depth=2), evaluator=Value())
     assert (solution.answer, len(solution.tree)) == (None, 2)
