@@ -17,7 +17,6 @@ from tot.tasks.numbers import (
     value_of,
 )
 
-
 _WORD = re.compile(r"[^\W\d_]")
 
 
@@ -58,7 +57,8 @@ class GSM8K(Task):
             "explain": {"max_tokens": 256},
         },
         "search": "self-consistency",
-        "generator": "continue:temperature=0.3",
+        "generator": "continue",
+        "filters": {"top_p": 0.8, "top_k": 20},
     }
 
     def variables(self, state: State) -> dict[str, Any]:

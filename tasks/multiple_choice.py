@@ -80,7 +80,8 @@ class MultipleChoice(Task):
             "explain": {"max_tokens": 256},
         },
         "search": "self-consistency",
-        "generator": "continue:temperature=0.3",
+        "generator": "continue",
+        "filters": {"top_p": 0.8, "top_k": 20},
     }
 
     def start(self, question: str) -> State:

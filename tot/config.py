@@ -67,8 +67,8 @@ class SearchConfig(BaseModel):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     """Most new tokens of any text."""
     top_k: int | None = None
-    """Which tokens are drawn from, as for the next two: by default as the model's own generation_config says; a task's
-    template may say otherwise."""
+    """Which tokens are drawn from, as for the next two: by default as the model's own generation_config says, else as
+    the task does; a task's template may say otherwise."""
     top_p: float | None = None
     min_p: float | None = None
     seed: int = 0
@@ -158,10 +158,11 @@ class SearchConfig(BaseModel):
         """The same; None where no model runs here, all being asked of servers."""
         return None if all(map(_is_remote, self.decoders.values())) else self.asked_model
 
-    @property
-    def filters(self) -> dict[str, float]:
-        """Which tokens are drawn from: as given, and for the rest the model's own. Raises OptionError."""
-        return filters_of(self.weights, {name: getattr(self, name) for name in FILTERS})
+    def filters_for(self, task: Task) -> dict[str, float]:
+        """Which tokens are drawn from: as given, for the rest as the model says, else, of a model that runs here, as
+        the task does. Raises OptionError."""
+        default = {} if self.weights is None else task.filters
+        return filters_of(self.weights, {name: getattr(self, name) for name in FILTERS}, default)
 
     def exact(self) -> SearchConfig:
         """The same; where it is to be reproducible, in float32 and with a window for FastCoT that doesn't follow what
@@ -253,15 +254,18 @@ def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
 
 
-def filters_of(model: Any, given: Mapping[str, float | None]) -> dict[str, float]:
-    """The filters of a run by name: those given, and for the others those of the model's generation_config.
+def filters_of(
+    model: Any, given: Mapping[str, float | None], default: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """The filters of a run by name: those given, for the others those of the model's generation_config, or a default.
 
     `model` is a name or a path, whose files are read, a model object, or None for none here. Raises OptionError for a
     value that can't be taken.
     """
     config = getattr(model, "generation_config", None)
     own = _of_files(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
-    chosen = {name: own.get(name) if given.get(name) is None else given[name] for name in FILTERS}
+    sources = (given, own, default or {})
+    chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in FILTERS}
     said = {name: value for name, value in chosen.items() if value is not None}
     try:
         Sampling(**said)

@@ -124,7 +124,7 @@ async def asolve(
     """
     config = SearchConfig.of(config, options).exact()
     task = config.suited(task)
-    parts, filters = config.parts(task), config.filters
+    parts, filters = config.parts(task), config.filters_for(task)
     task.start(question)  # a question that can't be asked is refused before a model is loaded
     if profile is not None and config.weights is None:
         from tot.report.profile import NO_ENGINE

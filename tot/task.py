@@ -72,6 +72,8 @@ class Task:
     """The value of a state whose evaluation can't be read."""
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sampling options by template name, such as {"thought": {"max_tokens": 64, "stop": ("\\n",)}}."""
+    filters: ClassVar[Mapping[str, float]] = {}
+    """Which tokens are drawn from, where neither the run nor the model says: {"top_p": 0.8, "top_k": 20}."""
     chat: ClassVar[Mapping[str, Any]] = {}
     """What is different of the attributes here where a model with a chat template is asked in its own format, and
     answers in its own way; the templates for that lie in a folder `chat` beside the others. Nothing: no such suite."""

@@ -83,6 +83,14 @@ def test_the_models_own_are_the_default_and_can_be_replaced_one_by_one() -> None
     assert run(Asked()).filters == {}
 
 
+def test_a_task_says_where_neither_the_run_nor_the_model_does() -> None:
+    task = type("Narrow", (Letters,), {"filters": {"top_p": 0.6, "min_p": 0.1}})()
+    options: dict[str, Any] = {"search": "bfs:thoughts=2", "evaluator": "random"}
+    assert solve(task, "q", decoder=Asked(Model), **options).filters == {"top_k": 20, "top_p": 0.8, "min_p": 0.1}
+    assert solve(task, "q", decoder=Asked(Model), top_p=1.0, **options).filters["top_p"] == 1.0
+    assert solve(task, "q", decoder=Asked(), **options).filters == {}  # who draws is not known, nor what it can
+
+
 def test_of_a_model_that_is_named_its_files_say_so(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.8, "temperature": 0.7}))
     assert filters_of(tmp_path, {}) == {"top_p": 0.8}

@@ -95,6 +95,7 @@ def test_an_evaluation_keeps_which_prompts_it_had(tiny: Any, tmp_path: Path) -> 
             run(decoder, resume=True, prompts="papers")
         run(decoder, resume=True)
         del kept["prompts"]  # as earlier versions wrote it, which knew the papers' only
+        kept |= {"top_k": None, "top_p": None}  # the chat prompts' own
         config.write_text(yaml.safe_dump(kept))
         assert read_yaml(config)["prompts"] == "papers"
         with pytest.raises(OptionError, match="prompts papers there, chat here"):

@@ -81,7 +81,7 @@ def run_evaluation(work: Work, out: Path, resume: bool, told: Tracker | None) ->
     if local:
         configuration = configuration.model_copy(update={"data": str(Path(configuration.data).resolve())})
     config = work.config.exact()
-    configuration = configuration.model_copy(update=config.filters)
+    configuration = configuration.model_copy(update=config.filters_for(task))
     taken = (configuration.limit, configuration.offset, configuration.shuffle_seed)
     questions = Questions(task, configuration.data, *taken)
     found, bad = questions.survey()
