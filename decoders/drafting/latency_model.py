@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +15,6 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import Draw, read
-from tot.decoders.models.loading import LoadedModel
 
 ROWS = (1, 4, 8, 16, 64)
 _CONTEXT = 128
@@ -108,14 +106,3 @@ def _seconds(runner: Runner, base: Any, rows: int) -> float:
 def engine_latency_model(engine: Engine) -> LatencyModel:
     """`latency_model` of an engine's model, also while the engine is at work."""
     return _known.get(engine.runner.model) or engine.call(partial(latency_model, engine.runner))
-
-
-def warn_if_slow(draft: LoadedModel, runner: Runner, engine: Engine) -> None:
-    """A draft that takes as long as its target can only lose."""
-    drafting, verifying = latency_model(runner).of(1), engine_latency_model(engine).of(1)
-    if drafting >= verifying:
-        warnings.warn(
-            f"the draft {draft.name} takes {drafting * 1000:.1f} ms a token and the target {engine.loaded.name} "
-            f"{verifying * 1000:.1f} ms: drafting will not make it faster; choose a smaller draft",
-            stacklevel=4,
-        )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -12,7 +13,6 @@ from typing import Any
 from tot.decoders.drafting.draft_model import ModelDrafter, check_vocabulary
 from tot.decoders.drafting.drafters import Drafter, DrafterChain
 from tot.decoders.drafting.early_exit import first_layers
-from tot.decoders.drafting.latency_model import warn_if_slow
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError, TotError
@@ -75,7 +75,13 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
     made = _model_drafter(loaded, engine, owned=named)
-    warn_if_slow(loaded, made.runner, engine)
+    weights, most = (sum(weight.numel() for weight in one.model.parameters()) for one in (loaded, target))
+    if weights >= most:
+        warnings.warn(
+            f"the draft {loaded.name} has {weights:,} weights and the target {target.name} {most:,}: drafting will not "
+            "make it faster; choose a smaller draft",
+            stacklevel=4,
+        )
     return made
 
 

@@ -239,7 +239,6 @@ def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
     monkeypatch.setattr(
         "tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1, 64), (0.001, 0.002))
     )
-    monkeypatch.setattr("tot.decoders.drafting.opening.warn_if_slow", lambda *_: None)
     engine = engines()
     folder = draft_folder("tiny")
     engine.loaded.model.save_pretrained(folder)
