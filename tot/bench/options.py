@@ -176,7 +176,9 @@ class QualityOptions(BenchOptions):
     folder: Path = Field(Path("quality"), description="Where each way's evaluation is kept, and gone on with.")
     concurrency: int = Field(16, ge=1, description="Searches at once.")
     evaluators: tuple[str, ...] = Field((), description="State evaluators to judge pieces of solutions, with commas.")
-    judged: int = Field(20, ge=1, description="Questions of which solutions are cut into such pieces.")
+    judged: int = Field(
+        100, ge=1, description="Questions whose solutions, by the way that draws most, are cut into such pieces."
+    )
     timed: int = Field(0, ge=0, description="Questions to be timed one at a time, the ways in turns.")
     picture: Path | None = Field(None, description="Write a picture of accuracy against tokens.")
 

@@ -2,8 +2,7 @@
 
 Each way of answering is an evaluation in a folder of its own, which is gone on with; what is shown is read from there.
 Where a way drew several solutions of a question, fewer of them, and other ways to choose among them, are replayed:
-nothing is decoded twice. Evaluators judge pieces of solutions of which it is known how many rollouts from there end
-right.
+nothing is decoded twice. Evaluators judge the pieces of such solutions, of which it is known how they end.
 """
 
 from __future__ import annotations
@@ -11,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections import defaultdict
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -29,6 +29,7 @@ from tot.bench.options import QualityOptions
 from tot.checked_task import CheckedTask
 from tot.context import Context
 from tot.decoders.budget import Meter
+from tot.decoders.errors import OptionError
 from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.attempt import Work
@@ -37,17 +38,15 @@ from tot.evaluation.estimate import bootstrap, estimate
 from tot.evaluation.folder import read_samples
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
-from tot.evaluation.run import evaluate, run_evaluation
+from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.machine import describe
 from tot.registry import EVALUATORS, named
-from tot.search.base import Count, Search
 from tot.search.session import elected
-from tot.search.state import SearchState
 from tot.solver import run_to_end, solve
-from tot.steps import Steps
+from tot.state import Drawn, State, Thought
 from tot.task import Task
-from tot.tree import Node, ThoughtTree
+from tot.tree import ThoughtTree
 
 _AT_ONCE = 16
 """Trees whose parts are judged side by side."""
@@ -84,12 +83,18 @@ Answers = dict[str, Answered]
 def run(asked: QualityOptions, console: Console) -> None:
     """Evaluate every way, and print the tables."""
     works = {name: way(asked, options) for name, options in asked.ways.items()}
+    most = max(works, key=lambda name: _samples(works[name]))
+    if asked.evaluators and _samples(works[most]) < 2:
+        raise OptionError(
+            "--evaluators judges the pieces of several solutions of a question: add a way that draws them, such as "
+            "--way 'votes: search=self-consistency:samples=8'"
+        )
     device = resolve_device("auto")
     with Bench(asked, console, f"{asked.model}; {describe(device, resolve_dtype('auto', device))}") as bench:
         bench.say(forecast(works))
         ways: dict[str, Answers] = {}
         for name, work in works.items():
-            folder = asked.folder / re.sub(r"[^\w-]+", "-", name)
+            folder = folder_of(asked, name)
             results = run_evaluation(work, folder, folder.exists(), None)
             bench.say(f"{name}: {results.score_text}, {results.seconds / results.problems:.1f} s a search, in {folder}")
             answers = read_answers(folder, work.task)
@@ -102,7 +107,7 @@ def run(asked: QualityOptions, console: Console) -> None:
             points = {name: ([_mean(one, "tokens")], [_mean(one, "score")]) for name, one in ways.items()}
             save(curves(points, "new tokens a question", "score"), asked.picture)
         if asked.evaluators:
-            judge(asked, bench)
+            judge(asked, works[most], folder_of(asked, most), bench)
         if asked.timed:
             time_each(asked, works, bench)
 
@@ -114,6 +119,16 @@ def way(asked: QualityOptions, options: Mapping[str, Any]) -> Work:
     return Work.named(Configuration.from_options({**about, **options}))
 
 
+def folder_of(asked: QualityOptions, name: str) -> Path:
+    """Where a way's evaluation is kept."""
+    return asked.folder / re.sub(r"[^\w-]+", "-", name)
+
+
+def _samples(work: Work) -> int:
+    """Whole solutions of a question that a way draws at once."""
+    return int(getattr(work.config.search, "samples", 1))
+
+
 def forecast(works: Mapping[str, Work]) -> str:
     """About how long evaluations will take, by the rate at which sixteen texts are written now."""
     first = next(iter(works.values()))
@@ -121,7 +136,7 @@ def forecast(works: Mapping[str, Work]) -> str:
     with ExitStack() as stack:
         decoder = first.config.open(stack)["generate"]
         seconds, _ = timed(lambda: decoder.generate(asked))
-    texts = sum(getattr(work.config.search, "samples", 1) for work in works.values())
+    texts = sum(map(_samples, works.values()))
     room = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
     questions = first.configuration.limit or 1
     hours = questions * texts * room * seconds / 256 / 3600
@@ -242,43 +257,38 @@ def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) ->
 # -- evaluators ---------------------------------------------------------------------------------------------------
 
 
-class Probe(Search):
-    """Some solutions, piece by piece, with rollouts from every piece."""
-
-    solutions: Count = 3
-    rollouts: Count = 4
-
-    def steps(self, search: SearchState) -> Steps:
-        pieces = yield search.expand([search.tree.root], self.solutions)
-        while growing := [node for node in pieces if not search.is_end(node)]:
-            yield search.expand(growing, self.rollouts, whole=True)
-            pieces = yield search.expand(growing, 1)
-
-
 @dataclass(frozen=True)
 class Judged:
-    """A piece of a solution: how many rollouts from there end right, and how an evaluator values it."""
+    """A piece of a solution: whether that solution ends right, and how an evaluator values it as far as here."""
 
     depth: int
     truth: float
     value: float
 
 
-def judge(asked: QualityOptions, bench: Bench) -> None:
+@dataclass(frozen=True)
+class Solutions:
+    """A question and the messages that answer it: the pieces of each, and how right it is."""
+
+    root: State
+    messages: tuple[tuple[list[Drawn], float], ...]
+
+
+def judge(asked: QualityOptions, work: Work, folder: Path, bench: Bench) -> None:
     """How well evaluators tell pieces that end right from those that don't, within a question."""
-    folder = asked.folder / "pieces"
-    given: dict[str, Any] = {"model": asked.model, "limit": asked.judged, "offset": asked.offset, "prompts": "chat"}
-    given |= {"search": Probe(), "generator": "continue", "evaluator": "random", "concurrency": asked.concurrency}
-    evaluate(asked.task, asked.data, out=folder, resume=folder.exists(), **given)
-    work = way(asked, {"prompts": "chat"})
     rows = Table("evaluator", "all", "first pieces", "second", "later", "new tokens a piece", "seconds", title=_TELLING)
     with ExitStack() as stack:
         decoders = work.config.open(stack)
+        tokenizer = getattr(decoders["generate"], "tokenizer", None)
+        exact = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        decode = None if tokenizer is None else partial(tokenizer.decode, **exact)
+        samples = islice(read_samples(folder), asked.judged)
+        given = [solutions(folder, sample, work.task, decode) for sample in samples]
         for name in asked.evaluators:
             meter = Meter()
             seconds, found = timed(
                 lambda meter=meter, name=name: run_to_end(  # type: ignore[misc]
-                    judged(folder, work.task, named(name, EVALUATORS), Backend(decoders, meter))
+                    judged(given, work.task, named(name, EVALUATORS), Backend(decoders, meter))
                 )
             )
             bench.keep(**{f"evaluator {name}": [[asdict(one) for one in each] for each in found]})
@@ -288,41 +298,60 @@ def judge(asked: QualityOptions, bench: Bench) -> None:
     bench.show(rows)
 
 
-async def judged(folder: Path, task: Task, evaluator: Any, backend: Backend) -> list[list[Judged]]:
-    """The pieces in a folder of probes, by question, each judged."""
+_TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
+_PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
+
+
+def solutions(
+    folder: Path, sample: Mapping[str, Any], task: Task, decode: Callable[[Sequence[int]], str] | None
+) -> Solutions:
+    """The whole messages that an evaluation's folder holds of a sample, cut as `Continue` cuts them; with `decode`,
+    which tells what tokens spell, their tokens as well."""
+    tree = ThoughtTree.from_json(json.loads((folder / "trees" / f"{sample['id']}.json").read_text()))
+    checked, messages = CheckedTask(task), []
+    for leaf in tree.leaves():
+        if leaf.thought is not None and checked.is_whole(leaf.thought):
+            answer = checked.answer_at(tree.state(leaf))
+            right = 0.0 if answer is None else float(task.score(answer, sample["reference"]))
+            whole = leaf.thought.drawn.get(task.chain, Drawn(text=leaf.thought.text, tokens=()))
+            messages.append((pieces_of(whole, decode), right))
+    return Solutions(tree.state(tree.root), tuple(messages))
+
+
+def pieces_of(message: Drawn, decode: Callable[[Sequence[int]], str] | None) -> list[Drawn]:
+    """A message's paragraphs, as they were drawn."""
+    tokens = message.tokens if decode is not None else ()
+    ends = [len(decode(tokens[: i + 1])) for i in range(len(tokens))] if decode is not None else []
+    found, begin = [], 0
+    for paragraph in _PARAGRAPH.finditer(message.text):
+        end = bisect_right(ends, paragraph.end())
+        found.append(Drawn(text=paragraph[0], tokens=tokens[begin:end], logprobs=message.logprobs[begin:end]))
+        begin = end
+    return found
+
+
+async def judged(questions: Sequence[Solutions], task: Task, evaluator: Any, backend: Backend) -> list[list[Judged]]:
+    """Every piece, judged when those at its depth are all that there is, as a search would."""
     turn, checked = asyncio.Semaphore(_AT_ONCE), CheckedTask(task)
 
-    async def of(sample: Mapping[str, Any]) -> list[Judged]:
-        tree = ThoughtTree.from_json(json.loads((folder / "trees" / f"{sample['id']}.json").read_text()))
-        truth = _truths(tree, checked, sample["reference"])
-        nodes = [tree[number] for number in truth]
-        async with turn:
-            values = await Context(checked, tree, backend).to("evaluate").judge(evaluator, nodes)
-        pairs = [(node, one.value) for node, one in zip(nodes, values, strict=True) if one.value is not None]
-        return [Judged(node.depth, truth[node.id], value) for node, value in pairs]
+    async def of(question: Solutions) -> list[Judged]:
+        tree = ThoughtTree(question.root)
+        context = Context(checked, tree, backend).to("evaluate")
+        ends, found = [tree.root] * len(question.messages), list[Judged]()
+        for depth in range(max((len(pieces) for pieces, _ in question.messages), default=0)):
+            growing = [i for i, (pieces, _) in enumerate(question.messages) if depth < len(pieces)]
+            for i in growing:
+                piece = question.messages[i][0][depth]
+                drawn = {task.thought[-1]: piece} if piece.tokens else {}
+                ends[i] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
+            async with turn:
+                values = await context.judge(evaluator, [ends[i] for i in growing])
+            for i, one in zip(growing, values, strict=True):
+                if one.value is not None:
+                    found.append(Judged(depth + 1, question.messages[i][1], one.value))
+        return found
 
-    return await asyncio.gather(*map(of, read_samples(folder)))
-
-
-_TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
-
-
-def _truths(tree: ThoughtTree, checked: CheckedTask, reference: Any) -> dict[int, float]:
-    """By the number of each piece, the share of rollouts from it that end right; those are then out of sight."""
-
-    def right(node: Node) -> float:
-        answer = checked.answer_at(tree.state(node))
-        return 0.0 if answer is None else float(checked.task.score(answer, reference))
-
-    rollouts: defaultdict[int, list[float]] = defaultdict(list)
-    found: dict[int, float] = {}
-    for node in tree:
-        if node.thought is not None and checked.task.chain in node.thought.parts:
-            rollouts[node.parent or 0] += [right(node)] * (1 + node.merged)
-            node.pruned = True
-        elif node.thought is not None and node.thought.ended:
-            found[node.id] = right(node)
-    return dict(sorted((found | {number: fmean(ends) for number, ends in rollouts.items() if number}).items()))
+    return await asyncio.gather(*map(of, questions))
 
 
 def told(questions: Sequence[Sequence[Judged]], depths: range) -> str:

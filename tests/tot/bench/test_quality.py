@@ -10,10 +10,11 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.bench.quality import Judged, read_answers, replayed, table, told
+from tot.bench.quality import Judged, pieces_of, read_answers, replayed, table, told
 from tot.cli.app import main
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
+from tot.state import Drawn
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
 SAID = {  # by question, what its samples say: plain answers are right for two, majorities for three
@@ -25,9 +26,14 @@ SAID = {  # by question, what its samples say: plain answers are right for two, 
 
 
 class Known:
-    """Says of each question what it is told to; a piece of a message first, where it may stop there."""
+    """Says of each question what it is told to, a character a token."""
 
     name = "known"
+
+    class tokenizer:  # noqa: N801 - as decoders name it
+        @staticmethod
+        def decode(tokens: Sequence[int], **options: Any) -> str:
+            return "".join(map(chr, tokens))
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         return [self._reply(request, sample) for request in requests for sample in range(request.sampling.n)]
@@ -39,15 +45,12 @@ class Known:
         word = next((word for word in SAID if word in text), None)
         if word is None or request.choices:
             raise AssertionError(text)
-        if request.sampling.keep_stop and len(request.prompt) == 1:
-            said, reason = f"It is {SAID[word][sample]} first.\n\n", "stop"
-        else:
-            before = request.prompt[-1].content if len(request.prompt) > 1 else ""  # type: ignore[union-attr]
-            told = before.split()[2] if before else SAID[word][sample]
-            said, reason = f"#### {told}", "eos"
-        probability = -0.1 if "1" in said or "4" in said else -2.0
-        tokens = tuple(range(3))
-        return Completion(said, tokens, 3 * probability, reason, Usage(new_tokens=3), logprobs=(probability,) * 3)
+        number = SAID[word][sample]
+        said = f"It is.\n\n#### {number}"
+        probability = -0.1 if number in "14" else -9.0
+        first, rest = (-1.0,) * len("It is.\n\n"), (probability,) * len(f"#### {number}")
+        tokens = tuple(map(ord, said))
+        return Completion(said, tokens, sum(first + rest), "eos", Usage(new_tokens=3), logprobs=first + rest)
 
 
 @pytest.fixture
@@ -79,7 +82,16 @@ def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[s
     for said in ("about 0.0 hours", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time"):
         assert said in shown, said
     assert Path("picture.svg").exists()
-    assert {one["truth"] for each in kept["evaluator logprob"] for one in each} == {0.0, 1.0}
+    judged = {name: kept[f"evaluator {name}"] for name in ("logprob", "random")}
+    assert [len(each) for each in judged["logprob"]] == [8] * 4
+    truths = [(one["depth"], one["truth"]) for one in judged["random"][1]]
+    assert truths == [(depth, float(said == "2")) for depth in (1, 2) for said in SAID["Bo"]]
+    ada = [one["value"] for one in judged["logprob"][0]]
+    assert ada[:4] == [ada[0]] * 4  # they say the same
+    assert ada[4] == ada[5] == ada[7] > ada[6]
+    refused = ("bench", "quality", "--data", "rows.jsonl", "--way", "plain: search=cot", "--evaluators", "random")
+    assert main(refused) == 2
+    assert "--evaluators judges the pieces of several solutions of a question" in capfd.readouterr().err
     before = Path("quality/plain/samples.jsonl").read_bytes()
     assert main([*asked, "random", "--judged", "4"]) == 0  # gone on with: nothing is decoded again
     assert Path("quality/plain/samples.jsonl").read_bytes() == before
@@ -129,6 +141,28 @@ def test_a_replay_is_what_would_have_been_decoded(tiny: Any, tmp_path: Path) -> 
             q: one.tokens for q, one in answers.items()
         }
     assert table({"votes": decoded[8], **again}).row_count == 1 + 2 * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "pieces"),
+    [
+        ("One.\n\nTwo.\n \n\n Three", ["One.\n\n", "Two.\n \n\n ", "Three"]),
+        ("\n\nOne\ntwo", ["\n\nOne\ntwo"]),
+        ("One\n\n", ["One\n\n"]),
+        ("", []),
+    ],
+)
+def test_a_message_is_cut_into_its_paragraphs(text: str, pieces: list[str]) -> None:
+    """Where one token is the end of a paragraph and the beginning of the next, it is the next one's."""
+    tokens = tuple(map(ord, text))
+    whole = Drawn(text=text, tokens=tokens, logprobs=tuple(-float(token) for token in tokens))
+    found = pieces_of(whole, Known.tokenizer.decode)
+    assert [(one.text, Known.tokenizer.decode(one.tokens)) for one in found] == [(piece, piece) for piece in pieces]
+    assert all(one.logprobs == tuple(-float(token) for token in one.tokens) for one in found)
+    assert [(one.text, one.tokens) for one in pieces_of(whole, None)] == [(piece, ()) for piece in pieces]
+    twos = pieces_of(whole, lambda tokens: text[: 2 * len(tokens)])
+    assert [one.text for one in twos] == pieces
+    assert sum(len(one.tokens) for one in twos) <= len(tokens)
 
 
 @pytest.mark.parametrize(("value", "expected"), [(lambda t: t, "1.00"), (lambda t: -t, "0.00"), (lambda t: 3, "0.50")])
