@@ -1,7 +1,6 @@
 """Linear layers' weights as forward.c reads them: strips of outputs, in the order in which they are multiplied.
 
-Weights that are packed and that nobody else reads are given up: the layer keeps their shape, and enough numbers of them
-to tell one model from another.
+Weights that are packed and that nobody else reads are given up: the layer keeps their shape and first numbers.
 """
 
 from __future__ import annotations
@@ -56,8 +55,16 @@ def packed(weight: Tensor, kind: Weights) -> Tensor:
 
 def give_up(layer: nn.Linear) -> None:
     """Let go of a layer's weight; only its packed copy computes from now on."""
+    first = first_numbers(layer.weight).clone()
     layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
+    layer.weight.first_numbers = first  # type: ignore[attr-defined]
     layer.forward = _refuse  # type: ignore[method-assign]
+
+
+def first_numbers(weight: Tensor) -> Tensor:
+    """(64,) or fewer of a weight's numbers, also of one that was given up: they tell one model from another."""
+    first: Tensor = getattr(weight, "first_numbers", weight.detach().flatten()[:64])
+    return first
 
 
 def copy_the_rest(model: nn.Module) -> None:

@@ -27,8 +27,8 @@ def versions() -> dict[str, str]:
 
 
 def hash_model(model: Any) -> str | None:
-    """The SHA-256 of a model's weights, configuration and vocabulary, by its name or path; of an object, of its
-    parameters; None for no model. Raises ModelError for a name that means none."""
+    """The SHA-256 of a model's weights, configuration and vocabulary, by its name or path; of an object, of
+    the first numbers of each parameter; None for no model. Raises ModelError for a name that means none."""
     if isinstance(model, str | Path):
         from tot.decoders.models.model_names import find_model
 
@@ -65,8 +65,10 @@ def _hash_file(path: Path) -> str:
 def _hash_parameters(model: Any) -> str:
     import torch
 
+    from tot.decoders.kernels.packing import first_numbers
+
     digest = hashlib.sha256()
-    for name, weight in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    for name, weight in sorted(model.named_parameters(remove_duplicate=False)):
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(first_numbers(weight).cpu().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()

@@ -17,6 +17,7 @@ from tot.decoders.kernels.forward import NativeForward
 from tot.decoders.kernels.native import lanes, library
 from tot.decoders.kernels.packing import packed
 from tot.decoders.kernels.tiles import kernel_options
+from tot.evaluation.fingerprint import hash_model
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 6}
 REQUEST = Request(prompt="the rain", sampling=Sampling(max_tokens=12, ignore_eos=True))
@@ -116,10 +117,11 @@ def test_the_file_that_weights_were_mapped_from_is_let_go(
 
 
 def test_a_model_without_its_weights_says_why_it_computes_nothing(model: Any) -> None:
-    numbers = sum(weight.numel() for weight in model.parameters())
+    numbers, identity = sum(weight.numel() for weight in model.parameters()), hash_model(model)
     native = NativeForward(model, *stores(model), "int8", owned=True)
     assert native.weights == "int8"
     assert sum(weight.numel() for weight in model.parameters()) == numbers
+    assert hash_model(model) == identity
     with pytest.raises(
         ModelError, match="held only as the engine that loaded it has packed them: load the model again"
     ):
