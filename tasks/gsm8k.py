@@ -53,6 +53,7 @@ class GSM8K(Task):
         "labels": {"Yes": 1.0, "No": 0.0},
         "sampling": {
             **{template: {"max_tokens": 512} for template in ("step", "chain", "answer")},
+            "propose": {"max_tokens": 256},
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },

@@ -253,7 +253,7 @@ def native_forward(
         needed = _SPARE * (max(takes) if owned else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
-    faster = ("-O3",) if kind == "int8" and lanes() == 8 else ()  # by a tenth, measured there
+    faster = ("-O3",) if kind.startswith("int8") and lanes() == 8 else ()  # by a tenth, measured there
     kinds = [_COMPILED[kind] + faster] + (
         [_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else []
     )

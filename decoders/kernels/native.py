@@ -145,6 +145,11 @@ def lanes() -> int:
     return 16 if processor_flags() >= AVX512 else 8
 
 
+def largest_byte() -> int:
+    """The largest weight that add_bytes of vectors.c multiplies."""
+    return 255 if processor_flags() >= AVX512 | {"avx512_vnni"} else 120
+
+
 @functools.cache
 def processor() -> str:
     """The processor's name, as the system tells it."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels.native import lanes, log_once
+from tot.decoders.kernels.native import largest_byte, lanes, log_once
 from tot.decoders.memory import free_memory
 
 Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
@@ -41,7 +41,7 @@ def packed(weight: Tensor, kind: Weights) -> Tensor:
     for first in range(0, len(weight), _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
         if kind in ("int8", "int8-dynamic"):
-            whole, scales = quantized(part)
+            whole, scales = quantized(part, largest_byte() if kind == "int8-dynamic" else 255)
             made = _strips(whole, _JOINED[kind], scales)
         else:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
@@ -102,14 +102,15 @@ def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor
     return torch.cat([cut.reshape(len(cut), beside.shape[1], -1), beside], dim=2)
 
 
-def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A weight (outputs, inputs) as whole numbers from 0 to 255, and (outputs, groups, 2) steps and least weights.
+def quantized(weight: Tensor, largest: int = 255) -> tuple[Tensor, Tensor]:
+    """A weight (outputs, inputs) as whole numbers from 0 to `largest`, and (outputs, groups, 2) steps and least weights.
 
-    A weight is least + number * step of its output and group of inputs, whose least weight is 0 and whose largest 255.
-    What was in four bits with a least and a step for each such group before (Q4_1) is met exactly.
+    A weight is least + number * step of its output and group of inputs, of which the least weight is 0 and the largest
+    `largest`: a multiple of 15, so that what was in four bits with a least and a step for each such group before (Q4_1)
+    is met exactly.
     """
     groups = weight.float().reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1), groups.amax(-1)
-    step = (most - least) / 255
+    step = (most - least) / largest
     whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
     return whole.flatten(1), torch.stack([step, least], -1)

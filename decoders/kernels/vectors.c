@@ -236,10 +236,13 @@ static inline void transpose(Words *words) {
 #endif
 #endif
 
-// To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign.
+// To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign. Without VNNI a pair of products
+// has to fit into 16 bits: `a` goes to 120 then.
 static inline Words add_bytes(Words sum, Words a, Words b) {
 #if LANES == 16 && defined(__AVX512VNNI__) && !defined(PORTABLE)
     return (Words)_mm512_dpbusd_epi32((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+#elif !defined(PORTABLE)
+    return add_halves(sum, (Words)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), (Words)ON(set1_epi16)(1));
 #else
     const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
     return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);

@@ -112,6 +112,23 @@ def test_the_draw_depends_on_the_seed_alone() -> None:
     assert len({str(level) for level in ([p[-1] for p in level] for level in grown(1))}) > 1  # each level its own
 
 
+# -- all --------------------------------------------------------------------------------------------------------
+
+
+def test_all_are_kept_and_no_more_are_grown_than_there_is_room_for() -> None:
+    search = BFS(thoughts=2, breadth=5, select="all", depth=7).start(Letters(), "q")
+    asked, end = [], Thought(parts={"thought": "z"}, ended=True)
+    while (step := search.ask()) is not None:
+        if not isinstance(step, Expand):
+            search.tell([0.0] * len(step.nodes))
+            continue
+        asked.append((len(step.nodes), step.count))
+        grown: list[Any] = [["a", "b"][: step.count] for _ in step.nodes]
+        grown[0] = {3: [end], 4: [], 5: []}.get(len(asked), grown[0])
+        search.tell(grown)
+    assert asked == [(1, 2), (2, 2), (4, 1), (3, 1), (2, 2), (2, 2)]
+
+
 # -- ToT's published loop ---------------------------------------------------------------------------------------
 
 

@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Agreement, Continue, LogProb, Random, Sample, Solution, Task, solve
+from tot import BFS, Agreement, Continue, LogProb, Propose, Random, Sample, Solution, Task, solve
 from tot.decoders import Completion, Usage
 from tot.search.baselines import SelfConsistency
 from tot.tasks import GSM8K
@@ -196,3 +196,19 @@ def test_votes_may_be_weighted(scripted: Any, weighted: bool, aggregate: Any, an
     search = SelfConsistency(samples=3, weighted=weighted, aggregate=aggregate)
     solution = solve(Numbers(), "why", decoder=decoder, search=search, generator=Sample(), evaluator=LogProb())
     assert solution.answer == answer
+
+
+# -- several listed at once ---------------------------------------------------------------------------------------
+
+
+def test_what_one_reply_lists_are_lines_of_the_message(scripted: Any) -> None:
+    """The prompt for it is one of its own, and the answer goes on after the lines that were chosen."""
+    first = "How many?\n\nGive 2 different next steps of the answer, each in one line, with its calculation."
+    then = first.replace("Give", "This is how the answer begins:\n\nHalf is 3.\n\nGive")
+    decoder = scripted({first: "1. Half is 3.", then: "- Twice is 6.", "Half is 3.\nTwice is 6.\n": "So \\boxed{9}."})
+    search = BFS(thoughts=2, breadth=1, depth=3)
+    solution = solve(
+        GSM8K(), "How many?", decoder=decoder, prompts="chat", search=search, generator=Propose(), evaluator=Random()
+    )
+    assert path(solution) == ["Half is 3.\n", "Twice is 6.\n"]
+    assert solution.answer == "9"

@@ -25,13 +25,14 @@ class BFS(MergingSearch):
     thoughts: Count | None = 3
     """None: as many as the thought generator gives of itself."""
     breadth: Count = 3
-    select: Literal["greedy", "sample"] = "greedy"
-    """The b best, the first of equals first; or b drawn without replacement, by value."""
+    select: Literal["greedy", "sample", "all"] = "greedy"
+    """The b best, the first of equals first; b drawn without replacement, by value; or all, of which no more are grown
+    than b: up to n children of a state while there is room for them, then one of each."""
 
     def steps(self, search: SearchState) -> Steps:
         frontier = [search.tree.root]
         while unfinished := [node for node in frontier if not search.is_end(node)]:
-            children = yield search.expand(unfinished, self.thoughts)
+            children = yield search.expand(unfinished, self._count(unfinished, frontier))
             if search.solved is not None:
                 search.best = search.solved
                 return
@@ -45,8 +46,15 @@ class BFS(MergingSearch):
             if best is not None and best.value is not None:
                 search.best = best
 
+    def _count(self, unfinished: Sequence[Node], frontier: Sequence[Node]) -> int | None:
+        """Children of each state."""
+        if self.select != "all":
+            return self.thoughts
+        room = max(1, (self.breadth - len(frontier) + len(unfinished)) // len(unfinished))
+        return min(room, self.thoughts or room)
+
     def _keep(self, nodes: Sequence[Node], search: SearchState) -> list[Node]:
-        if self.select == "greedy":
+        if self.select != "sample":
             return by_value(nodes)[: self.breadth]
         left = list(nodes)
         draw = search.random("select", len(search.tree))
