@@ -59,6 +59,7 @@ class GSM8K(Task):
         },
         "search": "self-consistency",
         "generator": "continue",
+        "evaluator": "logprob:window=16",
         "filters": {"top_p": 0.8, "top_k": 20},
     }
 

@@ -82,6 +82,7 @@ class MultipleChoice(Task):
         },
         "search": "self-consistency",
         "generator": "continue",
+        "evaluator": "logprob:window=16",
         "filters": {"top_p": 0.8, "top_k": 20},
     }
 

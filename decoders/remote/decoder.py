@@ -49,7 +49,7 @@ class RemoteDecoder:
         try:
             from tot.decoders.remote.server import Server
         except ModuleNotFoundError as error:
-            raise OptionError(f"the openai decoder needs {error.name}: pip install 'tot[openai]'") from None
+            raise OptionError(f"the openai decoder needs {error.name}: pip install openai") from None
         self._server = Server(options, self.model)
         self._loop = LoopThread(self._server.close)
         self._dialect = Dialect()

@@ -101,15 +101,17 @@ def run(asked: QualityOptions, console: Console) -> None:
             ways |= {name: answers, **replayed(name, answers, work.task)}
         bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
         bench.show(table(ways))
-        if asked.picture is not None:
-            from tot.report.plots import curves, save
-
-            points = {name: ([_mean(one, "tokens")], [_mean(one, "score")]) for name, one in ways.items()}
-            save(curves(points, "new tokens a question", "score"), asked.picture)
         if asked.evaluators:
             judge(asked, works[most], folder_of(asked, most), bench)
-        if asked.timed:
-            time_each(asked, works, bench)
+        seconds = time_each(asked, works, bench) if asked.timed else {}
+        if asked.picture is not None:
+            from tot.report.plots import accuracies, save
+
+            cost = seconds or {name: _mean(answers, "tokens") for name, answers in ways.items()}
+            right = {name: estimate([one.score for one in ways[name].values()]) for name in cost}
+            across = f"{'seconds' if seconds else 'new tokens'} a question"
+            points = {name: (cost[name], one.mean, one.low, one.high) for name, one in right.items()}
+            save(accuracies(points, across), asked.picture)
 
 
 def way(asked: QualityOptions, options: Mapping[str, Any]) -> Work:
@@ -233,8 +235,8 @@ def _mean(answers: Answers, what: str) -> float:
     return fmean(getattr(one, what) for one in answers.values())
 
 
-def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) -> None:
-    """Seconds of one question at a time, the ways in turns."""
+def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) -> dict[str, float]:
+    """The mean seconds of one question at a time, by way; the ways in turns."""
     first = next(iter(works.values()))
     found = [one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)]
 
@@ -243,7 +245,7 @@ def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) ->
         return {"seconds": seconds, "tokens": solution.usage.new_tokens}
 
     sides = [Side(name, partial(answered, work)) for name, work in works.items()]
-    bench.compare(
+    results = bench.compare(
         f"{len(found)} questions, one at a time",
         sides,
         lambda _, turn: found[turn].text,
@@ -252,6 +254,7 @@ def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) ->
         metrics=[SECONDS, Metric("new tokens", lambda took: took["tokens"], plain(".0f"))],
         against=[sides[0].name],
     )
+    return {name: fmean(results.values(SECONDS, name)) for name in works}
 
 
 # -- evaluators ---------------------------------------------------------------------------------------------------

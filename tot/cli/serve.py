@@ -78,7 +78,7 @@ def serve_command(given: dict[str, Any]) -> None:
         from tot.decoders.serving.server import address_of, listen, serve
         from tot.decoders.serving.service import Service
     except ModuleNotFoundError as error:
-        raise OptionError(f"tot serve needs {error.name}: pip install 'tot[serve]'") from None
+        raise OptionError(f"tot serve needs {error.name}: pip install fastapi uvicorn prometheus-client") from None
     from tot.machine import describe
 
     loading = asked.loading | own

@@ -116,7 +116,7 @@ async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watch
 def require_ray() -> None:
     """Raises OptionError where Ray is not installed."""
     if find_spec("ray") is None:
-        raise OptionError("--executor ray needs Ray, which is not installed: pip install 'tot[ray]'")
+        raise OptionError("--executor ray needs Ray, which is not installed: pip install ray")
 
 
 @dataclass(eq=False)

@@ -45,10 +45,8 @@ class LogProb(Evaluator):
     """Of the least likely so many tokens in a row; None: of all."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        return [
-            _given(self.of(ctx.state(node)), "log-probabilities", "Sample() or Continue(), decoded here")
-            for node in nodes
-        ]
+        others = "Sample() or Continue(), decoded here, or Agreement()"
+        return [_given(self.of(ctx.state(node)), "log-probabilities", others) for node in nodes]
 
     def of(self, state: State) -> float | None:
         """The value of a path; None where no log-probabilities of its tokens are known."""
@@ -84,7 +82,7 @@ class Random(Evaluator):
         return [ctx.random("value", ctx.tree.place(node)).random() for node in nodes]
 
 
-def _given(value: float | None, what: str, generators: str) -> float:
+def _given(value: float | None, what: str, others: str) -> float:
     if value is None:
-        raise OptionError(f"the thought generator gives no {what}: use {generators}")
+        raise OptionError(f"the thought generator gives no {what}: use {others}")
     return value

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLOURS = {"draft": "#e69f00", "verify": "#0072b2", "sampling": "#56b4e9"}
+_GREY = "#808080"
 
 
 def gantt(timeline: Timeline, title: str) -> Figure:
@@ -76,6 +77,25 @@ def curves(
     return figure
 
 
+def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: str) -> Figure:
+    """Shares of right answers by name, each over what a question took: (cost, share, least, most). Readable on light
+    and on dark pages."""
+    figure: Figure = new_figure(7.0, 4.0)
+    axes = figure.subplots()
+    for name, (cost, share, least, most) in points.items():
+        axes.errorbar(cost, 100 * share, [[100 * (share - least)], [100 * (most - share)]], fmt="o", capsize=4)
+        axes.annotate(f" {name}", (cost, 100 * share), xytext=(5, 5), textcoords="offset points", color=_GREY)
+    axes.set_xlim(0, 1.3 * max(cost for cost, *_ in points.values()))
+    axes.set_xlabel(across, color=_GREY)
+    axes.set_ylabel("right answers, %", color=_GREY)
+    axes.tick_params(color=_GREY, labelcolor=_GREY)
+    for side in axes.spines.values():
+        side.set_color(_GREY)
+    for patch in (figure.patch, axes.patch):
+        patch.set_alpha(0)
+    return figure
+
+
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format that the file's ending names."""
     figure.savefig(path, dpi=120)
@@ -86,7 +106,7 @@ def new_figure(width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise OptionError("plots need matplotlib: pip install 'tot[plots]'") from error
+        raise OptionError("plots need matplotlib: pip install matplotlib") from error
 
     class Picture(Figure):
         """Jupyter knows how to show figures of pyplot's, and pyplot is not needed here."""

@@ -116,7 +116,7 @@ def _trainable(loaded: LoadedModel, options: TrainOptions) -> Any:
         try:
             from peft import LoraConfig, get_peft_model
         except ImportError as error:
-            raise OptionError("lora needs peft: pip install 'tot[cllm]', or leave lora out") from error
+            raise OptionError("lora needs peft: pip install peft, or leave lora out") from error
         with torch.random.fork_rng(), warnings.catch_warnings():
             warnings.filterwarnings("ignore", "`is_gradient_checkpointing` is deprecated", FutureWarning)  # peft asks
             torch.manual_seed(options.seed)  # of the matrices' first weights

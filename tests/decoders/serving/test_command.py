@@ -89,4 +89,4 @@ def test_without_its_libraries_it_says_what_to_install(
     monkeypatch.setitem(sys.modules, "fastapi", None)
     monkeypatch.delitem(sys.modules, "tot.decoders.serving.app", raising=False)
     assert main(["serve"]) == 2
-    assert capfd.readouterr().err == "tot: tot serve needs fastapi: pip install 'tot[serve]'\n"
+    assert capfd.readouterr().err == "tot: tot serve needs fastapi: pip install fastapi uvicorn prometheus-client\n"

@@ -81,7 +81,7 @@ def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[s
     assert scores["votes, weighted by probability of 4"] == [1, 1, 1, 1]
     for said in ("about 0.0 hours", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time"):
         assert said in shown, said
-    assert Path("picture.svg").exists()
+    assert "seconds a question" in Path("picture.svg").read_text()  # what glyphs say stands in comments
     judged = {name: kept[f"evaluator {name}"] for name in ("logprob", "random")}
     assert [len(each) for each in judged["logprob"]] == [8] * 4
     truths = [(one["depth"], one["truth"]) for one in judged["random"][1]]
@@ -93,7 +93,9 @@ def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[s
     assert main(refused) == 2
     assert "--evaluators judges the pieces of several solutions of a question" in capfd.readouterr().err
     before = Path("quality/plain/samples.jsonl").read_bytes()
-    assert main([*asked, "random", "--judged", "4"]) == 0  # gone on with: nothing is decoded again
+    again = ("random", "--judged", "4", "--picture", "tokens.svg")
+    assert main([*asked, *again]) == 0  # gone on with: nothing is decoded again
+    assert "new tokens a question" in Path("tokens.svg").read_text()
     assert Path("quality/plain/samples.jsonl").read_bytes() == before
 
 

@@ -102,7 +102,7 @@ def _installed(_settings: None) -> None:
     if importlib.util.find_spec("ray") is None:
         if "CI" in os.environ:
             pytest.fail("ray is not installed: pip install -e .[dev]")
-        pytest.skip("needs ray: pip install 'tot[ray]'")
+        pytest.skip("needs ray: pip install ray")
 
 
 @pytest.fixture(scope="session")
