@@ -1,4 +1,4 @@
-# make solve: a tree of thoughts, grown by a real model.   make lint, make test.   All set up .venv first.
+# make solve: a tree of thoughts, grown by a real model.   make lint, make test, ...   All set up .venv first.
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
@@ -6,10 +6,14 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve lint test test-rest test-all test-vllm peers wheel notebooks cllm clean
+.PHONY: solve lint test test-rest test-all test-vllm docs-check peers wheel notebooks cllm clean
 
+# A small model ranks the moves of a puzzle, whose rules check the answer; then the same by chance, without a model.
+CHANCE := --model none --generator enumerate:prior=random --evaluator random
 solve: $(VENV)/ready
-	$(BIN)/tot solve gsm8k
+	$(BIN)/tot solve game24 "4 9 10 13"
+	@echo; echo "By chance, without a model:"; $(BIN)/tot solve game24 "4 9 10 13" $(CHANCE) | tail -n 2
+	@echo; echo 'A model that can reason: $(BIN)/tot solve gsm8k --model Qwen/Qwen2.5-1.5B-Instruct "..."'
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -30,6 +34,10 @@ test-rest: $(VENV)/ready
 # All of them, what takes minutes each, and properties on many more examples.
 test-all: test test-rest
 	$(PYTEST) -m "(slow or hypothesis) and not vllm" --hypothesis-profile thorough
+
+# Whether what README and docs say runs, and their links lead somewhere.
+docs-check: $(VENV)/ready
+	$(BIN)/pytest tests/tot/test_docs.py tests/tot/test_extending.py
 
 # Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
 test-vllm: $(VENV)/ready $(VLLM)/ready

@@ -73,26 +73,30 @@ def plain(text: str) -> str:
     return _CONTROL.sub("�", text)
 
 
-def tree_view(tree: ThoughtTree, kept: Collection[int] | None = None) -> Tree:
-    """Every thought, or those whose numbers are `kept`, with its value; the chosen path is marked with a star."""
+def tree_view(tree: ThoughtTree, kept: Collection[int]) -> Tree:
+    """The thoughts whose numbers are `kept`, with their values; the chosen path is marked with a star."""
     top = Tree(Text(plain(tree.state(tree.root).question), style="bold"), guide_style="dim")
     branches = {tree.root.id: top}
     for node in tree:
-        if node.parent is not None and (kept is None or node.id in kept):
+        if node.parent is not None and node.id in kept:
             branches[node.id] = branches[node.parent].add(_label(node))
     return top
 
 
 def tree_text(tree: ThoughtTree, most: int = 50) -> str:
-    """The tree as lines of text, `most` thoughts at most: those on the chosen path, then the first ones."""
+    """The tree as lines of text, `most` thoughts at most."""
+    text = io.StringIO()
+    print_tree(Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False), tree, most)
+    return text.getvalue().rstrip("\n")
+
+
+def print_tree(page: Console, tree: ThoughtTree, most: int = 50) -> None:
+    """A line for each of `most` thoughts, cut to the page's width: those on the chosen path, then the first ones."""
     first = sorted(tree, key=lambda node: (not node.chosen, node.id))[: most + 1]
     kept = {step.id for node in first for step in tree.path(node)}
-    text = io.StringIO()
-    page = Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False)
-    page.print(tree_view(tree, kept), no_wrap=True, overflow="ellipsis")
+    page.print(tree_view(tree, kept), soft_wrap=False, no_wrap=True, overflow="ellipsis")
     if len(kept) < len(tree):
         page.print(f"… and {len(tree) - len(kept)} more thoughts")
-    return text.getvalue().rstrip("\n")
 
 
 def _label(node: Node) -> Text:
@@ -106,12 +110,13 @@ def _label(node: Node) -> Text:
 
 
 def usage_line(solution: Solution) -> str:
-    """Tokens, reused prompt tokens, forwards and tokens a second; then what the decoder chose, if it did."""
+    """Tokens, what sharing saved, forwards and tokens a second; then what the decoder chose, if it did."""
     usage = solution.usage
     rate = usage.new_tokens / usage.seconds if usage.seconds else 0.0
+    shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
     line = (
         f"{len(solution.tree) - 1} thoughts, {solution.calls} calls, {usage.new_tokens} new tokens, "
-        f"{usage.prompt_tokens} prompt tokens ({usage.reused_prompt_tokens} reused), {usage.forwards} forwards, "
+        f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them computed before, {usage.forwards} forwards, "
         f"{usage.seconds:.1f} s, {rate:.0f} tokens/s"
     )
     if usage.drafted:
@@ -132,7 +137,7 @@ def usage_line(solution: Solution) -> str:
 def show(solution: Solution) -> None:
     """Print the tree, the answer and what it took to standard output."""
     shown = console(width=10_000)  # a pipe gets whole lines
-    shown.print(tree_view(solution.tree), soft_wrap=False)
+    print_tree(shown, solution.tree)
     shown.print()
     if solution.stopped:
         shown.print(Text(f"Stopped ({plain(solution.stopped)}); this is the best so far."))

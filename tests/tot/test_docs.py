@@ -1,0 +1,99 @@
+"""What README and docs tell a reader to run, runs, and what they link to is there (extending.md: test_extending.py)."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot import ThoughtTree
+from tot.cli.app import main
+
+ROOT = Path(__file__).parents[2]
+PAGES = {path.name: path.read_text(encoding="utf-8") for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]}
+
+
+def commands(program: str) -> list[list[str]]:
+    """The indented commands of a program, as words without comments and redirections."""
+    joined = re.sub(r" \\\n +", " ", "\n".join(PAGES.values()))
+    lines = re.findall(rf"^    ({program} .*)$", joined, re.MULTILINE)
+    return [shlex.split(line.partition("<")[0], comments=True) for line in lines]
+
+
+def examples(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", PAGES[page], re.MULTILINE | re.DOTALL)
+
+
+def test_every_make_target_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    targets = {word.partition(";")[0] for _, word, *_ in commands("make")}
+    assert targets >= {"solve", "lint", "test", "wheel"}
+    for target in targets:
+        assert re.search(rf"^{target}:.*\n\t\S", makefile, re.MULTILINE), target
+        assert re.search(rf"^\.PHONY:.*\b{target}\b", makefile, re.MULTILINE), target
+
+
+def test_every_command_and_its_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    given = commands("tot")
+    assert {command[1] for command in given} >= {"solve", "models", "eval", "bench", "report", "cllm", "serve"}
+    for _, *words in given:
+        name = words[:2] if words[0] in ("bench", "cllm", "fastcot") else words[:1]
+        assert main([*name, "--help"]) == 0
+        described = capsys.readouterr().out
+        for option in (word for word in words if word.startswith("--")):
+            assert re.search(rf"^ +{option}\b", described, re.MULTILINE), f"tot {' '.join(name)} has no {option}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_link_leads_somewhere(page: str) -> None:
+    folder = next(path.parent for path in (ROOT / page, ROOT / "docs" / page) if path.exists())
+    for place, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", PAGES[page]):
+        assert (folder / place).exists(), place
+        headings = re.findall(
+            r"^#+ (.+)$", (folder / place).read_text(encoding="utf-8") if anchor else "", re.MULTILINE
+        )
+        assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_is_a_page() -> None:
+    assert PAGES["README.md"].count("\n") < 170
+
+
+def test_the_layout_names_folders_that_exist() -> None:
+    layout = PAGES["design.md"].partition("\n    tot/")[2].partition("\nWho")[0]
+    above, found = "tot", set()
+    for depth, folder in re.findall(r"^( {4}| {6})(\w+)/", "    tot/" + layout, re.MULTILINE):
+        above = folder if len(depth) == 4 else above
+        found.add(folder if len(depth) == 4 else f"{above}/{folder}")
+    assert {"tot", "decoders", "prompts", "tasks", "tot/search", "decoders/engine"} <= found
+    assert all((ROOT / folder).is_dir() for folder in found)
+
+
+def test_the_guides_search_driven_by_hand_prints_the_best_state(python: Any) -> None:
+    out, err = python("-").communicate(examples("guide.md")[1], timeout=60)
+    assert (out, err) == ("2.0 ['b', 'b']\n", "")
+
+
+@pytest.mark.real
+def test_the_readmes_first_example_prints_what_stands_below_it(smollm2: str, python: Any) -> None:
+    out, err = python("-").communicate(examples("README.md")[0], timeout=120)
+    shown = PAGES["README.md"].partition("print(solution.tree)\n```\n\n")[2].partition("\n\n")[0]
+    expected = [line.removeprefix("    ") for line in shown.splitlines()]
+    assert err == ""
+    assert out.splitlines()[: len(expected)] == expected
+
+
+@pytest.mark.real
+def test_the_readmes_task_runs_as_pasted(smollm2: str, python: Any, tmp_path: Path) -> None:
+    example = examples("README.md")[1]
+    process = python("-")
+    out, err = process.communicate(example, timeout=120)
+    assert (process.returncode, err) == (0, "")
+    assert re.search(r" (10|[1-9])\.\d+ Usage\(prompt_tokens=\d+, ", out)
+    tree = ThoughtTree.load(tmp_path / "riddle.json")
+    assert tree.state(tree.root).question in example
+    thoughts = int(re.findall(r"BFS\(thoughts=(\d+)", example)[0])
+    assert len(tree.children(tree.root)) == len(tree) - 1 == thoughts
