@@ -57,7 +57,7 @@ class GSM8K(Task):
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
         },
-        "search": "self-consistency",
+        "search": "self-consistency:weighted=true",
         "generator": "continue",
         "evaluator": "logprob:window=16",
         "filters": {"top_p": 0.8, "top_k": 20},

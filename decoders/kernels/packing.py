@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels.native import largest_byte, lanes, log_once
+from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.memory import free_memory
 
 Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
@@ -103,7 +103,7 @@ def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor
 
 
 def quantized(weight: Tensor, largest: int = 255) -> tuple[Tensor, Tensor]:
-    """A weight (outputs, inputs) as whole numbers from 0 to `largest`, and (outputs, groups, 2) steps and least weights.
+    """A weight (outputs, inputs) as whole numbers up to `largest`, and (outputs, groups, 2) steps and least weights.
 
     A weight is least + number * step of its output and group of inputs, of which the least weight is 0 and the largest
     `largest`: a multiple of 15, so that what was in four bits with a least and a step for each such group before (Q4_1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from itertools import product
 from typing import Any, ClassVar
 
@@ -56,9 +57,12 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
         return "task Riddle has no `heuristic`: define it, or choose another way of judging"
     if evaluator == "confidence" and search not in UNJUDGED:
         return r"the thought generator gives no confidence: use Sample\(samples=8\)"
-    if evaluator == "logprob" and generator == "propose" and search not in (*UNJUDGED, *WHOLE):
-        return r"the thought generator gives no log-probabilities: use Sample\(\) or Continue\(\), decoded here"
     return None
+
+
+def unknown(search: str, generator: str, evaluator: str) -> bool:
+    """Whether the evaluator has nothing to go by, which is warned of."""
+    return evaluator == "logprob" and generator == "propose" and search not in (*UNJUDGED, *WHOLE)
 
 
 def test_all_of_them_are_covered() -> None:
@@ -77,7 +81,10 @@ def test_every_search_works_with_every_generator_and_evaluator_or_says_what_is_l
             with pytest.raises(TotError, match=said):
                 solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
             continue
-        solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
+        nothing = unknown(search, generator, evaluator)
+        warned = pytest.warns(UserWarning, match="logprob values all thoughts the same") if nothing else nullcontext()
+        with warned:
+            solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
         grown = [node for node in solution.tree if node.parent is not None]
         assert grown, parts
         assert all(node.thought is not None and set(node.thought.parts) == {"thought"} for node in grown), parts

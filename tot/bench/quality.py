@@ -60,7 +60,7 @@ class Leaf:
     right: float
     value: float | None
     probability: float | None
-    """Of a token of its text, as it was drawn."""
+    """Of a token of its least likely 16 in a row, as they were drawn."""
     tokens: int
 
 
@@ -166,7 +166,7 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
             state = tree.state(node)
             drawn = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
             if checked.is_whole(node.thought):
-                leaves.append(Leaf(answer, right, node.value, LogProb().of(state), drawn))
+                leaves.append(Leaf(answer, right, node.value, LogProb(window=16).of(state), drawn))
     return Answered(
         sample["score"],
         tokens_of(sample),

@@ -4,6 +4,7 @@ say."""
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Hashable, Sequence
 from itertools import accumulate
 from typing import Annotated
@@ -45,8 +46,14 @@ class LogProb(Evaluator):
     """Of the least likely so many tokens in a row; None: of all."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        others = "Sample() or Continue(), decoded here, or Agreement()"
-        return [_given(self.of(ctx.state(node)), "log-probabilities", others) for node in nodes]
+        values = [self.of(ctx.state(node)) for node in nodes]
+        if None in values:
+            warnings.warn(
+                "the thought generator gives no log-probabilities, so logprob values all thoughts the same: use "
+                "Sample() or Continue(), decoded here, or another evaluator, such as agreement",
+                stacklevel=2,
+            )
+        return [1.0 if value is None else value for value in values]
 
     def of(self, state: State) -> float | None:
         """The value of a path; None where no log-probabilities of its tokens are known."""
@@ -82,7 +89,7 @@ class Random(Evaluator):
         return [ctx.random("value", ctx.tree.place(node)).random() for node in nodes]
 
 
-def _given(value: float | None, what: str, others: str) -> float:
+def _given(value: float | None, what: str, generators: str) -> float:
     if value is None:
-        raise OptionError(f"the thought generator gives no {what}: use {others}")
+        raise OptionError(f"the thought generator gives no {what}: use {generators}")
     return value
