@@ -107,7 +107,11 @@ def run(asked: QualityOptions, console: Console) -> None:
         if asked.picture is not None:
             from tot.report.plots import accuracies, save
 
-            cost = seconds or {name: _mean(answers, "tokens") for name, answers in ways.items()}
+            tokens = {name: _mean(answers, "tokens") for name, answers in ways.items()}
+            # A replay of all that a way drew takes as long as that way.
+            drawn = {name: name.partition(", ")[0] for name in ways}
+            cost = {name: seconds[of] for name, of in drawn.items() if of in seconds and tokens[name] == tokens[of]}
+            cost = cost or tokens
             right = {name: estimate([one.score for one in ways[name].values()]) for name in cost}
             across = f"{'seconds' if seconds else 'new tokens'} a question"
             points = {name: (cost[name], one.mean, one.low, one.high) for name, one in right.items()}

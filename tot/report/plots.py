@@ -82,10 +82,14 @@ def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: 
     and on dark pages."""
     figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
-    for name, (cost, share, least, most) in points.items():
+    dearest = max(cost for cost, *_ in points.values())
+    different = {point: name for name, point in reversed(points.items())}  # of equal ones the first
+    for (cost, share, least, most), name in different.items():
         axes.errorbar(cost, 100 * share, [[100 * (share - least)], [100 * (most - share)]], fmt="o", capsize=4)
-        axes.annotate(f" {name}", (cost, 100 * share), xytext=(5, 5), textcoords="offset points", color=_GREY)
-    axes.set_xlim(0, 1.3 * max(cost for cost, *_ in points.values()))
+        side, off = ("right", -8) if cost > dearest / 2 else ("left", 8)
+        about: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": side}
+        axes.annotate(name, (cost, 100 * share), xytext=(off, 4), **about)
+    axes.set_xlim(0, 1.1 * dearest)
     axes.set_xlabel(across, color=_GREY)
     axes.set_ylabel("right answers, %", color=_GREY)
     axes.tick_params(color=_GREY, labelcolor=_GREY)
