@@ -83,11 +83,13 @@ def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: 
     figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     dearest = max(cost for cost, *_ in points.values())
-    different = {point: name for name, point in reversed(points.items())}  # of equal ones the first
+    different: dict[tuple[float, ...], str] = {}  # of equal ones the first
+    for name, point in points.items():
+        different.setdefault(point, name)
     for (cost, share, least, most), name in different.items():
         axes.errorbar(cost, 100 * share, [[100 * (share - least)], [100 * (most - share)]], fmt="o", capsize=4)
-        side, off = ("right", -8) if cost > dearest / 2 else ("left", 8)
-        about: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": side}
+        align, off = ("right", -8) if cost > dearest / 2 else ("left", 8)
+        about: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": align}
         axes.annotate(name, (cost, 100 * share), xytext=(off, 4), **about)
     axes.set_xlim(0, 1.1 * dearest)
     axes.set_xlabel(across, color=_GREY)
