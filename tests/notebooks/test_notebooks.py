@@ -11,12 +11,13 @@ from xml.etree import ElementTree
 import pytest
 
 ROOT = Path(__file__).parents[2]
-NAMES = ("1_quick_start", "2_your_own_task", "3_decoders", "4_searches", "5_consistency_llm")
+NAMES = ("1_quick_start", "2_your_own_task", "3_decoders", "4_searches", "5_batch_evaluation", "6_consistency_llm")
 MACHINE = re.compile(r"/(?:home|root|tmp|work|usr|opt|var|Users|mnt)/|\b[A-Z]:\\|\.venv|site-packages")
 
 every = pytest.mark.parametrize("name", NAMES)
 executed = pytest.mark.parametrize(
-    "name", [*NAMES[:2], *(pytest.param(name, marks=pytest.mark.slow) for name in NAMES[2:])]
+    "name",
+    [name if name[0] in "124" else pytest.param(name, marks=pytest.mark.slow) for name in NAMES],
 )
 
 
@@ -30,11 +31,13 @@ def the(pattern: str, cells: list[dict[str, str]]) -> tuple[str, ...]:
     return found.groups()
 
 
-def table_of(cells: list[dict[str, str]]) -> list[list[str]]:
-    """The cells of the one table, a list a row, without its head."""
-    (text,) = [cell["text/plain"] for cell in cells if "┏" in cell.get("text/plain", "")]
-    lines = re.sub(r"\x1b\[[\d;]*m", "", text).splitlines()
-    return [[part.strip() for part in line.strip("│").split("│")] for line in lines if line[0] == "│"]
+def tables_of(cells: list[dict[str, str]]) -> list[list[list[str]]]:
+    """The cells of each table, a list a row, without its head."""
+    texts = [re.sub(r"\x1b\[[\d;]*m", "", cell["text/plain"]) for cell in cells if "┏" in cell.get("text/plain", "")]
+    return [
+        [[part.strip() for part in line.strip("│").split("│")] for line in text.splitlines() if line[0] == "│"]
+        for text in texts
+    ]
 
 
 def interval(text: str) -> tuple[float, float, float]:
@@ -124,7 +127,7 @@ def test_ones_own_task_is_scored_and_compared_and_search_beats_writing_at_once(r
     mean, low, high = interval(said)
     assert low < mean < high
     assert "'add 5'" in text_of(cells) or "'double'" in text_of(cells)
-    searched, written, shadow = table_of(cells)
+    ((searched, written, shadow),) = tables_of(cells)
     assert [row[0] for row in (searched, written, shadow)] == ["runs/bfs", "runs/chain", "runs/no-model"]
     assert interval(searched[1]) == (mean, low, high)
     assert interval(written[2])[2] < 0
@@ -138,7 +141,8 @@ def test_ones_own_task_is_scored_and_compared_and_search_beats_writing_at_once(r
 def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
     cells = run("3_decoders")
     assert re.findall(r"^(\d+) decoders, the same 48 tokens: ", text_of(cells), re.MULTILINE) == ["7"] * 3
-    rows = {row[0]: row for row in table_of(cells)}
+    speeds, rationales = tables_of(cells)
+    rows = {row[0]: row for row in speeds}
     assert next(iter(rows)) == "ar"
     assert len(rows) == 7
     assert rows["ar"][2:] == ["1.00x", "3.00", ""]
@@ -150,27 +154,54 @@ def test_decoders_write_the_same_text_and_tell_their_speed(run: Any) -> None:
     busy, longest = the(r"at work (\d+)% of the time\nlongest queue: (\d+)", cells)
     assert 0 < int(busy) <= 100
     assert int(longest) >= 1
+    whole, *cut = [[int(cell) for cell in row[1:5]] for row in rationales]
+    assert whole[2:] == [0, 0]
+    assert [row[0] for row in [*cut, whole]] == sorted(row[0] for row in [*cut, whole])  # forwards, by the cap
+    assert all(undecoded > 0 for _, _, _, undecoded in cut)
+    assert [row[5] for row in rationales][::3] == ["12.", "12."]  # ar's, and that of the largest cap
+    tokens, forwards = the(r"^(\d+) tokens in (\d+) forwards$", cells)
+    assert int(tokens) > 1.5 * int(forwards)
+    assert len(re.findall(r"^#### (?:Food|The tent|The weather):", text_of(cells), re.MULTILINE)) == 3
+
+
+@pytest.mark.notebooks
+def test_searches_solve_a_problem_and_tell_what_hooks_saw_and_mcts_learned(run: Any) -> None:
+    cells = run("4_searches")
+    searches, first = tables_of(cells)
+    assert [row[:2] for row in searches] == [[name, "True"] for name in ("BFS", "DFS", "best-first", "MCTS")]
+    steps = {name: int(length) for name, _, length, _ in searches}
+    assert steps["best-first"] == int(the(r"^shortest plan: (\d+) actions$", cells)[0]) < steps["DFS"]
+    levels = re.findall(r"^level (\d+): .+ \((-?\d+)\)$", text_of(cells), re.MULTILINE)
+    assert [int(level) for level, _ in levels] == list(range(1, len(levels) + 1))
+    assert int(the(r"^solved: True  pruned: (\d+)$", cells)[0]) > 0
+    assert int(the(r"^solved: True  thoughts: (\d+)$", cells)[0]) > 0
+    visits = [int(row[1]) for row in first]
+    assert visits == sorted(visits, reverse=True)
+    assert visits[0] > 0
+    assert sum("image/svg+xml" in cell for cell in cells) == 1
 
 
 @pytest.mark.slow
 @pytest.mark.notebooks
-def test_searches_keep_to_their_budget_and_are_shown_beside_chance(run: Any) -> None:
-    cells = run("4_searches")
-    rows = {row[0]: row for row in table_of(cells)}
-    assert list(rows) == ["BFS", "DFS", "best-first", "MCTS (RAP)", "self-consistency"]
-    for name, row in rows.items():
-        interval(row[1])
-        assert float(row[3]) < 16 + 9  # the last step may go beyond
-        if name != "self-consistency":
-            assert re.fullmatch(r"\d+%", row[2])
-    assert interval(rows["BFS"][1])[0] > interval(rows["self-consistency"][1])[0]
-    assert sum("image/png" in cell for cell in cells) == 1
+def test_whole_sets_are_scored_resumed_and_compared(run: Any) -> None:
+    cells = run("5_batch_evaluation")
+    scores = re.findall(r"^(.+): (.+%\)), (\d+) new tokens a question$", text_of(cells), re.MULTILINE)
+    one, votes, again, ranked, chance, passages = ((name, interval(score), int(new)) for name, score, new in scores)
+    assert again == votes
+    assert votes[2] > one[2]
+    assert "begins: gsm8k, 6 samples, of which 4 are there" in text_of(cells)
+    difference = interval(the(r"^6 questions in both; votes against one: (.+)$", cells)[0])
+    assert difference[0] == pytest.approx(votes[1][0] - one[1][0], abs=0.1)
+    assert ranked[1][0] > 0
+    assert chance[1][0] > 0
+    assert chance[2] == 0
+    assert passages[2] > 0
 
 
 @pytest.mark.slow
 @pytest.mark.notebooks
 def test_the_tuned_model_needs_fewer_forwards_and_jacobi_stays_exact(run: Any) -> None:
-    cells = run("5_consistency_llm")
+    cells = run("6_consistency_llm")
     before, after = the(r"^tokens a forward: ([\d.]+) before, ([\d.]+) after$", cells)
     assert float(after) > 1.2 * float(before) >= 1.2
     agreeing, of = the(r"^jacobi and ar agree on (\d) of (\d)$", cells)
