@@ -6,7 +6,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve lint test test-rest test-all test-vllm docs-check peers wheel notebooks cllm clean
+.PHONY: solve lint test test-rest test-all test-vllm docs-check peers wheel notebooks pictures cllm clean
 
 # A small model ranks the moves of a puzzle, whose rules check the answer; then the same by chance, without a model.
 CHANCE := --model none --generator enumerate:prior=random --evaluator random
@@ -45,6 +45,14 @@ test-vllm: $(VENV)/ready $(VLLM)/ready
 
 # What `tot bench peers` compares with, each in an environment of its own.
 peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
+
+# README's tree, and the page that docs/guide.md shows.
+EXAMPLE := build/example.json
+pictures: $(VENV)/ready
+	mkdir -p build
+	$(BIN)/tot solve game24 "1 1 4 8" --search bfs:thoughts=3,breadth=3 --out $(EXAMPLE)
+	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
+	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
 # Runs the notebooks and keeps what they show now.
 notebooks: $(VENV)/ready

@@ -58,6 +58,8 @@ class Node(BaseModel):
     terminal: bool = False
     goal: bool = False
     """A terminal state that the task takes for a solution."""
+    verified: bool = False
+    """A goal whose answer the task itself has checked."""
     pruned: bool = False
     chosen: bool = False
     """On the path that the answer was asked at."""

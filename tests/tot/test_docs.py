@@ -47,6 +47,12 @@ def test_every_command_and_its_options_exist(capsys: pytest.CaptureFixture[str])
             assert re.search(rf"^ +{option}\b", described, re.MULTILINE), f"tot {' '.join(name)} has no {option}"
 
 
+def test_the_example_of_a_page_is_one_of_a_verified_answer_and_small() -> None:
+    page = (ROOT / "docs" / "example.html").read_text(encoding="utf-8")
+    assert '"verified":true' in page.replace(" ", "")
+    assert len(page) < 1_000_000
+
+
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_leads_somewhere(page: str) -> None:
     folder = next(path.parent for path in (ROOT / page, ROOT / "docs" / page) if path.exists())

@@ -195,6 +195,19 @@ def test_stop_ends_the_search_as_it_stands() -> None:
     assert (search.stopped, search.best) == ("enough", a)
 
 
+def test_only_what_the_task_has_checked_counts_as_verified() -> None:
+    class Proved(Paths):
+        def answer_at(self, state: State) -> str:
+            return state.text
+
+        def verify(self, question: str, answer: str) -> bool:
+            return answer == "right!!"
+
+    search = DFS(thoughts=2).start(Proved(), "q")
+    nodes = [search.inject(search.tree.root, text) for text in ("end!", "goal!!", "right!!")]
+    assert [(node.goal, node.verified) for node in nodes if node] == [(False, False), (True, False), (True, True)]
+
+
 def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
     search = DFS(thoughts=1).start(Paths(), "q")
     node = search.inject(search.tree.root, "mine!!")

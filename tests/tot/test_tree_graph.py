@@ -173,8 +173,9 @@ def test_a_read_graph_grows_as_the_one_that_was_saved(tree: ThoughtTree) -> None
 def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> None:
     other: dict[str, Any] = {
         "world": [1, {"a": None}], "cost": 2.5, "value": 0.5, "fast": 0.25, "prior": 0.1, "confidence": 0.75,
-        "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "pruned": True, "chosen": True,
-        "decoder": "ar", "prompt_tokens": 1, "new_tokens": 2, "drafted": 3, "accepted": 4, "seconds": 0.5,
+        "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "verified": True,
+        "pruned": True, "chosen": True, "decoder": "ar", "prompt_tokens": 1, "new_tokens": 2,
+        "drafted": 3, "accepted": 4, "seconds": 0.5,
         "merged": 5, "rejected": 6, "parse_failures": 7, "numbered": 8, "approximate_tokens": 9, "undecoded_tokens": 10,
         "reached": 11,
     }  # fmt: skip

@@ -112,13 +112,14 @@ def _label(node: Node) -> Text:
 def usage_line(solution: Solution) -> str:
     """Tokens, what sharing saved, forwards and tokens a second; then what the decoder chose, if it did."""
     usage = solution.usage
-    rate = usage.new_tokens / usage.seconds if usage.seconds else 0.0
     shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
     line = (
         f"{len(solution.tree) - 1} thoughts, {solution.calls} calls, {usage.new_tokens} new tokens, "
         f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them computed before, {usage.forwards} forwards, "
-        f"{usage.seconds:.1f} s, {rate:.0f} tokens/s"
+        f"{usage.seconds:.1f} s"
     )
+    if usage.new_tokens and usage.seconds:
+        line += f", {usage.new_tokens / usage.seconds:.0f} tokens/s"
     if usage.drafted:
         line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
     if usage.acceptance_rate is not None:

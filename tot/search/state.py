@@ -238,6 +238,7 @@ class SearchState:
         node.goal = verified or (not self.checked.is_whole(node.thought) and self.checked.is_goal(state))
         if node.goal and self._hooks.emit("on_goal", self, [node]):
             self.goals.append(node)
+            node.verified = verified
             if verified and self.solved is None:
                 self.solved = node
         else:

@@ -32,8 +32,8 @@ class Panel {
     const { fields } = node;
     const flags = [
       ["chosen", fields.chosen, "on the chosen path"],
-      ["good", fields.goal, "goal"],
-      ["", fields.terminal && !fields.goal, "end"],
+      ["good", fields.verified, "verified"],
+      ["", fields.terminal && !fields.verified, "end"],
       ["", fields.pruned, "pruned"],
     ].filter(([, set]) => set);
     return make(
@@ -141,7 +141,8 @@ class Panel {
   calls(tree, node) {
     const calls = tree.calls(node);
     if (!calls.length) {
-      return node.parent === null ? [] : [make("p", { class: "quiet" }, "Prompts and replies were not kept in this tree.")];
+      const why = tree.saved.calls ? "No call was about this thought." : "Prompts and replies were not kept in this tree.";
+      return node.parent === null ? [] : [make("p", { class: "quiet" }, why)];
     }
     return [make("h3", { class: "section" }, "Asked about it"), ...calls.map((call) => this.call(call))];
   }

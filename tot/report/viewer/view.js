@@ -218,7 +218,7 @@ class TreeView {
     });
     card.dataset.id = node.id;
     card.style.transform = `translate(${node.x}px, ${node.y}px)`;
-    for (const kind of ["chosen", "goal", "pruned"]) card.classList.toggle(kind, Boolean(fields[kind]));
+    for (const kind of ["chosen", "pruned"]) card.classList.toggle(kind, Boolean(fields[kind]));
     card.classList.toggle("root", node.parent === null);
     card.classList.toggle("match", this.matches.has(node));
     const part = this.scale.of(node);
@@ -243,7 +243,7 @@ class TreeView {
     if (node.parent || fields.value !== undefined) {
       notes.push(make("b", { class: "value" }, shortNumber(fields[this.scale.field] ?? null)));
     }
-    if (fields.goal) notes.push(make("span", { class: "flag good" }, "goal"));
+    if (fields.verified) notes.push(make("span", { class: "flag good" }, "verified"));
     else if (fields.terminal) notes.push(make("span", { class: "flag" }, "end"));
     if (fields.pruned) notes.push(make("span", { class: "flag" }, "pruned"));
     if (fields.visits) notes.push(make("span", {}, counted(fields.visits, "visit")));
