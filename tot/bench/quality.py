@@ -137,12 +137,15 @@ def _samples(work: Work) -> int:
 
 def forecast(works: Mapping[str, Work]) -> str:
     """About how long evaluations will take, by the rate at which sixteen texts are written now."""
-    first = next(iter(works.values()))
+    asking = [work for work in works.values() if work.config.model is not None]
+    if not asking:
+        return f"{len(works)} ways, none of which asks a model"
+    first = asking[0]
     asked = [Request(prompt=f"Question {i}.", sampling=Sampling(max_tokens=16, ignore_eos=True)) for i in range(16)]
     with ExitStack() as stack:
         decoder = first.config.open(stack)["generate"]
         seconds, _ = timed(lambda: decoder.generate(asked))
-    texts = sum(map(_samples, works.values()))
+    texts = sum(map(_samples, asking))
     room = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
     questions = first.configuration.limit or 1
     hours = questions * texts * room * seconds / 256 / 3600

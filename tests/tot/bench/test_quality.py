@@ -99,6 +99,23 @@ def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[s
     assert Path("quality/plain/samples.jsonl").read_bytes() == before
 
 
+def test_ways_that_ask_no_model_are_told_beside_each_other(
+    capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("rows.jsonl").write_text('{"question": "1 1 4 8"}\n{"question": "2 3 4"}\n')
+    chance = "generator=enumerate:prior=random; evaluator=random; model=none"
+    ways = ("--way", f"chance: {chance}", "--way", f"few: {chance}; budget_nodes=1")
+    asked = ("bench", "quality", "--task", "game24", "--data", "rows.jsonl", *ways, "--timed", "1", "--out", "n.json")
+    assert main(list(asked)) == 0
+    assert "2 ways, none of which asks a model" in capfd.readouterr().out
+    kept = json.loads(Path("n.json").read_text())["ways"]
+    assert {name: [one["score"] for one in answers.values()] for name, answers in kept.items()} == {
+        "chance": [1, 1],
+        "few": [0, 0],
+    }
+
+
 @pytest.mark.usefixtures("_known")
 @pytest.mark.parametrize(
     ("way", "said"),
