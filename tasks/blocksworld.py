@@ -45,7 +45,7 @@ class Blocksworld(Task):
     depth = 7
     labels: ClassVar[Mapping[str, float]] = {"good": 1.0, "bad": 0.0}
     default_value = 0.0
-    search = "best-first:rank=prior"
+    search = "best-first:rank=cost"  # A*, which asks no model: measured, docs/benchmarks.md
     generator = "enumerate:temperature=3"
     evaluator = "likelihood"
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
@@ -55,8 +55,6 @@ class Blocksworld(Task):
         "chain": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
         "answer": {"max_tokens": 192, "stop": ("\n\n", "The goal is")},
     }
-
-    chat: ClassVar[Mapping[str, Any]] = {"generator": "enumerate"}
 
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a malformed problem, an impossible start or goal, naming why."""
@@ -164,6 +162,8 @@ class Blocksworld(Task):
     def score(self, answer: Any | None, reference: str) -> float:
         """1.0 where the answer is a right plan for `reference`, which is the question (see `reference_of`)."""
         return float(answer is not None and self.verify(reference, answer))
+
+    chat: ClassVar[Mapping[str, Any]] = {"generator": "enumerate"}
 
 
 class DirectBlocksworld(Blocksworld):

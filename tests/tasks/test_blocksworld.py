@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tot import solve
 from tot.decoders.errors import TaskError
+from tot.report.terminal import usage_line
 from tot.state import State, Thought
 from tot.tasks.blocks import apply, parse_action, solves
 from tot.tasks.blocks_planner import generate, shortest_plan
@@ -335,3 +337,23 @@ def test_only_a_right_plan_scores(task: Blocksworld) -> None:
     assert [task.score(answer, PDDL) for answer in (ANSWER, PLAN, detour)] == [1, 1, 1]
     assert [task.score(answer, PDDL) for answer in (ANSWER[:3], ANSWER[1:], [], ["fly"], None, 7)] == [0] * 6
     assert task.canonical(detour) != task.canonical(ANSWER)
+
+
+def test_its_own_search_finds_a_shortest_plan_and_asks_no_model() -> None:
+    task = Blocksworld()
+    problem = task.instance(24)
+    solution = solve(task, problem["question"], decoder=Silent())
+    assert (solution.solved, len(solution.answer), solution.calls) == (True, problem["steps"], 0)
+    assert usage_line(solution) == f"{len(solution.tree) - 1} thoughts, no model was asked"
+
+
+def test_who_names_a_generator_has_the_model_asked() -> None:
+    with pytest.raises(AssertionError, match="asked"):
+        solve("blocksworld", Blocksworld().instance(24)["question"], decoder=Silent(), generator="enumerate")
+
+
+class Silent:
+    """Is not to be asked."""
+
+    def generate(self, requests: Any) -> Any:
+        raise AssertionError("asked")

@@ -52,7 +52,7 @@ def test_importing_the_tasks_imports_no_torch() -> None:
 def test_the_tasks_own_search_grows_a_tree(name: str, decoder: LocalDecoder) -> None:
     solution = run(name, decoder)
     assert len(solution.tree) > 1 or solution.parse_failures + solution.rejected > 0
-    assert solution.calls > 0
+    assert solution.calls > 0 or solution.solved  # A* asks no model
 
 
 @pytest.mark.real

@@ -8,11 +8,12 @@ from __future__ import annotations
 import heapq
 import math
 from itertools import count
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tot.decoders.errors import OptionError
+from tot.generators.enumerate import Enumerate
 from tot.search.base import Count, MergingSearch
 from tot.search.state import SearchState
 from tot.steps import Steps
@@ -24,7 +25,8 @@ class BestFirst(MergingSearch):
     """Best-first search. What comes first is, by `rank`:
 
     cost    f = g + weight * h, by the task's `cost` and `heuristic` (A*): the first goal to come up is the cheapest
-            where h never overestimates, weight is 1 and every action is tried. The model is not asked for values.
+            where h never overestimates, weight is 1 and every action is tried. The model is asked neither for values
+            nor, where all of a task's actions are tried, how likely it finds them.
     value   the state evaluator's value.
     prior   depth over the probability of the path under the thought generator's priors (Levin tree search; Orseau et
             al., 2018): what the model thinks likely first, and in the end everything.
@@ -43,14 +45,16 @@ class BestFirst(MergingSearch):
     max_nodes: Count | None = None
     """No state is expanded once so many thoughts have grown."""
 
+    def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
+        if self._rank_for(task) == "cost" and self.thoughts is None and isinstance(generator, Enumerate):
+            return {"generator": generator.model_copy(update={"prior": "uniform"})}
+        return {}
+
     def depth_for(self, task: Task) -> int | None:
         return self.depth if self.depth is not None or "is_terminal" in task.defines else task.depth
 
     def steps(self, search: SearchState) -> Steps:
-        rank = self.rank
-        if rank == "auto":
-            rank = "cost" if "heuristic" in search.task.defines else "value"
-        order = count()
+        rank, order = self._rank_for(search.task), count()
         queue: list[tuple[float, int, float, Node]] = []
         closest = math.inf
 
@@ -86,6 +90,11 @@ class BestFirst(MergingSearch):
             for child in children:
                 push(child)
         search.stop(f"no goal: all that was proposed was tried, {len(search.tree) - 1} thoughts")
+
+    def _rank_for(self, task: Task) -> str:
+        if self.rank != "auto":
+            return self.rank
+        return "cost" if "heuristic" in task.defines else "value"
 
     def _priority(self, rank: str, node: Node, search: SearchState) -> tuple[float, float]:
         """What the queue is sorted by, and how far from a goal the node seems; lowest first."""
