@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from tot.tree import Node, ThoughtTree
 
-_WIDTH, _ACROSS = 2.5, 0.8
-"""Of a box and between boxes; all lengths are inches."""
-_HEIGHT, _ROW = 0.56, 0.7
+_LETTERS, _LETTER, _LINE = 38, 0.056, 0.14
+"""In a line of a box, and their size; all lengths are inches."""
+_ACROSS, _BETWEEN = 0.6, 0.12
 _DOT_ACROSS, _DOT_ROW = 0.9, 0.11
 _BOXES = 120
 """Leaves from which on there are only dots."""
 _LARGEST = 300.0
-_CHOSEN, _EDGE, _NONE = "#3d4fb8", "#b5b1a8", "#d4d1ca"
+_CHOSEN, _EDGE, _NONE = "#5168dc", "#a19d94", "#d4d1ca"
 
 
 def draw(tree: ThoughtTree) -> Figure:
@@ -37,17 +37,23 @@ def draw(tree: ThoughtTree) -> Figure:
     rows = _rows(tree)
     leaves = 1 + round(max(rows.values()))
     dots = leaves > _BOXES
-    across, row = (_DOT_ACROSS, _DOT_ROW) if dots else (_WIDTH + _ACROSS, _ROW)
+    labels = {} if dots else {node.id: _label(tree, node) for node in tree}
+    wide, high = _size(labels)
+    across, row = (_DOT_ACROSS, _DOT_ROW) if dots else (wide + _ACROSS, high + _BETWEEN)
     deepest = max(node.depth for node in tree)
-    width, height = deepest * across + _WIDTH + 0.3, leaves * row + 0.3
+    width, height = deepest * across + wide + 0.3, leaves * row + 0.3
     figure: Figure = new_figure(min(width, _LARGEST), min(height, _LARGEST))
     figure.set_layout_engine("none")
+    figure.patch.set_alpha(0)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set(xlim=(-0.15, width - 0.15), ylim=(height - 0.15 - row / 2, -0.15 - row / 2))
     axes.axis("off")
     places = {node.id: (node.depth * across, rows[node.id] * row) for node in tree}
-    _edges(axes, tree, places, 0.0 if dots else _WIDTH)
-    (_dots if dots else _boxes)(axes, tree, places)
+    _edges(axes, tree, places, wide)
+    if dots:
+        _dots(axes, tree, places)
+    else:
+        _boxes(axes, tree, places, labels)
     return figure
 
 
@@ -115,31 +121,44 @@ def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]],
         )
 
 
-def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]]) -> None:
+def _label(tree: ThoughtTree, node: Node) -> str:
+    text = tree.state(node).question if node.thought is None else node.thought.text
+    return "\n".join(textwrap.wrap(plain(" ".join(text[:400].split())), _LETTERS, max_lines=2, placeholder=" …"))
+
+
+def _size(labels: dict[int, str]) -> tuple[float, float]:
+    """Width and height of a box that holds the largest label, and a value beside its last line."""
+    lines = [label.split("\n") for label in labels.values()]
+    letters = max((len(line) for label in lines for line in label), default=0)
+    return (letters + 9) * _LETTER if lines else 0.0, (max(map(len, lines), default=1) + 1) * _LINE
+
+
+def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], labels: dict[int, str]) -> None:
     from matplotlib.patches import FancyBboxPatch
 
     colours = _colours(tree)
+    wide, high = _size(labels)
     for node in tree:
         x, y = places[node.id]
         box = FancyBboxPatch(
-            (x, y - _HEIGHT / 2),
-            _WIDTH,
-            _HEIGHT,
+            (x, y - high / 2),
+            wide,
+            high,
             boxstyle="round,pad=0,rounding_size=0.06",
             facecolor="white",
             edgecolor=_CHOSEN if node.chosen else _EDGE,
-            linewidth=1.8 if node.chosen else 0.8,
+            linewidth=2.2 if node.chosen else 0.8,
             alpha=0.55 if node.pruned else 1.0,
         )
         axes.add_patch(box)
-        axes.plot([x + 0.06] * 2, [y - 0.2, y + 0.2], color=colours[node.id], linewidth=3.5, solid_capstyle="round")
-        text = tree.state(node).question if node.thought is None else node.thought.text
-        label = "\n".join(textwrap.wrap(plain(" ".join(text[:400].split())), 38, max_lines=2, placeholder=" …"))
+        reach = high / 2 - 0.06
+        axes.plot([x + 0.06] * 2, [y - reach, y + reach], color=colours[node.id], linewidth=3.5, solid_capstyle="round")
         style = {"parse_math": False, "verticalalignment": "center", "color": "#5f646d" if node.pruned else "#22252b"}
         weight = "bold" if node.thought is None else "normal"
-        axes.text(x + 0.16, y - 0.06, label, fontsize=7, fontweight=weight, **style)
+        axes.text(x + 0.14, y, labels[node.id], fontsize=7, fontweight=weight, **style)
         if node.value is not None:
-            axes.text(x + _WIDTH - 0.08, y + 0.19, f"{node.value:.3g}", fontsize=6.5, ha="right", **style)
+            below = y + high / 2 - _LINE
+            axes.text(x + wide - 0.06, below, f"{node.value:.2g}", fontsize=6, ha="right", **style)
 
 
 def _dots(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]]) -> None:

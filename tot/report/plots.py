@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,15 +84,15 @@ def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: 
     figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     dearest = max(cost for cost, *_ in points.values())
-    different: dict[tuple[float, ...], str] = {}  # of equal ones the first
-    for name, point in points.items():
-        different.setdefault(point, name)
-    for (cost, share, least, most), name in different.items():
-        axes.errorbar(cost, 100 * share, [[100 * (share - least)], [100 * (most - share)]], fmt="o", capsize=4)
-        align, off = ("right", -8) if cost > dearest / 2 else ("left", 8)
-        about: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": align}
-        axes.annotate(name, (cost, 100 * share), xytext=(off, 4), **about)
-    axes.set_xlim(0, 1.1 * dearest)
+    there: Counter[float] = Counter()  # points that cost the same stand side by side
+    for (cost, share, least, most), name in {point: name for name, point in reversed(list(points.items()))}.items():
+        place = cost - 0.02 * dearest * there[cost]
+        axes.errorbar(place, 100 * share, [[100 * (share - least)], [100 * (most - share)]], fmt="o", capsize=4)
+        align, off = ("right", -8) if there[cost] else ("left", 8)
+        about: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": align, "fontsize": "small"}
+        axes.annotate(name, (place, 100 * share), xytext=(off, 4), **about)
+        there[cost] += 1
+    axes.set_xlim(0, 1.6 * dearest)
     axes.set_xlabel(across, color=_GREY)
     axes.set_ylabel("right answers, %", color=_GREY)
     axes.tick_params(color=_GREY, labelcolor=_GREY)
