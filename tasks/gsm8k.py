@@ -29,6 +29,7 @@ class GSM8K(Task):
     """
 
     name = "gsm8k"
+    data_set = "openai/gsm8k:main:test"
     thought = ("sub_question", "sub_answer")
     depth = 4
     triggers: ClassVar[Mapping[str, str]] = {

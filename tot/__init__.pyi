@@ -33,12 +33,14 @@ from tot.search import MCTS as MCTS
 from tot.search import BestFirst as BestFirst
 from tot.search import BestOfN as BestOfN
 from tot.search import ChainOfThought as ChainOfThought
+from tot.search import Refine as Refine
 from tot.search import Search as Search
 from tot.search import SelfConsistency as SelfConsistency
 from tot.search.state import SearchState as SearchState
 from tot.solver import Solution as Solution
 from tot.solver import asolve as asolve
 from tot.solver import solve as solve
+from tot.state import Observation as Observation
 from tot.state import State as State
 from tot.state import Thought as Thought
 from tot.steps import Evaluate as Evaluate

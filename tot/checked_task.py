@@ -9,10 +9,12 @@ from typing import Any
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError
-from tot.state import State, Thought, after_thinking
+from tot.state import Observation, State, Thought, after_thinking
 from tot.task import Task
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
+_OBSERVED = 4000
+"""Characters of an observation that are kept."""
 
 
 class CheckedTask:
@@ -27,6 +29,21 @@ class CheckedTask:
         if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
             raise TaskError(f"{self._name}.actions gave {actions!r}: return a list of texts")
         return list(actions)
+
+    async def act(self, before: State, thought: Thought) -> Observation | None:
+        """What came of a thought; what went wrong, where the task's code or what it acts on failed."""
+        try:
+            found = await self.task.act(before, thought)
+        except TotError:
+            raise
+        except Exception as error:  # the world's doing, not the run's  # noqa: BLE001
+            return Observation(text=f"{type(error).__name__}: {error}"[:_OBSERVED])
+        if found is not None and not isinstance(found, Observation):
+            raise TaskError(f"{self._name}.act gave {found!r}: return an Observation, or None where nothing was done")
+        if found is not None and len(found.text) > _OBSERVED:
+            text = f"{found.text[:_OBSERVED]}\n… (cut: {len(found.text)} characters)"
+            return found.model_copy(update={"text": text})
+        return found
 
     def step(self, before: State, thought: Thought) -> State | None:
         after = self._call("step", before, thought)

@@ -171,7 +171,7 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     nodes = list(tree)
     return Solution(
         answer=answer,
-        solved=answer is not None and search.verify(answer),
+        solved=answer is not None and (search.best.verified or search.verify(answer)),
         value=search.best.value,
         tree=tree,
         usage=session.meter.total,

@@ -16,6 +16,19 @@ class Drawn(BaseModel):
     """Of each token, in nats, where they are known."""
 
 
+class Observation(BaseModel):
+    """What came back when a thought was acted on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    text: str
+    """As a model is shown it."""
+    verified: bool = False
+    """It shows that the thought solves the question."""
+    data: JsonValue = None
+    """What else the task keeps of it."""
+
+
 class Thought(BaseModel):
     """One step of reasoning. `parts` holds what each of the task's thought templates gave, by template name."""
 
@@ -26,6 +39,8 @@ class Thought(BaseModel):
     """Of parts that a model here wrote: what it drew, so that it can go on with just that."""
     ended: bool = False
     """The model ended its message with it: what the path's thoughts say, one after another, is all that it says."""
+    observation: Observation | None = None
+    """What came of it, where the task acts on thoughts."""
 
     def __eq__(self, other: object) -> bool:
         """Thoughts that say the same are equal, in whatever tokens."""

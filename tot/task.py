@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message
-from tot.state import State, Thought
+from tot.state import Observation, State, Thought
 from tot.templates import Templates
 
 
@@ -29,9 +29,10 @@ class Task:
                 "answer": "Riddle: {{ question }}\\nBest idea: {{ thoughts[-1].thought }}\\nAnswer in one word.",
             }
 
-    A template sees `question`, `thoughts` (a mapping from template name to text for each thought so far) and whatever
-    `variables` adds. Without blocks it is one user message; the blocks `system`, `user` and `assistant` make messages
-    of their own, the last being a prefix that the model goes on writing.
+    A template sees `question`, `thoughts` (a mapping from template name to text for each thought so far),
+    `observations` (what came of each, where the task acts on thoughts) and whatever `variables` adds. Without blocks it
+    is one user message; the blocks `system`, `user` and `assistant` make messages of their own, the last being a prefix
+    that the model goes on writing.
 
     A task with a world (Blocksworld) keeps it in `State.world`, and overrides `actions` and `step`. A method that is
     left alone has the default described in its docstring.
@@ -79,6 +80,9 @@ class Task:
     answers in its own way; the templates for that lie in a folder `chat` beside the others. Nothing: no such suite."""
     prompts: ClassVar[Literal["papers", "chat"]] = "papers"
     """Which prompts are asked with."""
+    data_set: ClassVar[str] = ""
+    """Where `tot eval` finds questions, unless it is told: a file, `org/name:split` on the hub, or a file of a package
+    that is installed, `package:name/file`."""
     search: ClassVar[str] = "bfs"
     """The search, thought generator and state evaluator that `solve` takes where it is given none, by name, with
     options after a colon: "mcts:iterations=20,exploration=2"."""
@@ -89,7 +93,7 @@ class Task:
     """Of the methods that searches do without where a task leaves them alone, those that it defines."""
 
     def __init_subclass__(cls) -> None:
-        optional = ("actions", "answer_at", "heuristic", "is_terminal", "parse_answer", "step")
+        optional = ("act", "actions", "answer_at", "heuristic", "is_terminal", "parse_answer", "step")
         cls.defines = frozenset(name for name in optional if getattr(cls, name) is not getattr(Task, name))
         if "chat" not in cls.__dict__ and {"templates", "thought"} & cls.__dict__.keys():
             cls.chat = {}  # the parent's prompts would hide its own
@@ -138,7 +142,9 @@ class Task:
 
     def variables(self, state: State) -> dict[str, Any]:
         """What templates see of a state."""
-        return {"question": state.question, "thoughts": [thought.parts for thought in state.thoughts]}
+        seen = [None if thought.observation is None else thought.observation.text for thought in state.thoughts]
+        parts = [thought.parts for thought in state.thoughts]
+        return {"question": state.question, "thoughts": parts, "observations": seen}
 
     def prompt(self, template: str, state: State, /, **extra: Any) -> tuple[Message, ...]:
         """The messages of one call about `state`. Raises TaskError where `extra` would hide one of its variables."""
@@ -210,6 +216,15 @@ class Task:
     def actions(self, state: State) -> Sequence[str]:
         """The legal next thoughts, as a model would write them; none where there is no way on."""
         raise TaskError(f"task {type(self).__name__} has no `actions` to enumerate: define it, or sample thoughts")
+
+    async def act(self, state: State, thought: Thought) -> Observation | None:
+        """Do what a thought says, and tell what came of it: run a program, move in a world. By default nothing is done.
+
+        It is awaited before the thought goes into the tree, thoughts of one step side by side, so what it changes has
+        to be its own. What it raises becomes the observation; what came back is kept with the run, and a run that is
+        gone on with acts on no thought twice.
+        """
+        return None
 
     def step(self, state: State, thought: Thought) -> State | None:
         """The state that a thought leads to; None where the thought is not legal. By default one thought longer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 from pathlib import Path
@@ -37,6 +38,31 @@ def test_a_parquet_file_is_read_too(tmp_path: Path) -> None:
 
     Dataset.from_list(ROWS).to_parquet(str(tmp_path / "a.parquet"))
     assert list(rows(tmp_path / "a.parquet")) == ROWS
+
+
+def test_a_packed_file_is_read_line_by_line_too(tmp_path: Path) -> None:
+    packed = tmp_path / "a.jsonl.gz"
+    packed.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in ROWS).encode()))
+    assert list(rows(packed)) == ROWS
+    packed.write_bytes(gzip.compress(b'{"n": 1}\nbad\n' * 9000)[:-20])
+    with pytest.raises(OptionError, match=r"a\.jsonl\.gz can't be read"):
+        list(read(packed))
+    packed.write_bytes(b"no gzip")
+    with pytest.raises(OptionError, match=r"a\.jsonl\.gz can't be read"):
+        list(read(packed))
+
+
+def test_a_file_of_an_installed_package_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = folder / "my_rows"
+    (package / "data").mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (folder / "a.jsonl").rename(package / "data" / "a.jsonl")
+    monkeypatch.syspath_prepend(str(folder))
+    assert list(rows("package:my_rows/data/a.jsonl")) == ROWS
+    with pytest.raises(OptionError, match=r"b\.jsonl: there is no such file"):
+        list(rows("package:my_rows/data/b.jsonl"))
+    with pytest.raises(OptionError, match=r"no_rows/a\.jsonl: this package is not installed: pip install no-rows"):
+        list(rows("package:no_rows/a.jsonl"))
 
 
 def test_lines_of_text_are_rows(folder: Path) -> None:

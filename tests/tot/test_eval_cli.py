@@ -199,7 +199,7 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
     ("arguments", "said"),
     [
         (("eval",), r"there is no task: give its name, .*"),
-        (("eval", "gsm8k"), r"there are no questions: give --data FILE, or org/name:split of the hub"),
+        (("eval", "game24"), r"there are no questions: give --data FILE, or org/name:split of the hub"),
         (("eval", "gsm9k", "--data", "x.jsonl"), r"unknown task 'gsm9k' .*"),
         (("eval", "gsm8k", "two", "--data", "x.jsonl"), r"there is one task too many, 'two': .*"),
         (("eval", "gsm8k", "--data", "absent.jsonl"), r"absent\.jsonl: there is no such file"),

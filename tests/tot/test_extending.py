@@ -36,8 +36,8 @@ def riddle() -> Any:
     return type("Short", (example("A task", "Riddle"),), {"depth": 2})
 
 
-def test_there_are_six_of_at_most_twelve_lines() -> None:
-    parts = ["A task", "A generator", "An evaluator", "A search", "A decoder", "A decoding method"]
+def test_there_are_seven_of_at_most_twelve_lines() -> None:
+    parts = ["A task", "Acting", "A generator", "An evaluator", "A search", "A decoder", "A decoding method"]
     assert list(EXAMPLES) == parts
     lines = {kind: sum(1 for line in code.splitlines() if line.strip()) for kind, code in EXAMPLES.items()}
     assert {kind: count for kind, count in lines.items() if count > 12} == {}
@@ -46,6 +46,12 @@ def test_there_are_six_of_at_most_twelve_lines() -> None:
 def test_the_task(riddle: Any, scripted: Any) -> None:
     solution = solve(riddle, "keys?", decoder=scripted(REPLIES), search="bfs:thoughts=2", evaluator="value")
     assert (solution.answer, solution.value) == ("Piano", 9)
+
+
+def test_acting(scripted: Any) -> None:
+    decoder = scripted({"Guess a number.": ["3", "4"], "Guess a number. 3 is wrong.": ["7", "8"]})
+    solution = solve(example("Acting", "Guess"), "?", decoder=decoder, search="refine:thoughts=2", evaluator="prior")
+    assert (solution.answer, solution.solved) == ("7", True)
 
 
 def test_the_generator(riddle: Any, scripted: Any) -> None:

@@ -27,6 +27,7 @@ from tot import (
     Prior,
     Propose,
     Random,
+    Refine,
     RewardModel,
     Sample,
     SelfConsistency,
@@ -56,6 +57,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", "cot", ChainOfThought()),
         ("search", "self-consistency", SelfConsistency()),
         ("search", "best-of-n", BestOfN()),
+        ("search", "refine:thoughts=3", Refine(thoughts=3)),
         ("generator", "continue", Continue()),
         ("generator", "sample", Sample()),
         ("generator", "propose", Propose()),
@@ -192,7 +194,9 @@ def test_rap_takes_options_and_may_be_a_tasks_own_search(letters: Any) -> None:
     assert parts_of(type("Own", (letters,), {"search": "rap"})()) == whole
     with pytest.raises(OptionError, match=r"search rap, option breadth: .* \(its options: depth, .*iterations"):
         parts_of(letters(), search="rap:breadth=2")
-    with pytest.raises(OptionError, match=r"unknown search 'rip'.*: choose one of .*, mcts, rap, self-consistency"):
+    with pytest.raises(
+        OptionError, match=r"unknown search 'rip'.*: choose one of .*, mcts, rap, refine, self-consistency"
+    ):
         parts_of(letters(), search="rip")
 
 

@@ -19,6 +19,7 @@ IN_SHORT = {
     "dfs": "dfs:thoughts=2,depth=2",
     "best-first": "best-first:thoughts=2,depth=2",
     "mcts": "mcts:thoughts=2,depth=2,iterations=1",
+    "refine": "refine:thoughts=2,depth=2",
     "rap": "rap:thoughts=2,depth=2,iterations=1",
     "cot": "cot",
     "self-consistency": "self-consistency:samples=2",
@@ -51,6 +52,8 @@ def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lacking(search: str, generator: str, evaluator: str) -> str | None:
     """What is said where something has to be given besides."""
+    if generator == "enumerate" and search == "refine" and evaluator in ("heuristic", "confidence"):
+        return f"no {evaluator}|no `{evaluator}`"  # its first draft is a whole one, which is judged
     if generator == "enumerate" and search not in WHOLE:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:

@@ -7,10 +7,13 @@ resumed run can tell whether they are the same.
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +97,7 @@ async def attempt(
     What depends on the machine and on what else ran is under `measured`, the last entry; in reproducible runs all
     before it is the same every time. Raises ModelError and OptionError, which no other question could do without.
     """
-    config, task = work.config, work.task
+    config, task, loop = work.config, work.task, asyncio.get_running_loop()
     backend = Backend(decoders, Meter(config.budget))
     judge = _Judge(decoders.get("evaluate")) if work.configuration.judge else None
     sample = _unanswered(question, repeat)
@@ -116,7 +119,7 @@ async def attempt(
         budget_ended = (solution.stopped or "").startswith("budget:")
         sample |= {
             "answer": solution.answer,
-            "score": float(task.score(solution.answer, question.reference)),
+            "score": float(await loop.run_in_executor(_scoring(), task.score, solution.answer, question.reference)),
             "solved": solution.solved,
             "parse_failure": solution.answer is None and solution.calls > 0 and not budget_ended,
             "unreadable": solution.parse_failures,
@@ -165,6 +168,12 @@ def _unanswered(question: Question, repeat: int) -> dict[str, Any]:
         "stopped": None,
         "error": None,
     }
+
+
+@cache
+def _scoring() -> ThreadPoolExecutor:
+    """Where answers are scored, which may take a program's run, while searches go on."""
+    return ThreadPoolExecutor(os.cpu_count(), "scoring")
 
 
 def _measured(usage: Usage) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from tot.decoders.errors import OptionError, readable, reason, unknown
 from tot.options import SearchOptions
+from tot.registry import load_task
 
 FORMAT = "tot.evaluation"
 VERSION = 1
@@ -28,7 +29,7 @@ class Configuration(SearchOptions):
     task: str
     data: str = Field(
         description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the "
-        "hub."
+        "hub; by default the task's own."
     )
     limit: int | None = Field(None, ge=1, description="Rows to take.")
     offset: int = Field(0, ge=0, description="Rows to leave out before them.")
@@ -74,7 +75,9 @@ class Configuration(SearchOptions):
         if "task" not in given:
             raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
         if "data" not in given:
-            raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
+            given = {**given, "data": load_task(str(given["task"])).data_set}
+            if not given["data"]:
+                raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
         try:
             made = cls.model_validate(given)
         except ValidationError as error:

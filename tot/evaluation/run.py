@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tot.config import SearchConfig
+from tot.data import located
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, Work, attempt, running
@@ -77,9 +78,9 @@ def run_evaluation(work: Work, out: Path, resume: bool, told: Tracker | None) ->
     configuration, task = work.configuration, work.task
     if configuration.judge and not hasattr(task, "judge"):
         raise OptionError(f"task {configuration.task} has no way of judging answers: leave --judge out")
-    local = Path(configuration.data).is_file()
-    if local:
-        configuration = configuration.model_copy(update={"data": str(Path(configuration.data).resolve())})
+    place = located(configuration.data)
+    if local := place.is_file():
+        configuration = configuration.model_copy(update={"data": str(place.resolve())})
     config = work.config.exact()
     configuration = configuration.model_copy(update=config.filters_for(task))
     taken = (configuration.limit, configuration.offset, configuration.shuffle_seed)
@@ -87,7 +88,7 @@ def run_evaluation(work: Work, out: Path, resume: bool, told: Tracker | None) ->
     found, bad = questions.survey()
     record = {
         "model_sha256": fingerprint.hash_model(config.weights),
-        "data_sha256": fingerprint.hash_path(Path(configuration.data)) if local else None,
+        "data_sha256": fingerprint.hash_path(place) if local else None,
         "versions": fingerprint.versions(),
     }
     with Folder(out, configuration.to_json(), record, resume) as folder:

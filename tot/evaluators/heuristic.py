@@ -22,7 +22,7 @@ class Heuristic(Evaluator):
     """Minus the task's own `heuristic`: the less is still to be done, the better. No model."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        return [-ctx.heuristic(node) for node in nodes]
+        return [0.0 - ctx.heuristic(node) for node in nodes]
 
 
 class Prior(Evaluator):

@@ -105,8 +105,18 @@ def _label(node: Node) -> Text:
     assert node.thought is not None
     if node.visits:
         text.append(f"{node.visits} visits  ", style="dim")
-    text.append(plain(" → ".join(" ".join(part.split()) for part in node.thought.parts.values())), style="default")
+    said = " → ".join(" ".join(part.split()) for part in node.thought.parts.values())
+    seen = node.thought.observation
+    text.append(plain(said if seen is None else _brief(said)), style="default")
+    if seen is not None:
+        text.append(plain(f" ⇒ {_brief(seen.text)}"), style="green" if seen.verified else "yellow")
     return text
+
+
+def _brief(text: str, most: int = 60) -> str:
+    """Text in one line, which leaves room for another."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
 def usage_line(solution: Solution) -> str:

@@ -6,5 +6,6 @@ from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS
 from tot.search.mcts import MCTS
+from tot.search.refine import Refine
 
-__all__ = ["BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Search", "SelfConsistency"]
+__all__ = ["BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Refine", "Search", "SelfConsistency"]

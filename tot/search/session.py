@@ -19,7 +19,7 @@ from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
 from tot.generators.sample import chains
 from tot.search.base import Search, by_value
-from tot.state import after_thinking
+from tot.state import Observation, after_thinking
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
@@ -108,9 +108,27 @@ class SearchSession:
         if isinstance(step, Evaluate):
             return await self._judging.judge(self._evaluator_of(step), step.nodes)
         if step.whole:
-            return await chains(self.context, step.nodes, step.count or 1, self._generator)
+            return await self._acted(step, await chains(self.context, step.nodes, step.count or 1, self._generator))
         found = await self._generator.propose(self.context, step.nodes, step.count)
-        return [[as_proposal(one, self.task) for one in proposals] for proposals in found]
+        return await self._acted(step, [[as_proposal(one, self.task) for one in proposals] for proposals in found])
+
+    async def _acted(self, step: Expand, found: list[list[Proposal]]) -> list[list[Proposal]]:
+        """The proposals, each thought with what came of it; those that say the same are acted on once."""
+        if "act" not in self.task.defines:
+            return found
+        about = {
+            (i, one.thought.text): (state, one.thought)
+            for i, (state, proposals) in enumerate(zip(step.states, found, strict=True))
+            for one in proposals
+            if one.thought is not None
+        }
+        results = await self.context.each(list(about.values()), lambda each: self.search.checked.act(*each))
+        seen: dict[tuple[int, str], Observation | None] = dict(zip(about, results, strict=True))
+        for i, proposals in enumerate(found):
+            for one in proposals:
+                if one.thought is not None:
+                    one.thought = one.thought.model_copy(update={"observation": seen[i, one.thought.text]})
+        return found
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None
@@ -137,11 +155,13 @@ class SearchSession:
         """What each state says: by itself, or when asked."""
         answers = [self.search.answer_at(node) for node in nodes]
         whole = [self.search.checked.is_whole(node.thought) for node in nodes]
-        # A search that a budget ended before its first thought has nothing to ask about.
+        # A task whose states hold their answers need not have a template for them. A search that a budget ended before
+        # its first thought has nothing to ask about.
+        can = "answer_at" not in self.task.defines or self.task.has_template(self.task.answer)
         asked = [
             i
             for i, node in enumerate(nodes)
-            if answers[i] is None and not whole[i] and (node.parent is not None or self.stopped is None)
+            if can and answers[i] is None and not whole[i] and (node.parent is not None or self.stopped is None)
         ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"

@@ -196,8 +196,9 @@ class SearchState:
         self._keys[node.id] = key
         self._siblings[parent.id, key] = node
         self._met.setdefault(key, node)
-        node.terminal = whole or thought.ended or self.checked.is_terminal(state)
-        self._look(node, state)
+        seen = thought.observation is not None and thought.observation.verified
+        node.terminal = whole or thought.ended or seen or self.checked.is_terminal(state)
+        self._look(node, state, whole)
         return node
 
     def _reached_again(
@@ -227,15 +228,17 @@ class SearchState:
         """Verified answers first, then goals, then the most valuable."""
         return node is self.solved, node.goal, -math.inf if node.value is None else node.value
 
-    def _look(self, node: Node, state: State) -> None:
-        """Note a new node's terminal state, goal and verified answer."""
+    def _look(self, node: Node, state: State, whole: bool = False) -> None:
+        """Note a new node's terminal state, goal and verified answer; one written in one go has to be verified."""
         if node.parent is None:
             node.terminal = self.checked.is_terminal(state)
         if not (node.terminal if self._names_ends else self.is_end(node)):
             return
         answer = self.answer_at(node)
-        verified = answer is not None and self.verify(answer)
-        node.goal = verified or (not self.checked.is_whole(node.thought) and self.checked.is_goal(state))
+        seen = None if node.thought is None else node.thought.observation
+        verified = answer is not None and ((seen is not None and seen.verified) or self.verify(answer))
+        whole = whole or self.checked.is_whole(node.thought)
+        node.goal = verified or (not whole and self.checked.is_goal(state))
         if node.goal and self._hooks.emit("on_goal", self, [node]):
             self.goals.append(node)
             node.verified = verified

@@ -54,6 +54,11 @@ class Panel {
         make("div", { class: "text", dir: "auto" }, ...marked(text, query)),
       ),
     );
+    const seen = node.fields.thought?.observation;
+    if (seen) {
+      const title = seen.verified ? "Observed (solved)" : "Observed";
+      shown.push(make("div", { class: "part" }, make("h3", {}, title), make("div", { class: "text", dir: "auto" }, ...marked(seen.text, query))));
+    }
     return shown.length ? shown : [make("p", { class: "quiet" }, "The thought is empty.")];
   }
 

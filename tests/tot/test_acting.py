@@ -1,0 +1,263 @@
+"""Thoughts that are acted on: what came of them in the tree and in prompts, once each, killed runs gone on with; and
+Refine, which tries, looks and mends."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, solve
+from tot.decoders.errors import OptionError, TaskError
+from tot.report.terminal import tree_text
+from tot.tree import ThoughtTree
+
+DRAFTS = {"try q": ["cat", "cart", "dog", "dog"], "mend cat, 2 wrong": ["doc", "cow", "bat", "cat"]}
+
+
+class Spell(Task):
+    """A thought is a word, and acting on it tells how many of its letters are wrong: dog is right."""
+
+    templates: ClassVar = {
+        "word": "{% if thoughts %}mend {{ thoughts[-1].word }}, {{ observations[-1] }}"
+        "{% else %}try {{ question }}{% endif %}"
+    }
+    thought = ("word",)
+    depth = 3
+    acted: ClassVar[list[tuple[str, str]]] = []
+
+    async def act(self, state: State, thought: Thought) -> Observation:
+        self.acted.append((state.text, thought.text))
+        await asyncio.sleep(0)
+        wrong = sum(a != b for a, b in zip(thought.text.ljust(3), "dog", strict=False))
+        return Observation(text=f"{wrong} wrong", verified=not wrong, data=wrong)
+
+    def heuristic(self, state: State) -> float:
+        seen = state.thoughts[-1].observation
+        return 9.0 if seen is None or not isinstance(seen.data, int) else float(seen.data)
+
+    def is_terminal(self, state: State) -> bool:
+        return bool(state.thoughts) and self.heuristic(state) == 0
+
+    def answer_at(self, state: State) -> str | None:
+        return state.thoughts[-1].text if state.thoughts else None
+
+
+@pytest.fixture(autouse=True)
+def _acted() -> None:
+    Spell.acted.clear()
+
+
+def texts(tree: ThoughtTree) -> list[tuple[str, str | None]]:
+    thoughts = [node.thought for node in tree if node.thought is not None]
+    return [(one.text, None if one.observation is None else one.observation.text) for one in thoughts]
+
+
+# -- acting -----------------------------------------------------------------------------------------------------
+
+
+def test_what_came_of_a_thought_is_in_the_tree_and_in_the_prompt_after_it(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cat", "dot"], "mend dot, 1 wrong": ["dog", "dig"]})
+    solution = solve(Spell, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1), evaluator="heuristic")
+    assert decoder.asked == [["try q"], ["mend dot, 1 wrong"]]
+    assert texts(solution.tree) == [("cat", "3 wrong"), ("dot", "1 wrong"), ("dog", "0 wrong"), ("dig", "1 wrong")]
+    assert (solution.answer, solution.solved) == ("dog", True)
+
+
+def test_only_what_was_observed_to_solve_it_is_verified(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cat", "dot"], "mend dot, 1 wrong": ["dig", "dot"]})
+    solution = solve(Spell, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1), evaluator="heuristic")
+    assert solution.answer in ("dot", "dig")
+    assert not solution.solved
+
+
+def test_equal_thoughts_after_one_state_are_acted_on_once(scripted: Any) -> None:
+    solution = solve(
+        Spell, "q", decoder=scripted({"try q": ["cat"] * 4}), search=BestOfN(samples=4), evaluator="heuristic"
+    )
+    assert Spell.acted == [("", "cat")]
+    assert texts(solution.tree) == [("cat", "3 wrong")] * 4
+
+
+def test_thoughts_of_a_step_are_acted_on_side_by_side(scripted: Any) -> None:
+    class Meet(Spell):
+        """Every act waits until all four are under way."""
+
+        here: ClassVar[list[str]] = []
+
+        async def act(self, state: State, thought: Thought) -> Observation:
+            self.here.append(thought.text)
+            async with asyncio.timeout(30):
+                while len(self.here) < 4:
+                    await asyncio.sleep(0.001)
+            return Observation(text="met", data=1)
+
+    solution = solve(
+        Meet, "q", decoder=scripted({"try q": list("abcd")}), search=BestOfN(samples=4), evaluator="heuristic"
+    )
+    assert texts(solution.tree) == [(letter, "met") for letter in "abcd"]
+
+
+@pytest.mark.parametrize("error", [ValueError("no such door"), TimeoutError(), OSError(5, "broken")])
+def test_what_an_act_raises_is_what_was_observed(scripted: Any, error: Exception) -> None:
+    class Broken(Spell):
+        async def act(self, state: State, thought: Thought) -> Observation:
+            raise error
+
+    decoder = scripted({"try q": ["a", "b"]})
+    solution = solve(Broken, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator="heuristic")
+    assert texts(solution.tree) == [(letter, f"{type(error).__name__}: {error}") for letter in "ab"]
+
+
+def test_an_act_may_see_nothing(scripted: Any) -> None:
+    class Idle(Spell):
+        async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
+            return None
+
+    decoder = scripted({"try q": ["a", "b"]})
+    solution = solve(Idle, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator="heuristic")
+    assert texts(solution.tree) == [("a", None), ("b", None)]
+
+
+def test_what_is_no_observation_is_refused(scripted: Any) -> None:
+    class Wrong(Spell):
+        async def act(self, state: State, thought: Thought) -> Any:
+            return "3 wrong"
+
+    with pytest.raises(TaskError, match=r"Wrong\.act gave '3 wrong': return an Observation, or None"):
+        solve(Wrong, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2))
+
+
+def test_errors_for_the_user_end_the_run(scripted: Any) -> None:
+    class Unconfined(Spell):
+        async def act(self, state: State, thought: Thought) -> Observation:
+            raise OptionError("no sandbox here")
+
+    with pytest.raises(OptionError, match="no sandbox here"):
+        solve(Unconfined, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2))
+
+
+def test_a_long_observation_is_cut_and_says_so(scripted: Any) -> None:
+    class Long(Spell):
+        async def act(self, state: State, thought: Thought) -> Observation:
+            return Observation(text="x" * 5_000_000)
+
+    solution = solve(
+        Long, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2), evaluator="random"
+    )
+    assert texts(solution.tree)[0][1] == "x" * 4000 + "\n… (cut: 5000000 characters)"
+
+
+def test_tasks_that_do_not_act_have_no_observations(letters: Any, scripted: Any, two_levels: Any) -> None:
+    solution = solve(letters, "q", decoder=scripted(two_levels), search=BFS(thoughts=2, breadth=1), evaluator="value")
+    assert all(node.thought is None or node.thought.observation is None for node in solution.tree)
+    assert "observation" not in str(solution.tree.to_json())
+
+
+def test_observations_are_saved_and_read_with_the_tree(scripted: Any, tmp_path: Path) -> None:
+    tree = solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
+    tree.save(tmp_path / "run.json")
+    again = ThoughtTree.load(tmp_path / "run.json")
+    assert texts(again) == texts(tree)
+    assert again.to_json() == tree.to_json()
+
+
+def test_a_terminal_shows_them_behind_their_thoughts(scripted: Any) -> None:
+    shown = tree_text(
+        solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
+    )
+    assert "dog ⇒ 0 wrong" in shown
+    assert "cart ⇒ 3 wrong" in shown
+
+
+# -- going on -----------------------------------------------------------------------------------------------------
+
+
+def test_a_run_that_was_killed_acts_on_no_thought_twice(scripted: Any, tmp_path: Path) -> None:
+    replies = {"try q": ["cow", "cat", "dot"], "mend dot, 1 wrong": ["dig", "dug", "dg"]}
+    search = Refine(thoughts=3)
+
+    def run(trace: Checkpoint) -> Any:
+        try:
+            return solve(Spell, "q", decoder=scripted(replies), search=search, evaluator="heuristic", checkpoint=trace)
+        finally:
+            trace.close()
+
+    whole = tmp_path / "whole.jsonl"
+    done = run(Checkpoint.create(whole))
+    every = list(Spell.acted)
+    lines = whole.read_text().splitlines(keepends=True)
+    assert len(every) == 7
+    for count in range(1, len(lines)):
+        Spell.acted.clear()
+        cut = tmp_path / f"{count}.jsonl"
+        cut.write_text("".join(lines[:count]) + lines[count][: len(lines[count]) // 2])
+        solution = run(Checkpoint.resume(cut))
+        assert texts(solution.tree) == texts(done.tree)
+        assert Spell.acted == every[len(every) - len(Spell.acted) :]
+        assert len(Spell.acted) < len(every) or count <= 2
+
+
+# -- Refine -----------------------------------------------------------------------------------------------------
+
+
+def refined(decoder: Any, **options: Any) -> Any:
+    return solve(
+        Spell, "q", decoder=decoder, search=Refine(**options), generator=Sample(temperature=0.9), evaluator="heuristic"
+    )
+
+
+def test_a_first_draft_that_solves_it_is_all_that_is_asked(scripted: Any) -> None:
+    decoder = scripted({"try q": "dog"})
+    solution = refined(decoder)
+    (request,) = decoder.requests
+    assert (request.sampling.n, request.sampling.temperature) == (1, 0.0)
+    assert (solution.answer, solution.solved, solution.calls) == ("dog", True, 1)
+
+
+def test_then_come_drafts_and_then_mendings_of_the_best(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cow", "cat", "dot"], "mend dot, 1 wrong": ["dig", "cot", "dog"]})
+    solution = refined(decoder, thoughts=3)
+    asked = [
+        (request.prompt[-1].content, request.sampling.n, request.sampling.temperature) for request in decoder.requests
+    ]
+    assert asked == [("try q", 1, 0.0), ("try q", 3, 0.9), ("mend dot, 1 wrong", 3, 0.9)]
+    assert (solution.answer, solution.solved) == ("dog", True)
+    assert [node.thought.text for node in solution.tree if node.chosen and node.thought] == ["dot", "dog"]
+
+
+def test_it_ends_at_full_depth_with_the_best_there_is(scripted: Any) -> None:
+    replies = {"try q": ["xxx"] * 2, "mend xxx, 3 wrong": ["dxx", "yyy"], "mend dxx, 2 wrong": ["dox", "dxx"]}
+    shallow, deep = scripted(replies), scripted(replies)
+    assert refined(shallow, thoughts=2).answer == "dxx"
+    assert len(shallow.requests) == 3
+    assert refined(deep, thoughts=2, depth=4).answer == "dox"
+    assert len(deep.requests) == 4
+
+
+def test_it_ends_where_mending_makes_nothing_better(scripted: Any) -> None:
+    decoder = scripted({"try q": ["dot"] * 2, "mend dot, 1 wrong": ["dxx", "dot"]})
+    solution = refined(decoder, thoughts=2, depth=9)
+    assert (solution.answer, solution.solved, len(decoder.requests)) == ("dot", False, 3)
+
+
+def test_a_budget_ends_it_with_the_best_so_far(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cat", "dot", "cow"]}, tokens=10)
+    search = Refine(thoughts=3)
+    solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=45))
+    assert solution.answer == "dot"
+    assert (solution.stopped or "").startswith("budget")
+
+
+def test_a_solution_among_what_overran_a_budget_is_the_answer(scripted: Any) -> None:
+    decoder = scripted({"try q": ["cat", "dog", "cow"]}, tokens=10)
+    search = Refine(thoughts=3)
+    solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=35))
+    assert (solution.answer, solution.solved) == ("dog", True)
+
+
+def test_drafts_that_cannot_be_read_leave_no_answer(scripted: Any) -> None:
+    solution = refined(scripted({"try q": ""}), thoughts=2)
+    assert (solution.answer, solution.solved) == (None, False)

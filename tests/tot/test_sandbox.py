@@ -1,0 +1,295 @@
+"""The sandbox: what programs may do in it, what they may not, and that nothing of them stays."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import psutil
+import pytest
+
+from tot import sandbox
+from tot.decoders.errors import OptionError
+from tot.sandbox import UNCONFINED, Ran, Sandbox, confines
+
+BOX = Sandbox(seconds=20)
+HASTY = Sandbox(seconds=1)
+
+
+@pytest.fixture(autouse=True)
+def confined() -> Iterator[None]:
+    """Where the kernel confines programs; in CI it has to. Whatever a program started has to be gone by its end."""
+    try:
+        confines()
+    except OptionError as error:
+        if "CI" in os.environ:
+            pytest.fail(str(error))
+        pytest.skip(str(error))
+    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    yield
+    time.sleep(0.02)
+    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    assert [child.cmdline() for child in left if child.status() != psutil.STATUS_ZOMBIE] == []
+
+
+def run(program: str, box: Sandbox = BOX, **files: str) -> Ran:
+    return box.run(dedent(program), {name.replace("_", "."): text for name, text in files.items()})
+
+
+# -- what a program may do --------------------------------------------------------------------------------------
+
+
+def test_a_program_finds_its_files_and_says_what_it_has_to_say() -> None:
+    ran = run("import sys; print(open('a.txt').read().upper()); print('oh', file=sys.stderr)", a_txt="héllo")
+    assert (ran.output, ran.error, ran.ended, ran.code, ran.ok) == ("HÉLLO\n", "oh\n", "exited", 0, True)
+
+
+def test_it_may_write_files_of_its_own_which_are_gone_with_it() -> None:
+    ran = run("import os; open('b.txt', 'w').write('x' * 100); print(os.getcwd(), os.path.getsize('b.txt'))")
+    folder, size = ran.output.split()
+    assert size == "100"
+    assert not Path(folder).exists()
+
+
+def test_the_standard_library_is_there_and_nothing_else() -> None:
+    assert run("import math, re, json, collections, itertools, heapq, typing; print(math.comb(5, 2))").output == "10\n"
+    assert "No module named 'torch'" in run("import torch").error
+    assert "No module named 'tot'" in run("import tot").error
+
+
+def test_what_a_program_fails_with_is_told_with_its_line() -> None:
+    ran = run("def f():\n    return 1 / 0\nf()")
+    assert (ran.ended, ran.code, ran.ok) == ("exited", 1, False)
+    assert "ZeroDivisionError" in ran.error
+    assert "line 2" in ran.error
+
+
+@pytest.mark.parametrize("program", ["def f(:", "\x00", "\ud800", "x = '''", "b'\\xff'.decode()", "(" * 500])
+def test_texts_that_are_no_programs_are_an_error_of_theirs(program: str) -> None:
+    ran = BOX.run(program)
+    assert ran.ended == "exited"
+    assert ran.code == 1
+
+
+def test_bytes_that_are_no_text_are_shown_as_they_can_be() -> None:
+    assert run("import os; os.write(1, b'\\xff\\xfeab\\n')").output == "\ufffd\ufffdab\n"
+
+
+def test_an_exit_status_is_told() -> None:
+    assert run("raise SystemExit(7)").code == 7
+
+
+# -- what it may not --------------------------------------------------------------------------------------------
+
+FORBIDDEN = {
+    "reads /etc": "open('/etc/passwd').read()",
+    "lists /": "import os; os.listdir('/')",
+    "lists home": "import os; os.listdir(os.path.expanduser('~') or '/root')",
+    "reads another process": "open(f'/proc/{__import__(\"os\").getppid()}/environ').read()",
+    "reads its own process": "open('/proc/self/maps').read()",
+    "writes /tmp": "open('/tmp/escaped', 'w').write('x')",
+    "writes to the library": "import os; open(os.__file__, 'a').write('x')",
+    "follows a link out": "import os; os.symlink('/etc/passwd', 'l'); open('l').read()",
+    "links out": "import os; os.link('/etc/passwd', 'l'); open('l').read()",
+    "climbs": "open('../../etc/passwd').read()",
+    "connects": "import socket; socket.create_connection(('127.0.0.1', PORT), 1)",
+    "resolves names": "import socket; socket.getaddrinfo('example.com', 80)",
+    "sends packets": "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.sendto(b'x', ('127.0.0.1', PORT))",
+    "listens": "import socket; s = socket.socket(); s.bind(('127.0.0.1', 0)); s.listen()",
+    "opens raw sockets": "import socket; socket.socket(socket.AF_PACKET, socket.SOCK_RAW)",
+    "forks": "import os; os.fork()",
+    "starts a program": "import subprocess; subprocess.run(['/usr/bin/id'], check=True)",
+    "becomes a program": "import os; os.execv('/usr/bin/id', ['id'])",
+    "calls a shell": "import os; os.system('id'); raise SystemExit(1)",
+    "starts processes": "import multiprocessing as m; p = m.Process(target=print); p.start(); p.join()",
+    "kills its parent": "import os, signal; os.kill(os.getppid(), signal.SIGKILL)",
+    "kills everybody": "import os, signal; os.kill(-1, signal.SIGKILL); raise SystemExit(1)",
+    "changes its root": "import os; os.chroot('.')",
+    "makes a device": "import os; os.mknod('d', 0o20600, os.makedev(1, 8)); open('d', 'rb').read(10)",
+    "mounts": "import ctypes as c; raise SystemExit(c.CDLL(None).mount(b'a', b'.', b'tmpfs', 0, None) != 0)",
+    "traces its parent": "import ctypes as c, os; raise SystemExit(c.CDLL(None).ptrace(16, os.getppid(), 0, 0) != 0)",
+    "forks in C": "import ctypes as c; raise SystemExit(c.CDLL(None).fork() < 0)",
+    "calls clone itself": "import ctypes as c; raise SystemExit(c.CDLL(None).syscall(56, 17, 0, 0, 0, 0) < 0)",
+    "runs a file in memory": "import os; fd = os.memfd_create('x'); os.execve(fd, ['x'], {})",
+    "becomes somebody else": "import os; os.setuid(0 if os.getuid() else 65534); open('/etc/shadow')",
+    "leaves its namespaces": "import ctypes as c; raise SystemExit(c.CDLL(None).unshare(0x10000000) != 0)",
+}
+
+
+@pytest.fixture
+def server() -> Iterator[int]:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield listening.getsockname()[1]
+
+
+@pytest.mark.parametrize("program", FORBIDDEN.values(), ids=FORBIDDEN)
+def test_a_program_that(program: str, server: int) -> None:
+    ran = run(program.replace("PORT", str(server)))
+    assert not ran.ok
+    assert not Path("/tmp/escaped").exists()
+    assert "uid=" not in ran.output
+
+
+def test_secrets_of_the_environment_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert "secret" not in run("import os; print(dict(os.environ))").output
+
+
+def test_a_program_sees_nothing_of_standard_input() -> None:
+    assert run("import sys; print(repr(sys.stdin.read()))").output == "''\n"
+
+
+# -- limits -----------------------------------------------------------------------------------------------------
+
+ENDLESS = {
+    "loops": "while True: pass",
+    "sleeps": "import time; time.sleep(1000)",
+    "waits for ever": "import threading; threading.Event().wait()",
+    "ignores signals": "import signal\nfor s in (1, 2, 3, 15): signal.signal(s, signal.SIG_IGN)\nwhile True: pass",
+    "closes its outputs": "import os\nos.close(1); os.close(2)\nwhile True: pass",
+    "leaves its group": "import os\ntry: os.setsid()\nexcept OSError: pass\nwhile True: pass",
+    "leaves threads": "import threading\ndef f():\n    while True: pass\nthreading.Thread(target=f).start()",
+    "counts": "10 ** 10 ** 10",
+}
+
+
+@pytest.mark.parametrize("program", ENDLESS.values(), ids=ENDLESS)
+def test_a_program_that_never_ends_is_ended(program: str) -> None:
+    began = time.monotonic()
+    ran = run(program, HASTY)
+    assert ran.ended in ("time", "killed")
+    assert not ran.ok
+    assert time.monotonic() - began < 15
+
+
+def test_a_fork_bomb_starts_nothing() -> None:
+    ran = run("import os\nfor _ in range(100):\n    try: os.fork()\n    except OSError: pass\nprint('alone')", HASTY)
+    assert ran.output.count("alone") <= 1
+
+
+def test_endless_output_is_cut_and_the_program_with_it() -> None:
+    ran = run("while True: print('x' * 1000)")
+    assert (ran.ended, len(ran.output)) == ("output", 64 << 10)
+    ran = run("import sys\nwhile True: sys.stderr.write('x' * 1000)")
+    assert (ran.ended, len(ran.error)) == ("output", 64 << 10)
+
+
+@pytest.mark.parametrize(
+    "program", ["x = bytearray(1 << 40)", "x = [0] * (1 << 33)", "x = []\nwhile 1: x.append('y' * 9999)"]
+)
+def test_memory_is_limited(program: str) -> None:
+    ran = run(program)
+    assert not ran.ok
+    assert ran.ended == "killed" or "MemoryError" in ran.error
+
+
+def test_files_are_limited() -> None:
+    large = "f = open('a', 'wb')\nwhile True: f.write(b'x' * 65536)"
+    assert not run(large).ok
+    many = "for i in range(10**6):\n    with open(str(i), 'wb') as f: f.write(b'x' * 500000)"
+    assert not run(many).ok
+
+
+def test_many_at_once_hold_up_nothing_else() -> None:
+    """Programs run while the event loop turns: sixteen that take their time, and a clock that ticks meanwhile."""
+
+    async def both() -> tuple[list[Ran], float]:
+        longest, last, over = 0.0, time.monotonic(), False
+
+        async def tick() -> None:
+            nonlocal longest, last
+            while not over:
+                await asyncio.sleep(0.01)
+                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+
+        ticking = asyncio.create_task(tick())
+        ran = await asyncio.gather(*(BOX.arun(f"import time; time.sleep(0.1); print({i})") for i in range(16)))
+        over = True
+        await ticking
+        return ran, longest
+
+    ran, longest = asyncio.run(both())
+    assert [one.output for one in ran] == [f"{i}\n" for i in range(16)]
+    assert longest < 10  # a loop that is held up would stand still for all of them
+
+
+def test_it_can_be_used_from_threads() -> None:
+    found: list[str] = []
+    threads = [threading.Thread(target=lambda i=i: found.append(run(f"print({i})").output)) for i in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(found) == [f"{i}\n" for i in range(6)]
+
+
+# -- where programs can't be confined ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A machine without the library."""
+    confines.cache_clear()
+    monkeypatch.setitem(sys.modules, "sandlock", None)
+    yield
+    confines.cache_clear()
+
+
+def test_nothing_runs_unconfined(nowhere: None, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=rf"can't be: sandlock is not there .*pip install .*{UNCONFINED}=yes"):
+        BOX.run(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("value", ["", "1", "true", "no", "YES"])
+def test_nor_unless_it_is_said_in_so_many_words(nowhere: None, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+    monkeypatch.setenv(UNCONFINED, value)
+    with pytest.raises(OptionError, match="can't be"):
+        BOX.run("print(1)")
+
+
+def test_an_old_kernel_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sandlock
+
+    confines.cache_clear()
+    monkeypatch.setattr(sandlock, "landlock_abi_version", lambda: 0)
+    with pytest.raises(OptionError, match=r"the kernel has version 0 of Landlock, and \d+ is needed"):
+        BOX.run("print(1)")
+    monkeypatch.undo()
+    confines.cache_clear()
+
+
+def test_where_it_is_said_limits_hold_all_the_same(nowhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(UNCONFINED, "yes")
+    assert run("print(open('a.txt').read())", a_txt="there").output == "there\n"
+    assert run("while True: pass", HASTY).ended == "time"
+    assert run("while True: print('x' * 1000)").ended == "output"
+    assert "MemoryError" in run("x = bytearray(1 << 40)").error
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    assert "secret" not in run("import os; print(dict(os.environ))").output
+
+
+def test_a_killed_parent_leaves_no_program_behind(tmp_path: Path) -> None:
+    """A run that is killed takes what it runs along, or that ends with its time."""
+    script = "from tot.sandbox import Sandbox; print('on', flush=True); Sandbox(seconds=60).run('while True: pass')"
+    parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
+    assert parent.stdout is not None
+    parent.stdout.readline()
+    deadline = time.monotonic() + 30
+    while not (children := psutil.Process(parent.pid).children(recursive=True)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert children
+    parent.kill()
+    parent.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    for child in alive:
+        child.kill()
+    assert not alive, [sandbox.__name__, *(child.cmdline() for child in alive)]
