@@ -22,6 +22,18 @@ _PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "x": "*", "X": "*", "�
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "sign": 3}
 
 
+def calculator(expression: str) -> str:
+    """Work out numbers with + - * / and parentheses.
+
+    >>> calculator("3 * (4 + 1.5)")
+    16.5
+    """
+    value = evaluate(expression)
+    if value is None:
+        raise ValueError(f"{expression[:100]!r} can't be worked out: write numbers with + - * / and parentheses")
+    return str(value.numerator if value.denominator == 1 else round(float(value), 10))
+
+
 def evaluate(text: str) -> Fraction | None:
     """The value of an expression, or None where it is malformed, longer than MAX_LENGTH or divides by zero.
 

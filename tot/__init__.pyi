@@ -25,6 +25,7 @@ from tot.generators.continuation import Continue as Continue
 from tot.generators.enumerate import Enumerate as Enumerate
 from tot.generators.propose import Propose as Propose
 from tot.generators.sample import Sample as Sample
+from tot.generators.tools import UseTools as UseTools
 from tot.registry import load_task as load_task
 from tot.registry import rap as rap
 from tot.search import BFS as BFS

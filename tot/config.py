@@ -58,6 +58,8 @@ class SearchConfig(BaseModel):
     """Where thoughts come from."""
     evaluator: Any = None
     """How states are valued."""
+    tools: tuple[Any, ...] = ()
+    """Functions with type hints, or their names, that the model may call while it writes."""
     prompts: Literal["papers", "chat"] | None = None
     """papers: the few-shot prompts of the papers. chat: the question alone, as a chat model is asked, which answers in
     its own words. None: chat, where the task has such prompts, the model a chat template, and neither the search nor
@@ -121,7 +123,7 @@ class SearchConfig(BaseModel):
 
     def parts(self, task: Task) -> dict[str, Any]:
         """The search, the generator and the evaluator, by kind. Raises OptionError for what is not known."""
-        return parts_of(task, self.search, self.generator, self.evaluator)
+        return parts_of(task, self.search, self.generator, self.evaluator, tools=self.tools)
 
     @property
     def decoders(self) -> dict[Purpose, str | Decoder]:

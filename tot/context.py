@@ -106,6 +106,7 @@ class Context:
         call: int = 0,
         begun: Thought | None = None,
         until: Sequence[str] = (),
+        about: str = "",
         titles: Sequence[str] = (),
         **variables: Any,
     ) -> list[Reply]:
@@ -115,12 +116,13 @@ class Context:
         template about one node apart: each has a seed of its own. `begun` is a thought whose first templates were
         asked already; evaluators' templates see the last thought's parts. With `until` the thoughts so far are one
         message, and the next piece of it is asked for, to the first of these strings and in at most `max_tokens`;
-        the first child of each node goes on as if the message had never been cut. `titles` are steps that the text is
+        the first child of each node goes on as if the message had never been cut. `about` is put behind what the user
+        says. `titles` are steps that the text is
         to consist of, for a decoder that writes them side by side. What several coroutines ask in one turn goes out
         in one batch: see `each`.
         """
         state, task = self.state(node), self.task
-        prompt = self.prompt(template, state, begun, **variables)
+        prompt = with_text(self.prompt(template, state, begun, **variables), about)
         thoughts = (*state.thoughts, *filter(None, [begun]))
         seed = self._derived(template, node, prompt, call, goes_on=bool(until))
         sampling = self._sampling(template, temperature, seed, n, max_tokens)
@@ -138,8 +140,8 @@ class Context:
         if trigger is not None:  # what comes before it is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
             room = min(_ANSWER_TOKENS, sampling.max_tokens)
-            about = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
-            request = request.model_copy(update=about)
+            more = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
+            request = request.model_copy(update=more)
         (completions,) = await self._backend.complete([request])
         again = [self._unread(one) for one in completions]
         if any(again):
@@ -317,6 +319,16 @@ def scoring(
     )
 
 
+def with_text(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:
+    """The prompt with a paragraph more at the end of what the user says last."""
+    places = [i for i, message in enumerate(prompt) if message.role == "user"]
+    if not text or not places:
+        return prompt
+    last = prompt[places[-1]]
+    longer = last.model_copy(update={"content": f"{last.content}\n\n{text}"})
+    return (*prompt[: places[-1]], longer, *prompt[places[-1] + 1 :])
+
+
 def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tuple[Message, ...]:
     """The prompt, with the thoughts that its assistant's prefix holds, in their order, marked as they were drawn: cut
     into tokens anew, a text would be continued as somebody else's."""
@@ -331,8 +343,11 @@ def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tupl
             if found < 0:
                 continue
             at = found + len(text)
-            if (drawn := thought.drawn.get(name)) is not None and text in drawn.text:
-                begin = found - drawn.text.index(text)  # what was read from a text may begin inside of it
+            if (drawn := thought.drawn.get(name)) is None:
+                continue
+            own = drawn.text.lstrip() if thought.observation is not None else text  # a result may stand behind it
+            if own in drawn.text and text.startswith(own):
+                begin = found - drawn.text.index(own)  # what was read from a text may begin inside of it
                 if begin >= 0 and last.content.startswith(drawn.text[: found - begin], begin):
                     written.append((begin, drawn.tokens))
     return (*prompt[:-1], last.model_copy(update={"written": tuple(written)}))

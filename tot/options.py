@@ -74,6 +74,9 @@ class SearchOptions(ModelOptions):
         description="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, logprob, "
         "agreement, random or reward-model, with options likewise.",
     )
+    tool: list[str] = Field(
+        [], description="A function that the model may call: calculator, or path/to/file.py:name; once for each."
+    )
     prompts: Literal["papers", "chat"] | None = Field(
         None,
         description="papers: few-shot prompts; chat: as a chat model is asked, in its own words. By default chat for "
@@ -116,6 +119,7 @@ class SearchOptions(ModelOptions):
         parts = parts_of(
             task,
             *(self.search, self.generator, self.evaluator),
+            tools=self.tool,
             search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth")},
             generator_options={"temperature": self.temperature},
         )

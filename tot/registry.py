@@ -6,7 +6,7 @@ A name may carry options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
@@ -19,7 +19,9 @@ TASKS = Registry("task", "tot.tasks")
 SEARCHES = Registry("search", "tot.searches")
 GENERATORS = Registry("generator", "tot.generators")
 EVALUATORS = Registry("evaluator", "tot.evaluators")
+TOOLS = Registry("tool", "tot.tools")
 
+_WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
 _NEEDED = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
 _SPEC = re.compile(r"\s*(?P<name>.*?\.py\s*:[^:]*|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
 
@@ -80,22 +82,48 @@ def parts_of(
     generator: Any = None,
     evaluator: Any = None,
     *,
+    tools: Sequence[Any] = (),
     search_options: Mapping[str, Any] | None = None,
     generator_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The search, generator and evaluator that texts, objects or None (the task's own) stand for.
 
-    A search may bring a generator and an evaluator, as "rap" does. The options are set besides those in the texts,
-    where they are not None. Raises OptionError for what is not known.
+    A search may bring a generator and an evaluator, as "rap" does; with `tools`, functions or their names, the model
+    may call them in a message that is written piece by piece. The options are set besides those in the texts, where
+    they are not None. Raises OptionError for what is not known.
     """
+    if tools:
+        search, generator = search or _WITH_TOOLS, generator or "continue"
     chosen = named(search or task.search, SEARCHES, **search_options or {})
     recipe = {"search": chosen, "generator": task.generator, "evaluator": task.evaluator}
     recipe |= chosen.recipe(task, named(task.generator, GENERATORS))
-    return {
+    parts = {
         "search": recipe["search"],
         "generator": named(generator or recipe["generator"], GENERATORS, **generator_options or {}),
         "evaluator": named(evaluator or recipe["evaluator"], EVALUATORS),
     }
+    return {**parts, "generator": _with_tools(**parts, tools=tools)} if tools else parts
+
+
+def _with_tools(search: Any, generator: Any, evaluator: Any, tools: Sequence[Any]) -> Any:
+    """The generator, which lets the model call tools."""
+    from tot.generators.continuation import Continue
+    from tot.generators.tools import UseTools
+
+    if getattr(search, "whole", False):
+        raise OptionError(
+            f"{type(search).__name__} has solutions written in one go, which can't wait for a tool: choose bfs, dfs, "
+            "best-first or mcts"
+        )
+    if isinstance(generator, UseTools):
+        return generator
+    if type(generator) is not Continue:
+        raise OptionError(
+            f"tools are called in a message that is written piece by piece: leave {type(generator).__name__} out, or "
+            "choose continue"
+        )
+    functions = [TOOLS.find(each) if isinstance(each, str) else each for each in tools]
+    return UseTools(**dict(generator), tools=functions)
 
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:

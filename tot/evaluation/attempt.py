@@ -70,6 +70,7 @@ class Work:
                 **{f"budget_{limit}": value for limit, value in (config.budget or Budget()).model_dump().items()},
                 **{kind: _text(getattr(config, kind)) for kind in ("decoder", "search", "generator", "evaluator")},
                 **{name: getattr(config, name) for name in SAME},
+                "tool": [getattr(tool, "__name__", str(tool)) for tool in config.tools],
                 **loading,
                 **options,
             }

@@ -63,6 +63,8 @@ class Configuration(SearchOptions):
         options["decoder_option"] = [
             _USER_IN_URL.sub("//", option) for option in self.decoder_option if not _SECRET.search(option)
         ]
+        if not self.tool:
+            del options["tool"]  # earlier versions knew none
         return {name: options[name] for name in sorted(options, key=lambda name: name not in ("task", "data"))}
 
     @classmethod

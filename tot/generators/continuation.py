@@ -49,18 +49,38 @@ class Continue(Generator):
 
         async def extend(node: Node) -> list[Proposal]:
             replies = await self._ask(ctx, node, count)
-            return await ctx.each(list(enumerate(replies)), lambda one: self._finish(ctx, node, *one, 1 / count))
+            return await ctx.each(list(enumerate(replies)), lambda one: self.finish(ctx, node, *one, 1 / count))
 
         return await ctx.each(nodes, extend)
 
-    async def _ask(
-        self, ctx: Context, node: Node, count: int, call: int = 0, begun: Thought | None = None
-    ) -> list[Reply]:
-        template, until = ctx.task.thought[-1], _UNTIL.get(self.until, (self.until,))
-        about: dict[str, Any] = {"max_tokens": self.tokens, "until": until, "call": call, "begun": begun}
-        return await ctx.ask(template, node, count, temperature=self.temperature, **about)
+    @property
+    def about(self) -> str:
+        """What the model is told besides the task's prompt."""
+        return ""
 
-    async def _finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
+    @property
+    def ends(self) -> tuple[str, ...]:
+        """What a piece ends with."""
+        return _UNTIL.get(self.until, (self.until,))
+
+    def rest_of(self, text: str) -> tuple[str, ...] | None:
+        """What the rest of a piece ends with that only begins with `text`; None where it is all of it."""
+        return self.ends if _LABEL.fullmatch(text) else None
+
+    async def _ask(
+        self,
+        ctx: Context,
+        node: Node,
+        count: int,
+        until: tuple[str, ...] = (),
+        call: int = 0,
+        begun: Thought | None = None,
+    ) -> list[Reply]:
+        about: dict[str, Any] = {"max_tokens": self.tokens, "until": until or self.ends, "call": call, "begun": begun}
+        about["about"] = self.about
+        return await ctx.ask(ctx.task.thought[-1], node, count, temperature=self.temperature, **about)
+
+    async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
         """The thought that a piece is, or that it begins."""
         name = ctx.task.thought[-1]
         state = ctx.state(node)
@@ -76,9 +96,10 @@ class Continue(Generator):
             ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(after_thinking(message))
             ended = ended or ctx.room(name, (*state.thoughts, thought)) <= 0
             proposal.thought = thought.model_copy(update={"ended": ended})
-            if proposal.thought.ended or reply.cut or label == _LABELS or not _LABEL.fullmatch(reply.completion.text):
+            rest = self.rest_of(reply.completion.text)
+            if proposal.thought.ended or reply.cut or label == _LABELS or rest is None:
                 break
-            (reply,) = await self._ask(ctx, node, 1, sample, proposal.thought)
+            (reply,) = await self._ask(ctx, node, 1, rest, sample, proposal.thought)
         said = [words for each in state.thoughts if len(words := _words(each.parts.get(name, ""))) >= _REPEATED]
         if reply.cut:
             proposal.thought = None

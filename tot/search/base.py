@@ -28,6 +28,8 @@ class Search(BaseModel):
 
     few_shot: ClassVar[bool] = False
     """Whether it is made for the papers' few-shot prompts."""
+    whole: ClassVar[bool] = False
+    """Whether it has whole solutions written in one go."""
     depth: Depth = None
     """T: T - 1 levels of thoughts, then the answer; None takes the task's own."""
     aggregate: Literal["best", "vote", "majority"] = "best"

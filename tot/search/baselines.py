@@ -17,6 +17,8 @@ from tot.steps import Steps
 class ChainOfThought(Search):
     """One whole solution, decoded greedily."""
 
+    whole = True
+
     def steps(self, search: SearchState) -> Steps:
         for chain in (yield search.expand([search.tree.root], 1, whole=True)):
             search.best = chain
@@ -25,6 +27,7 @@ class ChainOfThought(Search):
 class SelfConsistency(Search):
     """Some whole solutions; an answer that the task verifies, else the one that most of them give."""
 
+    whole = True
     samples: Count = renamed("samples", "k", default=5)
     aggregate: Literal["best", "vote", "majority"] = "vote"
     weighted: bool = False
@@ -41,6 +44,7 @@ class SelfConsistency(Search):
 class BestOfN(Search):
     """Some whole solutions; one that the task verifies, else the one that the state evaluator values most."""
 
+    whole = True
     samples: Count = renamed("samples", "n", default=5)
 
     def steps(self, search: SearchState) -> Steps:

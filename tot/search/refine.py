@@ -16,6 +16,7 @@ class Refine(Search):
     """One draft, decoded greedily; then `thoughts` drafts; then as many mendings of the most valuable one, as long as a
     mending is better than what it mends, at most T - 2 times. It ends with the first solution."""
 
+    whole = True
     thoughts: Count = 5
 
     def steps(self, search: SearchState) -> Steps:

@@ -1,0 +1,318 @@
+"""Tools: how calls are read, what comes of them, and a search whose model calls them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tot import Checkpoint, Task, UseTools, solve
+from tot import tools as tools_module
+from tot.context import as_written
+from tot.decoders.errors import OptionError
+from tot.decoders.request import Message
+from tot.registry import parts_of
+from tot.state import Drawn, Observation, Thought
+from tot.tasks.arithmetic import calculator
+from tot.tools import Tool, observed, told
+
+CALLED: list[tuple[Any, ...]] = []
+
+
+def power(base: float, exponent: int = 2) -> float:
+    """A number so often times itself.
+
+    >>> power(2.0, 3)
+    8.0
+    """
+    CALLED.append((base, exponent))
+    return base**exponent
+
+
+def shout(words: list[str]) -> str:
+    return " ".join(words).upper()
+
+
+TOOLS = [Tool(power), Tool(shout), Tool(calculator)]
+
+
+@pytest.fixture(autouse=True)
+def _called() -> None:
+    CALLED.clear()
+
+
+def result(line: str, *functions: Any) -> str:
+    return asyncio.run(observed(line, [Tool(one) for one in functions] or TOOLS)).text
+
+
+# -- calls ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("power(3.0)", "9.0"),
+        ("power(2, 3)", "8.0"),
+        (" power( base = 2.0, exponent=4 ) ", "16.0"),
+        ("power(-2.0, exponent=3)  # a comment", "-8.0"),
+        ('shout(["a", "b"])', "A B"),
+        ('calculator("3 * (4 + 1.5)")', "16.5"),
+        ('calculator("24 * 17 + 1250")', "1658"),
+        ('calculator("1/3")', "0.3333333333"),
+    ],
+)
+def test_a_call_gives_its_result(line: str, said: str) -> None:
+    assert result(line) == said
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("", "SyntaxError: that is no call of power, shout, calculator"),
+        ("power(", "SyntaxError: that is no call"),
+        ("power", "SyntaxError: that is no call"),
+        ("power(2.0) + 1", "SyntaxError: that is no call"),
+        ("x = power(2.0)", "SyntaxError: that is no call"),
+        ("power(2.0); power(3.0)", "SyntaxError: that is no call"),
+        ("[power(2.0)]", "SyntaxError: that is no call"),
+        ("power.__globals__(1)", "SyntaxError: that is no call"),
+        ("(lambda: 1)()", "SyntaxError: that is no call"),
+        ("(" * 9000, "SyntaxError: that is no call"),
+        ("power(\x00)", "SyntaxError: that is no call"),
+        ("powr(2.0)", "NameError: there is no powr, but power, shout, calculator"),
+        ("__import__('os')", "NameError: there is no __import__"),
+        ("eval('1')", "NameError: there is no eval"),
+        ("power(power(2.0))", "ValueError: write the arguments out, as numbers and texts"),
+        ("power(__import__('os').getpid())", "ValueError: write the arguments out"),
+        ("power(*[2.0])", "ValueError: write the arguments out"),
+        ("power(**{'base': 2.0})", "ValueError: write the arguments out"),
+        ("power()", "TypeError: missing a required argument: 'base'"),
+        ("power(1.0, 2, 3)", "TypeError: too many positional arguments"),
+        ("power(1.0, times=3)", "TypeError: got an unexpected keyword argument 'times'"),
+        ("power('2')", "power: 0 = '2': Input should be a valid number"),
+        ("power(2.0, 1.5)", "power: 1 = 1.5: Input should be a valid integer"),
+        ("power(2.0, exponent=True)", "power: exponent = True: Input should be a valid integer"),
+        ("shout('ab')", "shout: 0 = 'ab': Input should be a valid list"),
+        ("power(0.0, -1)", "ZeroDivisionError: "),
+        ('calculator("two and two")', "ValueError: 'two and two' can't be worked out"),
+    ],
+)
+def test_any_other_line_says_what_is_wrong(line: str, said: str) -> None:
+    assert result(line).startswith(said)
+    assert CALLED in ([], [(0.0, -1)])
+
+
+def test_a_tool_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wait() -> None:
+        """Nothing that ends."""
+        time.sleep(30)
+
+    async def rest() -> None:
+        await asyncio.sleep(30)
+
+    monkeypatch.setattr(tools_module, "_SECONDS", 0.2)
+    began = time.monotonic()
+    assert result("wait()", wait) == "wait did not answer within 0.2 s"
+    assert result("rest()", rest) == "rest did not answer within 0.2 s"
+    assert time.monotonic() - began < 15
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), RecursionError("deep"), TimeoutError("late")])
+def test_what_a_tool_raises_is_its_result(error: BaseException) -> None:
+    def fail() -> None:
+        raise error
+
+    assert result("fail()", fail)
+
+
+def test_a_long_result_is_cut_and_says_so() -> None:
+    def lots() -> str:
+        return "x" * 10_000_000
+
+    assert result("lots()", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
+
+
+def test_a_tool_may_be_a_coroutine() -> None:
+    async def double(x: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * x
+
+    assert result("double(21)", double) == "42"
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        (lambda x: x, "is no function with a name"),
+        ("power", "is no function with a name"),
+        (7, "is no function with a name"),
+        (print, r"takes any arguments \(\*args\): name each|type hints can't be read"),
+    ],
+)
+def test_what_is_no_tool_is_refused(function: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        Tool(function)
+
+
+def test_arguments_without_types_are_refused() -> None:
+    def area(radius, pi: float = 3.14):  # type: ignore[no-untyped-def]
+        return pi * radius**2
+
+    with pytest.raises(OptionError, match="tool area has no type for 'radius': write radius: str, say"):
+        Tool(area)
+
+    def later(x: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821
+        pass
+
+    with pytest.raises(OptionError, match=r"tool later: its type hints can't be read .*Unknown"):
+        Tool(later)
+
+
+def test_a_model_is_told_signatures_and_examples() -> None:
+    text = told(TOOLS)
+    assert "power(base: 'float', exponent: 'int' = 2)" in text
+    assert ">>> power(2.0, 3)\n    8.0" in text
+    assert "shout(words" in text
+
+
+# -- a search that calls them -----------------------------------------------------------------------------------
+
+
+class Sums(Task):
+    """The answer is what the message ends with."""
+
+    templates: ClassVar = {
+        "step": "{% block user %}{{ question }}{% endblock %}\n{% block assistant %}"
+        "{% for one in thoughts %}{{ one.step }}{% endfor %}{{ step | default('') }}{% endblock %}",
+        "answer": "{{ question }}",
+    }
+    thought = ("step",)
+    depth = 6
+
+    def is_answered(self, message: str) -> bool:
+        return message.endswith("!")
+
+    def parse_answer(self, text: str) -> str | None:
+        return text.split()[-1].rstrip("!") if text.endswith("!") else None
+
+
+ASKED = "q\n\n" + told([Tool(power)])
+SCRIPT = {
+    ASKED: "I square it.\n>>> ",
+    "I square it.\n>>> ": "power(3.0)\n",
+    "I square it.\n>>> power(3.0)\n9.0\n": "So it is 9!",
+}
+
+
+def run(decoder: Any, **options: Any) -> Any:
+    for prompt, text in decoder.replies.items():
+        if isinstance(text, str) and not text.endswith("!"):
+            decoder.replies[prompt] = decoder.completion(text, "stop")
+    options = {"search": "bfs:thoughts=1,breadth=1", "evaluator": "random", "tools": [power], **options}
+    return solve(Sums, "q", decoder=decoder, **options)
+
+
+def test_a_result_is_put_behind_its_call_and_the_message_goes_on(scripted: Any) -> None:
+    decoder = scripted(SCRIPT)
+    solution = run(decoder)
+    assert decoder.asked == [[prompt] for prompt in SCRIPT]
+    assert CALLED == [(3.0, 2)]
+    assert solution.answer == "9"
+    first, second = [node.thought for node in solution.tree if node.thought is not None]
+    assert first.parts == {"step": "I square it.\n>>> power(3.0)\n9.0\n"}
+    assert first.observation == Observation(text="9.0")
+    assert second.observation is None
+    assert second.ended
+
+
+def test_what_is_wrong_with_a_call_is_what_it_gives(scripted: Any) -> None:
+    decoder = scripted(SCRIPT | {"I square it.\n>>> ": "root(3.0)\n"})
+    said = "I square it.\n>>> root(3.0)\nNameError: there is no root, but power\n"
+    decoder.replies[said] = "Then I don't know!"
+    assert run(decoder).answer == "know"
+
+
+def test_a_model_that_ends_its_turn_with_a_call_is_given_the_result(scripted: Any) -> None:
+    decoder = scripted(SCRIPT)
+    decoder.replies["I square it.\n>>> "] = decoder.completion("power(3.0)", "eos")
+    assert run(decoder).answer == "9"
+
+
+def test_calls_are_lines_of_their_own(scripted: Any) -> None:
+    solution = run(
+        scripted({ASKED: "In Python >>> ", "In Python >>> ": "power(3.0)\n"}), search="bfs:thoughts=1,depth=2"
+    )
+    assert CALLED == []
+    assert [node.thought.observation for node in solution.tree if node.thought] == [None]
+
+
+def test_no_tool_is_called_twice_when_a_killed_run_goes_on(scripted: Any, tmp_path: Path) -> None:
+    whole = tmp_path / "whole.jsonl"
+    trace = Checkpoint.create(whole)
+    run(scripted(SCRIPT), checkpoint=trace)
+    trace.close()
+    lines = whole.read_text().splitlines(keepends=True)
+    (tmp_path / "cut.jsonl").write_text("".join(lines[:3]) + lines[3][:9])
+    CALLED.clear()
+    trace = Checkpoint.resume(tmp_path / "cut.jsonl")
+    assert run(scripted(SCRIPT), checkpoint=trace).answer == "9"
+    trace.close()
+    assert CALLED == []
+
+
+def test_what_the_model_drew_is_told_from_what_it_was_given() -> None:
+    drawn = {"step": Drawn(text="  So\n>>> power(3.0)\n", tokens=(5, 6, 7))}
+    seen = Thought(parts={"step": "So\n>>> power(3.0)\n9.0\n"}, drawn=drawn, observation=Observation(text="9.0"))
+    plain = Thought(parts={"step": "It is 9."}, drawn={"step": Drawn(text="It is 9.", tokens=(8, 9))})
+    message = "  So\n>>> power(3.0)\n9.0\nIt is 9."
+    (last,) = as_written((Message(role="assistant", content=message),), [seen, plain])
+    assert last.written == ((0, (5, 6, 7)), (message.index("It"), (8, 9)))
+
+
+def test_by_default_a_tree_is_grown_piece_by_piece() -> None:
+    parts = parts_of(Sums(), tools=["calculator"])
+    assert type(parts["search"]).__name__ == "BFS"
+    assert isinstance(parts["generator"], UseTools)
+    assert parts["generator"].model_dump()["tools"] == ["calculator"]
+    hot = parts_of(Sums(), tools=[power], generator="continue:until=line", generator_options={"temperature": 1.0})
+    assert (hot["generator"].until, hot["generator"].temperature) == ("line", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"search": "cot"}, "ChainOfThought has solutions written in one go, which can't wait for a tool: choose bfs"),
+        ({"search": "self-consistency"}, "SelfConsistency has solutions written in one go"),
+        ({"search": "refine"}, "Refine has solutions written in one go"),
+        ({"generator": "sample"}, "written piece by piece: leave Sample out, or choose continue"),
+        ({"tools": ["calculater"]}, r"unknown tool 'calculater' \(did you mean calculator\?\)"),
+        ({"tools": [len]}, "tool len has no type|can't be read"),
+    ],
+)
+def test_what_can_not_go_with_tools_is_said_before_a_model_is_loaded(options: Any, said: str) -> None:
+    with pytest.raises(OptionError, match=said):
+        solve(Sums, "q", model="no such model", **{"tools": [power], **options})
+
+
+def test_the_command_line_takes_tools_by_name_and_from_files(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tot.cli.app import main
+
+    monkeypatch.chdir(tmp_path)
+    Path("mine.py").write_text("def bare(x):\n    return x\n")
+    assert main(["solve", "gsm8k", "--tool", "mine.py:bare", "q"]) == 2
+    assert "tool bare has no type for 'x'" in capsys.readouterr().err
+    assert main(["solve", "gsm8k", "--tool", "calculater", "q"]) == 2
+    assert "unknown tool 'calculater' (did you mean calculator?)" in capsys.readouterr().err
+
+
+@pytest.mark.real
+def test_a_real_model_is_told_of_its_tools(smollm2: str) -> None:
+    search = "bfs:thoughts=1,breadth=1,depth=2"
+    solution = solve("gsm8k", "What is 3 * 4?", model=smollm2, tools=["calculator"], search=search, max_tokens=16)
+    asked = [message.content for calls in solution.tree.calls.values() for call in calls for message in call.prompt]
+    assert any("calculator(expression" in text for text in asked)
