@@ -225,4 +225,7 @@ def _instead() -> str:
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(os.cpu_count() or 1, "sandbox")
+    return ThreadPoolExecutor(os.cpu_count(), "sandbox")
+
+
+os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are not in a copy of this process

@@ -177,6 +177,9 @@ def _scoring() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(os.cpu_count(), "scoring")
 
 
+os.register_at_fork(after_in_child=_scoring.cache_clear)  # its threads are not in a copy of this process
+
+
 def _measured(usage: Usage) -> dict[str, Any]:
     return {name: value for name, value in asdict(usage).items() if name not in ("prompt_tokens", "new_tokens")}
 
