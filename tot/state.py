@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, JsonValue, field_validator
 
 
 class Drawn(BaseModel):
@@ -27,6 +27,12 @@ class Observation(BaseModel):
     """It shows that the thought solves the question."""
     data: JsonValue = None
     """What else the task keeps of it."""
+
+    @field_validator("text")
+    @classmethod
+    def _as_unicode(cls, text: str) -> str:
+        """Halves of characters, which no file and no model takes, as question marks."""
+        return text.encode("utf-8", "replace").decode()
 
 
 class Thought(BaseModel):

@@ -150,6 +150,19 @@ def test_a_long_observation_is_cut_and_says_so(scripted: Any) -> None:
     assert texts(solution.tree)[0][1] == "x" * 4000 + "\n… (cut: 5000000 characters)"
 
 
+def test_halves_of_characters_spoil_neither_a_file_nor_a_prompt(scripted: Any, tmp_path: Path) -> None:
+    class Odd(Spell):
+        async def act(self, state: State, thought: Thought) -> Observation:
+            raise ValueError("\ud800 wrong \x00")
+
+    trace = Checkpoint.create(tmp_path / "trace.jsonl")
+    options = {"search": BFS(thoughts=2, depth=2), "evaluator": "random", "checkpoint": trace}
+    tree = solve(Odd, "q", decoder=scripted({"try q": ["a", "b"]}), **options).tree
+    trace.close()
+    tree.save(tmp_path / "run.json")
+    assert texts(ThoughtTree.load(tmp_path / "run.json"))[0] == ("a", "ValueError: ? wrong \x00")
+
+
 def test_tasks_that_do_not_act_have_no_observations(letters: Any, scripted: Any, two_levels: Any) -> None:
     solution = solve(letters, "q", decoder=scripted(two_levels), search=BFS(thoughts=2, breadth=1), evaluator="value")
     assert all(node.thought is None or node.thought.observation is None for node in solution.tree)

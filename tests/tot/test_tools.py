@@ -135,6 +135,13 @@ def test_a_long_result_is_cut_and_says_so() -> None:
     assert result("lots()", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
 
 
+def test_half_a_character_is_no_text() -> None:
+    def half() -> str:
+        return "a\ud800b"
+
+    assert result("half()", half) == "a?b"
+
+
 def test_a_tool_may_be_a_coroutine() -> None:
     async def double(x: int) -> int:
         await asyncio.sleep(0)
