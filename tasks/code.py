@@ -123,7 +123,8 @@ def examples(question: str) -> tuple[str, ...]:
     doctests, and lines such as `f(1) ➞ 2` that call the last function that it begins."""
     lines = [line.strip() for line in question.splitlines()]
     imports = "".join(f"{line}\n" for line in lines if line.startswith("import ") and _parsed(line) is not None)
-    found = [f"{imports}{line}" for line in lines if line.startswith("assert ") and _parsed(line) is not None]
+    asserts = [said[0] for line in lines if (said := re.search(r"\bassert .*", line))]
+    found = [f"{imports}{line}" for line in asserts if _parsed(line) is not None]
     names = re.findall(r"^def\s+(\w+)", question, re.MULTILINE)
     if names:
         found += [f"assert {call} == {wanted}" for call, wanted in _calls(question, names[-1])]

@@ -115,6 +115,10 @@ def test_asserts_in_a_question_are_examples_with_what_they_import() -> None:
     assert examples(question) == ("import math\nassert math.isclose(area(1), 3.14)",)
 
 
+def test_an_assert_may_stand_at_the_end_of_a_sentence() -> None:
+    assert examples("Write area(r). assert area(0) == 0") == ("assert area(0) == 0",)
+
+
 def test_a_question_without_examples_has_none() -> None:
     assert examples("Write a poem about f(1) and f(2).") == ()
 
