@@ -7,3 +7,4 @@ from tot.tasks.creative_writing import CreativeWriting as CreativeWriting
 from tot.tasks.game24 import Game24 as Game24
 from tot.tasks.gsm8k import GSM8K as GSM8K
 from tot.tasks.multiple_choice import MultipleChoice as MultipleChoice
+from tot.tasks.textworld import TextWorld as TextWorld

@@ -50,11 +50,7 @@ class Code(Task):
         return str(self.data("questions")[0]["question"])
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        """The Python in a reply: its blocks of code that define something, else the first, else all of it."""
-        fenced = [(kind.lower(), dedent(block)) for kind, block in _FENCED.findall(text)]
-        blocks = [block for kind, block in fenced if kind in ("", "py", "python", "python3")]
-        program = "\n".join([block for block in blocks if "def " in block] or blocks[:1] or [text])
-        return program.strip("\n").rstrip() or None
+        return program_in(text) or None
 
     async def act(self, state: State, thought: Thought) -> Observation:
         """Run a program on the examples in the question."""
@@ -116,6 +112,14 @@ class MBPP(Code):
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
         return "\n".join([*row["test_imports"], *row["test_list"]])
+
+
+def program_in(reply: str) -> str:
+    """The Python in a reply: its blocks of code that define something, else the first, else all of it."""
+    fenced = [(kind.lower(), dedent(block)) for kind, block in _FENCED.findall(reply)]
+    blocks = [block for kind, block in fenced if kind in ("", "py", "python", "python3")]
+    program = "\n".join([block for block in blocks if "def " in block] or blocks[:1] or [reply])
+    return program.strip("\n").rstrip()
 
 
 def examples(question: str) -> tuple[str, ...]:

@@ -7,6 +7,9 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from tot import State, Task
+from tot.sandbox import Sandbox
+from tot.state import Observation, Thought, after_thinking
+from tot.tasks.code import program_in
 from tot.tasks.numbers import (
     boxed_answer,
     flexible_answer,
@@ -17,6 +20,7 @@ from tot.tasks.numbers import (
     value_of,
 )
 
+_SANDBOX = Sandbox()
 _WORD = re.compile(r"[^\W\d_]")
 
 
@@ -25,7 +29,9 @@ class GSM8K(Task):
 
     A thought is a sub-question and its sub-answer; its value, from 1 to 10, is how much it helps. T = 4: three levels
     of thoughts, then the answer. Score: 1 where the numbers are equal, else 0. `solve(..., **rap("gsm8k"))` searches it
-    as RAP does; a search with aggregate="vote" lets the answers at all leaves vote, each with its state's value.
+    as RAP does; a search with aggregate="vote" lets the answers at all leaves vote, each with its state's value. The
+    template `program` asks for a Python program that prints the answer, which is run in a sandbox
+    (`self-consistency:solutions=chain+program`; Program of Thoughts, Chen et al., 2023).
     """
 
     name = "gsm8k"
@@ -42,6 +48,7 @@ class GSM8K(Task):
         "sub_answer": {"max_tokens": 96, "stop": ("\n",)},
         "propose": {"max_tokens": 128, "stop": ("\n\n", "Sub-answer")},
         "chain": {"max_tokens": 320, "stop": ("\n\n", "\nQuestion:")},
+        "program": {"max_tokens": 320, "stop": ("\n```", "\nQuestion:")},
         "vote": {"max_tokens": 8, "stop": ("\n",)},
         "explain": {"max_tokens": 128, "stop": ("\n\n",)},
         "answer": {"max_tokens": 64, "stop": ("\n",)},
@@ -54,6 +61,7 @@ class GSM8K(Task):
         "labels": {"Yes": 1.0, "No": 0.0},
         "sampling": {
             **{template: {"max_tokens": 512} for template in ("step", "chain", "answer")},
+            "program": {"max_tokens": 512, "stop": ("\n```",)},
             "propose": {"max_tokens": 256},
             "vote": {"max_tokens": 8, "stop": ("\n",)},
             "explain": {"max_tokens": 256},
@@ -73,6 +81,20 @@ class GSM8K(Task):
             question, mark, _ = text.partition("?")
             text = question + mark if mark and _WORD.search(question) else ""
         return super().parse_thought(template, text)
+
+    async def act(self, state: State, thought: Thought) -> Observation | None:
+        """Run a program; the last line that it prints has the answer."""
+        if "program" not in thought.parts:
+            return None
+        ran = await _SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
+        said = ran.output if ran.ok else ran.error or f"The program can't be run to its end ({ran.ended})."
+        line = (said.strip().splitlines() or [""])[-1]
+        return Observation(text=line, data=flexible_answer(line) if ran.ok else None)
+
+    def answer_at(self, state: State) -> Any | None:
+        """What the program that is the last thought came to."""
+        seen = state.thoughts[-1].observation if state.thoughts else None
+        return None if seen is None or "program" not in state.thoughts[-1].parts else seen.data
 
     def parse_value(self, text: str) -> float | None:
         return parse_value(text, *self.scale)

@@ -92,10 +92,14 @@ class CheckedTask:
         """True for a solution that was written in one go, or of which this thought is the end."""
         return thought is not None and (thought.ended or self.task.chain in thought.parts)
 
+    def came_of(self, thought: Thought) -> bool:
+        """True where the answer is in what came of a thought, and not in what it says."""
+        return thought.observation is not None and "answer_at" in self.task.defines
+
     def answer_at(self, state: State) -> Any | None:
-        """The answer that a state holds without asking; None where it holds none."""
+        """The answer that a state holds without asking, in what it says or came to; None where it holds none."""
         last = state.thoughts[-1] if state.thoughts else None
-        if last is not None and self.is_whole(last):
+        if last is not None and self.is_whole(last) and not self.came_of(last):
             return self._call("parse_answer", after_thinking(last.parts.get(self.task.chain) or state.message))
         return self._call("answer_at", state)
 

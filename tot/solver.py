@@ -165,7 +165,8 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         answer = search.answer_at(search.best)
     # A task whose states hold their answers, and that reads none from text, has none here.
     reads = "answer_at" not in task.defines or "parse_answer" in task.defines
-    if answer is None and search.best.thought is not None and reads:
+    said = search.best.thought is not None and not search.checked.came_of(search.best.thought)
+    if answer is None and said and reads:
         answer = task.parse_answer(after_thinking(tree.state(search.best).text))
     tree.choose(search.best)
     nodes = list(tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import json
 import re
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, Likelihood, Solution, State, Thought, load_decoder, solve
+from tot.checked_task import CheckedTask
 from tot.decoders import LocalDecoder
+from tot.sandbox import Sandbox
 from tot.tasks.gsm8k import GSM8K
 
 THOUGHTS = (
@@ -272,3 +275,44 @@ def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: G
     assert [node.value or 0 for node in again.tree] == pytest.approx([node.value or 0 for node in tree], rel=1e-4)
     assert texts(other)[1:3] != texts(first)[1:3]
     assert again.usage.reused_prompt_tokens > first.usage.reused_prompt_tokens  # its prompts were there already
+
+
+# -- programs ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("reply", "said", "answer"),
+    [
+        ("```python\nn = 3 * 12\nprint(n - 5)\n```", "31", "31"),
+        ("n = 3 * 12\nprint('Eggs:', n / 2)", "Eggs: 18.0", "18"),
+        ("<think>```python\nprint(1)\n```</think>\n```python\nprint(2)\n```", "2", "2"),
+        ("```python\nprint(eggs)\n```", "NameError: name 'eggs' is not defined", None),
+        ("```python\nprint(1)\nwhile True: pass\n```", "The program can't be run to its end (time).", None),
+        ("The answer is 31.", "SyntaxError: invalid syntax", None),
+        ("```python\nn = 31\n```", "", None),
+        ("```python\nprint('many')\n```", "many", None),
+        ("", "", None),
+    ],
+)
+def test_a_program_says_what_it_prints_last(
+    task: GSM8K, monkeypatch: pytest.MonkeyPatch, reply: str, said: str, answer: str | None
+) -> None:
+    monkeypatch.setattr("tot.tasks.gsm8k._SANDBOX", Sandbox(seconds=1))
+    state, thought = task.start("How many eggs?"), Thought(parts={"program": reply}, ended=True)
+    seen = asyncio.run(task.act(state, thought))
+    assert seen is not None
+    assert (seen.text, seen.data, seen.verified) == (said, answer, False)
+    after = state.then(thought.model_copy(update={"observation": seen}))
+    assert CheckedTask(task).answer_at(after) == answer
+
+
+def test_what_is_no_program_is_not_run(task: GSM8K) -> None:
+    assert asyncio.run(task.act(task.start("How many?"), Thought(parts={"chain": "print(1)"}))) is None
+
+
+@pytest.mark.parametrize("prompts", [GSM8K(), GSM8K().in_chat()], ids=["papers", "chat"])
+def test_programs_are_asked_for_up_to_the_end_of_their_block(prompts: GSM8K) -> None:
+    *_, user, prefix = prompts.prompt("program", prompts.start("How many eggs?"))
+    assert "How many eggs?" in user.content
+    assert (prefix.role, prefix.content) == ("assistant", "```python")
+    assert "\n```" in prompts.sampling["program"]["stop"]

@@ -7,7 +7,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BestOfN, ChainOfThought, SelfConsistency, State, Task, Value, solve
+from tot import BestOfN, ChainOfThought, Observation, SelfConsistency, State, Task, Thought, Value, solve
+from tot.decoders.errors import TaskError
 from tot.tasks.game24 import Game24
 
 
@@ -157,3 +158,47 @@ def test_several_chains_of_a_task_with_a_world_stay_apart(scripted: Any) -> None
     solution = solve(Game24, "4 9 10 13", decoder=decoder, search=SelfConsistency(samples=3))
     assert (solution.answer, solution.solved) == (RIGHT.removeprefix("Answer: "), True)
     assert len(solution.tree) == 4
+
+
+# -- several ways of asking -----------------------------------------------------------------------------------------
+
+
+class Both(Riddle):
+    """A solution is written, or worked out: acting on the latter doubles its last word."""
+
+    templates: ClassVar = {"chain": "solve {{ question }}", "sum": "sum {{ question }}", "value": "value"}
+
+    async def act(self, state: State, thought: Thought) -> Observation | None:
+        said = thought.parts.get("sum")
+        return None if said is None else Observation(text=f"ran {said}", data=None if said == "..." else 2 * said)
+
+    def answer_at(self, state: State) -> Any | None:
+        seen = state.thoughts[-1].observation if state.thoughts else None
+        return None if seen is None else seen.data
+
+
+def test_templates_of_solutions_take_turns(scripted: Any) -> None:
+    decoder = scripted({"solve q": ["so aa", "so b", "so b"], "sum q": ["a", "a"]})
+    search = SelfConsistency(samples=5, solutions="chain+sum")
+    solution = solve(Both, "q", decoder=decoder, search=search)
+    assert [(request.prompt[0].content, request.sampling.n) for request in decoder.requests] == [
+        ("solve q", 3),
+        ("sum q", 2),
+    ]
+    leaves = solution.tree.leaves()
+    assert [list(leaf.thought.parts) for leaf in leaves] == [["chain"], ["sum"]] * 2 + [["chain"]]
+    assert [leaf.thought.observation and leaf.thought.observation.text for leaf in leaves[:2]] == [None, "ran a"]
+    assert solution.answer == "aa"
+
+
+def test_a_solution_that_came_to_nothing_has_no_vote_and_is_not_asked_about(scripted: Any) -> None:
+    decoder = scripted({"sum q": ["...", "...", "a"]})
+    solution = solve(Both, "q", decoder=decoder, search=SelfConsistency(samples=3, solutions="sum"))
+    assert (solution.answer, decoder.asked) == ("aa", [["sum q"]])
+    decoder = scripted({"sum q": "..."})
+    assert solve(Both, "q", decoder=decoder, search=ChainOfThought(solutions="sum")).answer is None
+
+
+def test_a_template_of_solutions_that_is_not_there_is_named(scripted: Any) -> None:
+    with pytest.raises(TaskError, match="product"):
+        solve(Both, "q", decoder=scripted({}), search="self-consistency:samples=2,solutions=product")

@@ -323,7 +323,7 @@ def solutions(
         if leaf.thought is not None and checked.is_whole(leaf.thought):
             answer = checked.answer_at(tree.state(leaf))
             right = 0.0 if answer is None else float(task.score(answer, sample["reference"]))
-            whole = leaf.thought.drawn.get(task.chain, Drawn(text=leaf.thought.text, tokens=()))
+            whole = next(iter(leaf.thought.drawn.values()), Drawn(text=leaf.thought.text, tokens=()))
             messages.append((pieces_of(whole, decode), right))
     return Solutions(tree.state(tree.root), tuple(messages))
 

@@ -99,18 +99,31 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
 
 def _parsed(ctx: Context, template: str, text: str) -> str | None:
     """What is kept of a text: of a whole solution all of it."""
-    return text.strip() or None if template == ctx.task.chain else ctx.task.parse_thought(template, text)
+    return ctx.task.parse_thought(template, text) if template in ctx.task.thought else text.strip() or None
 
 
-async def chains(ctx: Context, nodes: Sequence[Node], count: int, generator: Generator) -> list[list[Proposal]]:
+async def chains(
+    ctx: Context, nodes: Sequence[Node], count: int, generator: Generator, solutions: Sequence[str] = ()
+) -> list[list[Proposal]]:
     """`count` whole solutions after each node, at the generator's temperature; a single one is decoded greedily.
 
-    Of a task that has no template for them, and no world in which a single thought is no solution, a thought each: the
-    answer is then asked for after it, as after any other.
+    The templates `solutions` take turns in asking for them; without any it is the task's `chain`. Of a task that has
+    none, and no world in which a single thought is no solution, a thought each: the answer is then asked for after it,
+    as after any other.
     """
     task = ctx.task
-    by_thought = not task.has_template(task.chain) and "step" not in task.defines
-    templates = task.thought if by_thought else (task.chain,)
     temperature = generator.temperature if isinstance(generator, Generator) else 0.7
     temperature = temperature if count > 1 else 0.0
-    return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), templates, temperature))
+    if not solutions and not task.has_template(task.chain) and "step" not in task.defines:
+        return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), task.thought, temperature))
+    ways = solutions or (task.chain,)
+
+    async def solve(node: Node) -> list[Proposal]:
+        proposals = blank(count)
+        turns = [(proposals[i :: len(ways)], (way,)) for i, way in enumerate(ways)]
+        await ctx.each(turns, lambda turn: write(ctx, node, *turn, temperature))
+        for one in proposals:
+            one.thought = one.thought and one.thought.model_copy(update={"ended": True})
+        return proposals
+
+    return await ctx.each(nodes, solve)

@@ -6,7 +6,9 @@ template, not its thoughts; where there is none, a solution is one thought, and 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
+
+from pydantic import field_validator
 
 from tot.decoders.errors import renamed
 from tot.search.base import Count, Search, by_value
@@ -14,20 +16,28 @@ from tot.search.state import SearchState
 from tot.steps import Steps
 
 
-class ChainOfThought(Search):
-    """One whole solution, decoded greedily."""
-
+class _Whole(Search):
     whole = True
+    solutions: tuple[str, ...] = ()
+    """Templates that take turns in asking for a solution, as in "chain+program"; by default the task's `chain`."""
+
+    @field_validator("solutions", mode="before")
+    @classmethod
+    def _by_name(cls, given: Any) -> Any:
+        return tuple(given.split("+")) if isinstance(given, str) else given
+
+
+class ChainOfThought(_Whole):
+    """One whole solution, decoded greedily."""
 
     def steps(self, search: SearchState) -> Steps:
         for chain in (yield search.expand([search.tree.root], 1, whole=True)):
             search.best = chain
 
 
-class SelfConsistency(Search):
+class SelfConsistency(_Whole):
     """Some whole solutions; an answer that the task verifies, else the one that most of them give."""
 
-    whole = True
     samples: Count = renamed("samples", "k", default=5)
     aggregate: Literal["best", "vote", "majority"] = "vote"
     weighted: bool = False
@@ -41,10 +51,9 @@ class SelfConsistency(Search):
             search.best = chain
 
 
-class BestOfN(Search):
+class BestOfN(_Whole):
     """Some whole solutions; one that the task verifies, else the one that the state evaluator values most."""
 
-    whole = True
     samples: Count = renamed("samples", "n", default=5)
 
     def steps(self, search: SearchState) -> Steps:

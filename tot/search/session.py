@@ -108,7 +108,10 @@ class SearchSession:
         if isinstance(step, Evaluate):
             return await self._judging.judge(self._evaluator_of(step), step.nodes)
         if step.whole:
-            return await self._acted(step, await chains(self.context, step.nodes, step.count or 1, self._generator))
+            ways = getattr(self.search.options, "solutions", ())
+            return await self._acted(
+                step, await chains(self.context, step.nodes, step.count or 1, self._generator, ways)
+            )
         found = await self._generator.propose(self.context, step.nodes, step.count)
         return await self._acted(step, [[as_proposal(one, self.task) for one in proposals] for proposals in found])
 

@@ -1,0 +1,119 @@
+"""TextWorld: commands played in the real thing."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tot import Checkpoint, State, Thought, solve
+from tot.decoders.errors import OptionError, TaskError
+from tot.tasks.textworld import TextWorld, _after, _begun
+
+pytest.importorskip("textworld")
+GAME = "rooms=2 objects=4 quest=3 seed=5"
+BY_CHANCE = {"model": None, "generator": "enumerate:prior=random", "evaluator": "heuristic"}
+
+
+@pytest.fixture(scope="module")
+def task() -> TextWorld:
+    return TextWorld()
+
+
+@pytest.fixture(scope="module")
+def won(task: TextWorld) -> list[str]:
+    """Commands that win the game, found by trying."""
+    solution = solve(task, GAME, search="bfs:thoughts=none,breadth=100,select=all", **BY_CHANCE)
+    assert solution.solved
+    return list(solution.answer)
+
+
+def after(task: TextWorld, state: State, *commands: str) -> State:
+    for command in commands:
+        thought = Thought(parts={"action": command})
+        seen = asyncio.run(task.act(state, thought))
+        step = task.step(state, thought.model_copy(update={"observation": seen}))
+        assert step is not None, seen.text
+        state = step
+    return state
+
+
+def test_commands_that_win_do_so_again_where_the_game_is_played_anew(task: TextWorld, won: list[str]) -> None:
+    _after.cache_clear()
+    _begun.cache_clear()
+    state = after(task, task.start(GAME), *won)
+    assert task.is_goal(state)
+    assert (task.answer_at(state), task.score(won, GAME)) == (won, 1.0)
+
+
+def test_all_but_the_last_command_win_nothing(task: TextWorld, won: list[str]) -> None:
+    assert not task.is_terminal(after(task, task.start(GAME), *won[:-1]))
+    assert task.score(won[:-1], GAME) == 0
+
+
+@pytest.mark.parametrize("answer", [None, [], ["save game"], ["fly to the moon"]])
+def test_what_wins_nothing_scores_nothing(task: TextWorld, answer: list[str] | None) -> None:
+    assert task.score(answer, GAME) == 0
+
+
+def test_branches_leave_each_other_alone(task: TextWorld, won: list[str]) -> None:
+    root = task.start(GAME)
+    for command in task.actions(root):
+        after(task, root, command)
+    assert task.is_goal(after(task, root, *won))
+    assert task.start(GAME) == root
+
+
+def test_a_command_that_changes_nothing_leads_to_an_equal_state(task: TextWorld, won: list[str]) -> None:
+    root = task.start(GAME)
+    assert task.key(after(task, root, "look")) == task.key(root)
+    assert task.key(after(task, root, won[0])) != task.key(root)
+
+
+@pytest.mark.parametrize("command", ["save", "restore", "quit", "fly to the moon", "look\nquit", "\x00", "é" * 5000])
+def test_only_what_the_game_allows_is_played(task: TextWorld, command: str) -> None:
+    root = task.start(GAME)
+    thought = Thought(parts={"action": command})
+    seen = asyncio.run(task.act(root, thought))
+    assert seen.text.startswith("You can't do that. You can: ")
+    assert task.step(root, thought.model_copy(update={"observation": seen})) is None
+
+
+def test_a_prompt_tells_what_was_done_and_what_came_of_it(task: TextWorld, won: list[str]) -> None:
+    (user, prefix) = task.prompt("action", after(task, task.start(GAME), "inventory"))
+    assert "> inventory\nYou are carrying" in user.content
+    assert all(command in user.content for command in won[:1])
+    assert (prefix.role, prefix.content) == ("assistant", ">")
+
+
+def test_a_search_that_is_gone_on_with_plays_nothing_twice(task: TextWorld, won: list[str], tmp_path: Path) -> None:
+    class Counting(TextWorld):
+        played = 0
+
+        async def act(self, state: State, thought: Thought):  # type: ignore[no-untyped-def]
+            type(self).played += 1
+            return await super().act(state, thought)
+
+    search = {**BY_CHANCE, "search": "bfs:thoughts=4,breadth=4,depth=4"}
+    with closing(Checkpoint.create(tmp_path / "run.jsonl")) as run:
+        first = solve(Counting(), GAME, checkpoint=run, **search)
+    played = Counting.played
+    with closing(Checkpoint.resume(tmp_path / "run.jsonl")) as run:
+        again = solve(Counting(), GAME, checkpoint=run, **search)
+    assert Counting.played == played > 0
+    assert again.tree.to_json() == first.tree.to_json()
+
+
+@pytest.mark.parametrize("question", ["Find the key", "rooms=0 objects=4 quest=3 seed=5", "rooms=2 objects=4 quest=3"])
+def test_what_is_no_game_is_refused(task: TextWorld, question: str) -> None:
+    with pytest.raises(TaskError, match="is no game: write one as 'rooms=3"):
+        task.start(question)
+
+
+def test_without_textworld_it_says_what_to_install(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "textworld", None)
+    with pytest.raises(OptionError, match="pip install textworld"):
+        task.start("rooms=2 objects=4 quest=3 seed=77")
