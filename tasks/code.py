@@ -21,7 +21,8 @@ from tot.tasks.checks import acheck, check
 _FENCED = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)", re.DOTALL | re.MULTILINE)
 _RESULT = re.compile(r"\s*(?:➞|→|[-=]+>|==+|=|(?:#\s*)?(?:should\s+)?returns?\b:?|is\b)\s*")
 _WORDS = {"true": "True", "false": "False", "null": "None"}
-_SANDBOX = Sandbox()
+SANDBOX = Sandbox()
+"""What programs are tried in, and, with more time, scored."""
 _SCORING = Sandbox(seconds=30)
 
 
@@ -38,7 +39,10 @@ class Code(Task):
     depth = 2
     search = "refine:thoughts=10"
     evaluator = "heuristic"
-    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"program": {"max_tokens": 512}}
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
+        "program": {"max_tokens": 512},
+        "inputs": {"max_tokens": 384},
+    }
     filters: ClassVar[Mapping[str, float]] = {"top_p": 0.8, "top_k": 20}
 
     def start(self, question: str) -> State:
@@ -55,7 +59,7 @@ class Code(Task):
     async def act(self, state: State, thought: Thought) -> Observation:
         """Run a program on the examples in the question."""
         given = examples(state.question)
-        checked = await acheck(whole(state.question, thought.text), given, _SANDBOX)
+        checked = await acheck(whole(state.question, thought.text), given, SANDBOX)
         passed = f"All {len(given)} examples pass." if given else "It runs; there are no examples to try it on."
         text = "\n".join(checked.failures[:3]) or passed
         verified = bool(given) and not checked.failures
