@@ -42,6 +42,7 @@ from tot import (
 from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
 from tot.search.rap import RAP
+from tot.tasks.outputs import Outputs
 
 KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 
@@ -57,6 +58,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", "cot", ChainOfThought()),
         ("search", "self-consistency", SelfConsistency()),
         ("search", "best-of-n", BestOfN()),
+        ("search", "cot:solutions=chain+program", ChainOfThought(solutions=("chain", "program"))),
         ("search", "refine:thoughts=3", Refine(thoughts=3)),
         ("generator", "continue", Continue()),
         ("generator", "sample", Sample()),
@@ -70,6 +72,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("evaluator", "vote", Vote()),
         ("evaluator", "explain", Explain()),
         ("evaluator", "heuristic", Heuristic()),
+        ("evaluator", "outputs", Outputs()),
         ("evaluator", "prior", Prior()),
         ("evaluator", "confidence", Confidence()),
         ("evaluator", "random", Random()),
