@@ -123,7 +123,11 @@ def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]],
 
 def _label(tree: ThoughtTree, node: Node) -> str:
     text = tree.state(node).question if node.thought is None else node.thought.text
-    return "\n".join(textwrap.wrap(plain(" ".join(text[:400].split())), _LETTERS, max_lines=2, placeholder=" …"))
+    lines = textwrap.wrap(plain(" ".join(text[:400].split())), _LETTERS, max_lines=2, placeholder=" …")
+    if node.thought is not None and (seen := node.thought.observation) is not None:
+        came = plain(" ".join(f"⇒ {seen.text[:400]}".split()))
+        lines += textwrap.wrap(came, _LETTERS, max_lines=1, placeholder=" …")
+    return "\n".join(lines)
 
 
 def _size(labels: dict[int, str]) -> tuple[float, float]:

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import State, Thought, ThoughtTree
+from tot import Observation, State, Thought, ThoughtTree
 from tot.cli.app import main
 from tot.decoders import OptionError
 from tot.evaluation.overview import evaluation_page
@@ -220,6 +220,18 @@ def test_a_picture_reads_no_mathematics_and_no_control_characters_in_a_thought()
     drawing = ElementTree.fromstring(tree._repr_svg_() or "")
     texts = ["".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert texts == ["$\\frac{1}{0}$ or 5", "a�b��c"]
+
+
+def test_a_picture_shows_what_came_of_a_thought() -> None:
+    tree = ThoughtTree(State(question="q"))
+    seen = Observation(text="$x$ is\n" + "wrong " * 50)
+    tree.add(tree.root, Thought(parts={"thought": "try x"}, observation=seen))
+    drawing = ElementTree.fromstring(tree._repr_svg_() or "")
+    texts = ["".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
+    assert [text for text in texts if text.strip().startswith(("try", "⇒"))] == [
+        "try x",
+        "⇒ $x$ is wrong wrong wrong wrong …",
+    ]
 
 
 def test_jupyter_gets_no_picture_where_matplotlib_is_not_installed(
