@@ -173,6 +173,7 @@ class QualityOptions(BenchOptions):
         description="A way of answering, as 'NAME: option=value; option=value', with options of tot eval; once for "
         "each. The others are compared with the first.",
     )
+    mix: list[str] = Field([], description="Ways whose solutions also vote together, in turns: 'votes+programs'.")
     folder: Path = Field(Path("quality"), description="Where each way's evaluation is kept, and gone on with.")
     concurrency: int = Field(16, ge=1, description="Searches at once.")
     evaluators: tuple[str, ...] = Field((), description="State evaluators to judge pieces of solutions, with commas.")
@@ -192,6 +193,15 @@ class QualityOptions(BenchOptions):
             if not (name.strip() and colon and all(equals for _, equals, _ in pairs)):
                 raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
             found[name.strip()] = {option.strip(): value.strip() for option, _, value in pairs}
+        return found
+
+    @property
+    def mixed(self) -> dict[str, list[str]]:
+        """The ways in each mixture. Raises OptionError for one that is not there."""
+        found = {text: [name.strip() for name in text.split("+")] for text in self.mix}
+        for text, names in found.items():
+            if len(names) < 2 or not self.ways.keys() >= set(names):
+                raise OptionError(f"--mix {text!r} can't be read: write ways that there are, {'+'.join(self.ways)}")
         return found
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import islice
+from itertools import islice, zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -82,7 +82,7 @@ Answers = dict[str, Answered]
 
 def run(asked: QualityOptions, console: Console) -> None:
     """Evaluate every way, and print the tables."""
-    works = {name: way(asked, options) for name, options in asked.ways.items()}
+    works, mixtures = {name: way(asked, options) for name, options in asked.ways.items()}, asked.mixed
     most = max(works, key=lambda name: _samples(works[name]))
     if asked.evaluators and _samples(works[most]) < 2:
         raise OptionError(
@@ -99,6 +99,8 @@ def run(asked: QualityOptions, console: Console) -> None:
             bench.say(f"{name}: {results.score_text}, {results.seconds / results.problems:.1f} s a search, in {folder}")
             answers = read_answers(folder, work.task)
             ways |= {name: answers, **replayed(name, answers, work.task)}
+        for mixture, names in mixtures.items():
+            ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
         bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
         bench.show(table(ways))
         if asked.evaluators:
@@ -205,6 +207,16 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
                 found[f"{name}, {how} of {size}"] = {
                     question: _chosen(leaves, weigh, task) for question, leaves in kept.items()
                 }
+    return found
+
+
+def mixed(ways: Sequence[Answers]) -> Answers:
+    """The solutions of several ways in turns, of the questions that all of them have."""
+    found: Answers = {}
+    for question in (each for each in ways[0] if all(each in way for way in ways)):
+        turns = zip_longest(*(way[question].leaves for way in ways))
+        leaves = tuple(leaf for turn in turns for leaf in turn if leaf is not None)
+        found[question] = Answered(0.0, 0.0, thoughts=len(leaves), leaves=leaves)
     return found
 
 

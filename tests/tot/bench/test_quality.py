@@ -162,6 +162,22 @@ def test_a_replay_is_what_would_have_been_decoded(tiny: Any, tmp_path: Path) -> 
     assert table({"votes": decoded[8], **again}).row_count == 1 + 2 * 3
 
 
+@pytest.mark.usefixtures("_known")
+def test_ways_vote_together_in_turns(capfd: pytest.CaptureFixture[str]) -> None:
+    ways = (*WAYS, "--way", "again: search=self-consistency:samples=2; prompts=chat")
+    asked = ("bench", "quality", "--data", "rows.jsonl", *ways, "--limit", "4", "--out", "n.json")
+    assert main([*asked, "--mix", "again+votes"]) == 0
+    kept = json.loads(Path("n.json").read_text())["ways"]
+    together = kept["again+votes, majority of 6"]
+    question = next(question for question in together if "Bo" in question)
+    assert [leaf["answer"] for leaf in together[question]["leaves"]] == ["5", "5", "2", "2", "2", "7"]
+    assert together[question]["score"] == kept["votes, majority of 4"][question]["score"]
+    drawn = ("again, majority of 2", "votes, majority of 4")
+    assert together[question]["tokens"] == sum(kept[way][question]["tokens"] for way in drawn)
+    assert main([*asked, "--mix", "again+others"]) == 2
+    assert "--mix 'again+others' can't be read: write ways that there are, plain+votes+again" in capfd.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("text", "pieces"),
     [
