@@ -31,6 +31,7 @@ from tot.registry import rap as rap
 from tot.search import BFS as BFS
 from tot.search import DFS as DFS
 from tot.search import MCTS as MCTS
+from tot.search import Act as Act
 from tot.search import BestFirst as BestFirst
 from tot.search import BestOfN as BestOfN
 from tot.search import ChainOfThought as ChainOfThought

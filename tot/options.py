@@ -63,8 +63,8 @@ class SearchOptions(ModelOptions):
 
     search: str | None = Field(
         None,
-        description="bfs, dfs, best-first, mcts, rap, refine, cot, self-consistency or best-of-n, with options after a "
-        "colon: mcts:iterations=20,exploration=2. The task's own by default, as for the next two.",
+        description="bfs, dfs, best-first, mcts, rap, refine, act, cot, self-consistency or best-of-n, with "
+        "options after a colon: mcts:iterations=20,exploration=2. The task's own by default, as for the next two.",
     )
     generator: str | None = Field(
         None, description="Where thoughts come from: sample, continue, propose or enumerate, with options likewise."

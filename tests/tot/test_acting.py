@@ -274,3 +274,50 @@ def test_a_solution_among_what_overran_a_budget_is_the_answer(scripted: Any) -> 
 def test_drafts_that_cannot_be_read_leave_no_answer(scripted: Any) -> None:
     solution = refined(scripted({"try q": ""}), thoughts=2)
     assert (solution.answer, solution.solved) == (None, False)
+
+
+# -- acting without looking ahead -----------------------------------------------------------------------------------
+
+
+class Rooms(Task):
+    """Rooms in a row, of which the third is the goal: what is done last tells where one is."""
+
+    templates: ClassVar = {"move": "door {{ observations | join(', ') }}"}
+    thought = ("move",)
+    depth = 6
+
+    async def act(self, state: State, thought: Thought) -> Observation:
+        room = (state.world or 0) + {"on": 1, "back": -1, "look": 0}[thought.text]  # type: ignore[operator]
+        return Observation(text=f"room {room}", verified=room == 2, data=room)
+
+    def step(self, state: State, thought: Thought) -> State:
+        assert thought.observation is not None
+        return state.then(thought, thought.observation.data)
+
+    def is_terminal(self, state: State) -> bool:
+        return state.world == 2
+
+    def answer_at(self, state: State) -> str | None:
+        return " ".join(thought.text for thought in state.thoughts)
+
+
+def test_acting_goes_where_it_has_been_and_ends_at_the_goal(scripted: Any) -> None:
+    seen = ["door", "door room 1", "door room 1, room 0", "door room 1, room 0, room 0"]
+    replies = dict(zip([*seen, f"{seen[-1]}, room 1"], ["on", "back", "look", "on", "on"], strict=True))
+    solution = solve(Rooms, "q", decoder=scripted(replies), search="act")
+    assert (solution.answer, solution.solved, solution.calls) == ("on back look on on", True, 5)
+
+
+def test_acting_ends_at_full_depth_and_where_there_is_no_way_on(scripted: Any) -> None:
+    solution = solve(Rooms, "q", decoder=scripted({}), search="act", generator=Always("look"), evaluator="random")
+    assert (len(solution.tree) - 1, solution.solved) == (5, False)
+    solution = solve(Rooms, "q", decoder=scripted({}), search="act", generator=Always(None), evaluator="random")
+    assert len(solution.tree) == 1
+
+
+class Always:
+    def __init__(self, move: str | None) -> None:
+        self.moves = [] if move is None else [move]
+
+    async def propose(self, ctx: Any, nodes: Any, count: int | None) -> list[list[str]]:
+        return [list(self.moves) for _ in nodes]

@@ -41,6 +41,7 @@ from tot import (
 )
 from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
+from tot.search.act import Act
 from tot.search.rap import RAP
 from tot.tasks.outputs import Outputs
 
@@ -50,6 +51,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 @pytest.mark.parametrize(
     ("kind", "text", "meant"),
     [
+        ("search", "act", Act()),
         ("search", "bfs", BFS()),
         ("search", "dfs", DFS()),
         ("search", "best-first", BestFirst()),
@@ -108,8 +110,8 @@ def test_every_known_name_is_covered_above() -> None:
 @pytest.mark.parametrize(
     ("kind", "text", "said"),
     [
-        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of best-first, best-of-n, bfs, "),
-        ("search", "", r"unknown search '': choose one of best-first"),
+        ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of act, best-first, best-of-n, "),
+        ("search", "", r"unknown search '': choose one of act, best-first"),
         ("generator", "sampel:x=2", r"unknown generator 'sampel' \(did you mean sample\?\): choose one of continue, "),
         ("evaluator", "judge", r"unknown evaluator 'judge': choose one of agreement, classify, confidence, "),
         ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, merge, thoughts, br"),

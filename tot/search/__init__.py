@@ -1,5 +1,6 @@
 """Search algorithms over trees of thoughts."""
 
+from tot.search.act import Act
 from tot.search.base import Search
 from tot.search.baselines import BestOfN, ChainOfThought, SelfConsistency
 from tot.search.best_first import BestFirst
@@ -8,4 +9,4 @@ from tot.search.dfs import DFS
 from tot.search.mcts import MCTS
 from tot.search.refine import Refine
 
-__all__ = ["BFS", "DFS", "MCTS", "BestFirst", "BestOfN", "ChainOfThought", "Refine", "Search", "SelfConsistency"]
+__all__ = ["BFS", "DFS", "MCTS", "Act", "BestFirst", "BestOfN", "ChainOfThought", "Refine", "Search", "SelfConsistency"]

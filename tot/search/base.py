@@ -30,6 +30,8 @@ class Search(BaseModel):
     """Whether it is made for the papers' few-shot prompts."""
     whole: ClassVar[bool] = False
     """Whether it has whole solutions written in one go."""
+    wanders: ClassVar[bool] = False
+    """Whether a path may lead back to a state that it has been in."""
     depth: Depth = None
     """T: T - 1 levels of thoughts, then the answer; None takes the task's own."""
     aggregate: Literal["best", "vote", "majority"] = "best"

@@ -180,7 +180,8 @@ class SearchState:
         if thought is not None:
             state = before.then(thought) if whole else self.checked.step(before, thought)
         key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
-        if state is None or any(self._keys[step.id] == key for step in self.tree.path(parent)):
+        back = not self.options.wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
+        if state is None or back:
             parent.rejected += thought is not None  # not legal, or back to where the path has been
             self.tree.spend(parent, proposal.usage, proposal.calls)
             return None
