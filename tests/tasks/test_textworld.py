@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from contextlib import closing
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tot import Checkpoint, State, Thought, solve
+from tot.cli.app import main
 from tot.decoders.errors import OptionError, TaskError
 from tot.tasks.textworld import TextWorld, _after, _begun
 
@@ -117,3 +119,10 @@ def test_without_textworld_it_says_what_to_install(task: TextWorld, monkeypatch:
     monkeypatch.setitem(sys.modules, "textworld", None)
     with pytest.raises(OptionError, match="pip install textworld"):
         task.start("rooms=2 objects=4 quest=3 seed=77")
+
+
+def test_games_are_made_up_from_seeds(task: TextWorld, tmp_path: Path) -> None:
+    assert main(["instances", "textworld", "--count", "2", "--seed", "7", "--out", str(tmp_path / "games.jsonl")]) == 0
+    games = [json.loads(line)["question"] for line in (tmp_path / "games.jsonl").read_text().splitlines()]
+    assert len(set(games)) == 2
+    assert task.start(games[0]).world != task.start(games[1]).world

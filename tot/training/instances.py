@@ -20,10 +20,11 @@ def make_instances(task_name: str, out: Path, count: int, seed: int, without: Se
     Raises TaskError for a task that makes none up, OptionError where it has no more.
     """
     task = load_task(task_name)
+    template = task.chain if task.has_template(task.chain) else task.thought[0]
 
     def asked(row: Any) -> Hashable:
         """What a model is asked: questions may be written in several ways."""
-        return task.prompt(task.chain, task.start(task.question_of(row)))
+        return task.prompt(template, task.start(task.question_of(row)))
 
     seen = {asked(row) for path in without for row in rows(path)}
     made, repeated = 0, 0
