@@ -7,9 +7,8 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from tot import State, Task
-from tot.sandbox import Sandbox
 from tot.state import Observation, Thought, after_thinking
-from tot.tasks.code import program_in
+from tot.tasks.code import SANDBOX, program_in
 from tot.tasks.numbers import (
     boxed_answer,
     flexible_answer,
@@ -20,7 +19,6 @@ from tot.tasks.numbers import (
     value_of,
 )
 
-_SANDBOX = Sandbox()
 _WORD = re.compile(r"[^\W\d_]")
 
 
@@ -86,7 +84,7 @@ class GSM8K(Task):
         """Run a program; the last line that it prints has the answer."""
         if "program" not in thought.parts:
             return None
-        ran = await _SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
+        ran = await SANDBOX.arun(program_in(after_thinking(thought.parts["program"])))
         said = ran.output if ran.ok else ran.error or f"The program can't be run to its end ({ran.ended})."
         line = (said.strip().splitlines() or [""])[-1]
         return Observation(text=line, data=flexible_answer(line) if ran.ok else None)

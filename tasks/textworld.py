@@ -172,7 +172,10 @@ def _begun(game: tuple[int, int, int, int]) -> tuple[Any, Any]:
     options.grammar.only_last_action = True  # what is to be found out on the way is not said
     options.nb_rooms, options.nb_objects, options.quest_length, options.seeds = game
     options.path = str(Path(_folder().name) / f"{'-'.join(map(str, game))}.z8")
-    path = textworld.generator.compile_game(textworld.generator.make_game(options), options)
+    try:
+        path = textworld.generator.compile_game(textworld.generator.make_game(options), options)
+    except Exception as error:  # whatever it is that its makers and compilers raise
+        raise TaskError(f"TextWorld can't make this game ({str(error)[:200]}): ask for a smaller one") from error
     world = textworld.start(path, textworld.EnvInfos(**dict.fromkeys(_SHOWN, True)))
     return world, world.reset()
 

@@ -115,6 +115,17 @@ def test_what_is_no_game_is_refused(task: TextWorld, question: str) -> None:
         task.start(question)
 
 
+def test_a_game_that_cannot_be_made_is_refused(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(game: object, options: object) -> None:
+        raise RuntimeError("Too much text in quotation marks")
+
+    monkeypatch.setattr("textworld.generator.compile_game", fails)
+    with pytest.raises(
+        TaskError, match=r"can't make this game \(Too much text in quotation marks\): ask for a smaller"
+    ):
+        task.start("rooms=2 objects=4 quest=3 seed=78")
+
+
 def test_without_textworld_it_says_what_to_install(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textworld", None)
     with pytest.raises(OptionError, match="pip install textworld"):
