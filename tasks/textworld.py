@@ -11,6 +11,7 @@ import hashlib
 import re
 import tempfile
 import warnings
+from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -26,8 +27,11 @@ from tot.task import Task
 _GAME = re.compile(r"rooms=([0-9]{1,2}) objects=([0-9]{1,2}) quest=([0-9]{1,2}) seed=([0-9]{1,9})")
 _STATUS = re.compile(r"-=.{0,80}=- ?\d+/\d+")
 _SHOWN = ("admissible_commands", "description", "facts", "inventory", "lost", "max_score", "objective", "score", "won")
-_COPIES = 32
+_MOST = 64
 _TURN = Lock()
+_Game = tuple[int, int, int, int]
+_COPIES: OrderedDict[tuple[_Game, tuple[str, ...]], tuple[Any, Any]] = OrderedDict()
+"""Games in which these commands were played, and what they show, the last used last; nobody plays on in them."""
 
 
 class TextWorld(Task):
@@ -115,7 +119,7 @@ def _of(state: State) -> dict[str, Any]:
     return state.world
 
 
-def _numbers(question: str) -> tuple[int, int, int, int]:
+def _numbers(question: str) -> _Game:
     """Rooms, objects, commands to win by, and seed."""
     found = _GAME.fullmatch(question.strip())
     if found is None or not all(int(number) for number in found.groups()[:3]):
@@ -144,25 +148,24 @@ def _plain(text: str) -> str:
     return "\n".join(line for line in lines if line and not _STATUS.fullmatch(line))
 
 
-def _played(game: tuple[int, int, int, int], commands: tuple[str, ...] = ()) -> Any:
+def _played(game: _Game, commands: tuple[str, ...] = ()) -> Any:
     """What a game shows after these commands."""
     with _TURN:
-        return _after(game, commands)[1]
+        if (game, commands) not in _COPIES:
+            known = next((n for n in range(len(commands) - 1, 0, -1) if (game, commands[:n]) in _COPIES), 0)
+            world, seen = _COPIES[game, commands[:known]] if known else _begun(game)
+            world = world.copy() if commands else world
+            for command in commands[known:]:
+                seen, *_ = world.step(command)
+            _COPIES[game, commands] = world, seen
+        _COPIES.move_to_end((game, commands))
+        if len(_COPIES) > _MOST:
+            _COPIES.popitem(last=False)
+        return _COPIES[game, commands][1]
 
 
-@lru_cache(_COPIES)
-def _after(game: tuple[int, int, int, int], commands: tuple[str, ...]) -> tuple[Any, Any]:
-    """A copy of the game in which these commands were played, and what it shows; nobody plays on in it."""
-    if not commands:
-        return _begun(game)
-    world, _ = _after(game, commands[:-1])
-    world = world.copy()
-    seen, *_ = world.step(commands[-1])
-    return world, seen
-
-
-@lru_cache(_COPIES)
-def _begun(game: tuple[int, int, int, int]) -> tuple[Any, Any]:
+@lru_cache(_MOST)
+def _begun(game: _Game) -> tuple[Any, Any]:
     try:
         import textworld
     except ImportError as error:

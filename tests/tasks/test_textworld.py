@@ -13,7 +13,7 @@ import pytest
 from tot import Checkpoint, State, Thought, solve
 from tot.cli.app import main
 from tot.decoders.errors import OptionError, TaskError
-from tot.tasks.textworld import TextWorld, _after, _begun
+from tot.tasks.textworld import _COPIES, TextWorld, _begun
 
 pytest.importorskip("textworld")
 GAME = "rooms=2 objects=4 quest=3 seed=5"
@@ -44,11 +44,22 @@ def after(task: TextWorld, state: State, *commands: str) -> State:
 
 
 def test_commands_that_win_do_so_again_where_the_game_is_played_anew(task: TextWorld, won: list[str]) -> None:
-    _after.cache_clear()
+    _COPIES.clear()
     _begun.cache_clear()
     state = after(task, task.start(GAME), *won)
     assert task.is_goal(state)
     assert (task.answer_at(state), task.score(won, GAME)) == (won, 1.0)
+
+
+def test_copies_that_were_let_go_of_are_played_again(
+    task: TextWorld, won: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _COPIES.clear()
+    monkeypatch.setattr("tot.tasks.textworld._MOST", 3)
+    last = after(task, task.start(GAME), *won[:-1])
+    after(task, task.start(GAME), "inventory", "look", "inventory", "look")
+    assert [len(commands) for _, commands in _COPIES] == [2, 3, 4]
+    assert task.is_goal(after(task, last, won[-1]))
 
 
 def test_all_but_the_last_command_win_nothing(task: TextWorld, won: list[str]) -> None:
