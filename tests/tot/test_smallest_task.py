@@ -15,6 +15,7 @@ from tot.decoders.request import ChoiceLogprob
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 
 IN_SHORT = {
+    "act": "act:depth=2",
     "bfs": "bfs:thoughts=2,breadth=1,depth=2",
     "dfs": "dfs:thoughts=2,depth=2",
     "best-first": "best-first:thoughts=2,depth=2",
@@ -27,7 +28,7 @@ IN_SHORT = {
 }
 WHOLE = ("cot", "self-consistency", "best-of-n")
 """What writes whole solutions takes none from a generator."""
-UNJUDGED = ("cot", "self-consistency")
+UNJUDGED = ("act", "cot", "self-consistency")
 
 
 class Riddle(Task):
@@ -52,12 +53,14 @@ def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lacking(search: str, generator: str, evaluator: str) -> str | None:
     """What is said where something has to be given besides."""
-    if generator == "enumerate" and search == "refine" and evaluator in ("heuristic", "confidence"):
-        return f"no {evaluator}|no `{evaluator}`"  # its first draft is a whole one, which is judged
+    if generator == "enumerate" and search == "refine" and evaluator in ("heuristic", "confidence", "outputs"):
+        return f"no {evaluator}|no `{evaluator}`|outputs values"  # its first draft is a whole one, which is judged
     if generator == "enumerate" and search not in WHOLE:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:
         return "task Riddle has no `heuristic`: define it, or choose another way of judging"
+    if evaluator == "outputs" and search not in UNJUDGED:
+        return "outputs values programs, and riddle has none: choose another evaluator"
     if evaluator == "confidence" and search not in UNJUDGED:
         return r"the thought generator gives no confidence: use Sample\(samples=8\)"
     return None

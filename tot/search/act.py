@@ -17,4 +17,4 @@ class Act(Search):
             children = yield search.expand([search.best], 1)
             if not children:
                 return
-            (search.best,) = children
+            search.best = children[0]
