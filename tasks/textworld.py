@@ -151,10 +151,12 @@ def _plain(text: str) -> str:
 def _played(game: _Game, commands: tuple[str, ...] = ()) -> Any:
     """What a game shows after these commands."""
     with _TURN:
+        if not commands:
+            return _begun(game)[1]
         if (game, commands) not in _COPIES:
             known = next((n for n in range(len(commands) - 1, 0, -1) if (game, commands[:n]) in _COPIES), 0)
-            world, seen = _COPIES[game, commands[:known]] if known else _begun(game)
-            world = world.copy() if commands else world
+            world, _ = _COPIES[game, commands[:known]] if known else _begun(game)
+            world = world.copy()
             for command in commands[known:]:
                 seen, *_ = world.step(command)
             _COPIES[game, commands] = world, seen

@@ -93,8 +93,9 @@ class CheckedTask:
         return thought is not None and (thought.ended or self.task.chain in thought.parts)
 
     def came_of(self, thought: Thought) -> bool:
-        """True where the answer is in what came of a thought, and not in what it says."""
-        return thought.observation is not None and "answer_at" in self.task.defines
+        """True of a solution that was acted on: its answer is in what came of it, not in what it says."""
+        solution = not thought.parts.keys() <= set(self.task.thought)
+        return solution and thought.observation is not None and "answer_at" in self.task.defines
 
     def answer_at(self, state: State) -> Any | None:
         """The answer that a state holds without asking, in what it says or came to; None where it holds none."""

@@ -130,7 +130,7 @@ def test_what_is_read_as_a_move_reads_back_as_itself(text: str) -> None:
 @pytest.mark.parametrize("unit", ["1 + 1 = 2 ", "1", " ", "(", "1 +", "answer ", "= ", "1.", "-", "\n"])
 def test_hostile_text_takes_linear_time(unit: str) -> None:
     text = unit * (400_000 // len(unit))
-    TASK.parse_proposals(text)
+    assert set(TASK.parse_proposals(text)) <= {"1 + 1 = 2"}
     TASK.parse_answer(text)
     TASK.parse_value(text)
 

@@ -15,7 +15,7 @@ from tot.context import as_written
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Message
 from tot.registry import parts_of
-from tot.state import Drawn, Observation, Thought
+from tot.state import Drawn, Observation, State, Thought
 from tot.tasks.arithmetic import calculator
 from tot.tools import Tool, observed, told
 
@@ -214,12 +214,12 @@ SCRIPT = {
 }
 
 
-def run(decoder: Any, **options: Any) -> Any:
+def run(decoder: Any, task: type[Task] = Sums, **options: Any) -> Any:
     for prompt, text in decoder.replies.items():
         if isinstance(text, str) and not text.endswith("!"):
             decoder.replies[prompt] = decoder.completion(text, "stop")
     options = {"search": "bfs:thoughts=1,breadth=1", "evaluator": "random", "tools": [power], **options}
-    return solve(Sums, "q", decoder=decoder, **options)
+    return solve(task, "q", decoder=decoder, **options)
 
 
 def test_a_result_is_put_behind_its_call_and_the_message_goes_on(scripted: Any) -> None:
@@ -246,6 +246,24 @@ def test_a_model_that_ends_its_turn_with_a_call_is_given_the_result(scripted: An
     decoder = scripted(SCRIPT)
     decoder.replies["I square it.\n>>> "] = decoder.completion("power(3.0)", "eos")
     assert run(decoder).answer == "9"
+
+
+class Acts(Sums):
+    """As a task that acts on whole solutions alone, and has answers of its own to those."""
+
+    async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
+        return None
+
+    def answer_at(self, state: State) -> None:
+        return None
+
+
+def test_a_task_that_acts_on_other_thoughts_leaves_results_as_they_are(scripted: Any) -> None:
+    called, plain = (run(scripted(SCRIPT), task=task) for task in (Acts, Sums))
+    assert called.answer == plain.answer == "9"
+    seen = [node.thought.observation for node in called.tree if node.thought is not None]
+    assert seen == [node.thought.observation for node in plain.tree if node.thought is not None]
+    assert [one.text for one in seen if one is not None] == ["9.0"]
 
 
 def test_calls_are_lines_of_their_own(scripted: Any) -> None:

@@ -129,8 +129,8 @@ class SearchSession:
         seen: dict[tuple[int, str], Observation | None] = dict(zip(about, results, strict=True))
         for i, proposals in enumerate(found):
             for one in proposals:
-                if one.thought is not None:
-                    one.thought = one.thought.model_copy(update={"observation": seen[i, one.thought.text]})
+                if one.thought is not None and (came := seen[i, one.thought.text]) is not None:
+                    one.thought = one.thought.model_copy(update={"observation": came})
         return found
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
