@@ -1,5 +1,4 @@
-"""A program in a sandbox: which tests it passes, and what is wrong, in words that a model can mend it by; and what its
-functions give.
+"""A program in a sandbox: which tests it passes, and what is wrong, in words that a model can mend it by.
 
 A program that wants to deceive its tests can: it runs where they do.
 """
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 
 from tot.sandbox import Ran, Sandbox
 
-# A line that begins with the token is a result, of the program first, then of each statement: of tests null where they
-# pass, of calls what they give.
+# A line that begins with the token is a result, of the program first, then of each test: null where it passes.
 _PROGRAM = """
 import ast, json, os, traceback
 
@@ -45,12 +43,6 @@ def outcome(test):
     except BaseException as error:
         return f"{short(test)} fails: {told(error)}"
 
-def given(call):
-    try:
-        return short(repr(eval(compile(call, "call", "eval"), space)))
-    except BaseException:
-        return None
-
 space = {"__name__": "solution"}
 try:
     exec(compile(open("solution.py", encoding="utf-8").read(), "solution.py", "exec"), space)
@@ -58,8 +50,8 @@ except BaseException as error:
     say(told(error))
     raise SystemExit
 say(None)
-for statement in json.load(open("statements.json", encoding="utf-8")):
-    say(WHAT(statement))
+for test in json.load(open("tests.json", encoding="utf-8")):
+    say(outcome(test))
 """
 
 
@@ -77,27 +69,20 @@ def check(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
 
     Raises OptionError where programs can't be confined here.
     """
-    harness, files, token = _prepared(program, tests, "outcome")
+    harness, files, token = _prepared(program, tests)
     return _read(sandbox.run(harness, files), token, len(tests), sandbox)
 
 
 async def acheck(program: str, tests: Sequence[str], sandbox: Sandbox) -> Checked:
     """`check`, while whatever else is under way goes on."""
-    harness, files, token = _prepared(program, tests, "outcome")
+    harness, files, token = _prepared(program, tests)
     return _read(await sandbox.arun(harness, files), token, len(tests), sandbox)
 
 
-async def outputs(program: str, calls: Sequence[str], sandbox: Sandbox) -> tuple[str | None, ...]:
-    """What each of some calls gives after a program, as Python writes it; None where it raises or does not end."""
-    harness, files, token = _prepared(program, calls, "given")
-    found = _said(await sandbox.arun(harness, files), token)[1:]
-    return (*found[: len(calls)], *[None] * (len(calls) - len(found)))
-
-
-def _prepared(program: str, statements: Sequence[str], what: str) -> tuple[str, dict[str, str], str]:
+def _prepared(program: str, tests: Sequence[str]) -> tuple[str, dict[str, str], str]:
     token = secrets.token_hex(8)
-    files = {"solution.py": program, "statements.json": json.dumps(list(statements))}
-    return _PROGRAM.replace("TOKEN", token).replace("WHAT", what), files, token
+    files = {"solution.py": program, "tests.json": json.dumps(list(tests))}
+    return _PROGRAM.replace("TOKEN", token), files, token
 
 
 def _said(ran: Ran, token: str) -> list[str | None]:

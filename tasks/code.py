@@ -41,7 +41,6 @@ class Code(Task):
     evaluator = "heuristic"
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         "program": {"max_tokens": 512},
-        "inputs": {"max_tokens": 384},
     }
     filters: ClassVar[Mapping[str, float]] = {"top_p": 0.8, "top_k": 20}
 

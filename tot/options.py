@@ -72,7 +72,7 @@ class SearchOptions(ModelOptions):
     evaluator: str | None = Field(
         None,
         description="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, logprob, "
-        "agreement, outputs, random or reward-model, with options likewise.",
+        "agreement, random or reward-model, with options likewise.",
     )
     tool: list[str] = Field(
         [], description="A function that the model may call: calculator, or path/to/file.py:name; once for each."

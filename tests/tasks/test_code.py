@@ -15,9 +15,8 @@ from tot.decoders.errors import OptionError
 from tot.sandbox import Sandbox, confines
 from tot.solver import run_to_end
 from tot.tasks import MBPP, Code, HumanEval
-from tot.tasks.checks import check, outputs
+from tot.tasks.checks import check
 from tot.tasks.code import examples, whole
-from tot.tasks.outputs import agreement, calls_in
 
 TASK = Code()
 QUESTION = 'def double(x):\n    """Twice x.\n\n    >>> double(2)\n    4\n    >>> double("ab")\n    \'abab\'\n    """'
@@ -276,76 +275,3 @@ def test_a_real_model_writes_programs_that_are_run(smollm2: str) -> None:
     assert seen
     assert all(one is not None and isinstance(one.data, dict) for one in seen)
     assert all(one is not None and one.verified for one in seen) or not solution.solved or len(seen) > 1
-
-
-# -- agreement of outputs -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("reply", "calls"),
-    [
-        ("```python\nf(1)\nf('a', k=[1, -2])\n```", ["f(1)", "f('a', k=[1, -2])"]),
-        ("assert f(1) == 2\nprint(f(2))\nx = f(3)  # three", ["f(1)", "f(2)", "f(3)"]),
-        ("f(x)\nos.system('id')\nf(__import__('os'))\nf(*[1])\nf(**{})\nf(1", []),
-        ("f(1)\nf(1)\n1. f(2)\nprose", ["f(1)"]),
-        ("\n".join(f"f({i})" for i in range(100)), [f"f({i})" for i in range(20)]),
-        ("f(" + "[" * 100_000, []),
-        ("", []),
-    ],
-)
-def test_calls_with_literals_are_read_from_lines(reply: str, calls: list[str]) -> None:
-    assert calls_in(reply) == calls
-
-
-@pytest.mark.parametrize(
-    ("own", "others", "share"),
-    [
-        (["1", "2"], [["1", "2"], ["1", "3"]], 0.75),
-        ([None, "2"], [[None, "2"]], 0.5),
-        (["1"], [["2"], ["3"]], 0.0),
-        ([], [[]], 0.0),
-    ],
-)
-def test_outputs_agree_by_call(own: list[str | None], others: list[list[str | None]], share: float) -> None:
-    assert agreement(own, others) == share
-
-
-@confined
-def test_what_calls_give_ends_with_the_first_that_does_not_end() -> None:
-    program = (
-        "def f(x):\n    while x > 2: pass\n    return [x] * int(1e3) if x == 2 else x / (x - 1) if x else print('hm')"
-    )
-    found = run_to_end(outputs(program, ["f(0)", "f(1)", "f(2)", "g(1)", "f(3)", "f(4)"], Sandbox(seconds=1)))
-    assert found[:2] == ("None", None)
-    assert found[2] is not None
-    assert found[2].startswith("[2, 2")
-    assert found[3:] == (None, None, None)
-    assert run_to_end(outputs("def f(:", ["f(0)"], Sandbox())) == (None,)
-
-
-@confined
-def test_programs_are_chosen_by_examples_and_then_by_what_others_give(scripted_code: Any) -> None:
-    """All but the first pass the example; of those two agree on what the model asks, and one does not."""
-    question = "Write double(x). assert double(2) == 4"
-    square, product = "def double(x):\n    return x * x", "def double(x):\n    return 2 * x"
-    other = "def double(x):\n    return x + x if x == x + 0 else None"
-    decoder = scripted_code("def double(x): return 5", square, product, other, "double(2)\ndouble(3)\ndouble('a')")
-    search = "best-of-n:samples=4,until_solved=false"
-    solution = solve("code", question, decoder=decoder, search=search, evaluator="outputs")
-    # Outputs: 5, 5, 5; 4, 9, none; 4, 6, none; 4, 6, "aa".
-    assert [node.value for node in solution.tree.leaves()] == pytest.approx([-1, 2 / 9, 3 / 9, 3 / 9])
-    assert (solution.solved, solution.answer) == (True, f"{product}\n")
-    assert len(decoder.prompts) == 2
-    assert solution.usage.new_tokens == 25
-
-
-@confined
-def test_equal_programs_need_no_inputs(scripted_code: Any) -> None:
-    decoder = scripted_code(RIGHT, RIGHT)
-    solve("code", QUESTION, decoder=decoder, search="best-of-n:samples=2,until_solved=false", evaluator="outputs")
-    assert len(decoder.prompts) == 1
-
-
-def test_outputs_are_of_programs(scripted_code: Any) -> None:
-    with pytest.raises(OptionError, match="outputs values programs, and gsm8k has none"):
-        solve("gsm8k", "1 + 1?", decoder=scripted_code("2", "2"), search="best-of-n:samples=2", evaluator="outputs")

@@ -43,7 +43,6 @@ from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
 from tot.search.act import Act
 from tot.search.rap import RAP
-from tot.tasks.outputs import Outputs
 
 KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 
@@ -74,7 +73,6 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("evaluator", "vote", Vote()),
         ("evaluator", "explain", Explain()),
         ("evaluator", "heuristic", Heuristic()),
-        ("evaluator", "outputs", Outputs()),
         ("evaluator", "prior", Prior()),
         ("evaluator", "confidence", Confidence()),
         ("evaluator", "random", Random()),
