@@ -176,6 +176,9 @@ class QualityOptions(BenchOptions):
     mix: list[str] = Field([], description="Ways whose solutions also vote together, in turns: 'votes+programs'.")
     folder: Path = Field(Path("quality"), description="Where each way's evaluation is kept, and gone on with.")
     concurrency: int = Field(16, ge=1, description="Searches at once.")
+    judge: str | None = Field(
+        None, description="A model that says which of two answers is better, each way's or the first way's."
+    )
     evaluators: tuple[str, ...] = Field((), description="State evaluators to judge pieces of solutions, with commas.")
     judged: int = Field(
         100, ge=1, description="Questions whose solutions, by the way that draws most, are cut into such pieces."

@@ -13,7 +13,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import islice, zip_longest
 from pathlib import Path
@@ -27,6 +27,7 @@ from tot.backend import Backend
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
 from tot.checked_task import CheckedTask
+from tot.config import SearchConfig
 from tot.context import Context
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
@@ -70,6 +71,7 @@ class Answered:
 
     score: float
     tokens: float
+    answer: Any = None
     forwards: int | None = None
     thoughts: int = 0
     malformed: int = 0
@@ -103,6 +105,8 @@ def run(asked: QualityOptions, console: Console) -> None:
             ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
         bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
         bench.show(table(ways))
+        if asked.judge is not None:
+            bench.show(preferred(asked, {name: ways[name] for name in works}, bench))
         if asked.evaluators:
             judge(asked, works[most], folder_of(asked, most), bench)
         seconds = time_each(asked, works, bench) if asked.timed else {}
@@ -179,6 +183,7 @@ def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
     return Answered(
         sample["score"],
         tokens_of(sample),
+        sample["answer"],
         sample["measured"]["forwards"],
         sample["thoughts"],
         sample["unreadable"],
@@ -194,19 +199,24 @@ CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
 
 
 def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
-    """Where each question has several solutions drawn at once: the answers that fewer of them give, by each way of
-    choosing that has something to go by."""
+    """The answers that the solutions of each question give by each way of choosing that has something to go by; where
+    they were drawn at once, also those that fewer of them give."""
     flat = all(one.thoughts == len(one.leaves) for one in answers.values())
-    most = min((len(one.leaves) for one in answers.values() if flat), default=0)
-    sizes = [size for size in (2**i for i in range(1, 7)) if size < most] + [most] * (most > 1)
+    counts = [len(one.leaves) for one in answers.values()]
+    most = min(counts, default=0) if flat else 0
+    sizes: list[int | None] = [size for size in (2**i for i in range(1, 7)) if size < most]
+    sizes += [most] * (most > 1) if flat else [None] * (max(counts) > 1)
     found: dict[str, Answers] = {}
     for size in sizes:
         for how, weigh in CHOOSING.items():
             kept = {question: one.leaves[:size] for question, one in answers.items()}
             if all(weigh(leaf) is not None for leaves in kept.values() for leaf in leaves):
-                found[f"{name}, {how} of {size}"] = {
-                    question: _chosen(leaves, weigh, task) for question, leaves in kept.items()
-                }
+                chosen = {question: _chosen(leaves, weigh, task) for question, leaves in kept.items()}
+                if size is None:  # branches share tokens
+                    chosen = {
+                        question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()
+                    }
+                found[f"{name}, {how} of {size or 'all'}"] = chosen
     return found
 
 
@@ -223,14 +233,16 @@ def mixed(ways: Sequence[Answers]) -> Answers:
 def _chosen(leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task) -> Answered:
     said = [leaf for leaf in leaves if leaf.answer is not None]
     winners = elected([task.canonical(leaf.answer) for leaf in said], [weigh(leaf) or 0.0 for leaf in said])
-    score = said[winners[0]].right if winners else 0.0
-    return Answered(score, sum(leaf.tokens for leaf in leaves), leaves=tuple(leaves))
+    best = said[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
+    return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
 
 
 def table(ways: Mapping[str, Answers]) -> Table:
     """A row for each way: accuracy, the difference to the first, question by question, and what it took."""
     first = next(iter(ways))
-    head = ["right", f"minus {first}", "new tokens", "forwards", "a right one among the leaves", "malformed thoughts"]
+    graded = any(one.score not in (0, 1) for answers in ways.values() for one in answers.values())
+    head = ["right", *["wholly right"] * graded, f"minus {first}", "new tokens", "forwards"]
+    head += ["a right one among the leaves", "malformed thoughts"]
     rows = Table("", *head, title="with 95% intervals; differences question by question")
     for name, answers in ways.items():
         common = [question for question in answers if question in ways[first]]
@@ -241,12 +253,41 @@ def table(ways: Mapping[str, Answers]) -> Table:
         rows.add_row(
             name,
             estimate([one.score for one in answers.values()]).format(),
+            *[estimate([float(one.score == 1) for one in answers.values()]).format()] * graded,
             "" if name == first or not off else bootstrap(off).format("+.1%"),
             f"{_mean(answers, 'tokens'):.0f}",
             f"{_mean(answers, 'forwards'):.0f}" if all(one.forwards is not None for one in answers.values()) else "",
             f"{fmean(among):.1%}" if len(among) == len(answers) else "",
             f"{malformed / (thoughts + malformed):.1%}" if thoughts else "",
         )
+    return rows
+
+
+def preferred(asked: QualityOptions, ways: Mapping[str, Answers], bench: Bench) -> Table:
+    """How often a model finds each way's answers better than the first way's: each pair is shown in both orders, in the
+    words that the task has voters asked in, and counts a half where the orders disagree. No answer is shown as none."""
+    (first, plain_answers), *others = ways.items()
+    rows = Table("", f"preferred to {first}", "in both orders", "in neither", "pairs", title=f"judged by {asked.judge}")
+    config = SearchConfig(model=asked.judge)
+    task = config.suited(asked.task)
+    with ExitStack() as stack:
+        decoder = config.open(stack)["evaluate"]
+        for name, answers in others:
+            pairs = {question: (one.answer, plain_answers[question].answer) for question, one in answers.items()}
+            pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}
+            shown = [
+                task.prompt(
+                    task.vote, task.start(question), candidates=["(none)" if one is None else str(one) for one in order]
+                )
+                for question, pair in pairs.items()
+                for order in (pair, pair[::-1])
+            ]
+            scored = {"choices": ("1", "2"), "close_choices": True, "purpose": "evaluate"}
+            done = decoder.generate([Request(prompt=prompt, **scored) for prompt in shown])
+            totals = [[choice.total for choice in one.choice_logprobs] for one in done]
+            wins = [((a[0] > a[1]) + (b[1] > b[0])) / 2 for a, b in zip(totals[::2], totals[1::2], strict=True)]
+            bench.keep(**{f"{name} preferred": dict(zip(pairs, wins, strict=True))})
+            rows.add_row(name, bootstrap(wins).format(), *(str(wins.count(share)) for share in (1, 0)), str(len(wins)))
     return rows
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,10 +11,11 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.bench.quality import Judged, pieces_of, read_answers, replayed, table, told
+from tot.bench.quality import Answered, Judged, Leaf, pieces_of, read_answers, replayed, table, told
 from tot.cli.app import main
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
+from tot.decoders.request import ChoiceLogprob
 from tot.state import Drawn
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
@@ -43,14 +45,23 @@ class Known:
             return Completion("", (), 0.0, "length", Usage())
         text = request.prompt[0].content  # type: ignore[union-attr]
         word = next((word for word in SAID if word in text), None)
-        if word is None or request.choices:
+        if word is None:
             raise AssertionError(text)
+        if request.choices:
+            return self._choice(request, str(list(SAID).index(word) + 1))
         number = SAID[word][sample]
         said = f"It is.\n\n#### {number}"
         probability = -0.1 if number in "14" else -9.0
         first, rest = (-1.0,) * len("It is.\n\n"), (probability,) * len(f"#### {number}")
         tokens = tuple(map(ord, said))
         return Completion(said, tokens, sum(first + rest), "eos", Usage(new_tokens=3), logprobs=first + rest)
+
+    def _choice(self, request: Request, right: str) -> Completion:
+        """The first of two answers, unless the second is right and it is not."""
+        shown = re.findall(r"^[12]\. (.*)$", request.prompt[-1].content, re.MULTILINE)  # type: ignore[union-attr]
+        first = shown[0] == right or shown[1] != right
+        totals = (-0.1, -3.0) if first else (-3.0, -0.1)
+        return Completion("", (), 0.0, "stop", Usage(), tuple(ChoiceLogprob(total, 1) for total in totals))
 
 
 @pytest.fixture
@@ -160,6 +171,45 @@ def test_a_replay_is_what_would_have_been_decoded(tiny: Any, tmp_path: Path) -> 
             q: one.tokens for q, one in answers.items()
         }
     assert table({"votes": decoded[8], **again}).row_count == 1 + 2 * 3
+
+
+def test_a_trees_leaves_are_chosen_among_at_the_price_of_the_tree() -> None:
+    """Branches share tokens, so fewer of them are not replayed."""
+    leaves = tuple(
+        Leaf(answer, float(answer == "a"), None, probability, 5)
+        for answer, probability in (("a", 0.9), ("b", 0.2), ("b", 0.3))
+    )
+    answers = {
+        "q": Answered(0.0, 11, "b", thoughts=7, leaves=leaves),
+        "r": Answered(1.0, 6, "a", thoughts=3, leaves=leaves[:1]),
+    }
+    found = {
+        name: [(one.score, one.tokens, one.answer) for one in each.values()]
+        for name, each in replayed("tree", answers, Letter()).items()
+    }
+    assert found == {
+        "tree, majority of all": [(0.0, 11, "b"), (1.0, 6, "a")],
+        "tree, weighted by probability of all": [(1.0, 11, "a"), (1.0, 6, "a")],
+    }
+
+
+@pytest.mark.usefixtures("_known")
+def test_a_model_that_judges_pairs_sees_them_in_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
+    """This one prefers what it sees first, unless only the other is right."""
+    asked = ("bench", "quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json")
+    assert main([*asked, "--judge", "known"]) == 0
+    shown = capfd.readouterr().out
+    kept = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
+    assert kept == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}
+    assert "preferred to plain" in shown
+    assert re.search(r"votes\W+62\.5% \(50\.0% to 87\.5%\)\W+1\W+0\W+4\b", shown)
+
+
+def test_graded_answers_are_also_counted_where_they_are_wholly_right() -> None:
+    ways = {"plain": {"q": Answered(0.75, 3), "r": Answered(1.0, 3)}}
+    assert [column.header for column in table(ways).columns][1:3] == ["right", "wholly right"]
+    assert next(iter(table(ways).columns[2].cells)).startswith("50.0%")
+    assert "wholly right" not in [column.header for column in table({"plain": {"q": Answered(1.0, 3)}}).columns]
 
 
 @pytest.mark.usefixtures("_known")

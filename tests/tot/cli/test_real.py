@@ -26,16 +26,16 @@ def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: An
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
     lines = out.splitlines()
     assert lines[0] == QUESTION
-    assert [line[:5] for line in lines[1:3]] == ["├── ★", "└── ·"] or [line[:5] for line in lines[1:3]] == [
-        "├── ·",
-        "└── ★",
-    ]
     tree = ThoughtTree.load(tmp_path / "run.json")
     run = json.loads((tmp_path / "run.json").read_text())
+    drawn = [line[:5] for line in lines[1:-2] if line]
+    two = [["├── ★", "└── ·"], ["├── ·", "└── ★"]]
+    assert drawn in (two if len(tree) == 3 else [["└── ★"]])  # two thoughts, or one that was written twice
     assert lines[-2] == f"Answer: {run['answer']}"
-    assert lines[-1].startswith(f"2 thoughts, {run['calls']} calls, {run['usage']['new_tokens']} new tokens, ")
+    thoughts = "2 thoughts" if len(tree) == 3 else "1 thought"
+    assert lines[-1].startswith(f"{thoughts}, {run['calls']} calls, {run['usage']['new_tokens']} new tokens, ")
     assert tree.state(tree.root).question == QUESTION
-    assert [node.depth for node in tree] == [0, 1, 1]
+    assert [node.depth for node in tree] == [0] + [1] * len(drawn)
     assert all(1 <= node.value <= 10 for node in tree if node.value is not None)
     assert run["value"] == max(node.value for node in tree if node.value is not None)
 
@@ -81,7 +81,7 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: 
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["stopped"] == "interrupted"
     assert f"\nAnswer: {run['answer'] or 'none found'}\n" in out
-    assert out.count("── ") == len(tree) - 1 >= 4
+    assert out.count("── ") == len(tree) - 1 >= 2  # two levels, each of two thoughts or of one written twice
     assert run["value"] == [node.value for node in tree if node.chosen][-1] >= 1
     assert "\x1b" not in out
 
