@@ -119,6 +119,11 @@ class CreativeWriting(Task):
         """The last passage written; None before there is one."""
         return state.thoughts[-1].parts.get("passage") if state.thoughts else None
 
+    def heuristic(self, state: State) -> float:
+        """The sentences that do not end their paragraph in the last passage, all where there is none."""
+        said = state.thoughts[-1].text if state.thoughts else ""
+        return float(endings(state.question, self.answer_at(state) or self.parse_answer(said) or "").count(False))
+
     def verify(self, question: str, answer: Any) -> bool:
         """True where there is one paragraph for each sentence, and each ends in it exactly. Coherence is not judged."""
         if not isinstance(answer, str):

@@ -6,8 +6,8 @@
 // WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
 // numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers from 0 to 255 in groups of GROUP inputs,
 // times a step, plus a least; inputs are rounded to INPUTS (8 or 16) bits by a step for each group of each row. WEIGHTS 16
-// with -DWIDEN=16 or 8: packed as for such INPUTS, and each strip made bfloat16 before all rows are multiplied by it. The
-// order of sums is the same however many rows there are: what a row gives does not depend on the others.
+// with -DWIDEN: packed as for INPUTS 16, and each strip made bfloat16 before all rows are multiplied by it. The order of
+// sums is the same however many rows there are: what a row gives does not depend on the others.
 
 #include <omp.h>
 #include <sched.h>
@@ -120,8 +120,7 @@ static inline int64_t strip_bytes(const Matrix *matrix) {
 }
 
 #ifdef WIDEN
-#define TOGETHER (32 / WIDEN)  // inputs of one output in one line of eight bits
-// A strip of eight bits as one of bfloat16.
+// A strip of eight bits as one of bfloat16: lines of either hold two inputs of each output.
 static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *place) {
     const __m512i beside = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                             21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
@@ -132,25 +131,16 @@ static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *plac
         for (int p = 0; p < WIDE; p++) {
             const uint8_t *scales = group + 32 * GROUP + 128 * p;
             const __m512 step = _mm512_loadu_ps(scales), least = _mm512_loadu_ps(scales + 64);
-            for (int word = 0; word < GROUP / TOGETHER; word++) {
-                const uint8_t *line = group + (WIDE * word + p) * 16 * TOGETHER;
+            for (int word = 0; word < GROUP / 2; word++) {
+                const uint8_t *line = group + (WIDE * word + p) * 32;
                 _mm_prefetch(line + AHEAD, _MM_HINT_T1);
-#if TOGETHER == 2
-                __m512i left = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)line));
-#else
-                __m512i left = _mm512_loadu_si512(line);
-#endif
-#pragma GCC unroll 2
-                for (int pair = 0; pair < TOGETHER / 2; pair++) {
-                    const __m512i one = _mm512_and_si512(left, byte);
-                    const __m512i two = _mm512_and_si512(_mm512_srli_epi32(left, 8), byte);
-                    const __m512 first = _mm512_fmadd_ps(_mm512_cvtepi32_ps(one), step, least);
-                    const __m512 second = _mm512_fmadd_ps(_mm512_cvtepi32_ps(two), step, least);
-                    const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-                    const int64_t to = (g * GROUP + word * TOGETHER) / 2 + pair;
-                    _mm512_storeu_si512(place + (WIDE * to + p) * LINE, _mm512_permutexvar_epi16(beside, halves));
-                    left = _mm512_srli_epi32(left, 16);
-                }
+                const __m512i both = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)line));
+                const __m512i one = _mm512_and_si512(both, byte), two = _mm512_srli_epi32(both, 8);
+                const __m512 first = _mm512_fmadd_ps(_mm512_cvtepi32_ps(one), step, least);
+                const __m512 second = _mm512_fmadd_ps(_mm512_cvtepi32_ps(two), step, least);
+                const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(second, first);
+                const int64_t to = g * GROUP / 2 + word;
+                _mm512_storeu_si512(place + (WIDE * to + p) * LINE, _mm512_permutexvar_epi16(beside, halves));
             }
         }
     }

@@ -31,19 +31,16 @@ BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / GROU
 _SPARE = 2
 """Packed where so many times what that takes is free."""
 _FEW = 16
-"""Rows up to which weights in eight bits are multiplied as such; for more they are made bfloat16, where there are
-bfloat16 products."""
+"""Rows up to which weights of int8 are multiplied as such; for more they are made bfloat16, where there are bfloat16
+products."""
 _COMPILED: dict[Weights, tuple[str, ...]] = {
     "float32": ("-DWEIGHTS=32",),
     "bfloat16": ("-DWEIGHTS=16",),
     "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
     "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
 }
-_WIDENED: dict[Weights, tuple[str, ...]] = {
-    "int8": ("-DWEIGHTS=16", "-DWIDEN=16"),
-    "int8-dynamic": ("-DWEIGHTS=16", "-DWIDEN=8"),
-}
-"""For more than `_FEW` rows."""
+_WIDENED = ("-DWEIGHTS=16", "-DWIDEN")
+"""int8 for more than `_FEW` rows."""
 
 
 class _Matrix(Structure):
@@ -254,9 +251,7 @@ def native_forward(
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
     faster = ("-O3",) if kind.startswith("int8") and lanes() == 8 else ()  # by a tenth, measured there
-    kinds = [_COMPILED[kind] + faster] + (
-        [_WIDENED[kind]] if kind in _WIDENED and model.dtype == torch.bfloat16 else []
-    )
+    kinds = [_COMPILED[kind] + faster] + [_WIDENED] * (kind == "int8" and model.dtype == torch.bfloat16)
     with ThreadPoolExecutor(len(kinds)) as pool:
         compiled = list(pool.map(lambda kind: library("vectors attention forward", *options, *kind), kinds))
     sizes = [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]

@@ -196,6 +196,17 @@ def test_the_answer_of_a_state_is_its_last_passage() -> None:
     assert TASK.answer_at(state.then(FIRST).then(Thought(parts={"plan": "b", "passage": "Three."}))) == "Three."
 
 
+def test_the_heuristic_counts_endings_that_are_missing() -> None:
+    state = State(question=QUESTION)
+    assert TASK.heuristic(state) == 4
+    assert TASK.heuristic(state.then(Thought(parts={"plan": "a", "passage": PASSAGE}))) == 0
+    assert TASK.heuristic(state.then(Thought(parts={"chain": f" a\nPassage:\n{PASSAGE}"}))) == 0
+    first, *rest = PASSAGE.split("\n\n")
+    for count in (1, 2, 3):
+        begun = "\n\n".join([first, *rest[: count - 1]])
+        assert TASK.heuristic(state.then(Thought(parts={"plan": "a", "passage": begun}))) == 4 - count
+
+
 # -- the judge --------------------------------------------------------------------------------------------------
 
 

@@ -118,9 +118,8 @@ def test_what_can_not_be_packed_is_refused(
         load_decoder("ar", known(family), tokenizer=tokenizer, kv_budget=100, quantize=quantize)
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int8-dynamic"])
 def test_in_bfloat16_many_rows_meet_the_rounded_weights_as_bfloat16(
-    computed: Callable[..., Any], halved: Callable[..., Any], quantize: Any
+    computed: Callable[..., Any], halved: Callable[..., Any]
 ) -> None:
     """Up to 16 rows are rounded to be multiplied by whole numbers; more are multiplied as bfloat16."""
     rounded = halved()
@@ -128,7 +127,7 @@ def test_in_bfloat16_many_rows_meet_the_rounded_weights_as_bfloat16(
         if isinstance(layer, nn.Linear):
             layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)).bfloat16())
     texts = [[i] for i in range(33)]
-    exact, runner, plain = Runner(rounded, 1000), Runner(halved(), 1000, quantize), Runner(halved(), 1000)
+    exact, runner, plain = Runner(rounded, 1000), Runner(halved(), 1000, "int8"), Runner(halved(), 1000)
     for many in (17, 33):
         expected = torch.cat(computed(exact, texts[:many]))
         # A product may be rounded to the other of two bfloat16 numbers where it is in the middle between them.
@@ -139,3 +138,14 @@ def test_in_bfloat16_many_rows_meet_the_rounded_weights_as_bfloat16(
     few, bits = torch.cat(computed(runner, texts[:16])), torch.cat(computed(exact, texts[:16]))
     assert not torch.equal(few, bits)
     assert (few - bits).std() < 0.1 * bits.std()
+
+
+def test_rounded_inputs_meet_rounded_weights_however_many_rows_there_are(
+    computed: Callable[..., Any], halved: Callable[..., Any]
+) -> None:
+    runner, texts = Runner(halved(), 1000, "int8-dynamic"), [[i] for i in range(33)]
+    assert isinstance(runner.backend, NativeForward)
+    few, many = (torch.cat(computed(runner, texts[:count])) for count in (5, 33))
+    assert torch.equal(few, many[:5])
+    plain = torch.cat(computed(Runner(halved(), 1000), texts))
+    assert 0.001 < (many - plain).std() / plain.std() < 0.3
