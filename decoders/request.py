@@ -5,8 +5,8 @@ All are immutable values. Nothing here knows a model, a tokenizer or a decoding 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Annotated, Literal
+from dataclasses import dataclass, field, fields, replace
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -79,6 +79,9 @@ class Request(_Value):
     steps: tuple[str, ...] = ()
     """Titles of steps that don't depend on one another: what `pdos` decodes side by side, before all else. Other
     decoders know of no steps: there the prompt has to ask for them."""
+    states: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    """Layers whose hidden states come back with the completion, of a model that runs here. They are numbered as
+    transformers' `output_hidden_states`: 0 is the embeddings, the last the model's output after its norm."""
     whole_rationale: bool = False
     """Decode the rationale to its end, also where the decoder would answer from a part of it."""
 
@@ -94,6 +97,8 @@ class Request(_Value):
             raise ValueError("the answer trigger is empty: leave it out, or give its text")
         if not all(title.strip() for title in self.steps):
             raise ValueError(f"step {[bool(title.strip()) for title in self.steps].index(False) + 1} has no title")
+        if self.states and self.choices and self.answer_trigger is None:
+            raise ValueError("states come with tokens that are drawn, and choices alone are only scored: leave one out")
         if self.steps and self.choices and self.answer_trigger is None:
             raise ValueError("steps are decoded and choices alone are only scored: give an answer_trigger between them")
         return self
@@ -130,10 +135,10 @@ class Usage:
         return self.accepted / self.reached if self.reached else None
 
     def __add__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, field.name) + getattr(other, field.name) for field in fields(Usage)))
+        return Usage(*(getattr(self, one.name) + getattr(other, one.name) for one in fields(Usage)))
 
     def __sub__(self, other: Usage) -> Usage:
-        return Usage(*(getattr(self, field.name) - getattr(other, field.name) for field in fields(Usage)))
+        return Usage(*(getattr(self, one.name) - getattr(other, one.name) for one in fields(Usage)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,10 +190,18 @@ class Completion:
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """By step, of a decoder that was asked to keep it: (position, the guesses for the tokens from there on). `jacobi`
     keeps what a step verified, `fastcot` what it left."""
+    states: Any = field(default=None, compare=False)
+    """(tokens, layers asked for, hidden) in float16, a tensor on the CPU: what each of `tokens` was drawn from. One row
+    more where the token after the text was looked at; so the last row is of the text's own end where the model ended
+    it, or `keep_stop` did."""
 
     def then(self, more: Completion) -> Completion:
         """This one and what goes on with it, as one."""
-        joined = {name: getattr(self, name) + getattr(more, name) for name in _JOINED}
+        joined: dict[str, Any] = {name: getattr(self, name) + getattr(more, name) for name in _JOINED}
+        if self.states is not None and more.states is not None:
+            from torch import cat  # there is one already where there are states
+
+            joined["states"] = cat([self.states[: len(self.tokens)], more.states])
         return replace(more, **joined)
 
     @property

@@ -180,6 +180,9 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens and the model's context holds {context}, "
                 f"{context + 1 - room} being the least this request needs: shorten the prompt"
             )
+        layers = self.runner.model.config.num_hidden_layers
+        if (most := max(request.states, default=0)) > layers:
+            raise RequestError(f"there is no layer {most}: this model's states are numbered from 0 to {layers}")
         limit = min(request.sampling.max_tokens, room)
         outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
@@ -260,10 +263,10 @@ class Engine:
             times.append(time.perf_counter())
             try:
                 with span("forward"):
-                    forward = self.runner.forward(step.chunks)
+                    forward = self.runner.forward(step.chunks, step.layers)
                 times.append(time.perf_counter())
                 with span("sampling"):
-                    reads = forward.sample(step.chunks)
+                    reads = forward.sample(step.chunks, [job.request.states for job in step.jobs])
                 times.append(time.perf_counter())
             except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
                 log.exception("a forward pass failed")

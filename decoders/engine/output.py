@@ -10,7 +10,9 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from tokenizers.decoders import DecodeStream
+from torch import Tensor
 
 from tot.decoders.engine.sampling import Draw, Sampled
 from tot.decoders.engine.text import TextCodec
@@ -25,6 +27,8 @@ class Output:
         self.tokens: list[int] = []
         self.logprobs: list[float] = []
         """Of each of `tokens`."""
+        self.states: list[Tensor | None] = []
+        """The same, and of the token after the text where that was looked at."""
         self.finish_reason: FinishReason | None = None
         self.choice_logprobs: tuple[ChoiceLogprob, ...] = ()
         self.parts: list[Part] = []
@@ -72,6 +76,7 @@ class Output:
         token = sampled.token
         self.tokens.append(token)
         self.logprobs.append(sampled.logprob)
+        self.states.append(sampled.states)
         if token in self._codec.end_ids and not self._sampling.ignore_eos:
             return self._end("eos")
         piece = self._stream.step(self._codec.backend, token)
@@ -102,7 +107,7 @@ class Output:
         kept, characters = [one for one in self._whole if one[1] <= end or not self._text[end : one[1]].strip()][-1]
         if kept > self._first:
             self._dropped = len(self.tokens) - kept
-            del self.tokens[kept:], self.logprobs[kept:]
+            del self.tokens[kept:], self.logprobs[kept:], self.states[kept + 1 :]
             self._text = self._text[:characters]
 
     def end(self, reason: FinishReason) -> None:
@@ -168,6 +173,7 @@ class Output:
             choice_logprobs=self.choice_logprobs,
             parts=parts,
             trajectory=tuple(self.trajectory),
+            states=torch.stack(states) if (states := [one for one in self.states if one is not None]) else None,
         )
 
     def _part(self) -> Part:

@@ -59,14 +59,23 @@ class Forward:
     """A list a chunk: the row of `logits` of each of its reads."""
     own_from: list[int]
     """A position a chunk: from here on it ran rows of its own; before, another chunk or the cache had them."""
+    layers: Sequence[int] = ()
+    states: Tensor | None = None
+    """(rows read, layers, hidden), float16 on the CPU."""
 
-    def sample(self, chunks: Sequence[Chunk]) -> list[list[Sampled]]:
-        """Serve the reads of the chunks that it computed: a list a chunk."""
+    def sample(self, chunks: Sequence[Chunk], layers: Sequence[Sequence[int]] = ()) -> list[list[Sampled]]:
+        """Serve the reads of the chunks that it computed, a list a chunk; with the states of `layers`, some a chunk."""
         wanted = [want for chunk in chunks for want in chunk.reads]
         rows = [row for rows in self.rows for row in rows]
         logits = self.logits if rows == list(range(len(self.logits))) else self.logits[rows]
         sampled = iter(read(logits, wanted) if wanted else ())
-        return [[next(sampled) for _ in chunk.reads] for chunk in chunks]
+        found = [[next(sampled) for _ in chunk.reads] for chunk in chunks]
+        if self.states is not None:
+            for served, read_from, mine in zip(found, self.rows, layers, strict=True):
+                if mine:
+                    of = self.states[read_from][:, [self.layers.index(layer) for layer in mine]]
+                    served[:] = [one._replace(states=states) for one, states in zip(served, of, strict=True)]
+        return found
 
 
 class Runner:
@@ -145,8 +154,8 @@ class Runner:
             )
         return capacity
 
-    def forward(self, chunks: Sequence[Chunk]) -> Forward:
-        """Compute what the chunks lack, in one packed forward, and read their logits.
+    def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
+        """Compute what the chunks lack, in one packed forward, and read their logits and the states of `layers`.
 
         Whatever precedes a chunk's `start` must be computed already or be part of an earlier chunk of this call.
         """
@@ -167,15 +176,17 @@ class Runner:
                 writes.append([SCRATCH if slot in row_of or computed(slot) else slot for slot in new])
                 row_of.update((slot, (len(runs), i)) for i, slot in enumerate(new))
                 runs.append(Run(np.array(slots[: chunk.stop], dtype=np.int32), own))
-        logits, kept = self._run(runs, writes, [row_of[slot] for chunk in chunks for slot in chunk.read_slots])
+        wanted = list(dict.fromkeys(row_of[slot] for chunk in chunks for slot in chunk.read_slots))
+        logits, states = self._run(runs, writes, wanted, layers)
+        kept = {row: i for i, row in enumerate(wanted)}
         self.cache.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
-        return Forward(logits, [[kept[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks], own_from)
+        rows = [[kept[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks]
+        return Forward(logits, rows, own_from, layers, states)
 
     def _run(
-        self, runs: list[Run], writes: list[list[int]], wanted: list[tuple[int, int]]
-    ) -> tuple[Tensor, dict[tuple[int, int], int]]:
-        """Pack the rows of `runs`. Returns (rows read, vocab) logits, and which of them a (run, offset) has."""
-        kept = {row: i for i, row in enumerate(dict.fromkeys(wanted))}
+        self, runs: list[Run], writes: list[list[int]], wanted: list[tuple[int, int]], layers: Sequence[int]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Pack the rows of `runs`. Returns (rows wanted, vocab) logits, and states where layers are asked for."""
         order, pieces = self.backend.cut(runs)
         first = dict(zip(order, accumulate((runs[run].rows for run in order), initial=0), strict=False))
         token = self.cache.token
@@ -183,5 +194,7 @@ class Runner:
         positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]
         rows = torch.tensor([tokens, positions, write], device=self.device)  # at once: a copy to a device each
-        keep = torch.tensor([first[run] + offset for run, offset in kept], dtype=torch.int64, device=self.device)
-        return self.backend.forward(rows[:1], rows[1:2], rows[2], keep, pieces), kept
+        keep = torch.tensor([first[run] + offset for run, offset in wanted], dtype=torch.int64, device=self.device)
+        logits, states = self.backend.forward(rows[:1], rows[1:2], rows[2], keep, pieces, layers)
+        most = torch.finfo(torch.float16).max
+        return logits, None if states is None else states.clamp(-most, most).half().cpu()

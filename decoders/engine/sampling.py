@@ -55,6 +55,8 @@ class Sampled(NamedTuple):
     logprob: float
     logits: Tensor | None = None
     """The row, (vocab,) in float32, where that was asked for; the token is 0 where none was drawn."""
+    states: Tensor | None = None
+    """(layers, hidden) in float16 on the CPU: what it was drawn from, where that was asked for."""
 
 
 def noise_key(draw: Draw) -> int:

@@ -30,6 +30,11 @@ class Step:
     """Which of the chunks a job's policy proposed; the others are of prompts."""
     failed: dict[Job, BaseException] = field(default_factory=dict)
 
+    @property
+    def layers(self) -> list[int]:
+        """Those whose states some request asks for."""
+        return sorted({layer for job in self.jobs for layer in job.request.states})
+
     def add(self, job: Job, chunks: Sequence[Chunk]) -> slice:
         begin = len(self.chunks)
         self.chunks += chunks

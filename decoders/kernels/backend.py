@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Protocol, get_args
 
+import torch
 from torch import Tensor
 
 from tot.decoders.errors import OptionError, unknown
@@ -34,10 +35,14 @@ class Backend(Protocol):
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
 
-    def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any) -> Tensor:
-        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`.
+    def forward(
+        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`, and
+        their hidden states at `layers`, numbered as `Request.states` does.
 
-        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab), float32.
+        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
+        there are layers, (kept, layers, hidden), float32.
         """
 
     def close(self) -> None:
@@ -62,11 +67,20 @@ class TransformersForward:
         self._attend = kernel or attend_blocks
         self._linears = PackedLinears(model)
 
-    def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         plan = Plan(self._keys, self._values, write, self._attend, pieces)
-        result = self._model(input_ids=tokens, position_ids=positions, use_cache=False, logits_to_keep=keep, plan=plan)
-        logits: Tensor = result.logits[0].float()
-        return logits
+        result = self._model(
+            input_ids=tokens,
+            position_ids=positions,
+            use_cache=False,
+            logits_to_keep=keep,
+            output_hidden_states=bool(layers),
+            plan=plan,
+        )
+        states = [result.hidden_states[layer][0, keep].float() for layer in layers]
+        return result.logits[0].float(), torch.stack(states, dim=1) if states else None
 
     def close(self) -> None:
         self._linears.close()

@@ -63,10 +63,12 @@ typedef struct {
     const int64_t *tokens, *turns, *write, *keep;  // rows, rows, rows, kept
     const float *cosines, *sines;          // (turns, turned): row i is turned by number turns[i] of them
     float *logits;                         // (kept, vocabulary)
+    float *states;                         // (kept, wanted, hidden): before these layers, and after the last's norm
+    const int64_t *layers;                 // wanted
     float *space;
     double *seconds;                       // of the first thread: LINEAR, ATTENTION, OTHER
     Tiles tiles;
-    int64_t rows, kept, threads;
+    int64_t rows, kept, wanted, threads;
 } Batch;
 
 const int64_t forward_sizes[] = {sizeof(Matrix), sizeof(Layer), sizeof(Model), sizeof(Batch), LANES};
@@ -407,12 +409,23 @@ static void meet_after(const Batch *b, Meeting *meeting, int thread, int what, d
     *since = time;
 }
 
+// What the rows that are kept, from `from` to `to`, are before a layer: row r of the batch stands at states + r * hidden.
+static void keep_states(const Batch *b, int64_t layer, const float *states, const int64_t *rows, int64_t hidden,
+                        int64_t from, int64_t to) {
+    for (int64_t i = 0; i < b->wanted; i++)
+        if (b->layers[i] == layer)
+            for (int64_t r = from; r < to; r++)
+                memcpy(b->states + (r * b->wanted + i) * hidden, states + (rows ? rows[r] : r) * hidden,
+                       hidden * sizeof(float));
+}
+
 static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread) {
     const int threads = meeting->threads;
     double since = now();
     const int64_t rows = b->rows, hidden = m->hidden, queries = m->heads * HEAD_DIM, keys = m->kv_heads * HEAD_DIM;
     const int64_t all = queries + 2 * keys, widest = widest_of(m);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
+    const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
     uint8_t *strip_space = (uint8_t *)meeting->space + thread * strip_space_bytes(m);
     float *state = meeting->space + b->threads * strip_space_bytes(m) / (int64_t)sizeof(float);
     float *qkv = state + rows * hidden;
@@ -436,6 +449,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
+        keep_states(b, l, state, b->keep, hidden, from, to);
         multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, strip_space, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
@@ -491,11 +505,11 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, strip_space, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
     }
-    const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
     for (int64_t r = from; r < to; r++) {
         normalise(state + b->keep[r] * hidden, m->norm, hidden, m->epsilon, normed + r * hidden);
         prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
     }
+    keep_states(b, m->layer_count, normed, NULL, hidden, from, to);
     meet_after(b, meeting, thread, OTHER, &since);
     multiply(&m->head, INPUT(normed), steps, b->kept, STORE, b->logits, m->head.outputs, strip_space, thread, threads);
     meet_after(b, meeting, thread, LINEAR, &since);

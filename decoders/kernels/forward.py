@@ -79,9 +79,9 @@ class _Model(Structure):
 class _Batch(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("tokens", "turns", "write", "keep", "cosines", "sines")),
-        *((name, c_void_p) for name in ("logits", "space", "seconds")),
+        *((name, c_void_p) for name in ("logits", "states", "layers", "space", "seconds")),
         ("tiles", CTiles),
-        *((name, c_int64) for name in ("rows", "kept", "threads")),
+        *((name, c_int64) for name in ("rows", "kept", "wanted", "threads")),
     ]
 
 
@@ -143,7 +143,7 @@ class NativeForward:
             heads, heads // attention.num_key_value_groups, keys[0].stride(0), keys[0].stride(1), keys[0].shape[2],
             body.norm.variance_epsilon, attention.scaling,
         )  # fmt: skip
-        self._vocabulary = model.lm_head.out_features
+        self._vocabulary, self._hidden = model.lm_head.out_features, embedding.shape[1]
         self._space = torch.empty(0)
         self._table = (torch.empty(0), torch.empty(0))
 
@@ -167,23 +167,27 @@ class NativeForward:
         del self._few, self._many
         self._packed, self._held, self._model, self._space = {}, [], _Model(), torch.empty(0)
 
-    def forward(self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         rows, kept = tokens.shape[1], len(keep)
         functions = self._few if rows <= _FEW else self._many
         cosines, sines, turns = self._turns(positions)
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
+        states, wanted = torch.empty((kept, len(layers), self._hidden)), torch.tensor(layers, dtype=torch.int64)
         seconds = (c_double * 3)()
         batch = _Batch(
             *(address(tensor, torch.int64) for tensor in (tokens, turns, write, keep)),
-            *(address(tensor, torch.float32) for tensor in (cosines, sines, logits)),
-            None, ctypes.addressof(seconds), CTiles.of(pieces), rows, kept, torch.get_num_threads(),
+            *(address(tensor, torch.float32) for tensor in (cosines, sines, logits, states)),
+            address(wanted, torch.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
+            rows, kept, len(layers), torch.get_num_threads(),
         )  # fmt: skip
         if len(self._space) < (needed := functions.space_for(byref(self._model), byref(batch))):
             self._space = torch.empty(needed, dtype=torch.float32)
         batch.space = self._space.data_ptr()
         functions.forward(byref(self._model), byref(batch))
         add_spans({"linear": seconds[0], "attention": seconds[1]})
-        return logits
+        return logits, states if layers else None
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(turns, head_dim) cosines and sines, and which of them each row takes: kept by position, where they depend on

@@ -54,7 +54,7 @@ class Rejection(Coupled):
         taken, left = reject(target, tokens, draft.weights.get(node), uniform)
         token = tokens[taken] if taken is not None else _drawn(left, uniform())
         logprob = float(sampled.logits[token] - sampled.logits.logsumexp(-1))
-        return Sampled(token, logprob), None if taken is None else children[taken]
+        return Sampled(token, logprob, states=sampled.states), None if taken is None else children[taken]
 
 
 def reject(

@@ -17,7 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.errors import OptionError, validated
+from tot.decoders.errors import OptionError, RequestError, validated
 from tot.decoders.remote.body import Dialect, Prompt, RefusedError, address, extended, messages_of, sampled, seed_of
 from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.loop import LoopThread, together
@@ -102,6 +102,10 @@ class RemoteDecoder:
         return await together([partial(self._one, request, meter) for request in requests])
 
     async def _one(self, request: Request, meter: Meter) -> list[Completion]:
+        if request.states:
+            raise RequestError(
+                f"a server tells no hidden states, and {self.model} runs at one: ask a model that runs here"
+            )
         if request.choices and request.answer_trigger is None:
             return [await self._scored(request.prompt, request, meter)]
         samples = await self._samples(request.prompt, request.sampling, meter)

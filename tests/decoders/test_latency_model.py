@@ -45,9 +45,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     forward = Runner.forward
 
-    def counted(self: Runner, chunks: Any) -> Any:
+    def counted(self: Runner, chunks: Any, layers: Any = ()) -> Any:
         counts.append(len(chunks))
-        return forward(self, chunks)
+        return forward(self, chunks, layers)
 
     monkeypatch.setattr(Runner, "forward", counted)
     return counts

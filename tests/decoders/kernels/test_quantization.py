@@ -149,3 +149,22 @@ def test_rounded_inputs_meet_rounded_weights_however_many_rows_there_are(
     assert torch.equal(few, many[:5])
     plain = torch.cat(computed(Runner(halved(), 1000), texts))
     assert 0.001 < (many - plain).std() / plain.std() < 0.3
+
+
+@pytest.mark.parametrize(("quantize", "off"), [("int8", 2e-3), ("int8-dynamic", 0.3)])
+def test_states_are_nearly_those_of_the_rounded_weights(
+    known: Callable[..., Any], tokenizer: Any, quantize: Any, off: float
+) -> None:
+    ask = Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True), states=(1, 2))
+    with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize=quantize) as decoder:
+        (done,) = decoder.generate([ask])
+        prompt = decoder.engine.codec.encode_prompt(ask.prompt)
+    reference = known()
+    for layer in reference.modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight = nn.Parameter(unpacked(*quantized(layer.weight.data)))
+    with torch.inference_mode():
+        told = reference(torch.tensor([[*prompt, *done.tokens]]), output_hidden_states=True).hidden_states
+    for number, layer in enumerate(ask.states):
+        expected = told[layer][0, len(prompt) - 1 : -1]
+        assert (done.states[:, number].float() - expected).pow(2).mean().sqrt() < off * expected.std()

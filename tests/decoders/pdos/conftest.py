@@ -78,13 +78,13 @@ class Watch:
         if running:
             self.slots.append(("may be", self.engine.cache.live + sum(job.policy.growth() for job in running)))
 
-    def forward(self, chunks: Sequence[Chunk]) -> Forward:
+    def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
         cache = self.engine.cache
         self.tokens.append([cache.tokens(chunk.branch)[: chunk.stop] for chunk in chunks])
         self.texts.append([self.engine.codec.decode(tokens) for tokens in self.tokens[-1]])
         self.rows.append(sum(chunk.stop - chunk.start for chunk in chunks))
         self.slots.append(("are", cache.live))
-        return self._forward(chunks)
+        return self._forward(chunks, layers)
 
     def leave(self) -> None:
         self.engine.runner.forward, self.engine._scheduler.admit = self._forward, self._admit  # type: ignore[method-assign]
@@ -108,8 +108,8 @@ class Script(Watch):
                 return self.engine.codec.encode(document[len(written) :])[0]
         return None
 
-    def forward(self, chunks: Sequence[Chunk]) -> Forward:
-        forward = super().forward(chunks)
+    def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
+        forward = super().forward(chunks, layers)
         for chunk, rows in zip(chunks, forward.rows, strict=True):
             tokens = self.engine.cache.tokens(chunk.branch)
             for back, row in enumerate(reversed(rows)):

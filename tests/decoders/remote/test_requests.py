@@ -21,6 +21,12 @@ def ask(text: str = "q", **sampling: Any) -> Request:
     return Request(prompt=chat(text), sampling=Sampling(**sampling))
 
 
+def test_hidden_states_are_told_by_no_server(server: Any, remote: Any) -> None:
+    with pytest.raises(RequestError, match="a server tells no hidden states, and tiny runs at one"):
+        remote().generate([Request(prompt=chat("q"), states=(1,))])
+    assert server.posts == []
+
+
 # -- the body -----------------------------------------------------------------------------------------------------
 
 
