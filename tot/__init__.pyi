@@ -8,6 +8,7 @@ from tot.decoders.open_models import close_models as close_models
 from tot.evaluation.run import evaluate as evaluate
 from tot.evaluators.base import Evaluator as Evaluator
 from tot.evaluators.combine import Combine as Combine
+from tot.evaluators.head import Head as Head
 from tot.evaluators.heuristic import Agreement as Agreement
 from tot.evaluators.heuristic import Confidence as Confidence
 from tot.evaluators.heuristic import Heuristic as Heuristic

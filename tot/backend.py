@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
+from typing import Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder, Named, StepsDecoder
@@ -56,6 +57,11 @@ class Backend:
         if decoder is None:
             return None
         return decoder.name if isinstance(decoder, Named) else type(decoder).__name__
+
+    def model(self, purpose: Purpose) -> Any:
+        """The model object of that decoder, where it runs here."""
+        decoder = self._decoders.get(purpose)
+        return getattr(decoder, "model", None) if hasattr(decoder, "engine") else None
 
     def writes_steps(self, purpose: Purpose) -> bool:
         """True where that decoder writes parallel steps side by side."""

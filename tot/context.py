@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from tot.backend import Backend
 from tot.checked_task import CheckedTask
+from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.parallel import with_room
 from tot.seeds import derive
@@ -23,6 +24,8 @@ from tot.steps import Evaluation, Reply, as_evaluation, is_cut
 from tot.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from tot.evaluators.base import Evaluator
 
 _T = TypeVar("_T")
@@ -47,7 +50,9 @@ class Context:
         problem_id: str | None = None,
         max_tokens: int | None = None,
         filters: Mapping[str, float] | None = None,
+        layers: Sequence[int] = (),
     ) -> None:
+        """`layers` are those whose states at the ends of texts are kept, for evaluators that read them."""
         self.task = task.task
         self.tree = tree
         self.purpose: Purpose = "generate"
@@ -59,6 +64,9 @@ class Context:
         self._id = problem_id or self.state(tree.root).question
         self._max_tokens = max_tokens
         self._evaluations: dict[Hashable, Evaluation] = {}
+        self._layers = tuple(layers)
+        self._endings: dict[Hashable, Tensor] = {}
+        """(layers, hidden) at the end of each text that was drawn, by the tokens of its path."""
 
     def to(self, purpose: Purpose) -> Context:
         """The same for another purpose."""
@@ -136,7 +144,8 @@ class Context:
             steps, trigger = tuple(task.steps(template, state)), task.triggers.get(template)
         if titles and self.writes_steps:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
-        request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps)
+        states = self._layers if self.purpose == "generate" else ()
+        request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps, states=states)
         if trigger is not None:  # what comes before it is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
             room = min(_ANSWER_TOKENS, sampling.max_tokens)
@@ -151,6 +160,12 @@ class Context:
             ]
         if not until and trigger is None:
             completions = await self._think(request, completions, thoughts)
+        for one in completions if states else ():
+            # Its own end, where another token was drawn after the text; else the last row is of the token before.
+            if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
+                drawn = Thought(parts={template: one.text}, drawn={template: Drawn(text=one.text, tokens=one.tokens)})
+                if (key := _tokens_of((*thoughts, drawn))) is not None:
+                    self._endings[key] = one.states[-1].clone()
         return [
             Reply(template, request, completion, self.decoder, int(unread))
             for completion, unread in zip(completions, again, strict=True)
@@ -182,6 +197,29 @@ class Context:
         ((completion,),) = await self._backend.complete([request])
         return Reply(template, request, completion, self.decoder)
 
+    async def ending(self, node: Node, layers: Sequence[int]) -> tuple[Any, Reply | None]:
+        """The states at the end of a path's text, (layers, hidden) in float16: from the forward that drew it, where
+        they are known, else from one that is asked for, with what was replied. None where a budget cut that off."""
+        thoughts = self.state(node).thoughts
+        if {*layers} <= {*self._layers} and (known := self._endings.get(_tokens_of(thoughts))) is not None:
+            return known[[self._layers.index(layer) for layer in layers]], None
+        *before, thought = thoughts
+        *begun, template = thought.parts
+        first = Thought(parts={name: thought.parts[name] for name in begun}, drawn=thought.drawn) if begun else None
+        parent = self.tree[node.parent or 0]
+        prompt = self.to("generate").prompt(template, self.state(parent), first)
+        drawn = thought.drawn.get(template) or Drawn(text=thought.parts[template], tokens=())
+        said = Thought(parts={template: drawn.text}, drawn={template: drawn} if drawn.tokens else {})
+        prompt = as_written(with_said(prompt, drawn.text), (*before, *filter(None, [first]), said))
+        request = Request(prompt=prompt, sampling=Sampling(max_tokens=1), purpose=self.purpose, states=tuple(layers))
+        ((completion,),) = await self._backend.complete([request])
+        reply = Reply(template, request, completion, self.decoder)
+        if reply.cut:
+            return None, reply
+        if completion.states is None:
+            raise OptionError(f"decoder {self.decoder} tells no hidden states: take one that runs on a model here")
+        return completion.states[0], reply
+
     def room(self, template: str, thoughts: Sequence[Thought]) -> int:
         """How many tokens a message may still have that `template` asks for, and that begins with these thoughts; or,
         while the model thinks, that thinking."""
@@ -199,10 +237,9 @@ class Context:
         done, sampling = list(completions), request.sampling
 
         async def go_on(i: int, **changes: Any) -> None:
-            one, last = done[i], request.prompt[-1]
-            begun = last.content if isinstance(last, Message) and last.role == "assistant" else ""
-            message = Message(role="assistant", content=begun + one.text)
-            prompt = (*request.prompt[: -1 if begun else None], message)
+            one = done[i]
+            assert isinstance(request.prompt, tuple)
+            prompt = with_said(request.prompt, one.text)
             drawn = {"": Drawn(text=one.text, tokens=one.tokens)} if one.tokens else {}
             written = as_written(prompt, (*thoughts, Thought(parts={"": one.text}, drawn=drawn)))
             rest = sampling.model_copy(update={"n": 1, "seed": derive(sampling.seed, i, len(one.text)), **changes})
@@ -232,6 +269,11 @@ class Context:
         thoughts = (*state.thoughts, *filter(None, [begun]))
         prompt = self.task.prompt(template, state, **{**(begun.parts if begun else {}), **variables})
         return as_written(prompt, thoughts)
+
+    @property
+    def model(self) -> Any:
+        """The model object that is asked, where it runs here; else None."""
+        return self._backend.model(self.purpose)
 
     @property
     def decoder(self) -> str | None:
@@ -292,6 +334,16 @@ class Context:
             self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])
 
 
+def _tokens_of(thoughts: Sequence[Thought]) -> Hashable:
+    """What tells a path by the tokens that were drawn for it; of one that was not drawn here, nothing does."""
+    drawn = [
+        (name, thought.drawn[name].tokens) for thought in thoughts for name in thought.parts if name in thought.drawn
+    ]
+    whole = len(drawn) == sum(len(thought.parts) for thought in thoughts)
+    names = tuple(dict.fromkeys(name for name, _ in drawn))
+    return (names, tuple(token for _, tokens in drawn for token in tokens)) if whole else None
+
+
 def _drawn(thoughts: Sequence[Thought]) -> int:
     """Tokens drawn for them."""
     return sum(len(part.tokens) for thought in thoughts for part in thought.drawn.values())
@@ -317,6 +369,13 @@ def scoring(
         choices=tuple(f"{space}{label}{end}" for label in labels),
         close_choices=close,
     )
+
+
+def with_said(prompt: Sequence[Any], text: str) -> tuple[Message, ...]:
+    """The prompt with a text more at the end of what the assistant says."""
+    last = prompt[-1]
+    begun = last.content if last.role == "assistant" else ""
+    return (*prompt[: -1 if begun else None], Message(role="assistant", content=begun + text))
 
 
 def with_text(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 HEAD_DIM = 64
 
@@ -57,3 +59,24 @@ class TrainOptions(BaseModel):
     checkpoint_every: int = Field(200, ge=1)
     """Steps."""
     seed: int = Field(0, ge=0, description="Seed of the run.")
+
+
+class ValueOptions(BaseModel):
+    """What a value head is trained on."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    limit: int = Field(400, ge=10, description="Questions; one of five is kept apart to choose and calibrate by.")
+    samples: int = Field(8, ge=2, description="Solutions of a question, which share their beginnings.")
+    layers: tuple[int, ...] = Field(
+        (), description="Whose states are tried, with commas; by default four from half of the depth on."
+    )
+    concurrency: int = Field(16, ge=1, description="Questions searched at once.")
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot eval.")
+    quantize: Literal["none", "int8", "int8-dynamic"] = Field("none", description="As for tot eval.")
+    seed: int = Field(0, ge=0, description="Seed of the run.")
+
+    @field_validator("layers", mode="before")
+    @classmethod
+    def _listed(cls, layers: object) -> object:
+        return tuple(filter(None, layers.split(","))) if isinstance(layers, str) else layers

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
+from tot import BFS, Continue, Head, Task, solve
 from tot.decoders import Completion, Request, RequestError, Sampling, load_decoder
 from tot.decoders.kernels.forward import NativeForward
+from tot.evaluators.head import ValueHead, identity
 
 LAYERS = (2, 0, 1)
 METHODS = [
@@ -133,3 +137,36 @@ def test_what_there_are_no_states_of_is_refused(tiny: Any) -> None:
         assert done.states is not None
     with pytest.raises(ValueError, match="choices alone are only scored"):
         Request(prompt="a", choices=("b", "c"), states=(1,))
+
+
+class Message(Task):
+    """Forty tokens of a message."""
+
+    depth = 6
+    templates: ClassVar = {
+        "thought": "{% block user %}{{ question }}{% endblock %}"
+        "{% block assistant %}So:{% for t in thoughts %}{{ t.thought }}{% endfor %}{% endblock %}",
+        "answer": "{{ question }}",
+    }
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"thought": {"max_tokens": 40, "temperature": 1.0}}
+
+
+def test_values_of_pieces_that_ended_by_themselves_take_no_call(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
+) -> None:
+    model = make_model(readable=True)
+    about = {"model": "m", "identity": identity(model), "prompts": "papers", "layer": 1}
+    ValueHead(torch.zeros(48), torch.ones(48), ((torch.randn(1, 48), torch.zeros(1)),), about).save(tmp_path / "head")
+    head = Head(path=str(tmp_path / "head"))
+    with load_decoder("ar", model, tokenizer=tokenizer, kv_budget=6000) as decoder:
+        (whole,) = decoder.generate([Request(prompt="Why?", sampling=Sampling(max_tokens=200, temperature=1.0))])
+        often = Counter(filter(str.isalnum, whole.text)).most_common(1)[0][0]
+        search = BFS(thoughts=4, breadth=8, select="all")
+        options = {"decoder": decoder, "search": search, "generator": Continue(until=often)}
+        thoughts = [node.thought for node in solve(Message, "Why?", evaluator=head, **options).tree if node.thought]
+        drawn = [thought.drawn["thought"] for thought in thoughts]
+        whole_ones = [
+            one for one in drawn if one.text.rstrip().endswith(often) or one.tokens[-1] in decoder.engine.codec.end_ids
+        ]
+        cut = len(drawn) - len(whole_ones)
+        assert decoder.engine.accounts["evaluate"].tokens <= cut < len(whole_ones) > 3

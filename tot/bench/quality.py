@@ -8,7 +8,6 @@ nothing is decoded twice. Evaluators judge the pieces of such solutions, of whic
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
@@ -35,8 +34,9 @@ from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.attempt import Work
 from tot.evaluation.configuration import Configuration
-from tot.evaluation.estimate import bootstrap, estimate
+from tot.evaluation.estimate import bootstrap, estimate, told_apart
 from tot.evaluation.folder import read_samples
+from tot.evaluation.leaves import read_leaves
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
@@ -170,16 +170,11 @@ def read_answers(folder: Path, task: Task) -> Answers:
 
 def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
     leaves: list[Leaf] = []
-    path = folder / "trees" / f"{sample['id']}.json"
-    if path.exists():
-        tree, checked = ThoughtTree.from_json(json.loads(path.read_text())), CheckedTask(task)
-        for node in tree.leaves():
-            answer = checked.answer_at(tree.state(node)) if checked.is_whole(node.thought) else None
-            right = 0.0 if answer is None else float(task.score(answer, sample["reference"]))
-            state = tree.state(node)
-            drawn = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
-            if checked.is_whole(node.thought):
-                leaves.append(Leaf(answer, right, node.value, LogProb(window=16).of(state), drawn))
+    tree, found = read_leaves(folder, sample, task)
+    for node, (answer, right) in found.items():
+        state = tree.state(tree[node])
+        drawn = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
+        leaves.append(Leaf(answer, right, tree[node].value, LogProb(window=16).of(state), drawn))
     return Answered(
         sample["score"],
         tokens_of(sample),
@@ -370,14 +365,13 @@ def solutions(
 ) -> Solutions:
     """The whole messages that an evaluation's folder holds of a sample, cut as `Continue` cuts them; with `decode`,
     which tells what tokens spell, their tokens as well."""
-    tree = ThoughtTree.from_json(json.loads((folder / "trees" / f"{sample['id']}.json").read_text()))
-    checked, messages = CheckedTask(task), []
-    for leaf in tree.leaves():
-        if leaf.thought is not None and checked.is_whole(leaf.thought):
-            answer = checked.answer_at(tree.state(leaf))
-            right = 0.0 if answer is None else float(task.score(answer, sample["reference"]))
-            whole = next(iter(leaf.thought.drawn.values()), Drawn(text=leaf.thought.text, tokens=()))
-            messages.append((pieces_of(whole, decode), right))
+    tree, found = read_leaves(folder, sample, task)
+    messages = []
+    for node, (_, right) in found.items():
+        thought = tree[node].thought
+        assert thought is not None
+        whole = next(iter(thought.drawn.values()), Drawn(text=thought.text, tokens=()))
+        messages.append((pieces_of(whole, decode), right))
     return Solutions(tree.state(tree.root), tuple(messages))
 
 
@@ -420,10 +414,6 @@ async def judged(questions: Sequence[Solutions], task: Task, evaluator: Any, bac
 def told(questions: Sequence[Sequence[Judged]], depths: range) -> str:
     """The mean over questions of the share of pairs, of different truth, that values put in the right order; ties are
     worth half. Empty where no question has such pairs."""
-    shares = []
-    for pieces in questions:
-        at = [piece for piece in pieces if piece.depth in depths]
-        pairs = [(a, b) for a in at for b in at if a.truth > b.truth]
-        if pairs:
-            shares.append(fmean((a.value > b.value) + (a.value == b.value) / 2 for a, b in pairs))
+    found = [told_apart([(one.truth, one.value) for one in pieces if one.depth in depths]) for pieces in questions]
+    shares = [share for share in found if share is not None]
     return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""

@@ -18,7 +18,7 @@ from tot.cli.models import models_command
 from tot.cli.report import export_command, report_command
 from tot.cli.serve import serve_command
 from tot.cli.solve import solve_command
-from tot.cli.training import instances_command, train_draft_command
+from tot.cli.training import instances_command, train_draft_command, train_value_command
 from tot.decoders.errors import TotError, readable
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
@@ -39,6 +39,7 @@ app.command("report")(report_command)
 app.command("serve")(serve_command)
 app.command("models")(models_command)
 app.command("train-draft")(train_draft_command)
+app.command("train-value")(train_value_command)
 app.command("instances")(instances_command)
 app.command("export")(export_command)
 app.add_typer(bench.app, name="bench")

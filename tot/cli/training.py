@@ -1,4 +1,5 @@
-"""`tot train-draft` and `tot instances`: a small draft model for a target, and questions to train and to measure on."""
+"""`tot train-draft`, `tot train-value`, `tot instances`: a small draft model for a target, a head that reads from its
+states whether a path ends right, and questions to train and to measure on."""
 
 from __future__ import annotations
 
@@ -7,8 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tot.cli.options import takes
-from tot.decoders.training.options import DraftOptions
+from tot.cli.options import takes, writable
+from tot.decoders.errors import validated
+from tot.decoders.training.options import DraftOptions, ValueOptions
 
 
 @takes(DraftOptions)
@@ -34,6 +36,24 @@ def train_draft_command(
     from tot.training.train_draft import run
 
     run(model, questions or [], text or [], DraftOptions(**given), out, console())
+
+
+@takes(ValueOptions)
+def train_value_command(
+    questions: Annotated[str, typer.Option(help="TASK=FILE: questions with answers, such as gsm8k=train.jsonl.")],
+    model: Annotated[str, typer.Option(help="Whose states are read: a name, a hub id, a folder or a .gguf file.")],
+    out: Annotated[Path, typer.Option(help="The head's file, .safetensors.")],
+    folder: Annotated[
+        Path | None, typer.Option(help="Where the work is kept, and gone on with; by default beside the head.")
+    ] = None,
+    *,
+    given: dict[str, Any],
+) -> None:
+    """Train a head that reads from hidden states whether a path ends right. Stopped, it goes on where it was."""
+    from tot.report.terminal import console
+    from tot.training.value import run
+
+    run(questions, model, validated(ValueOptions, given, "train-value"), writable(out), folder, console())
 
 
 def instances_command(

@@ -48,6 +48,13 @@ def bootstrap(values: Sequence[float]) -> Estimate:
     return Estimate(mean, float(found.confidence_interval.low), float(found.confidence_interval.high))
 
 
+def told_apart(judged: Sequence[tuple[float, float]]) -> float | None:
+    """The share of pairs of different truth that values put in the right order, ties being worth half (AUROC, where
+    truths are 0 and 1), of (truth, value); None where there is no such pair."""
+    pairs = [(a, b) for true, a in judged for truth, b in judged if true > truth]
+    return statistics.fmean((a > b) + (a == b) / 2 for a, b in pairs) if pairs else None
+
+
 def spread(values: Sequence[float], form: str = ".1f") -> str:
     """The median of at least one value with the range seen, such as "226.1 (221.0 to 230.4)"."""
     middle = f"{statistics.median(values):{form}}"

@@ -23,6 +23,11 @@ class Evaluator(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """Of the model that writes thoughts, those whose hidden states at the ends of texts this reads."""
+        return ()
+
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         """Nodes with equal keys get one evaluation between them, once a search; None, the default, is never shared."""
         return None

@@ -34,6 +34,10 @@ class Combine(Evaluator):
             raise ValueError(f"{given}: give one weight for each evaluator")
         return self
 
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return tuple(layer for evaluator in self.evaluators for layer in getattr(evaluator, "layers", ()))
+
     def key(self, ctx: Context, node: Node) -> Hashable | None:
         keys = tuple(evaluator.key(ctx, node) for evaluator in self.evaluators)
         return None if None in keys else (self.rule, self.weights, keys)

@@ -59,7 +59,9 @@ class SearchSession:
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
         about: dict[str, Any] = {"seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
-        self.context = Context(self.search.checked, self.tree, backend, filters=filters, **about)
+        judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
+        layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
+        self.context = Context(self.search.checked, self.tree, backend, filters=filters, layers=layers, **about)
         self._judging, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if checkpoint is not None:
             parts = {"search": search, "generator": generator, "evaluator": evaluator}

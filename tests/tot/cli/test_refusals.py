@@ -17,7 +17,7 @@ import pytest
     [
         (
             ("solv",),
-            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, instances, "
+            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, train-value, instances, "
             "export, bench, cllm, fastcot",
         ),
         (
@@ -28,7 +28,7 @@ import pytest
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, instances, "
+            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, train-value, instances, "
             "export, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),

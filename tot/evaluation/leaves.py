@@ -1,0 +1,30 @@
+"""What an evaluation's folder holds of the solutions in a tree: their answers, and how right each is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tot.checked_task import CheckedTask
+from tot.state import State
+from tot.task import Task
+from tot.tree import ThoughtTree
+
+
+def read_leaves(
+    folder: Path, sample: Mapping[str, Any], task: Task
+) -> tuple[ThoughtTree, dict[int, tuple[Any, float]]]:
+    """A sample's tree, and of those of its leaves that are whole solutions, by number, the answer and its score: none
+    where the search failed before it began."""
+    path = folder / "trees" / f"{sample['id']}.json"
+    if not path.exists():
+        return ThoughtTree(State(question=sample["question"])), {}
+    tree, checked = ThoughtTree.from_json(json.loads(path.read_text())), CheckedTask(task)
+    whole = [node for node in tree.leaves() if checked.is_whole(node.thought)]
+    answers = {node.id: checked.answer_at(tree.state(node)) for node in whole}
+    return tree, {
+        node: (answer, 0.0 if answer is None else float(task.score(answer, sample["reference"])))
+        for node, answer in answers.items()
+    }

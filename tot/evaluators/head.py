@@ -1,0 +1,180 @@
+"""Head: the probability that a path ends right, read from the hidden states at its end by a small head.
+
+The states come from the forward that drew the text, so a value costs no call. Heads are made by `tot train-value`
+(`tot/training/value.py`); a file of one is safetensors, and says which model it reads, asked in which prompts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
+
+from pydantic import field_validator
+
+from tot.context import Context
+from tot.decoders.errors import OptionError, reason
+from tot.decoders.files import replacing, writing
+from tot.evaluators.base import Evaluator
+from tot.steps import Evaluation
+from tot.tree import Node
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+FORMAT = "tot.value"
+VERSION = 1
+_identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
+
+
+class Head(Evaluator):
+    """The probability that a path ends right, by the head in a file (`head:path=gsm8k.safetensors`).
+
+    It values the pieces of a model's own message, and whole ones, in chat prompts. Where the states of a path's end are
+    not at hand, as in a run that is gone on with, one token is drawn after it to see them.
+    """
+
+    path: str
+    """What `tot train-value` wrote."""
+
+    @field_validator("path")
+    @classmethod
+    def _there(cls, path: str) -> str:
+        load_head(path)  # what is wrong with it is said before anything is searched
+        return path
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return (load_head(self.path).layer,)
+
+    def key(self, ctx: Context, node: Node) -> Hashable | None:
+        thoughts = ctx.state(node).thoughts
+        return "head", self.path, tuple((tuple(thought.parts), thought.text) for thought in thoughts)
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
+        import torch
+
+        head = load_head(self.path)
+        head.check(ctx)
+        seen = await ctx.each(nodes, lambda node: ctx.ending(node, [head.layer]))
+        states = [state[0] for state, _ in seen if state is not None]
+        values = iter(head.probabilities(torch.stack(states)).tolist() if states else ())
+        valued = [(None if state is None else next(values), reply) for state, reply in seen]
+        return [Evaluation(value) if reply is None else reply.evaluation(value) for value, reply in valued]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueHead:
+    """What maps a state of a layer to a probability: standardise, linear layers with GELU between, sigmoid."""
+
+    mean: Tensor
+    scale: Tensor
+    """Both (hidden,)."""
+    layers: tuple[tuple[Tensor, Tensor], ...]
+    """Weights (outputs, inputs) and biases; the last has one output."""
+    about: dict[str, Any] = field(default_factory=dict)
+    """model, identity, prompts, task, layer, kind, and figures of how well it tells."""
+
+    @property
+    def layer(self) -> int:
+        """Whose states it reads, as `Request.states` numbers them."""
+        return int(self.about["layer"])
+
+    def logits(self, states: Tensor) -> Tensor:
+        """(n, hidden) states of any type -> (n,), float32."""
+        from torch.nn.functional import gelu, linear
+
+        x = (states.float() - self.mean) / self.scale
+        for i, (weight, bias) in enumerate(self.layers):
+            x = linear(gelu(x) if i else x, weight, bias)
+        return x[:, 0]
+
+    def probabilities(self, states: Tensor) -> Tensor:
+        return self.logits(states).sigmoid()
+
+    def check(self, ctx: Context) -> None:
+        """Raises OptionError where the context asks another model than the head reads, or in other prompts."""
+        about = self.about
+        if ctx.task.prompts != about["prompts"]:
+            raise OptionError(
+                f"the head reads {about['model']} asked in {about['prompts']} prompts, and this is {ctx.task.prompts}: "
+                f"give --prompts {about['prompts']}, or train a head for these (tot train-value)"
+            )
+        model = ctx.model
+        if model is None:
+            raise OptionError(f"the head reads states of {about['model']}, and no model runs here that has some")
+        if identity(model) != about["identity"]:
+            raise OptionError(
+                f"the head reads {about['model']}, and this is another model: give that one, or train a head for this "
+                "one (tot train-value)"
+            )
+
+    def save(self, path: Path) -> None:
+        """Write it. Raises TaskError where that is impossible."""
+        from safetensors.torch import save_file
+
+        tensors = {"mean": self.mean, "scale": self.scale}
+        for i, (weight, bias) in enumerate(self.layers):
+            tensors |= {f"{i}.weight": weight, f"{i}.bias": bias}
+        told = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(self.about, ensure_ascii=False)}
+        with writing(path), replacing(path) as unfinished:
+            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, told)
+
+
+def load_head(path: str | Path) -> ValueHead:
+    """A head from its file, read once while that does not change. Raises OptionError for what is none."""
+    place = Path(path)
+    try:
+        return _read(place, place.stat().st_mtime_ns)
+    except OSError as error:
+        raise OptionError(f"{path} can't be read: {reason(error)}; make a head by tot train-value") from None
+
+
+@lru_cache(8)
+def _read(path: Path, changed: int) -> ValueHead:
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, "pt") as file:
+            told = file.metadata() or {}
+            if (told.get("format"), told.get("version")) != (FORMAT, str(VERSION)):
+                found = f"{told.get('format')!r}, version {told.get('version')!r}"
+                raise OptionError(f"{path} is {found}: this program reads {FORMAT!r}, {VERSION} (tot train-value)")
+            names = file.keys()
+            layers = [
+                (file.get_tensor(f"{i}.weight").float(), file.get_tensor(f"{i}.bias").float())
+                for i in range((len(names) - 2) // 2)
+            ]
+            head = ValueHead(
+                file.get_tensor("mean").float(),
+                file.get_tensor("scale").float(),
+                tuple(layers),
+                json.loads(told["about"]),
+            )
+            missing = {"model", "identity", "prompts", "layer"} - head.about.keys()
+            if missing or not layers:
+                raise ValueError(f"{', '.join(sorted(missing)) or 'weights'} missing")
+            head.logits(head.mean[None])
+            return head
+    except (SafetensorError, ValueError, LookupError, RuntimeError, TypeError) as error:
+        raise OptionError(f"{path} is no head ({reason(error)}): make one by tot train-value") from None
+
+
+def identity(model: Any) -> str:
+    """What tells a model from others, however it is held: of the first numbers of each weight, as bfloat16."""
+    import torch
+
+    from tot.decoders.kernels.packing import first_numbers
+
+    if model not in _identities:
+        digest = hashlib.sha256()
+        for name, weight in sorted(model.named_parameters(remove_duplicate=False)):
+            digest.update(f"{name} {tuple(weight.shape)}".encode())
+            digest.update(first_numbers(weight).cpu().bfloat16().view(torch.uint8).numpy().tobytes())
+        _identities[model] = digest.hexdigest()
+    return _identities[model]

@@ -1,0 +1,319 @@
+"""`tot train-value`: a head that reads from a model's hidden states whether a path ends right.
+
+Questions are searched by trees that keep all they grow; a path is as good as the share of the solutions from it on that
+end right (Math-Shepherd, Wang et al., 2024, section 3.2), so no labels are needed but final answers. All work is kept
+in a folder, and gone on with where it was stopped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+from tot.backend import Backend
+from tot.checked_task import CheckedTask
+from tot.context import Context
+from tot.decoders.budget import Meter
+from tot.decoders.decoder import Decoder
+from tot.decoders.errors import OptionError
+from tot.decoders.files import replacing, writing
+from tot.decoders.request import Purpose
+from tot.decoders.training.options import ValueOptions
+from tot.decoders.training.resuming import check_settings
+from tot.evaluation.attempt import Work
+from tot.evaluation.configuration import Configuration
+from tot.evaluation.estimate import Estimate, bootstrap, told_apart
+from tot.evaluation.folder import read_samples
+from tot.evaluation.leaves import read_leaves
+from tot.evaluation.run import run_evaluation
+from tot.evaluators.head import ValueHead, identity
+from tot.generators.continuation import Continue
+from tot.report.terminal import counting
+from tot.solver import run_to_end
+
+_AT_ONCE = 8
+"""Trees whose states are read side by side."""
+_HELD_OUT = 5
+"""Every so many questions one is not trained on, to choose by."""
+_WIDTH = 64
+"""Of the hidden layer of an MLP."""
+_DECAYS = (1e-3, 1e-2, 1e-1)
+"""Weights of the squared norm that linear heads are tried with."""
+_CURVE = (50, 100, 200, 400, 800, 1600)
+"""Numbers of questions that the learning curve is of."""
+
+
+def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path | None, console: Console) -> Path:
+    """Search, read states, train and choose a head, write it to `out`, and print what it tells.
+
+    `source` is "task=file"; `folder` is where the work is kept, by default beside `out`.
+    """
+    name, equals, data = source.partition("=")
+    if not equals:
+        raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
+    folder = out.with_name(f"{out.stem}-work") if folder is None else folder
+    search = f"bfs:thoughts=2,breadth={options.samples},select=all,aggregate=majority"
+    asked = {"task": name, "data": data, "model": model, "limit": options.limit, "seed": options.seed}
+    asked |= {"search": search, "evaluator": "random"}
+    asked |= {"dtype": options.dtype, "quantize": options.quantize, "concurrency": options.concurrency}
+    work = Work.named(Configuration.from_options(asked))
+    if not isinstance(work.config.parts(work.task)["generator"], Continue):
+        raise OptionError(
+            f"the thoughts of {name} are no pieces of one message here, and heads value those: take a task whose "
+            "generator is continue, and a model with a chat template where the task asks such in their own way"
+        )
+    folder.mkdir(parents=True, exist_ok=True)
+    check_settings(folder / "settings.json", {**asked, "layers": list(options.layers)})
+    rollouts = folder / "rollouts"
+    results = run_evaluation(work, rollouts, rollouts.exists(), None)
+    console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
+    with ExitStack() as stack:
+        decoders = work.config.open(stack)
+        target = getattr(decoders["generate"], "model", None)
+        if target is None:
+            raise OptionError(f"{model} tells no hidden states: give a model that runs here")
+        layers = options.layers or _layers(target.config.num_hidden_layers)
+        about = {"model": model, "identity": identity(target), "prompts": work.task.prompts, "task": name}
+        _read_states(work, rollouts, folder / "states", layers, decoders)
+    paths = load_paths(folder / "states", layers)
+    head = choose(paths, layers, about, console)
+    head.save(out)
+    console.print(f"{out}: layer {head.layer}, {head.about['kind']}; use it as --evaluator head:path={out}")
+    return out
+
+
+def _layers(last: int) -> tuple[int, ...]:
+    """At half of the depth, two thirds, five sixths, and the last."""
+    return tuple(sorted({max(1, round(last * share)) for share in (1 / 2, 2 / 3, 5 / 6, 1)}))
+
+
+# -- states -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Beginnings of solutions: what is known of each."""
+
+    states: dict[int, Tensor]
+    """By layer, (paths, hidden) in float16."""
+    labels: Tensor
+    """(paths,): the share of the solutions from there on that end right."""
+    along: Tensor
+    """(paths,): how far along, of the way to the ends of those solutions; 1 is an end."""
+    questions: Tensor
+    """(paths,): the number of its question."""
+
+    def only(self, which: Tensor) -> Paths:
+        """Those where `which`, (paths,), is true."""
+        states = {layer: all_of[which] for layer, all_of in self.states.items()}
+        return Paths(states, self.labels[which], self.along[which], self.questions[which])
+
+
+def _read_states(
+    work: Work, rollouts: Path, shards: Path, layers: Sequence[int], decoders: dict[Purpose, Decoder]
+) -> None:
+    """A shard a question, of those that are not there yet, or were cut off."""
+    shards.mkdir(exist_ok=True)
+    samples = [one for one in read_samples(rollouts) if not _sound(shards / f"{one['id']}.safetensors")]
+    with counting("reading states", len(samples)) as tell:
+        run_to_end(_read_all(work, rollouts, shards, samples, layers, decoders, tell))
+
+
+def _sound(path: Path) -> bool:
+    try:
+        with safe_open(path, "pt") as file:
+            return "labels" in file.keys()  # noqa: SIM118 - it is no mapping
+    except (OSError, SafetensorError):
+        return False
+
+
+async def _read_all(
+    work: Work,
+    rollouts: Path,
+    shards: Path,
+    samples: Sequence[dict[str, Any]],
+    layers: Sequence[int],
+    decoders: dict[Purpose, Decoder],
+    tell: Callable[..., None],
+) -> None:
+    turn, done = asyncio.Semaphore(_AT_ONCE), 0
+
+    async def one(sample: dict[str, Any]) -> None:
+        nonlocal done
+        async with turn:
+            tree, leaves = await asyncio.to_thread(read_leaves, rollouts, sample, work.task)
+            ends: dict[int, list[tuple[float, int]]] = {}
+            for leaf, (_, right) in leaves.items():
+                path = tree.path(tree[leaf])
+                for node in path[1:]:
+                    ends.setdefault(node.id, []).append((right, len(path) - 1))
+            context = Context(CheckedTask(work.task), tree, Backend(decoders, Meter())).to("evaluate")
+            seen = await context.each(list(ends), lambda node: context.ending(tree[node], layers))
+        done += 1
+        tell(done, f"{done} of {len(samples)} questions")
+        if ends:
+            tensors = {
+                "states": torch.stack([states for states, _ in seen]),
+                "labels": torch.tensor([fmean(right for right, _ in each) for each in ends.values()]),
+                "along": torch.tensor(
+                    [tree[node].depth / fmean(depth for _, depth in each) for node, each in ends.items()]
+                ),
+            }
+            origin = {"question": sample["question"], "index": str(sample["index"]), "layers": json.dumps([*layers])}
+            path_ = shards / f"{sample['id']}.safetensors"
+            with writing(path_), replacing(path_) as unfinished:
+                save_file(tensors, unfinished, origin)
+
+    await asyncio.gather(*map(one, samples))
+
+
+def load_paths(shards: Path, layers: Sequence[int]) -> Paths:
+    """All that was read, by question. Raises OptionError where that tells nothing."""
+    parts: list[dict[str, Tensor]] = []
+    for path in sorted(shards.glob("*.safetensors"), key=lambda path: int(path.stem.partition("-")[0])):
+        with safe_open(path, "pt") as file:
+            parts.append({name: file.get_tensor(name) for name in ("states", "labels", "along")})
+    if not parts:
+        raise OptionError("no question has a solution that came to an end: give more, or a model that ends its answers")
+    states = torch.cat([part["states"] for part in parts])
+    return Paths(
+        {layer: states[:, place] for place, layer in enumerate(layers)},
+        torch.cat([part["labels"] for part in parts]),
+        torch.cat([part["along"] for part in parts]),
+        torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part["labels"]) for part in parts])),
+    )
+
+
+# -- heads --------------------------------------------------------------------------------------------------------
+
+
+def choose(paths: Paths, layers: Sequence[int], about: dict[str, Any], console: Console) -> ValueHead:
+    """The head that tells best, of all layers and kinds, on questions that none was trained on; calibrated on these.
+
+    Prints how well each layer tells, and the learning curve. Raises OptionError where there is nothing to tell apart.
+    """
+    apart = paths.questions % _HELD_OUT == _HELD_OUT - 1
+    train, held_out = paths.only(~apart), paths.only(apart)
+    for some, where in ((train, "trained on"), (held_out, "kept apart")):
+        if not _told(some, some.labels):
+            count = len(set(some.questions.tolist()))
+            raise OptionError(
+                f"of the {count} questions {where} none has paths that end right and others that end wrong "
+                f"({float(paths.labels.mean()):.0%} of all paths end right): give more, or others, by --limit and "
+                "--questions"
+            )
+    kinds = [("linear", decay) for decay in _DECAYS] + [("mlp", 0.1)]
+    tried = [(layer, kind, decay, fit(train, layer, kind, decay)) for layer in layers for kind, decay in kinds]
+    rows = Table(
+        "layer", "head", "weight decay", *_PLACES, title=f"{_TITLE}; {len(set(held_out.questions.tolist()))} apart"
+    )
+    for layer, kind, decay, head in tried:
+        rows.add_row(str(layer), kind, f"{decay:g}", *(_shown(each) for each in _figures(head, held_out).values()))
+    console.print(rows)
+    layer, kind, decay, best = max(
+        tried, key=lambda one: fmean(_told(held_out, one[3].logits(held_out.states[one[0]])))
+    )
+    curve = Table("questions", *_PLACES, title=f"layer {layer}, {kind}: {_TITLE}, by questions trained on")
+    questions = sorted(set(train.questions.tolist()))
+    for count in [number for number in _CURVE if number < len(questions)]:
+        some = train.only(torch.isin(train.questions, torch.tensor(questions[:count])))
+        if _told(some, some.labels):
+            figures = _figures(fit(some, layer, kind, decay), held_out)
+            curve.add_row(str(count), *map(_shown, figures.values()))
+    figures = _figures(best, held_out)
+    curve.add_row(str(len(questions)), *map(_shown, figures.values()))
+    console.print(curve)
+    told = {place: None if each is None else asdict(each) for place, each in figures.items()}
+    about = {**about, "layer": layer, "kind": kind, "questions": len(questions), "auroc": told}
+    return _calibrated(replace(best, about=about), held_out)
+
+
+_TITLE = "pairs of a question's paths of which the better one is valued more (AUROC, with 95% intervals)"
+_PLACES: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda along: along > 0,
+    "ends": lambda along: along == 1,
+    "half way": lambda along: (along - 0.5).abs() < 0.17,
+}
+
+
+def _figures(head: ValueHead, paths: Paths) -> dict[str, Estimate | None]:
+    values = head.logits(paths.states[head.layer])
+    found = {}
+    for place, at in _PLACES.items():
+        here: Tensor = at(paths.along)
+        shares = _told(paths.only(here), values[here])
+        found[place] = bootstrap(shares) if shares else None
+    return found
+
+
+def _shown(figure: Estimate | None) -> str:
+    return "" if figure is None else figure.format(".2f")
+
+
+def _told(paths: Paths, values: Tensor) -> list[float]:
+    """How well values tell, of each question that has something to tell apart."""
+    pairs: dict[int, list[tuple[float, float]]] = {}
+    for question, label, value in zip(paths.questions.tolist(), paths.labels.tolist(), values.tolist(), strict=True):
+        pairs.setdefault(question, []).append((label, value))
+    return [share for each in pairs.values() if (share := told_apart(each)) is not None]
+
+
+def fit(paths: Paths, layer: int, kind: str, decay: float) -> ValueHead:
+    """A head of a layer's states, by cross-entropy with the labels as probabilities. The same each time."""
+    states, labels = paths.states[layer].float(), paths.labels
+    mean, scale = states.mean(0), states.std(0).clamp_min(1e-6)
+    x = (states - mean) / scale
+    with torch.random.fork_rng([]):
+        torch.manual_seed(0)
+        sizes = [x.shape[1], *([_WIDTH] if kind == "mlp" else []), 1]
+        linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        if kind == "linear":
+            nn.init.zeros_(linears[0].weight)
+        parameters = [parameter for linear in linears for parameter in linear.parameters()]
+        head = ValueHead(torch.zeros(()), torch.ones(()), tuple((one.weight, one.bias) for one in linears))
+
+        def loss() -> Tensor:
+            squares = sum(one.weight.pow(2).sum() for one in linears)
+            return cross_entropy(head.logits(x), labels) + decay / 2 * squares
+
+        _minimise(loss, parameters, steps=200 if kind == "linear" else 60)
+    found = tuple((one.weight.detach(), one.bias.detach()) for one in linears)
+    return ValueHead(mean, scale, found, {"layer": layer})
+
+
+def _minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> None:
+    optimizer = torch.optim.LBFGS(parameters, max_iter=steps, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        optimizer.zero_grad()
+        found = loss()
+        found.backward()  # type: ignore[no-untyped-call]
+        return found
+
+    with torch.enable_grad():
+        optimizer.step(closure)  # type: ignore[no-untyped-call]
+
+
+def _calibrated(head: ValueHead, paths: Paths) -> ValueHead:
+    """The same order of values, as probabilities that hold on these paths (Platt, 1999)."""
+    logits = head.logits(paths.states[head.layer])
+    slope, shift = torch.ones((), requires_grad=True), torch.zeros((), requires_grad=True)
+    _minimise(lambda: cross_entropy(slope.exp() / torch.e * logits + shift, paths.labels), [slope, shift], 50)
+    factor = (slope.exp() / torch.e).detach()
+    *layers, (weight, bias) = head.layers
+    return replace(head, layers=(*layers, (weight * factor, bias * factor + shift.detach())))
