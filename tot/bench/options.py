@@ -177,7 +177,9 @@ class QualityOptions(BenchOptions):
     folder: Path = Field(Path("quality"), description="Where each way's evaluation is kept, and gone on with.")
     concurrency: int = Field(16, ge=1, description="Searches at once.")
     judge: str | None = Field(
-        None, description="A model that says which of two answers is better, each way's or the first way's."
+        None,
+        description="A model that says which of two answers is better, each way's or the first way's; 'MODEL; "
+        "option=value' with options of tot eval.",
     )
     evaluators: tuple[str, ...] = Field((), description="State evaluators to judge pieces of solutions, with commas.")
     judged: int = Field(
@@ -191,12 +193,21 @@ class QualityOptions(BenchOptions):
         """The options of each way, by name. Raises OptionError for one that can't be read."""
         found = {}
         for text in self.way:
-            name, colon, options = text.partition(":")
-            pairs = [pair.partition("=") for pair in options.split(";") if pair.strip()]
-            if not (name.strip() and colon and all(equals for _, equals, _ in pairs)):
+            name, colon, given = text.partition(":")
+            options = _pairs(given)
+            if not (name.strip() and colon) or options is None:
                 raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
-            found[name.strip()] = {option.strip(): value.strip() for option, _, value in pairs}
+            found[name.strip()] = options
         return found
+
+    @property
+    def judging(self) -> dict[str, str]:
+        """The options of the judge. Raises OptionError for one that can't be read."""
+        model, _, given = (self.judge or "").partition(";")
+        options = _pairs(given)
+        if not model.strip() or options is None:
+            raise OptionError(f"--judge {self.judge!r} can't be read: write 'MODEL; option=value; option=value'")
+        return {"model": model.strip(), **options}
 
     @property
     def mixed(self) -> dict[str, list[str]]:
@@ -206,6 +217,13 @@ class QualityOptions(BenchOptions):
             if len(names) < 2 or not self.ways.keys() >= set(names):
                 raise OptionError(f"--mix {text!r} can't be read: write ways that there are, {'+'.join(self.ways)}")
         return found
+
+
+def _pairs(text: str) -> dict[str, str] | None:
+    """What 'option=value; option=value' says; None where it is no such text."""
+    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
+    whole = all(equals for _, equals, _ in pairs)
+    return {option.strip(): value.strip() for option, _, value in pairs} if whole else None
 
 
 class EvalOptions(InRounds):

@@ -26,7 +26,6 @@ from tot.backend import Backend
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
 from tot.checked_task import CheckedTask
-from tot.config import SearchConfig
 from tot.context import Context
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
@@ -85,6 +84,7 @@ Answers = dict[str, Answered]
 def run(asked: QualityOptions, console: Console) -> None:
     """Evaluate every way, and print the tables."""
     works, mixtures = {name: way(asked, options) for name, options in asked.ways.items()}, asked.mixed
+    judge_of_pairs = None if asked.judge is None else way(asked, asked.judging)
     most = max(works, key=lambda name: _samples(works[name]))
     if asked.evaluators and _samples(works[most]) < 2:
         raise OptionError(
@@ -105,8 +105,8 @@ def run(asked: QualityOptions, console: Console) -> None:
             ways |= replayed(mixture, mixed([ways[name] for name in names]), works[names[0]].task)
         bench.keep(ways={name: {q: asdict(one) for q, one in answers.items()} for name, answers in ways.items()})
         bench.show(table(ways))
-        if asked.judge is not None:
-            bench.show(preferred(asked, {name: ways[name] for name in works}, bench))
+        if judge_of_pairs is not None:
+            bench.show(preferred(judge_of_pairs, {name: ways[name] for name in works}, bench))
         if asked.evaluators:
             judge(asked, works[most], folder_of(asked, most), bench)
         seconds = time_each(asked, works, bench) if asked.timed else {}
@@ -258,15 +258,21 @@ def table(ways: Mapping[str, Answers]) -> Table:
     return rows
 
 
-def preferred(asked: QualityOptions, ways: Mapping[str, Answers], bench: Bench) -> Table:
+def preferred(judge: Work, ways: Mapping[str, Answers], bench: Bench) -> Table:
     """How often a model finds each way's answers better than the first way's: each pair is shown in both orders, in the
     words that the task has voters asked in, and counts a half where the orders disagree. No answer is shown as none."""
     (first, plain_answers), *others = ways.items()
-    rows = Table("", f"preferred to {first}", "in both orders", "in neither", "pairs", title=f"judged by {asked.judge}")
-    config = SearchConfig(model=asked.judge)
-    task = config.suited(asked.task)
+    rows = Table(
+        "",
+        f"preferred to {first}",
+        "in both orders",
+        "in neither",
+        "pairs",
+        title=f"judged by {judge.configuration.model}",
+    )
+    task = judge.task
     with ExitStack() as stack:
-        decoder = config.open(stack)["evaluate"]
+        decoder = judge.config.open(stack)["evaluate"]
         for name, answers in others:
             pairs = {question: (one.answer, plain_answers[question].answer) for question, one in answers.items()}
             pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}

@@ -197,7 +197,9 @@ def test_a_trees_leaves_are_chosen_among_at_the_price_of_the_tree() -> None:
 def test_a_model_that_judges_pairs_sees_them_in_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
     """This one prefers what it sees first, unless only the other is right."""
     asked = ("bench", "quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json")
-    assert main([*asked, "--judge", "known"]) == 0
+    assert main([*asked, "--judge", "known; dtype"]) == 2
+    assert "--judge 'known; dtype' can't be read: write 'MODEL; option=value" in capfd.readouterr().err
+    assert main([*asked, "--judge", "known; dtype=fp32; prompts=papers"]) == 0
     shown = capfd.readouterr().out
     kept = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
     assert kept == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}

@@ -17,8 +17,8 @@ import pytest
     [
         (
             ("solv",),
-            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, train-value, instances, "
-            "export, bench, cllm, fastcot",
+            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, train-value, "
+            "instances, export, bench, cllm, fastcot",
         ),
         (
             ("bench", "fast"),
@@ -28,8 +28,8 @@ import pytest
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, train-value, instances, "
-            "export, bench, cllm, fastcot",
+            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, train-value, "
+            "instances, export, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
