@@ -26,7 +26,7 @@ from tot.backend import Backend
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
 from tot.checked_task import CheckedTask
-from tot.context import Context
+from tot.context import Context, scoring
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
 from tot.decoders.models.loading import resolve_device, resolve_dtype
@@ -283,8 +283,7 @@ def preferred(judge: Work, ways: Mapping[str, Answers], bench: Bench) -> Table:
                 for question, pair in pairs.items()
                 for order in (pair, pair[::-1])
             ]
-            scored = {"choices": ("1", "2"), "close_choices": True, "purpose": "evaluate"}
-            done = decoder.generate([Request(prompt=prompt, **scored) for prompt in shown])
+            done = decoder.generate([scoring(prompt, ("1", "2"), Sampling()) for prompt in shown])
             totals = [[choice.total for choice in one.choice_logprobs] for one in done]
             wins = [((a[0] > a[1]) + (b[1] > b[0])) / 2 for a, b in zip(totals[::2], totals[1::2], strict=True)]
             bench.keep(**{f"{name} preferred": dict(zip(pairs, wins, strict=True))})
