@@ -258,6 +258,9 @@ def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp
     for name, said in (("nothing", "can't be read"), ("cut", "is no head"), ("text", "is no head")):
         with pytest.raises(OptionError, match=f"{name} {said}"):
             Head(path=str(tmp_path / name))
+    for about in ({"layer": "x"}, {"layer": -1}, {"layer": None}):
+        with pytest.raises(OptionError, match="is no head"):
+            Head(path=str(random_head(**about)))
     assert named(f"head:path={path}", EVALUATORS) == Head(path=str(path))
     ValueHead(torch.zeros(32), torch.ones(32), ((torch.zeros(1, 31), torch.zeros(1)),), load_head(path).about).save(
         path

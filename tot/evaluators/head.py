@@ -157,11 +157,11 @@ def _read(path: Path, changed: int) -> ValueHead:
                 json.loads(told["about"]),
             )
             missing = {"model", "identity", "prompts", "layer"} - head.about.keys()
-            if missing or not layers:
-                raise ValueError(f"{', '.join(sorted(missing)) or 'weights'} missing")
-            head.logits(head.mean[None])
+            if missing or not layers or head.layer < 0:
+                raise ValueError(f"{', '.join(sorted(missing)) or 'weights or layer'} missing")
+            head.logits(head.mean[None])  # they fit together
             return head
-    except (SafetensorError, ValueError, LookupError, RuntimeError, TypeError) as error:
+    except (SafetensorError, AttributeError, ValueError, LookupError, RuntimeError, TypeError) as error:
         raise OptionError(f"{path} is no head ({reason(error)}): make one by tot train-value") from None
 
 
