@@ -1,7 +1,7 @@
 """Creative Writing: a coherent passage whose paragraphs end in given sentences (ToT, section 4.2; SEED, Appendix C).
 
-A thought is a plan and the passage written after it. `endings` and `verify` check the sentences without a model;
-`judge` has a model score coherence.
+A thought is a plan and the passage written after it; or, of chat models, a paragraph. `endings` and `verify` check the
+sentences without a model; `judge` has a model score coherence.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Request, Sampling
 from tot.parallel import title
-from tot.state import State
+from tot.state import State, Thought
 from tot.task import Task
 from tot.tasks.sentences import paragraphs, split, typed
 
@@ -29,6 +29,7 @@ _SCORES = (  # the best sign of a score first
     re.compile(rf"(?<![0-9.]){_NUMBER}[ \t]{{0,3}}(?:/|out[ \t]of)[ \t]{{0,3}}10\b", re.IGNORECASE),
     re.compile(rf"\A[\s*_\[(]{{0,9}}{_NUMBER}[\s*_\]).]{{0,9}}\Z"),
 )
+_LABEL = re.compile(r"\A[\s*#_]{0,9}paragraph[ \t]{0,3}[0-9]{0,2}[\s*_]{0,9}:[\s*_]{0,9}", re.IGNORECASE)
 _AFTER_PASSAGE = ("\nAnalysis:", "\nSentences:")
 
 
@@ -38,8 +39,9 @@ class CreativeWriting(Task):
     The sentences are given in one line, one a line, or as a JSON list of texts; a line is split at its full stops. A
     question that does not split into four is taken as it is: as many paragraphs are looked for as it has sentences.
     A thought is a plan and a passage; its value, from 1 to 10, is the passage's coherence. T = 2: one level of
-    thoughts, and the best passage is the answer. In deeper trees each passage is a draft for the next. Score: the
-    share of sentences that end their paragraph exactly.
+    thoughts, and the best passage is the answer. In deeper trees each passage is a draft for the next. A chat model
+    writes one paragraph after another, each up to its sentence, which is put behind it. Score: the share of sentences
+    that end their paragraph exactly.
     """
 
     name = "creative_writing"
@@ -58,15 +60,18 @@ class CreativeWriting(Task):
         "judge": {"max_tokens": 160},
     }
     chat: ClassVar[Mapping[str, Any]] = {
+        "thought": ("paragraph",),
+        "depth": 13,
+        "search": "bfs:thoughts=3,breadth=1",
+        "evaluator": "vote",
         "sampling": {
-            "plan": {"max_tokens": 128},
-            "passage": {"max_tokens": 500},
+            "paragraph": {"max_tokens": 160},
             "value": {"max_tokens": 160},
             "vote": {"max_tokens": 8},
             "chain": {"max_tokens": 500},
             "answer": {"max_tokens": 500},
             "judge": {"max_tokens": 160},
-        }
+        },
     }
 
     def question_of(self, row: Mapping[str, Any]) -> str:
@@ -78,11 +83,12 @@ class CreativeWriting(Task):
         return self.question_of(row)
 
     def variables(self, state: State) -> dict[str, Any]:
-        """Also `sentences`, those required."""
+        """Also `sentences`, those required, and `written`, the passage so far."""
         return {
             **super().variables(state),
             "demonstrations": self.data("demonstrations"),
             "sentences": required(state.question),
+            "written": self.candidate(state) if state.thoughts else "",
         }
 
     def steps(self, template: str, state: State) -> Sequence[str]:
@@ -91,9 +97,31 @@ class CreativeWriting(Task):
             return ()
         return [title(f"Paragraph {i} ends in {one}") for i, one in enumerate(required(state.question), 1)]
 
+    def step(self, state: State, thought: Thought) -> State | None:
+        """A paragraph gets its sentence, unless the model has written that, too; the last one ends the passage."""
+        if "paragraph" not in thought.parts:
+            return state.then(thought)
+        sentences, place = required(state.question), len(state.thoughts)
+        if place >= len(sentences):
+            return None
+        before = " ".join(thought.parts["paragraph"].split()).partition(sentences[place])[0].strip()
+        written = _ends_in(typed(before), typed(sentences[place]))  # in other quotes or dashes
+        last = place + 1 == len(sentences)
+        text = before if written else f"{before} {sentences[place]}".strip()
+        parts = {"paragraph": text if last else f"{text}\n\n"}
+        return state.then(thought.model_copy(update={"parts": parts, "ended": last}))
+
     def candidate(self, state: State) -> str:
-        """The last passage, without its plan."""
-        return self.answer_at(state) or super().candidate(state)
+        """The last passage, without its plan; or the paragraphs so far."""
+        return (
+            self.answer_at(state)
+            or (state.message if "paragraph" in self.thought else super().candidate(state)).strip()
+        )
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        """Of a paragraph only the first that there is, without a label."""
+        text = _LABEL.sub("", text).strip().partition("\n\n")[0] if template == "paragraph" else text
+        return super().parse_thought(template, text)
 
     def parse_value(self, text: str) -> float | None:
         """The score announced last ("Thus the coherency score is 8"), else the last "8/10", else a number alone.
@@ -121,8 +149,8 @@ class CreativeWriting(Task):
 
     def heuristic(self, state: State) -> float:
         """The sentences that do not end their paragraph in the last passage, all where there is none."""
-        said = state.thoughts[-1].text if state.thoughts else ""
-        return float(endings(state.question, self.answer_at(state) or self.parse_answer(said) or "").count(False))
+        said = self.candidate(state) if state.thoughts else ""
+        return float(endings(state.question, self.parse_answer(said) or "").count(False))
 
     def verify(self, question: str, answer: Any) -> bool:
         """True where there is one paragraph for each sentence, and each ends in it exactly. Coherence is not judged."""

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tot import solve
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Request, Usage
 from tot.state import State, Thought
@@ -18,6 +19,7 @@ from tot.tasks.creative_writing import CreativeWriting, endings, required
 from tot.tasks.sentences import paragraphs, split
 
 TASK = CreativeWriting()
+CHAT = CreativeWriting().in_chat()
 SENTENCES = ["The soup was cold.", "I’m a living furnace.", 'He said "go".', "Nobody came."]
 QUESTION = " ".join(SENTENCES)
 PASSAGE = "\n\n".join(f"Some words first. {sentence}" for sentence in SENTENCES)
@@ -205,6 +207,53 @@ def test_the_heuristic_counts_endings_that_are_missing() -> None:
     for count in (1, 2, 3):
         begun = "\n\n".join([first, *rest[: count - 1]])
         assert TASK.heuristic(state.then(Thought(parts={"plan": "a", "passage": begun}))) == 4 - count
+
+
+def write(*leads: str) -> State | None:
+    state: State | None = CHAT.start(QUESTION)
+    for lead in leads:
+        text = CHAT.parse_thought("paragraph", lead)
+        assert state is not None
+        assert text is not None
+        state = CHAT.step(state, Thought(parts={"paragraph": text}))
+    return state
+
+
+def test_a_chat_models_paragraphs_end_in_their_sentences() -> None:
+    first, second, third, fourth = required(QUESTION)
+    begun = write("Some words.", f"**Paragraph 2:** Others. {second}\n\nAnd more.")
+    assert begun is not None
+    assert begun.message == f"Some words. {first}\n\nOthers. {second}\n\n"
+    assert (CHAT.heuristic(begun), begun.thoughts[-1].ended) == (2, False)
+    assert CHAT.candidate(begun) == begun.message.strip() in CHAT.prompt("paragraph", begun)[-1].content
+    assert f'before "{third}"' in CHAT.prompt("paragraph", begun)[-1].content
+    whole = write("Some words.", f"Others. {second} Too much.", "Third\nlines.", "The end is near.")
+    assert whole is not None
+    assert whole.thoughts[-1].ended
+    assert whole.message.count(second) == 1
+    assert whole.message.endswith(f"Third lines. {third}\n\nThe end is near. {fourth}")
+    assert CHAT.verify(QUESTION, CHAT.parse_answer(whole.message))
+    assert CHAT.step(whole, Thought(parts={"paragraph": "More."})) is None
+    assert CHAT.parse_thought("paragraph", "Paragraph 1:\n") is None
+
+
+class Writer:
+    """Votes for the second, and writes what tells samples apart."""
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        texts = [
+            "2" if "Choice 1" in request.prompt[-1].content else f"Words {len(request.prompt[-1].content)}, {i}."  # type: ignore[union-attr]
+            for request in requests
+            for i in range(request.sampling.n)
+        ]
+        return [Completion(text, (), 0.0, "eos", Usage()) for text in texts]
+
+
+def test_a_chat_model_writes_a_passage_that_is_verified() -> None:
+    solution = solve("creative_writing", QUESTION, decoder=Writer(), prompts="chat")
+    assert solution.solved
+    assert endings(QUESTION, solution.answer) == [True] * 4
+    assert [node.depth for node in solution.tree if node.chosen][-1] == 4
 
 
 # -- the judge --------------------------------------------------------------------------------------------------

@@ -259,36 +259,42 @@ def table(ways: Mapping[str, Answers]) -> Table:
 
 
 def preferred(judge: Work, ways: Mapping[str, Answers], bench: Bench) -> Table:
-    """How often a model finds each way's answers better than the first way's: each pair is shown in both orders, in the
-    words that the task has voters asked in, and counts a half where the orders disagree. No answer is shown as none."""
-    (first, plain_answers), *others = ways.items()
+    """How often a model finds each way's answers better than the first way's, in the words that the task has voters
+    asked in. Each pair is shown in both orders, and what speaks for either is added up: a judge may favour a place.
+    Answers that say the same are half a preference, and no answer is shown as none."""
+    (first, of_first), *others = ways.items()
     rows = Table(
         "",
         f"preferred to {first}",
-        "in both orders",
-        "in neither",
-        "pairs",
-        title=f"judged by {judge.configuration.model}",
+        "pairs that it orders so in either order",
+        title=f"judge: {judge.configuration.model}",
     )
     task = judge.task
     with ExitStack() as stack:
         decoder = judge.config.open(stack)["evaluate"]
         for name, answers in others:
-            pairs = {question: (one.answer, plain_answers[question].answer) for question, one in answers.items()}
+            pairs = {question: (one.answer, of_first[question].answer) for question, one in answers.items()}
             pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}
             shown = [
-                task.prompt(
-                    task.vote, task.start(question), candidates=["(none)" if one is None else str(one) for one in order]
-                )
+                task.prompt(task.vote, task.start(question), candidates=[_shown(one) for one in order])
                 for question, pair in pairs.items()
                 for order in (pair, pair[::-1])
             ]
             done = decoder.generate([scoring(prompt, ("1", "2"), Sampling()) for prompt in shown])
-            totals = [[choice.total for choice in one.choice_logprobs] for one in done]
-            wins = [((a[0] > a[1]) + (b[1] > b[0])) / 2 for a, b in zip(totals[::2], totals[1::2], strict=True)]
+            margins = [one.choice_logprobs[0].total - one.choice_logprobs[1].total for one in done]
+            both = list(zip(margins[::2], (-margin for margin in margins[1::2]), strict=True))
+            wins = [
+                0.5 if ours == theirs else float(a + b > 0)
+                for (a, b), (ours, theirs) in zip(both, pairs.values(), strict=True)
+            ]
+            agreed = sum((a > 0) == (b > 0) for a, b in both)
             bench.keep(**{f"{name} preferred": dict(zip(pairs, wins, strict=True))})
-            rows.add_row(name, bootstrap(wins).format(), *(str(wins.count(share)) for share in (1, 0)), str(len(wins)))
+            rows.add_row(name, bootstrap(wins).format(), f"{agreed} of {len(wins)}")
     return rows
+
+
+def _shown(answer: Any) -> str:
+    return "(none)" if answer is None else str(answer)
 
 
 def _mean(answers: Answers, what: str) -> float:

@@ -204,7 +204,7 @@ def test_a_model_that_judges_pairs_sees_them_in_both_orders(capfd: pytest.Captur
     kept = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
     assert kept == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}
     assert "preferred to plain" in shown
-    assert re.search(r"votes\W+62\.5% \(50\.0% to 87\.5%\)\W+1\W+0\W+4\b", shown)
+    assert re.search(r"votes\W+62\.5% \(50\.0% to 87\.5%\)\W+1 of 4\b", shown)
 
 
 def test_graded_answers_are_also_counted_where_they_are_wholly_right() -> None:
