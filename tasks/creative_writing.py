@@ -62,7 +62,7 @@ class CreativeWriting(Task):
     chat: ClassVar[Mapping[str, Any]] = {
         "thought": ("paragraph",),
         "depth": 13,
-        "search": "bfs:thoughts=3,breadth=1",
+        "search": "bfs:thoughts=1,breadth=1",
         "evaluator": "vote",
         "sampling": {
             "paragraph": {"max_tokens": 160},
