@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import nullcontext
 from itertools import product
+from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+import torch
 
 from tot import RewardModel, Task, solve
 from tot.decoders import LocalDecoder, TotError
 from tot.decoders.request import ChoiceLogprob
+from tot.evaluators.head import ValueHead, identity
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 
 IN_SHORT = {
@@ -46,6 +49,15 @@ def decoder(tiny: Any) -> Iterator[LocalDecoder]:
 
 
 @pytest.fixture
+def head(decoder: LocalDecoder, tmp_path: Path) -> Path:
+    """A head that knows nothing."""
+    size, path = decoder.model.config.hidden_size, tmp_path / "head"
+    about = {"model": "tiny", "identity": identity(decoder.model), "prompts": "papers", "layer": 1}
+    ValueHead(torch.zeros(size), torch.ones(size), ((torch.zeros(1, size), torch.zeros(1)),), about).save(path)
+    return path
+
+
+@pytest.fixture
 def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
     """A reward model that needs no weights."""
     monkeypatch.setattr(RewardModel, "scores", lambda self, texts: [float(len(thoughts)) for _, thoughts in texts])
@@ -75,11 +87,12 @@ def test_all_of_them_are_covered() -> None:
 
 @pytest.mark.parametrize(("search", "generator"), list(product(IN_SHORT, GENERATORS)))
 def test_every_search_works_with_every_generator_and_evaluator_or_says_what_is_lacking(
-    search: str, generator: str, decoder: LocalDecoder, rewards: None
+    search: str, generator: str, decoder: LocalDecoder, rewards: None, head: Path
 ) -> None:
+    files = {"reward-model": ":model=none_here", "head": f":path={head}"}
     for evaluator in EVALUATORS:
         parts = {"search": IN_SHORT[search], "generator": generator, "evaluator": evaluator}
-        parts["evaluator"] += ":model=none_here" if evaluator == "reward-model" else ""
+        parts["evaluator"] += files.get(evaluator, "")
         said = lacking(search, generator, evaluator)
         if said is not None:
             with pytest.raises(TotError, match=said):
