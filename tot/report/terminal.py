@@ -123,10 +123,12 @@ def usage_line(solution: Solution) -> str:
     """Tokens, what sharing saved, forwards and tokens a second; then what the decoder chose, if it did."""
     usage = solution.usage
     shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+    grown = len(solution.tree) - 1
+    thoughts = f"{grown} thought{'s' * (grown != 1)}"
     if not solution.calls:
-        return f"{len(solution.tree) - 1} thoughts, no model was asked"
+        return f"{thoughts}, no model was asked"
     line = (
-        f"{len(solution.tree) - 1} thoughts, {solution.calls} calls, {usage.new_tokens} new tokens, "
+        f"{thoughts}, {solution.calls} calls, {usage.new_tokens} new tokens, "
         f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them computed before, {usage.forwards} forwards, "
         f"{usage.seconds:.1f} s"
     )
