@@ -2,19 +2,17 @@
 
 Each way of answering is an evaluation in a folder of its own, which is gone on with; what is shown is read from there.
 Where a way drew several solutions of a question, fewer of them, and other ways to choose among them, are replayed:
-nothing is decoded twice. Evaluators judge the pieces of such solutions, of which it is known how they end.
+nothing is decoded twice. How well evaluators tell is `evaluators.py`'s.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from itertools import islice, zip_longest
+from itertools import zip_longest
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -22,18 +20,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.backend import Backend
+from tot.bench.evaluators import judge
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
-from tot.checked_task import CheckedTask
-from tot.context import Context, scoring
-from tot.decoders.budget import Meter
+from tot.context import scoring
 from tot.decoders.errors import OptionError
 from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.attempt import Work
 from tot.evaluation.configuration import Configuration
-from tot.evaluation.estimate import bootstrap, estimate, told_apart
+from tot.evaluation.estimate import bootstrap, estimate
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluation.questions import Question, Questions
@@ -41,15 +37,9 @@ from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.machine import describe
-from tot.registry import EVALUATORS, named
 from tot.search.session import elected
-from tot.solver import run_to_end, solve
-from tot.state import Drawn, State, Thought
+from tot.solver import solve
 from tot.task import Task
-from tot.tree import ThoughtTree
-
-_AT_ONCE = 16
-"""Trees whose parts are judged side by side."""
 
 
 @dataclass(frozen=True)
@@ -321,110 +311,3 @@ def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) ->
         against=[sides[0].name],
     )
     return {name: fmean(results.values(SECONDS, name)) for name in works}
-
-
-# -- evaluators ---------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A piece of a solution: whether that solution ends right, and how an evaluator values it as far as here."""
-
-    depth: int
-    truth: float
-    value: float
-
-
-@dataclass(frozen=True)
-class Solutions:
-    """A question and the messages that answer it: the pieces of each, and how right it is."""
-
-    root: State
-    messages: tuple[tuple[list[Drawn], float], ...]
-
-
-def judge(asked: QualityOptions, work: Work, folder: Path, bench: Bench) -> None:
-    """How well evaluators tell pieces that end right from those that don't, within a question."""
-    rows = Table("evaluator", "all", "first pieces", "second", "later", "new tokens a piece", "seconds", title=_TELLING)
-    with ExitStack() as stack:
-        decoders = work.config.open(stack)
-        tokenizer = getattr(decoders["generate"], "tokenizer", None)
-        exact = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-        decode = None if tokenizer is None else partial(tokenizer.decode, **exact)
-        samples = islice(read_samples(folder), asked.judged)
-        given = [solutions(folder, sample, work.task, decode) for sample in samples]
-        for name in asked.evaluators:
-            meter = Meter()
-            seconds, found = timed(
-                lambda meter=meter, name=name: run_to_end(  # type: ignore[misc]
-                    judged(given, work.task, named(name, EVALUATORS), Backend(decoders, meter))
-                )
-            )
-            bench.keep(**{f"evaluator {name}": [[asdict(one) for one in each] for each in found]})
-            shares = [told(found, depths) for depths in (range(1, 99), range(1, 2), range(2, 3), range(3, 99))]
-            pieces = max(1, sum(map(len, found)))
-            rows.add_row(name, *shares, f"{meter.usage.new_tokens / pieces:.0f}", f"{seconds:.1f}")
-    bench.show(rows)
-
-
-_TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
-_PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
-
-
-def solutions(
-    folder: Path, sample: Mapping[str, Any], task: Task, decode: Callable[[Sequence[int]], str] | None
-) -> Solutions:
-    """The whole messages that an evaluation's folder holds of a sample, cut as `Continue` cuts them; with `decode`,
-    which tells what tokens spell, their tokens as well."""
-    tree, found = read_leaves(folder, sample, task)
-    messages = []
-    for node, (_, right) in found.items():
-        thought = tree[node].thought
-        assert thought is not None
-        whole = next(iter(thought.drawn.values()), Drawn(text=thought.text, tokens=()))
-        messages.append((pieces_of(whole, decode), right))
-    return Solutions(tree.state(tree.root), tuple(messages))
-
-
-def pieces_of(message: Drawn, decode: Callable[[Sequence[int]], str] | None) -> list[Drawn]:
-    """A message's paragraphs, as they were drawn."""
-    tokens = message.tokens if decode is not None else ()
-    ends = [len(decode(tokens[: i + 1])) for i in range(len(tokens))] if decode is not None else []
-    found, begin = [], 0
-    for paragraph in _PARAGRAPH.finditer(message.text):
-        end = bisect_right(ends, paragraph.end())
-        found.append(Drawn(text=paragraph[0], tokens=tokens[begin:end], logprobs=message.logprobs[begin:end]))
-        begin = end
-    return found
-
-
-async def judged(questions: Sequence[Solutions], task: Task, evaluator: Any, backend: Backend) -> list[list[Judged]]:
-    """Every piece, judged when those at its depth are all that there is, as a search would."""
-    turn, checked = asyncio.Semaphore(_AT_ONCE), CheckedTask(task)
-
-    async def of(question: Solutions) -> list[Judged]:
-        tree = ThoughtTree(question.root)
-        context = Context(checked, tree, backend).to("evaluate")
-        ends, found = [tree.root] * len(question.messages), list[Judged]()
-        for depth in range(max((len(pieces) for pieces, _ in question.messages), default=0)):
-            growing = [i for i, (pieces, _) in enumerate(question.messages) if depth < len(pieces)]
-            for i in growing:
-                piece = question.messages[i][0][depth]
-                drawn = {task.thought[-1]: piece} if piece.tokens else {}
-                ends[i] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
-            async with turn:
-                values = await context.judge(evaluator, [ends[i] for i in growing])
-            for i, one in zip(growing, values, strict=True):
-                if one.value is not None:
-                    found.append(Judged(depth + 1, question.messages[i][1], one.value))
-        return found
-
-    return await asyncio.gather(*map(of, questions))
-
-
-def told(questions: Sequence[Sequence[Judged]], depths: range) -> str:
-    """The mean over questions of the share of pairs, of different truth, that values put in the right order; ties are
-    worth half. Empty where no question has such pairs."""
-    found = [told_apart([(one.truth, one.value) for one in pieces if one.depth in depths]) for pieces in questions]
-    shares = [share for share in found if share is not None]
-    return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""

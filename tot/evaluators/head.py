@@ -35,8 +35,8 @@ _identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 class Head(Evaluator):
     """The probability that a path ends right, by the head in a file (`head:path=gsm8k.safetensors`).
 
-    It values the pieces of a model's own message, and whole ones, in chat prompts. Where the states of a path's end are
-    not at hand, as in a run that is gone on with, one token is drawn after it to see them.
+    Where the states of a path's end are not at hand, as in a run that is gone on with, one token is drawn after it to
+    see them.
     """
 
     path: str

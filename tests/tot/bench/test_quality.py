@@ -11,7 +11,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.bench.quality import Answered, Judged, Leaf, pieces_of, read_answers, replayed, table, told
+from tot.bench.evaluators import Judged, pieces_of, told
+from tot.bench.quality import Answered, Leaf, read_answers, replayed, table
 from tot.cli.app import main
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
