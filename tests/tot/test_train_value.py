@@ -18,7 +18,9 @@ from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluators.head import ValueHead, identity, load_head
 from tot.registry import EVALUATORS, load_task, named
-from tot.training.value import Paths, choose, load_paths
+from tot.state import State
+from tot.training.value import Paths, choose
+from tot.tree import ThoughtTree
 
 TASK = """
 from tot import Task
@@ -97,14 +99,31 @@ def paths(questions: int, tell: Callable[[torch.Tensor], torch.Tensor], seed: in
 # -- training -----------------------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
+    """What heads were chosen by."""
+    found: list[Paths] = []
+
+    def spy(paths: Paths, *about: Any) -> ValueHead:
+        found.append(paths)
+        return choose(paths, *about)
+
+    monkeypatch.setattr("tot.training.value.choose", spy)
+    return found
+
+
 @pytest.mark.training
-def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(train: Any, made: Path, tmp_path: Path) -> None:
+def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(
+    train: Any, made: Path, seen: list[Paths], tmp_path: Path
+) -> None:
     status, out, err = train()
     assert status == 0, err
     assert "layer 1" in out or "layer 2" in out
-    work = tmp_path / "head-work"
-    task, counted = load_task(f"{made / 'odd.py'}:Odd"), 0
-    for sample in read_samples(work / "rollouts"):
+    work, labels = tmp_path / "head-work", []
+    task, shards = load_task(f"{made / 'odd.py'}:Odd"), [load_file(path) for path in (work / "states").iterdir()]
+    assert len(shards) == 20
+    assert {states.shape for shard in shards for states in shard.values()} == {(2, 32)}
+    for sample in sorted(read_samples(work / "rollouts"), key=lambda sample: sample["index"]):
         tree, leaves = read_leaves(work / "rollouts", sample, task)
         assert leaves
         shares: dict[int, list[float]] = {}
@@ -112,11 +131,10 @@ def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(train: Any,
             assert right == float(answer == "odd") == len(tree.state(tree[leaf]).message) % 2
             for node in tree.path(tree[leaf])[1:]:
                 shares.setdefault(node.id, []).append(right)
-        shard = load_file(work / "states" / f"{sample['id']}.safetensors")
-        assert shard["labels"].tolist() == pytest.approx([sum(each) / len(each) for each in shares.values()])
-        assert shard["states"].shape == (len(shares), 2, 32)
-        counted += any(0 < label < 1 for label in shard["labels"].tolist())
-    assert counted > 0
+        labels += [sum(each) / len(each) for each in shares.values()]
+    assert any(0 < label < 1 for label in labels)
+    assert seen[0].labels.tolist() == pytest.approx(labels)
+    assert seen[0].states[1].shape == (len(labels), 32)
     head = load_head(tmp_path / "head.safetensors")
     assert head.about["prompts"] == "papers"
     assert head.about["questions"] == 16
@@ -124,24 +142,19 @@ def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(train: Any,
 
 
 @pytest.mark.training
-def test_work_that_was_cut_off_is_gone_on_with(train: Any, tmp_path: Path) -> None:
+def test_work_that_was_cut_off_is_gone_on_with(train: Any, seen: list[Paths], tmp_path: Path) -> None:
     assert train()[0] == 0
-    states, path = tmp_path / "head-work" / "states", tmp_path / "head.safetensors"
-
-    def read() -> dict[str, list[float]]:
-        shards = {shard.name: load_file(shard) for shard in states.iterdir()}
-        return {
-            name: torch.cat([one.flatten().float() for one in each.values()]).tolist() for name, each in shards.items()
-        }
-
-    before, head = read(), load_head(path)
-    (states / "3-0.safetensors").write_bytes((states / "3-0.safetensors").read_bytes()[:50])
-    (states / "7-0.safetensors").unlink()
+    shards, path = sorted((tmp_path / "head-work" / "states").iterdir()), tmp_path / "head.safetensors"
+    head = load_head(path)
+    shards[3].write_bytes(shards[3].read_bytes()[:50])
+    shards[7].unlink()
     path.unlink()
     assert train()[0] == 0
-    assert read() == {name: pytest.approx(numbers, abs=1e-2) for name, numbers in before.items()}
+    before, after = seen
+    assert before.labels.equal(after.labels)
+    near = torch.isclose(after.states[2], before.states[2], atol=0.01, rtol=0).all(1)
+    assert near.float().mean() > 0.97  # a text of a random model may begin with a blank, or a character's half
     assert load_head(path).layer == head.layer
-    torch.testing.assert_close(load_head(path).layers[0][0], head.layers[0][0], atol=0.01, rtol=0)
     status, _, err = train("--samples", "6")
     assert status == 2
     assert "was begun with search=" in err
@@ -165,7 +178,7 @@ def test_states_that_hold_the_truth_tell_it() -> None:
     assert abs(float(doubtful.labels[high].mean()) - float(told[high].mean())) < 0.06  # calibrated
 
 
-def test_nothing_to_tell_apart_is_refused(tmp_path: Path) -> None:
+def test_nothing_to_tell_apart_is_refused() -> None:
     console = Console(quiet=True)
     right = paths(20, lambda labels: labels)
     right.labels[:] = 1.0
@@ -173,8 +186,14 @@ def test_nothing_to_tell_apart_is_refused(tmp_path: Path) -> None:
         OptionError, match=r"none has paths that end right and others .* \(100% of all paths end right\)"
     ):
         choose(right, (1, 2), {}, console)
-    with pytest.raises(OptionError, match="no question has a solution that came to an end"):
-        load_paths(tmp_path, (1, 2))
+
+
+@pytest.mark.training
+def test_solutions_that_never_end_are_refused(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tot.training.value.read_leaves", lambda *about: (ThoughtTree(State(question="?")), {}))
+    status, _, err = train()
+    assert status == 2
+    assert "no question has a solution that came to an end" in err
 
 
 def test_tasks_without_messages_and_wrong_options_are_refused(tot: Tot, made: Path, tmp_path: Path) -> None:

@@ -8,11 +8,10 @@ in a folder, and gone on with where it was stopped.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -20,8 +19,8 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
@@ -41,10 +40,14 @@ from tot.evaluation.estimate import Estimate, bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluation.run import run_evaluation
+from tot.evaluators.base import Evaluator
 from tot.evaluators.head import ValueHead, identity
 from tot.generators.continuation import Continue
 from tot.report.terminal import counting
+from tot.seeds import derive
 from tot.solver import run_to_end
+from tot.steps import Evaluation
+from tot.tree import Node
 
 _AT_ONCE = 8
 """Trees whose states are read side by side."""
@@ -78,19 +81,21 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
             "generator is continue, and a model with a chat template where the task asks such in their own way"
         )
     folder.mkdir(parents=True, exist_ok=True)
-    check_settings(folder / "settings.json", {**asked, "layers": list(options.layers)})
-    rollouts = folder / "rollouts"
-    results = run_evaluation(work, rollouts, rollouts.exists(), None)
-    console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         target = getattr(decoders["generate"], "model", None)
         if target is None:
             raise OptionError(f"{model} tells no hidden states: give a model that runs here")
         layers = options.layers or _layers(target.config.num_hidden_layers)
+        check_settings(folder / "settings.json", {**asked, "layers": list(layers)})
+        keeping = Keep(folder=folder / "states", read=layers)
+        keeping.folder.mkdir(exist_ok=True)
+        rollouts = folder / "rollouts"
+        kept = replace(work, config=work.config.model_copy(update={"evaluator": keeping}))
+        results = run_evaluation(kept, rollouts, rollouts.exists(), None)
+        console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
         about = {"model": model, "identity": identity(target), "prompts": work.task.prompts, "task": name}
-        _read_states(work, rollouts, folder / "states", layers, decoders)
-    paths = load_paths(folder / "states", layers)
+        paths = run_to_end(read_paths(work, rollouts, keeping, decoders))
     head = choose(paths, layers, about, console)
     head.save(out)
     console.print(f"{out}: layer {head.layer}, {head.about['kind']}; use it as --evaluator head:path={out}")
@@ -124,36 +129,45 @@ class Paths:
         return Paths(states, self.labels[which], self.along[which], self.questions[which])
 
 
-def _read_states(
-    work: Work, rollouts: Path, shards: Path, layers: Sequence[int], decoders: dict[Purpose, Decoder]
-) -> None:
-    """A shard a question, of those that are not there yet, or were cut off."""
-    shards.mkdir(exist_ok=True)
-    samples = [one for one in read_samples(rollouts) if not _sound(shards / f"{one['id']}.safetensors")]
-    with counting("reading states", len(samples)) as tell:
-        run_to_end(_read_all(work, rollouts, shards, samples, layers, decoders, tell))
+class Keep(Evaluator):
+    """Tells no path from another, but keeps the states at their ends, in half precision: a shard for each search."""
+
+    folder: Path
+    read: tuple[int, ...]
+    """Layers."""
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        return self.read
+
+    async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
+        seen = await ctx.each(nodes, lambda node: ctx.ending(node, self.read))
+        new = {str(node.id): states for node, (states, _) in zip(nodes, seen, strict=True) if states is not None}
+        path = self._shard(ctx)
+        with writing(path), replacing(path) as unfinished:
+            save_file({**self.kept(ctx), **new}, unfinished, {"question": ctx.state(ctx.tree.root).question})
+        return [Evaluation(0.0) if reply is None else reply.evaluation(0.0) for _, reply in seen]
+
+    def kept(self, ctx: Context) -> dict[str, Tensor]:
+        """The states at the ends of a search's paths, (layers, hidden), by node; of a shard that was cut off, none."""
+        try:
+            return load_file(self._shard(ctx))
+        except (OSError, SafetensorError):
+            return {}
+
+    def _shard(self, ctx: Context) -> Path:
+        return self.folder / f"{ctx.random('shard').getrandbits(64):016x}.safetensors"
 
 
-def _sound(path: Path) -> bool:
-    try:
-        with safe_open(path, "pt") as file:
-            return "labels" in file.keys()  # noqa: SIM118 - it is no mapping
-    except (OSError, SafetensorError):
-        return False
+async def read_paths(work: Work, rollouts: Path, keeping: Keep, decoders: dict[Purpose, Decoder]) -> Paths:
+    """What the searches in a folder came to, and the states that were kept of them; those that are missing are read.
 
+    Raises OptionError where that tells nothing.
+    """
+    turn, task, done = asyncio.Semaphore(_AT_ONCE), CheckedTask(work.task), 0
+    samples = sorted(read_samples(rollouts), key=lambda sample: (sample["index"], sample["repeat"]))
 
-async def _read_all(
-    work: Work,
-    rollouts: Path,
-    shards: Path,
-    samples: Sequence[dict[str, Any]],
-    layers: Sequence[int],
-    decoders: dict[Purpose, Decoder],
-    tell: Callable[..., None],
-) -> None:
-    turn, done = asyncio.Semaphore(_AT_ONCE), 0
-
-    async def one(sample: dict[str, Any]) -> None:
+    async def one(sample: dict[str, Any]) -> list[tuple[Tensor, float, float]]:
         nonlocal done
         async with turn:
             tree, leaves = await asyncio.to_thread(read_leaves, rollouts, sample, work.task)
@@ -162,40 +176,27 @@ async def _read_all(
                 path = tree.path(tree[leaf])
                 for node in path[1:]:
                     ends.setdefault(node.id, []).append((right, len(path) - 1))
-            context = Context(CheckedTask(work.task), tree, Backend(decoders, Meter())).to("evaluate")
-            seen = await context.each(list(ends), lambda node: context.ending(tree[node], layers))
+            seed = derive(work.config.seed, sample["index"], sample["repeat"])
+            context = Context(task, tree, Backend(decoders, Meter()), seed=seed).to("evaluate")
+            kept = keeping.kept(context)
+            if missing := [tree[node] for node in ends if str(node) not in kept]:
+                await keeping.evaluate(context, missing)
+                kept = keeping.kept(context)
         done += 1
         tell(done, f"{done} of {len(samples)} questions")
-        if ends:
-            tensors = {
-                "states": torch.stack([states for states, _ in seen]),
-                "labels": torch.tensor([fmean(right for right, _ in each) for each in ends.values()]),
-                "along": torch.tensor(
-                    [tree[node].depth / fmean(depth for _, depth in each) for node, each in ends.items()]
-                ),
-            }
-            origin = {"question": sample["question"], "index": str(sample["index"]), "layers": json.dumps([*layers])}
-            path_ = shards / f"{sample['id']}.safetensors"
-            with writing(path_), replacing(path_) as unfinished:
-                save_file(tensors, unfinished, origin)
+        right, far = ({node: fmean(each[i] for each in those) for node, those in ends.items()} for i in (0, 1))
+        return [(kept[str(node)], right[node], tree[node].depth / far[node]) for node in ends]
 
-    await asyncio.gather(*map(one, samples))
-
-
-def load_paths(shards: Path, layers: Sequence[int]) -> Paths:
-    """All that was read, by question. Raises OptionError where that tells nothing."""
-    parts: list[dict[str, Tensor]] = []
-    for path in sorted(shards.glob("*.safetensors"), key=lambda path: int(path.stem.partition("-")[0])):
-        with safe_open(path, "pt") as file:
-            parts.append({name: file.get_tensor(name) for name in ("states", "labels", "along")})
-    if not parts:
+    with counting("reading states", len(samples)) as tell:
+        found = [each for each in await asyncio.gather(*map(one, samples)) if each]
+    if not found:
         raise OptionError("no question has a solution that came to an end: give more, or a model that ends its answers")
-    states = torch.cat([part["states"] for part in parts])
+    states, labels, along = zip(*chain.from_iterable(found), strict=True)
     return Paths(
-        {layer: states[:, place] for place, layer in enumerate(layers)},
-        torch.cat([part["labels"] for part in parts]),
-        torch.cat([part["along"] for part in parts]),
-        torch.repeat_interleave(torch.arange(len(parts)), torch.tensor([len(part["labels"]) for part in parts])),
+        dict(zip(keeping.read, torch.stack(states, dim=1), strict=True)),
+        torch.tensor(labels),
+        torch.tensor(along),
+        torch.repeat_interleave(torch.arange(len(found)), torch.tensor([*map(len, found)])),
     )
 
 
