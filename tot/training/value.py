@@ -184,19 +184,22 @@ async def read_paths(work: Work, rollouts: Path, keeping: Keep, decoders: dict[P
                 kept = keeping.kept(context)
         done += 1
         tell(done, f"{done} of {len(samples)} questions")
-        right, far = ({node: fmean(each[i] for each in those) for node, those in ends.items()} for i in (0, 1))
-        return [(kept[str(node)], right[node], tree[node].depth / far[node]) for node in ends]
+        found = []
+        for end, each in ends.items():
+            right, far = map(fmean, zip(*each, strict=True))
+            found.append((kept[str(end)], right, tree[end].depth / far))
+        return found
 
     with counting("reading states", len(samples)) as tell:
-        found = [each for each in await asyncio.gather(*map(one, samples)) if each]
-    if not found:
+        questions = [each for each in await asyncio.gather(*map(one, samples)) if each]
+    if not questions:
         raise OptionError("no question has a solution that came to an end: give more, or a model that ends its answers")
-    states, labels, along = zip(*chain.from_iterable(found), strict=True)
+    states, labels, along = zip(*chain.from_iterable(questions), strict=True)
     return Paths(
         dict(zip(keeping.read, torch.stack(states, dim=1), strict=True)),
         torch.tensor(labels),
         torch.tensor(along),
-        torch.repeat_interleave(torch.arange(len(found)), torch.tensor([*map(len, found)])),
+        torch.repeat_interleave(torch.arange(len(questions)), torch.tensor([*map(len, questions)])),
     )
 
 
