@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import re
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from rich.table import Table
@@ -33,7 +34,7 @@ from tot.registry import EVALUATORS, named
 from tot.solver import run_to_end
 from tot.state import Drawn, State, Thought
 from tot.task import Task
-from tot.tree import ThoughtTree
+from tot.tree import Node, ThoughtTree
 
 _AT_ONCE = 16
 """Trees whose parts are judged side by side."""
@@ -41,24 +42,28 @@ _AT_ONCE = 16
 
 @dataclass(frozen=True)
 class Judged:
-    """A piece of a solution: whether that solution ends right, and how an evaluator values it as far as here."""
+    """A piece of solutions: the share of those that it is a part of that end right, and how an evaluator values it as
+    far as here."""
 
     depth: int
+    along: float
+    """How far on the way to those ends; 1 is an end."""
     truth: float
     value: float
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """A question and the messages that answer it: the pieces of each, and how right it is."""
+    """A question and the messages that answer it: the pieces of each, with what tells those that messages share, and
+    how right it is."""
 
     root: State
-    messages: tuple[tuple[list[Drawn], float], ...]
+    messages: tuple[tuple[list[tuple[Hashable, Drawn]], float], ...]
 
 
 def judge(asked: QualityOptions, work: Work, folder: Path, bench: Bench) -> None:
     """How well evaluators tell pieces that end right from those that don't, within a question."""
-    rows = Table("evaluator", "all", "first pieces", "second", "later", "new tokens a piece", "seconds", title=_TELLING)
+    rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         tokenizer = getattr(decoders["generate"], "tokenizer", None)
@@ -74,29 +79,40 @@ def judge(asked: QualityOptions, work: Work, folder: Path, bench: Bench) -> None
                 )
             )
             bench.keep(**{f"evaluator {name}": [[asdict(one) for one in each] for each in found]})
-            shares = [told(found, depths) for depths in (range(1, 99), range(1, 2), range(2, 3), range(3, 99))]
             pieces = max(1, sum(map(len, found)))
+            shares = [told(found, place) for place in PLACES.values()]
             rows.add_row(name, *shares, f"{meter.usage.new_tokens / pieces:.0f}", f"{seconds:.1f}")
     bench.show(rows)
 
 
 _TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
+PLACES: dict[str, Callable[[Judged], bool]] = {
+    "all": lambda piece: True,
+    "first pieces": lambda piece: piece.depth == 1,
+    "half way": lambda piece: abs(piece.along - 0.5) < 0.17,
+    "ends": lambda piece: piece.along == 1,
+}
 _PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
 
 
 def solutions(
     folder: Path, sample: Mapping[str, Any], task: Task, decode: Callable[[Sequence[int]], str] | None
 ) -> Solutions:
-    """The whole messages that an evaluation's folder holds of a sample, cut as `Continue` cuts them; with `decode`,
-    which tells what tokens spell, their tokens as well."""
+    """The messages that an evaluation's folder holds of a sample, in the pieces that they grew by; whole ones cut as
+    `Continue` cuts them, with `decode`, which tells what tokens spell, their tokens as well."""
     tree, found = read_leaves(folder, sample, task)
     messages = []
-    for node, (_, right) in found.items():
-        thought = tree[node].thought
-        assert thought is not None
-        whole = next(iter(thought.drawn.values()), Drawn(text=thought.text, tokens=()))
-        messages.append((pieces_of(whole, decode), right))
+    for leaf, (_, right) in found.items():
+        pieces: list[tuple[Hashable, Drawn]] = [(node.id, _drawn(node)) for node in tree.path(tree[leaf])[1:]]
+        if len(pieces) == 1:
+            pieces = [((leaf, i), piece) for i, piece in enumerate(pieces_of(pieces[0][1], decode))]
+        messages.append((pieces, right))
     return Solutions(tree.state(tree.root), tuple(messages))
+
+
+def _drawn(node: Node) -> Drawn:
+    assert node.thought is not None
+    return next(iter(node.thought.drawn.values()), Drawn(text=node.thought.text, tokens=()))
 
 
 def pieces_of(message: Drawn, decode: Callable[[Sequence[int]], str] | None) -> list[Drawn]:
@@ -118,26 +134,32 @@ async def judged(questions: Sequence[Solutions], task: Task, evaluator: Any, bac
     async def of(question: Solutions) -> list[Judged]:
         tree = ThoughtTree(question.root)
         context = Context(checked, tree, backend).to("evaluate")
+        grown: dict[Hashable, Node] = {}
         ends, found = [tree.root] * len(question.messages), list[Judged]()
         for depth in range(max((len(pieces) for pieces, _ in question.messages), default=0)):
-            growing = [i for i, (pieces, _) in enumerate(question.messages) if depth < len(pieces)]
-            for i in growing:
-                piece = question.messages[i][0][depth]
-                drawn = {task.thought[-1]: piece} if piece.tokens else {}
-                ends[i] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
+            through: dict[int, list[tuple[float, int]]] = {}  # by node, the ends of messages that it is a part of
+            for i, (pieces, right) in enumerate(question.messages):
+                if depth < len(pieces):
+                    key, piece = pieces[depth]
+                    if key not in grown:
+                        drawn = {task.thought[-1]: piece} if piece.tokens else {}
+                        grown[key] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
+                    ends[i] = grown[key]
+                    through.setdefault(ends[i].id, []).append((right, len(pieces)))
             async with turn:
-                values = await context.judge(evaluator, [ends[i] for i in growing])
-            for i, one in zip(growing, values, strict=True):
+                values = await context.judge(evaluator, [tree[node] for node in through])
+            for ended, one in zip(through.values(), values, strict=True):
                 if one.value is not None:
-                    found.append(Judged(depth + 1, question.messages[i][1], one.value))
+                    right, far = map(fmean, zip(*ended, strict=True))
+                    found.append(Judged(depth + 1, (depth + 1) / far, right, one.value))
         return found
 
     return await asyncio.gather(*map(of, questions))
 
 
-def told(questions: Sequence[Sequence[Judged]], depths: range) -> str:
+def told(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:
     """The mean over questions of the share of pairs, of different truth, that values put in the right order; ties are
     worth half. Empty where no question has such pairs."""
-    found = [told_apart([(one.truth, one.value) for one in pieces if one.depth in depths]) for pieces in questions]
+    found = [told_apart([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
     shares = [share for share in found if share is not None]
     return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""

@@ -127,8 +127,8 @@ def folder_of(asked: QualityOptions, name: str) -> Path:
 
 
 def _samples(work: Work) -> int:
-    """Whole solutions of a question that a way draws at once."""
-    return int(getattr(work.config.search, "samples", 1))
+    """Whole solutions of a question that a way draws at once, or keeps growing."""
+    return int(getattr(work.config.search, "samples", getattr(work.config.search, "breadth", 1)))
 
 
 def forecast(works: Mapping[str, Work]) -> str:
@@ -180,6 +180,7 @@ CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
     "majority": lambda leaf: 1.0,
     "weighted by probability": lambda leaf: leaf.probability,
     "weighted by value": lambda leaf: leaf.value,
+    "best value": lambda leaf: leaf.value,
 }
 
 
@@ -196,7 +197,8 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
         for how, weigh in CHOOSING.items():
             kept = {question: one.leaves[:size] for question, one in answers.items()}
             if all(weigh(leaf) is not None for leaves in kept.values() for leaf in leaves):
-                chosen = {question: _chosen(leaves, weigh, task) for question, leaves in kept.items()}
+                vote = how != "best value"
+                chosen = {question: _chosen(leaves, weigh, task, vote) for question, leaves in kept.items()}
                 if size is None:  # branches share tokens
                     chosen = {
                         question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()
@@ -215,9 +217,11 @@ def mixed(ways: Sequence[Answers]) -> Answers:
     return found
 
 
-def _chosen(leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task) -> Answered:
+def _chosen(leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task, vote: bool) -> Answered:
+    """The answer that leaves vote for, each with its weight, or that of the weightiest."""
     said = [leaf for leaf in leaves if leaf.answer is not None]
-    winners = elected([task.canonical(leaf.answer) for leaf in said], [weigh(leaf) or 0.0 for leaf in said])
+    ballots = [task.canonical(leaf.answer) if vote else i for i, leaf in enumerate(said)]
+    winners = elected(ballots, [weigh(leaf) or 0.0 for leaf in said])
     best = said[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
     return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from collections.abc import Sequence
@@ -11,13 +12,16 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.bench.evaluators import Judged, pieces_of, told
+from tot.backend import Backend
+from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told
 from tot.bench.quality import Answered, Leaf, read_answers, replayed, table
 from tot.cli.app import main
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
+from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
-from tot.state import Drawn
+from tot.state import Drawn, State, Thought
+from tot.tree import Node, ThoughtTree
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
 SAID = {  # by question, what its samples say: plain answers are right for two, majorities for three
@@ -194,6 +198,59 @@ def test_a_trees_leaves_are_chosen_among_at_the_price_of_the_tree() -> None:
     }
 
 
+def test_the_best_leaf_is_the_one_of_most_value() -> None:
+    """Where all leaves have some: two votes of 0.4 outweigh one of 0.7."""
+    values = (("a", 0.7), ("b", 0.4), ("b", 0.4), (None, 0.9))
+    leaves = tuple(Leaf(answer, float(answer == "a"), value, None, 5) for answer, value in values)
+    found = replayed("votes", {"q": Answered(0.0, 20, "b", thoughts=4, leaves=leaves)}, Letter())
+    right = {name: answers["q"].answer for name, answers in found.items()}
+    assert right == {
+        "votes, majority of 2": "a",
+        "votes, weighted by value of 2": "a",
+        "votes, best value of 2": "a",
+        "votes, majority of 4": "b",
+        "votes, weighted by value of 4": "b",
+        "votes, best value of 4": "a",
+    }
+
+
+def test_a_trees_thoughts_are_judged_as_they_grew(tmp_path: Path) -> None:
+    """Each once, with the share of the leaves behind it that are right."""
+    tree = ThoughtTree(State(question="q"))
+
+    def grow(parent: Node, text: str, ended: bool = False) -> Node:
+        return tree.add(parent, Thought(parts={"thought": text}, ended=ended))
+
+    first = grow(tree.root, "well ")
+    grow(first, "and e", ended=True)
+    grow(grow(first, "but "), "x", ended=True)
+    grow(tree.root, "e", ended=True)
+    (tmp_path / "trees").mkdir()
+    (tmp_path / "trees" / "0-0.json").write_text(json.dumps(tree.to_json()))
+    sample = {"id": "0-0", "question": "q", "reference": "well and e"}
+
+    class Whole(Letter):
+        def parse_answer(self, text: str) -> str | None:
+            return text
+
+    class Longer:
+        def key(self, context: Any, node: Node) -> None:
+            return None
+
+        async def evaluate(self, context: Any, nodes: Sequence[Node]) -> list[float]:
+            return [float(len(context.state(node).text)) for node in nodes]
+
+    given = [solutions(tmp_path, sample, Whole(), None)]
+    (found,) = asyncio.run(judged(given, Whole(), Longer(), Backend({}, Meter())))
+    assert [(one.depth, one.along, one.truth) for one in found] == [
+        (1, 1 / 2.5, 0.5),
+        (1, 1.0, 0.0),
+        (2, 1.0, 1.0),
+        (2, 2 / 3, 0.0),
+        (3, 1.0, 0.0),
+    ]
+
+
 @pytest.mark.usefixtures("_known")
 def test_a_model_that_judges_pairs_sees_them_in_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
     """This one prefers what it sees first, unless only the other is right."""
@@ -256,8 +313,10 @@ def test_a_message_is_cut_into_its_paragraphs(text: str, pieces: list[str]) -> N
 @pytest.mark.parametrize(("value", "expected"), [(lambda t: t, "1.00"), (lambda t: -t, "0.00"), (lambda t: 3, "0.50")])
 def test_telling_is_known(value: Any, expected: str) -> None:
     questions = [
-        [Judged(depth, truth, value(truth)) for depth in (1, 2) for truth in (0.0, 0.25, 1.0)] for _ in range(5)
+        [Judged(depth, depth / 2, truth, value(truth)) for depth in (1, 2) for truth in (0.0, 0.25, 1.0)]
+        for _ in range(5)
     ]
-    questions.append([Judged(1, 1.0, 0.0), Judged(1, 1.0, 5.0)])  # nothing to tell
-    assert told(questions, range(1, 99)) == f"{expected} ({expected} to {expected}), 5 questions"
-    assert told(questions, range(3, 99)) == ""
+    questions.append([Judged(1, 0.1, 1.0, 0.0), Judged(1, 0.1, 1.0, 5.0)])  # nothing to tell
+    for place in ("all", "first pieces", "half way", "ends"):
+        assert told(questions, PLACES[place]) == f"{expected} ({expected} to {expected}), 5 questions"
+    assert told(questions[-1:], PLACES["all"]) == ""
