@@ -149,3 +149,19 @@ def test_an_evaluation_opens_with_its_numbers_and_every_tree_is_one_click_away(
     assert chromium.find("#overview").is_displayed()
     assert chromium.js("return window.hacked") is None
     assert chromium.complaints == []
+
+
+def test_values_are_shown_along_the_text(opened: Any, grown: Any) -> None:
+    tree = grown("a", "a/<b>", "a/<b>/c")
+    for node in list(tree)[1:]:
+        node.visits = 4 - node.depth
+    browser = opened(tree)
+    assert browser.texts("#panel .path .text") == ["a", "<b>", "c"]
+    assert browser.texts("#panel .path .value") == ["0", "1", "2"]
+    colours = "return [...document.querySelectorAll('.path li')].map((row) => getComputedStyle(row).borderLeftColor)"
+    assert len(set(browser.js(colours))) == 3
+    browser.js("view.measure('visits')")
+    assert browser.texts("#panel .path .value") == ["3", "2", "1"]
+    browser.press(Keys.HOME, Keys.ARROW_RIGHT)
+    assert browser.heading == "Thought 0.0"
+    assert browser.texts("#panel .path") == []  # its text is all there is

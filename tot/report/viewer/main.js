@@ -3,7 +3,7 @@
 const overview = embedded("evaluation");
 const canvas = byId("canvas");
 const panel = new Panel(byId("panel"));
-const view = new TreeView(canvas, (node) => panel.show(view.tree, node, search.query));
+const view = new TreeView(canvas, (node) => panel.show(view.tree, node, search.query, view.scale));
 const search = new Search(view, (text) => byId("found").replaceChildren(text));
 
 function embedded(id) {

@@ -14,11 +14,12 @@ class Panel {
     this.element = element;
   }
 
-  show(tree, node, query) {
+  show(tree, node, query, scale) {
     const { fields } = node;
     this.element.replaceChildren(
       this.head(node),
       ...this.text(tree, node, query),
+      ...this.path(node, scale),
       ...(node.parent === null ? this.run(tree.saved.run ?? {}) : []),
       ...this.numbers(fields),
       ...this.rationale(fields),
@@ -60,6 +61,25 @@ class Panel {
       shown.push(make("div", { class: "part" }, make("h3", {}, title), make("div", { class: "text", dir: "auto" }, ...marked(seen.text, query))));
     }
     return shown.length ? shown : [make("p", { class: "quiet" }, "The thought is empty.")];
+  }
+
+  /** The text from the question to here, each thought beside the value of the path that ends with it. */
+  path(node, scale) {
+    const path = [];
+    for (let each = node; each.parent !== null; each = each.parent) path.unshift(each);
+    if (path.length < 2) return [];
+    const rows = path.map((each) => {
+      const part = scale.of(each);
+      const row = make(
+        "li",
+        { class: part === null ? "unvalued" : null, "aria-label": `thought ${placeOf(each)}` },
+        make("div", { class: "text", dir: "auto" }, visible(each.text)),
+        make("b", { class: "value" }, shortNumber(each.fields[scale.field] ?? null)),
+      );
+      if (part !== null) row.style.setProperty("--share", `${(100 * part).toFixed(1)}%`);
+      return row;
+    });
+    return [make("h3", { class: "section" }, "Along its path"), make("ol", { class: "path" }, ...rows)];
   }
 
   /** What the search came to: said beside the question. */

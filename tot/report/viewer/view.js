@@ -34,6 +34,7 @@ class TreeView {
   measure(field) {
     this.scale = this.tree.scale(field);
     this.forget();
+    if (this.selected) this.onSelect(this.selected);
   }
 
   /** Lay out anew, after something was opened or closed; `still` stays where it is in the window. */
