@@ -17,6 +17,7 @@ from tot.backend import Backend
 from tot.checked_task import CheckedTask
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
+from tot.messages import as_written, drawn_for, scoring, tokens_of, with_said, with_text
 from tot.parallel import with_room
 from tot.seeds import derive
 from tot.state import Drawn, State, Thought, is_thinking
@@ -137,7 +138,7 @@ class Context:
         if until:
             room = max(self.room(template, thoughts), 1)
             piece = {"max_tokens": min(room, max_tokens or room), "stop": (*sampling.stop, *until), "keep_stop": True}
-            sampling = sampling.model_copy(update={**piece, "drawn": _drawn(thoughts)})
+            sampling = sampling.model_copy(update={**piece, "drawn": drawn_for(thoughts)})
         steps: tuple[str, ...] = ()
         trigger = None
         if self.purpose == "generate":
@@ -164,7 +165,7 @@ class Context:
             # Its own end, where another token was drawn after the text; else the last row is of the token before.
             if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
                 drawn = Thought(parts={template: one.text}, drawn={template: Drawn(text=one.text, tokens=one.tokens)})
-                if (key := _tokens_of((*thoughts, drawn))) is not None:
+                if (key := tokens_of((*thoughts, drawn))) is not None:
                     self._endings[key] = one.states[-1].clone()
         return [
             Reply(template, request, completion, self.decoder, int(unread))
@@ -201,7 +202,7 @@ class Context:
         """The states at the end of a path's text, (layers, hidden) in float16: from the forward that drew it, where
         they are known, else from one that is asked for, with what was replied. None where a budget cut that off."""
         thoughts = self.state(node).thoughts
-        if {*layers} <= {*self._layers} and (known := self._endings.get(_tokens_of(thoughts))) is not None:
+        if {*layers} <= {*self._layers} and (known := self._endings.get(tokens_of(thoughts))) is not None:
             return known[[self._layers.index(layer) for layer in layers]], None
         *before, thought = thoughts
         *begun, template = thought.parts
@@ -224,10 +225,10 @@ class Context:
         """How many tokens a message may still have that `template` asks for, and that begins with these thoughts; or,
         while the model thinks, that thinking."""
         if is_thinking("".join(thought.text for thought in thoughts)):
-            return _THINKING_TOKENS - _drawn(thoughts)
+            return _THINKING_TOKENS - drawn_for(thoughts)
         ended = [i for i, thought in enumerate(thoughts) if "</think>" in thought.text]
         said = thoughts[ended[-1] + 1 :] if ended else thoughts
-        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - _drawn(said)
+        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - drawn_for(said)
 
     async def _think(
         self, request: Request, completions: Sequence[Completion], thoughts: Sequence[Thought]
@@ -332,81 +333,3 @@ class Context:
                 self._evaluations.setdefault(key, evaluation.again())
         for i, one in enumerate(getattr(evaluator, "evaluators", ())):  # a mixture's evaluations have theirs as parts
             self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])
-
-
-def _tokens_of(thoughts: Sequence[Thought]) -> Hashable:
-    """What tells a path by the tokens that were drawn for it; of one that was not drawn here, nothing does."""
-    drawn = [
-        (name, thought.drawn[name].tokens) for thought in thoughts for name in thought.parts if name in thought.drawn
-    ]
-    whole = len(drawn) == sum(len(thought.parts) for thought in thoughts)
-    names = tuple(dict.fromkeys(name for name, _ in drawn))
-    return (names, tuple(token for _, tokens in drawn for token in tokens)) if whole else None
-
-
-def _drawn(thoughts: Sequence[Thought]) -> int:
-    """Tokens drawn for them."""
-    return sum(len(part.tokens) for thought in thoughts for part in thought.drawn.values())
-
-
-def scoring(
-    prompt: Sequence[Message],
-    labels: Sequence[str],
-    sampling: Sampling,
-    purpose: Purpose = "evaluate",
-    *,
-    end: str = "",
-    close: bool = True,
-    trigger: str | None = None,
-) -> Request:
-    """What scores labels after a prompt, or after an explanation and `trigger`."""
-    space = " " if trigger is not None or prompt[-1].role == "assistant" else ""
-    return Request(
-        prompt=tuple(prompt),
-        sampling=sampling,
-        purpose=purpose,
-        answer_trigger=trigger,
-        choices=tuple(f"{space}{label}{end}" for label in labels),
-        close_choices=close,
-    )
-
-
-def with_said(prompt: Sequence[Any], text: str) -> tuple[Message, ...]:
-    """The prompt with a text more at the end of what the assistant says."""
-    last = prompt[-1]
-    begun = last.content if last.role == "assistant" else ""
-    return (*prompt[: -1 if begun else None], Message(role="assistant", content=begun + text))
-
-
-def with_text(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:
-    """The prompt with a paragraph more at the end of what the user says last."""
-    places = [i for i, message in enumerate(prompt) if message.role == "user"]
-    if not text or not places:
-        return prompt
-    last = prompt[places[-1]]
-    longer = last.model_copy(update={"content": f"{last.content}\n\n{text}"})
-    return (*prompt[: places[-1]], longer, *prompt[places[-1] + 1 :])
-
-
-def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tuple[Message, ...]:
-    """The prompt, with the thoughts that its assistant's prefix holds, in their order, marked as they were drawn: cut
-    into tokens anew, a text would be continued as somebody else's."""
-    last = prompt[-1]
-    if last.role != "assistant":
-        return prompt
-    written = []
-    at = 0
-    for thought in thoughts:
-        for name, text in thought.parts.items():
-            found = last.content.find(text, at)
-            if found < 0:
-                continue
-            at = found + len(text)
-            if (drawn := thought.drawn.get(name)) is None:
-                continue
-            own = drawn.text.lstrip() if thought.observation is not None else text  # a result may stand behind it
-            if own in drawn.text and text.startswith(own):
-                begin = found - drawn.text.index(own)  # what was read from a text may begin inside of it
-                if begin >= 0 and last.content.startswith(drawn.text[: found - begin], begin):
-                    written.append((begin, drawn.tokens))
-    return (*prompt[:-1], last.model_copy(update={"written": tuple(written)}))

@@ -8,8 +8,8 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import BFS, Continue, Sample, Solution, Task, ThoughtTree, solve
-from tot.context import as_written
 from tot.decoders import LocalDecoder, Message, Request, Sampling, load_decoder
+from tot.messages import as_written
 from tot.state import Drawn, State, Thought
 
 

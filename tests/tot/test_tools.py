@@ -11,9 +11,9 @@ import pytest
 
 from tot import Checkpoint, Task, UseTools, solve
 from tot import tools as tools_module
-from tot.context import as_written
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Message
+from tot.messages import as_written
 from tot.registry import parts_of
 from tot.state import Drawn, Observation, State, Thought
 from tot.tasks.arithmetic import calculator

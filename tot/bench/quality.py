@@ -23,7 +23,6 @@ from rich.table import Table
 from tot.bench.evaluators import judge
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
-from tot.context import scoring
 from tot.decoders.errors import OptionError
 from tot.decoders.models.loading import resolve_device, resolve_dtype
 from tot.decoders.request import Request, Sampling
@@ -37,6 +36,7 @@ from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.machine import describe
+from tot.messages import scoring
 from tot.search.session import elected
 from tot.solver import solve
 from tot.task import Task

@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tot.context import Context, scoring
+from tot.context import Context
 from tot.decoders.request import Completion, Message, Request, Sampling
 from tot.evaluators.base import Labels, TemplateEvaluator, labels_of
+from tot.messages import scoring
 from tot.steps import Evaluation, softmax
 from tot.task import Task
 from tot.tree import Node
