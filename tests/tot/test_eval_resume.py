@@ -235,6 +235,20 @@ def _puzzles(path: Path) -> Path:
     return path
 
 
+def test_the_limit_may_rise_and_not_fall(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
+    decoder, limits = scripted({}), (3, 5, None)
+    for limit in limits:
+        results = run(decoder, out="longer", limit=limit, resume=limit != 3)
+        assert results.samples == (limit or 8)
+        assert yaml.safe_load((tmp_path / "longer" / "config.yaml").read_text()).get("limit") == limit
+    assert lines(tmp_path / "longer") == lines(whole)
+    assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8
+    configs = [yaml.safe_load((path / "config.yaml").read_text()) for path in (tmp_path / "longer", whole)]
+    assert configs[0] == configs[1]
+    with pytest.raises(TotError, match="limit none there, 7 here"):
+        run(decoder, out="longer", limit=7, resume=True)
+
+
 def test_concurrency_may_change(run: Any, scripted: Any, whole: Path) -> None:
     assert run(scripted({}), resume=True, concurrency=2).samples == 8
 

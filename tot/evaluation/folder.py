@@ -30,7 +30,8 @@ class Folder:
     """An evaluation's folder, open for writing."""
 
     def __init__(self, path: Path, options: dict[str, Any], record: dict[str, Any], resume: bool) -> None:
-        """Make the folder or, with `resume`, go on with what is there. `options` and `record` say what it is of.
+        """Make the folder or, with `resume`, go on with what is there. `options` and `record` say what it is of; of the
+        limit of rows there may be more than it was begun with.
 
         Raises OptionError for a folder in use, of something else, or of another configuration, naming the difference.
         """
@@ -60,10 +61,7 @@ class Folder:
         if not (self.path / "config.yaml").exists():
             if any(not entry.name.startswith(".") for entry in self.path.iterdir()):
                 raise OptionError(f"{self.path} holds something other than an evaluation: give another folder")
-            text = yaml.safe_dump(
-                {"format": FORMAT, "version": VERSION, **options, "record": record}, sort_keys=False, allow_unicode=True
-            )
-            write_text(self.path / "config.yaml", text)
+            self._write_config(options, record)
             return []
         there = read_config(self.path)
         if not resume:
@@ -71,13 +69,21 @@ class Folder:
         recorded = there.pop("record", {})
         known, now = recorded.pop("versions", {}), record["versions"]
         hashes = {name: value for name, value in record.items() if name != "versions"}
+        if longer := _goes_further(there.get("limit"), options.get("limit")):
+            there["limit"] = options.get("limit")
         different = [*_differences(there, options), *_differences(recorded, hashes)]
         if different:
             raise OptionError(
                 f"{self.path} was begun with another configuration: {'; '.join(different)}. Resume it with what it was "
                 "begun with, or give another folder"
             )
+        if longer:
+            self._write_config(options, {**recorded, "versions": known})
         return _differences(known, now)
+
+    def _write_config(self, options: dict[str, Any], record: dict[str, Any]) -> None:
+        found = {"format": FORMAT, "version": VERSION, **options, "record": record}
+        write_text(self.path / "config.yaml", yaml.safe_dump(found, sort_keys=False, allow_unicode=True))
 
     def _read(self) -> None:
         """Find the samples; what a kill left of a last line is dropped."""
@@ -178,6 +184,11 @@ def _differences(there: dict[str, Any], here: dict[str, Any]) -> list[str]:
         for name in names
         if _compared(there.get(name)) != _compared(here.get(name))
     ]
+
+
+def _goes_further(there: int | None, here: int | None) -> bool:
+    """Whether a limit of rows takes all that another takes, and more; None takes all."""
+    return there is not None and (here is None or here > there)
 
 
 def _compared(value: Any) -> Any:

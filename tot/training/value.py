@@ -51,6 +51,8 @@ from tot.tree import Node
 
 _AT_ONCE = 8
 """Trees whose states are read side by side."""
+_FREE = ("limit", "concurrency")
+"""Settings that may change where work goes on: the limit may rise."""
 _HELD_OUT = 5
 """Every so many questions one is not trained on, to choose by."""
 _WIDTH = 64
@@ -87,7 +89,8 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
         if target is None:
             raise OptionError(f"{model} tells no hidden states: give a model that runs here")
         layers = options.layers or _layers(target.config.num_hidden_layers)
-        check_settings(folder / "settings.json", {**asked, "layers": list(layers)})
+        begun = {name: value for name, value in asked.items() if name not in _FREE}
+        check_settings(folder / "settings.json", {**begun, "layers": list(layers)})
         keeping = Keep(folder=folder / "states", read=layers)
         keeping.folder.mkdir(exist_ok=True)
         rollouts = folder / "rollouts"
