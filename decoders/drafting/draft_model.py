@@ -16,6 +16,7 @@ from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import candidates, distribution
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.backend import Backend
+from tot.decoders.kernels.forward import Quantization
 from tot.decoders.models.loading import LoadedModel
 
 _CHUNK = 512
@@ -44,14 +45,15 @@ class ModelDrafter(Drafter):
         loaded: LoadedModel,
         kv_budget: int | str | None,
         vocabulary: int,
+        quantize: Quantization | None = None,
         owned: bool = False,
         shared: Backend | None = None,
     ) -> None:
-        """`owned` and `shared` as for a Runner: a model that nobody else has, or one of the target's layers."""
+        """`quantize`, `owned` and `shared` as for a Runner: `shared` of a model that is the target's first layers."""
         self.loaded = loaded
         self.vocabulary = vocabulary
         """Tokens that the target has logits for; a draft may have more or fewer of them."""
-        self.runner: Runner = Runner(loaded.model, kv_budget, None, owned, shared)
+        self.runner: Runner = Runner(loaded.model, kv_budget, quantize, owned, shared)
         self.forwards = 0
         self._lock = threading.Lock()
         """Drafting may go on in a thread of its own (SEED's rounds), and decoders share a drafter."""

@@ -88,11 +88,16 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
 def _model_drafter(
     loaded: LoadedModel, engine: Engine, owned: bool = False, shared: Backend | None = None
 ) -> ModelDrafter:
-    """With a store for as many tokens as the target has: whatever is admitted there has room here."""
-    try:
-        return ModelDrafter(loaded, engine.cache.capacity, engine.loaded.model.config.vocab_size, owned, shared)
-    except OptionError as error:
-        raise OptionError(f"no room for the draft's keys and values beside the target's: {error}") from None
+    """With a store for as many tokens as the target has: whatever is admitted there has room here. Its weights are
+    quantized as the target's, where they can be: what is drafted only has to be likely."""
+    wanted = None if shared is not None else engine.runner.quantize
+    make = partial(ModelDrafter, loaded, engine.cache.capacity, engine.loaded.model.config.vocab_size)
+    for quantize in dict.fromkeys((wanted, None)):
+        try:
+            return make(quantize, owned, shared)
+        except OptionError as error:
+            why = error
+    raise OptionError(f"no room for the draft's keys and values beside the target's: {why}")
 
 
 def trained_drafter(engine: Engine, stack: ExitStack) -> ModelDrafter | None:

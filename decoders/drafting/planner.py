@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tot.decoders.drafting.latency_model import LatencyModel
 
 _WEIGHT = 2.0
-_GUESS = 0.5
+_GUESS = 0.8
 """What is not known yet counts as this many trials, of which this share was accepted."""
 _FORGETS = 0.995
 """What was learned counts so much less with every step, so that what was given up is tried again."""
@@ -25,6 +25,10 @@ _TRIAL = 6
 """Steps of a way that is being tried."""
 _BLOCKS = 60, 960
 """Steps of the faster way before the other is tried again: twice as many each time that it has won again."""
+_REGRET = 0.02
+"""Trials that are lost may take this share of the time: the blocks between them are as long as that asks for."""
+_LONGEST = 8000
+"""Steps of such a block, at most."""
 _FADES = 0.97
 """Older steps of a way count less."""
 _INTERRUPTED = 4.0
@@ -122,43 +126,54 @@ class _Way:
 
 
 class Trial:
-    """Whether to draft in the next step, by what every step so far brought and took: the faster way is kept, and the
-    other tried again now and then. The first trial is against the measured latency of a plain forward, so that what
-    clearly pays is never left out."""
+    """Which of two ways to take in the next step, by what every step so far brought and took: the faster one is kept,
+    and the other tried again now and then. The first trial of drafting is against the measured latency of a plain
+    forward, so that what clearly pays is never left out."""
 
-    def __init__(self, plain: float) -> None:
-        """`plain`: seconds that a step without drafts, one token a branch, is thought to take."""
+    def __init__(self, plain: float | None) -> None:
+        """`plain`: seconds that a step without drafts, one token a branch, is thought to take; None: try both ways."""
         self.drafts = True
-        self._ways = {True: _Way(), False: _Way(1.0, 1.0, plain)}
+        """Or what else the first way is."""
+        self._ways = {True: _Way(), False: _Way() if plain is None else _Way(1.0, 1.0, plain)}
         self._left = _TRIAL
         self._block = _BLOCKS[0]
         self._won: bool | None = None
         self._trying = True
         self._changed = True
+        self._tried = _Way()
+        """What the trial under way brought and took."""
 
-    def step(self, tokens: float, seconds: float) -> None:
-        """A step of the present way brought so many tokens a branch. The first one after a change counts for nothing:
-        the draft catches up with what it has not seen."""
+    def step(self, tokens: float, seconds: float, drafting: float = 0.0) -> None:
+        """A step of the present way brought so many tokens a branch, and took so many seconds besides those of drafting.
+        The first one after a change tells nothing of the way: the draft catches up with what it has not seen."""
         self._changed, changed = False, self._changed
-        if changed:
-            return
         way = self._ways[self.drafts]
         if way.steps:
             seconds = min(seconds, _INTERRUPTED * way.seconds / way.steps)
+        seconds += drafting
+        if self._trying:
+            self._tried.tokens += tokens
+            self._tried.seconds += seconds
+        if changed:
+            return
         way.steps = way.steps * _FADES + 1
         way.tokens = way.tokens * _FADES + tokens
         way.seconds = way.seconds * _FADES + seconds
         self._left -= 1
         if self._left:
             return
-        if not self._trying:
+        if not self._trying or not all(way.steps for way in self._ways.values()):
             self._change(not self.drafts)
-            self._left, self._trying = _TRIAL, True
+            self._left, self._trying, self._tried = _TRIAL, True, _Way()
             return
-        drafting, plain = self._ways[True], self._ways[False]
-        self._change(drafting.tokens * plain.seconds > plain.tokens * drafting.seconds)  # tokens a second
+        first, second = self._ways[True], self._ways[False]
+        self._change(first.tokens * second.seconds > second.tokens * first.seconds)  # tokens a second
         self._block = min(2 * self._block, _BLOCKS[1]) if self.drafts == self._won else _BLOCKS[0]
         self._left, self._trying, self._won = self._block, False, self.drafts
+        kept = self._ways[self.drafts]
+        if kept.steps > 1 and kept.seconds > 0:  # it was measured
+            lost = self._tried.seconds - self._tried.tokens * kept.seconds / kept.tokens
+            self._left = max(self._left, min(_LONGEST, round(lost / (_REGRET * kept.seconds / kept.steps))))
 
     def _change(self, drafts: bool) -> None:
         self._changed = drafts != self.drafts

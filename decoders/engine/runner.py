@@ -95,6 +95,7 @@ class Runner:
         if config._attn_implementation == ATTENTION:
             raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
         self.model: Any = model
+        self.quantize = quantize
         self.device: torch.device = model.device
         self.dtype: torch.dtype = model.dtype
         self.context = int(config.max_position_embeddings)

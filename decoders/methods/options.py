@@ -54,8 +54,9 @@ class SEEDOptions(DraftingOptions):
 
     policy: Literal["packed", "rounds"] = "packed"
     """packed verifies all finished drafts in one forward; rounds one after another, while others draft."""
-    overlap: bool = True
-    """rounds: draft in a thread of its own while the target verifies; False drafts in between, to compare with."""
+    overlap: bool | None = None
+    """rounds: draft in a thread of its own while the target verifies (True), or in between (False); None does what the
+    clock says is faster, as the target may need all cores."""
     adapt: bool = True
     """Measure what forwards cost and drafts bring, and draft as much as pays; False drafts all of k_config, always."""
     k_config: KConfig = (2, 1, 1, 1, 1, 1)
@@ -67,7 +68,7 @@ class SEEDOptions(DraftingOptions):
     def _fitting(self) -> SEEDOptions:
         if self.rule == "leviathan" and max(self.k_config) > 1:
             raise ValueError("rule leviathan knows one candidate a position: give k_config=1,1,1, or rule=mcsd")
-        if self.policy == "packed" and not self.overlap:
+        if self.policy == "packed" and self.overlap is not None:
             raise ValueError("overlap is for policy=rounds: leave it out")
         return self
 

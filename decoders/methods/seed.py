@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from concurrent.futures import Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
@@ -19,6 +19,7 @@ import torch
 
 from tot.decoders.drafting.drafters import Context, Drafter
 from tot.decoders.drafting.opening import make_drafter
+from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
 from tot.decoders.methods.method import Method, OpenedMethod
@@ -28,7 +29,8 @@ from tot.decoders.timeline import Span
 
 
 class Rounds(Speculation):
-    """The queue of drafts to be verified. Drafting is done by an executor, one draft after another."""
+    """The queue of drafts to be verified. Drafts are made one after another: by a worker, beside the target, or between
+    its forwards."""
 
     def __init__(
         self,
@@ -39,7 +41,12 @@ class Rounds(Speculation):
     ) -> None:
         super().__init__(engine, drafter, options.k_config, options.rule, options.adapt)
         device = engine.runner.device
-        self._executor = executor or (_worker(device) if options.overlap else _Inline())
+        self._worker = executor or _worker(device)
+        self._inline = _Inline()
+        self._overlap = True if executor is not None else options.overlap
+        self._drafted: Future[Any] | None = None
+        """The last that was given to the worker, which does one after another."""
+        self._turn_ended = 0.0
         self._queue: queue.SimpleQueue[tuple[int, Future[tuple[Drafted, float]]]] = queue.SimpleQueue()
         """Finished drafts, in the order in which they were finished, and the seconds each took."""
         self._drafting: dict[int, DecodingSequence] = {}
@@ -51,12 +58,14 @@ class Rounds(Speculation):
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Let every branch draft that is not queued, and give the front of the queue its turn."""
         self._verified()
+        executor = self._executor(len(sequences))
         self._age(sequences)
         for sequence in sequences:
             if (key := sequence.key) not in self._drafting:
                 self._drafting[key] = sequence
-                future = self._executor.submit(self._draft, key, self.context(sequence))
+                future = executor.submit(self._draft, key, self.context(sequence))
                 future.add_done_callback(partial(self._enqueue, key))
+                self._drafted = self._drafted if executor is self._inline else future
         while not self._queue.empty():  # else others run meanwhile, and the next draft that is done wakes the engine
             key, future = self._queue.get()
             self._note_length()
@@ -68,6 +77,20 @@ class Rounds(Speculation):
             if self.engine.timeline is not None:
                 self._verifying = key, self.engine.timeline.clock()
             return
+
+    def _executor(self, branches: int) -> Executor:
+        """Who drafts next: where it is not said, the one with whom turns are the shorter for the tokens they bring."""
+        overlap = self._overlap
+        if overlap is None:
+            trial = self._trials.setdefault((branches.bit_length(), frozenset()), Trial(None))
+            if self._gained:
+                trial.step(self._gained, self._ended - self._turn_ended)
+            self._gained, self._turn_ended = 0, self._ended
+            overlap = trial.drafts
+        if not overlap and self._drafted is not None:  # one at a time
+            wait([self._drafted])
+            self._drafted = None
+        return self._worker if overlap else self._inline
 
     def _draft(self, key: int, context: Context) -> tuple[Drafted, float]:
         """A branch's next draft, and the seconds it took. Runs in the executor."""
@@ -98,13 +121,14 @@ class Rounds(Speculation):
         self._drafting.pop(key, None)
         if self._verifying is not None and self._verifying[0] == key:
             self._verified()
+        executor = self._inline if self._drafted is None else self._worker  # not while it is drafting
         try:
-            self._executor.submit(self.drafter.end, key)  # not while it is drafting
+            executor.submit(self.drafter.end, key)
         except RuntimeError:  # it was shut down
             self.drafter.end(key)
 
     def close(self) -> None:
-        self._executor.shutdown()
+        self._worker.shutdown()
 
 
 class _Inline(Executor):

@@ -82,6 +82,8 @@ class Speculation:
         """By the number of branches, in powers of two, and what they are decoded for."""
         self._begun: tuple[Trial, int, float] | None = None
         """The step under way: its trial, branches and beginning."""
+        self._draft_seconds = 0.0
+        """Seconds that it was drafted for."""
         self._ended = 0.0
         self._gained = 0
         self._pace = 1.0
@@ -108,7 +110,7 @@ class Speculation:
                     planner.statistics = self.statistics[group[0].purpose]
                 drafts = self.drafter.draft(group, planner)
                 self.drafts |= {c.key: Drafted(c, draft) for c, draft in zip(group, drafts, strict=True)}
-        seconds = time.perf_counter() - began
+        seconds = self._draft_seconds = time.perf_counter() - began
         if planner is not None and planner.drafting:
             self._pace *= 1 + 0.2 * (min(seconds / planner.drafting, 3.0) - 1)
             self._pace = min(max(self._pace, 1.0), 5.0)
@@ -145,8 +147,8 @@ class Speculation:
             return True
         if self._begun is not None and self._gained:
             trial, before, began = self._begun
-            trial.step(self._gained / before, self._ended - began)
-        self._gained = 0
+            trial.step(self._gained / before, self._ended - began - self._draft_seconds, self._draft_seconds)
+        self._gained, self._draft_seconds = 0, 0.0
         plain = self._latency[0].of(len(contexts))
         purposes = frozenset(context.purpose for context in contexts)
         trial = self._trials.setdefault((len(contexts).bit_length(), purposes), Trial(plain))

@@ -1,268 +1,293 @@
-"""`tot bench decoders`: decoding methods side by side on one engine, as in SEED's tables.
+"""`tot bench decoders`: whole tree-of-thought searches by each decoding method, as in SEED's tables (section 5).
 
-The prompts are those of real searches: the first thought after each task's questions, n samples of it, and the
-evaluations of such thoughts. All sides take turns at each prompt, and ratios are medians over prompts; every round has
-other questions and another seed. Prompts are computed beforehand, so only decoding is timed.
+The searches are the paper's: few-shot prompts, n thoughts a state of which the best is gone on with, to each task's
+depth, and a state evaluator that explains its value. Texts have their stops and ends. All sides take turns at each
+question, from a store that holds nothing but the beginning of its prompts. Serial sides decode one sample at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+from rich.table import Table
 
-from tot.bench.engines import SPENT, metrics_of
-from tot.bench.harness import RATE, Bench, Measured, Metric, Side, percent, plain, timed
+from tot.bench.engines import forget, metrics_of
+from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, timed, times
 from tot.bench.options import DecodersOptions
-from tot.bench.workloads import grown
-from tot.decoders.decoder import METHODS, load_decoder, options_of
-from tot.decoders.errors import OptionError, unknown
+from tot.bench.workloads import questions
+from tot.decoders.decoder import load_decoder
 from tot.decoders.local import LocalDecoder
-from tot.decoders.methods.options import MCSDOptions, SDOptions
-from tot.decoders.request import Message, Purpose, Request, Sampling, Usage
-from tot.evaluators.value import Value
+from tot.decoders.request import Completion, Purpose, Request, Sampling
+from tot.evaluators.likelihood import Explain
+from tot.generators.sample import Sample
 from tot.machine import describe
 from tot.registry import load_task
+from tot.search import BFS
+from tot.solver import solve
+from tot.task import Task
 
-TASKS = ("gsm8k", "creative_writing", "blocksworld")
-WARM_UP = "game24"
-NEW = 48
-CONFIGS = {"sd": (1, 1, 1), "mcsd": (2, 2, 1)}
-"""k_config of each method in SEED's tables; the options k and k_config take their places."""
-WIDE: dict[str, dict[str, Any]] = {
-    "jacobi": {"n": 16, "adapt": False},
-    "lookahead": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
-}
-"""What only pays where rows cost nothing: as many tokens a forward as can be had."""
-_SET_HERE = {"policy", "overlap", "adapt", "rule"}
-_NOTHING = Usage()
-
-Prompt = tuple[Message, ...]
+SERIAL, PACKED = "ar, serial", "ar, packed"
+PURPOSES: dict[Purpose, str] = {"generate": "thoughts", "evaluate": "evaluations"}
+_COUNTED = ("forwards", "drafted", "accepted", "reached")
+_BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
+"""Of acceptance rates."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Prompts that a search asks at once, and how they are sampled."""
+class Problem:
+    """A question to be searched."""
 
-    prompts: Sequence[Prompt]
-    sampling: Sampling
-    purpose: Purpose = "generate"
-
-
-def _of(count: str, total: str) -> Callable[[Measured], float | None]:
-    return lambda took: took[count] / took[total] if took[total] else None
-
-
-METRICS = [
-    RATE,
-    Metric("tokens a forward", _of("tokens", "forwards"), plain(".2f")),
-    Metric("acceptance rate", _of("accepted", "reached"), percent),
-    Metric("accepted of drafted", _of("accepted", "drafted"), percent),
-]
-
-
-def decode(decoder: LocalDecoder, serial: bool, asked: Asked) -> Measured:
-    """Decode the samples of all prompts, packed or one after another; nothing that a draft model computed is there."""
-    engine, drafter, sampling = decoder.engine, decoder.drafter, asked.sampling
-    if drafter is not None and drafter.runner is not None:
-        engine.call(drafter.runner.cache.clear)
-    engine.call(engine.accounts.clear)
-    together = [Request(prompt=prompt, sampling=sampling, purpose=asked.purpose) for prompt in asked.prompts]
-    alone = [{"n": 1, "seed": 1000 * sampling.seed + i} for i in range(sampling.n)]
-    one_by_one = [
-        [request.model_copy(update={"sampling": sampling.model_copy(update=each)})]
-        for request in together
-        for each in alone
-    ]
-    batches = one_by_one if serial else [together]
-    seconds, done = timed(lambda: [one for batch in batches for one in decoder.generate(batch)])
-    usage = sum((one.usage for one in done), _NOTHING)
-    counted = {name: getattr(usage, name) for name in ("forwards", "drafted", "accepted", "reached")}
-    spent = dict(metrics_of(engine, asked.purpose).seconds)
-    return {"seconds": seconds, "tokens": usage.new_tokens, **counted, "spent": spent}
+    task: Task
+    question: str
+    seed: int
 
 
 @dataclass
-class Maker:
-    """Makes sides on one engine, and what they are asked."""
+class Watched:
+    """A decoder of which it is noted what each purpose took; `serial` is asked for one sample at a time."""
 
-    bench: Bench
-    plain: LocalDecoder
-    options: dict[str, Any]
-    methods: Sequence[str]
-    samples: int
-    rounds: int
-    stack: ExitStack
-    configs: dict[str, tuple[int, ...]] = field(default_factory=lambda: dict(CONFIGS))
+    decoder: LocalDecoder
+    serial: bool = False
+    seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
+    counts: Counter[str] = field(default_factory=Counter)
 
-    def __post_init__(self) -> None:
-        if "k" in self.options:
-            self.configs["sd"] = SDOptions(k=self.options["k"]).k_config
-        if "k_config" in self.options:
-            self.configs["mcsd"] = MCSDOptions(k_config=self.options["k_config"]).k_config
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        batches = [[one] for one in _samples(requests)] if self.serial else [requests]
+        done: list[Completion]
+        seconds, done = timed(lambda: [one for batch in batches for one in self.decoder.generate(batch)])
+        purpose = requests[0].purpose
+        self.seconds[purpose] += seconds
+        for one in done:
+            self.counts[f"{purpose} tokens"] += one.usage.new_tokens
+            for name in _COUNTED:
+                self.counts[f"{purpose} {name}"] += getattr(one.usage, name)
+        return done
 
-    def decoder(self, method: str, **options: Any) -> LocalDecoder:
-        known = options_of(method).model_fields
-        given = {option: value for option, value in self.options.items() if option in known}
-        return self.stack.enter_context(load_decoder(method, engine=self.plain.engine, **given | options))
+    def total(self, name: str) -> int:
+        return sum(count for key, count in self.counts.items() if key.endswith(f" {name}"))
 
-    def side(self, name: str, method: str, serial: bool = False, **options: Any) -> Side:
-        return Side(name, partial(decode, self.decoder(method, **options), serial))
 
-    def compare(
-        self,
-        title: str,
-        sides: Sequence[Side],
-        prompts: Sequence[Sequence[Sequence[Prompt]]],
-        temperature: float,
-        purpose: Purpose = "generate",
-        metrics: Sequence[Metric] = METRICS,
-        against: Sequence[int] = (0, 1),
-    ) -> None:
-        """All sides at each group of prompts. `prompts` has those of a round after those of another; the first warm
-        up. Of generations n samples are drawn, of evaluations one of each of n thoughts."""
-        warm, *given = prompts
+def _samples(requests: Sequence[Request]) -> Iterator[Request]:
+    """A request for each sample, with a seed of its own."""
+    for request in requests:
+        for i in range(request.sampling.n):
+            alone = request.sampling.model_copy(update={"n": 1, "seed": request.sampling.seed ^ i})
+            yield request.model_copy(update={"sampling": alone})
 
-        def asked(group: Sequence[Prompt], seed: int) -> Asked:
-            n = self.samples if purpose == "generate" else 1
-            self.plain.generate([Request(prompt=prompt, sampling=Sampling(max_tokens=1)) for prompt in group])
-            sampling = Sampling(max_tokens=NEW, temperature=temperature, seed=seed, n=n, ignore_eos=True)
-            return Asked(group, sampling, purpose)
 
-        def asking(_: Any, turn: int) -> Asked:
-            number, place = divmod(turn, len(given[0]))
-            return asked(given[number % len(given)][place], number + 1)
-
-        self.bench.compare(
-            title,
-            sides,
-            asking,
-            rounds=self.rounds * len(given[0]),
-            warm_up=lambda _: asked(warm[0], 0),
-            metrics=metrics,
-            against=[sides[i].name for i in against],
-        )
+def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: Problem) -> Measured:
+    """Search a question, and what that took."""
+    task, engine, watched = problem.task, decoder.engine, Watched(decoder, serial)
+    forget(decoder)
+    head = task.prompt(task.thought[0], task.start(problem.question))
+    decoder.generate([Request(prompt=head, sampling=Sampling(max_tokens=2))])
+    engine.call(engine.accounts.clear)
+    parts: dict[str, Any] = {
+        "search": BFS(thoughts=samples, breadth=1, depth=task.depth),
+        "generator": Sample(temperature=temperature),
+        "evaluator": Explain(temperature=temperature),
+    }
+    asking = partial(solve, task, problem.question, decoder=watched, prompts="papers", seed=problem.seed, **parts)
+    seconds, _ = timed(asking)
+    spent: Counter[str] = Counter()
+    for purpose in PURPOSES:
+        spent.update(metrics_of(engine, purpose).seconds)
+    took = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
+    return {"seconds": seconds, **took, "spent": dict(spent), **watched.counts, "by purpose": dict(watched.seconds)}
 
 
 def run(asked: DecodersOptions, console: Console) -> None:
     """Measure, and print the tables."""
-    methods, options = asked.decoders, asked.decoder_options
-    for method in methods:
-        if method not in METHODS:
-            raise OptionError(unknown("decoder", method, METHODS))
-    for name in _SET_HERE & options.keys():
-        raise OptionError(f"{name} is what is compared here: leave it out")
-    known = {name for method in methods for name in options_of(method).model_fields} - _SET_HERE
-    for name in options.keys() - known:
-        raise OptionError(unknown(f"option of {', '.join(methods)}", name, known))
-    drafting = bool({"sd", "mcsd"} & set(methods))
-    with load_decoder("ar", asked.model) as decoder, ExitStack() as stack:
-        loaded = decoder.engine.loaded
-        with Bench(asked, console, f"{asked.model}; {describe(loaded.device, loaded.dtype)}") as bench:
-            maker = Maker(bench, decoder, options, methods, asked.samples, asked.rounds, stack)
-            first_thoughts = thoughts()
-            for temperature in asked.temperatures:
-                maker.compare(f"thoughts, T = {temperature}", _sides(maker), first_thoughts, temperature)
-                if drafting:
-                    maker.compare(f"rules, T = {temperature}", _rules(maker), first_thoughts, temperature, against=[0])
-            judged = evaluations(maker) if drafting or "seed" in methods else []
-            if drafting:
-                maker.compare("state evaluations, T = 0.2", _by_lookup(maker), judged, 0.2, "evaluate")
-            if "seed" in methods:
-                _by_purpose(maker, first_thoughts, judged)
-
-
-def thoughts() -> list[list[list[Prompt]]]:
-    """By round, after one to warm up: the first thought of each task's next question."""
-
-    def first(name: str, questions: Iterable[str] | None = None) -> list[list[Prompt]]:
+    tasks: dict[str, list[Problem]] = {}
+    for text in asked.questions:
+        name, _, file = text.partition("=")
         task = load_task(name)
-        asked = questions or [task.question_of(row) for row in task.data("questions")]
-        return [[task.prompt(task.thought[0], task.start(question))] for question in asked]
+        found = questions(task, Path(file) if file else None, asked.limit)
+        tasks[name] = [Problem(task, question, i) for i, question in enumerate(found)]
+    with ExitStack() as stack:
+        dtype: dict[str, Any] = {"dtype": asked.dtype, "quantize": None if asked.quantize == "none" else asked.quantize}
+        plain = stack.enter_context(load_decoder("ar", asked.model, **dtype))
+        loaded = plain.engine.loaded
+        about = f"{asked.model}, drafts by {asked.draft}; {plain.engine.runner.backend.name}"
+        bench = stack.enter_context(Bench(asked, console, f"{about}; {describe(loaded.device, loaded.dtype)}"))
 
-    warm = first(WARM_UP, [load_task(WARM_UP).example()])
-    return [warm, *map(list, zip(*map(first, TASKS), strict=False))]
+        def side(name: str, method: str, serial: bool, temperature: float, **options: Any) -> Side:
+            given = options if method == "ar" else {"draft": asked.draft, **options}
+            decoder = stack.enter_context(load_decoder(method, engine=plain.engine, **given))
+            return Side(name, partial(search, decoder, serial, asked.samples, temperature))
 
-
-def evaluations(maker: Maker) -> list[list[list[Prompt]]]:
-    """By round, after one to warm up: the evaluations of sibling thoughts, grown after each task's next question."""
-    prompts: list[list[list[Prompt]]] = []
-    for number in range(maker.rounds + 1):
-        prompts.append([])
-        for task in map(load_task, TASKS):
-            rows = task.data("questions")
-            question = task.question_of(rows[number % len(rows)])
-            states = grown(maker.plain, task, question, number, maker.samples, breadth=1, depth=2, max_tokens=NEW)
-            prompts[-1].append([Value().prompt(task, state) for state in states])
-    return prompts
-
-
-def _sides(maker: Maker) -> list[Side]:
-    """SEED's table: each method serial, under SEED's rounds without and with overlap, and packed."""
-    sides = [maker.side("ar, serial", "ar", serial=True), maker.side("ar, packed", "ar")]
-    configs = {method: config for method, config in maker.configs.items() if method in maker.methods}
-    for method, config in configs.items():
-        given: dict[str, Any] = {"k": len(config)} if method == "sd" else {"k_config": config}
-        shown = _titled(method, config)
-        sides.append(maker.side(f"{shown}, serial", method, serial=True, **given))
-        sides.append(maker.side(f"{shown}, packed", method, **given))
-    if "seed" in maker.methods:
-        for config in configs.values() or [maker.configs["sd"]]:
-            shown = _titled("seed", config)
-            rounds: dict[str, Any] = {"policy": "rounds", "k_config": config, "adapt": False}
-            sides.append(maker.side(f"{shown}, rounds, no overlap", "seed", overlap=False, **rounds))
-            sides.append(maker.side(f"{shown}, rounds", "seed", **rounds))
-            sides.append(maker.side(f"{shown}, packed", "seed", k_config=config))
-        sides.append(maker.side("seed, packed", "seed"))
-    for method in (method for method in maker.methods if method not in {"ar", "seed", *CONFIGS}):
-        sides += [maker.side(f"{method}, serial", method, serial=True), maker.side(f"{method}, packed", method)]
-        if method in WIDE:
-            said = ", ".join(f"{name}={value}" for name, value in WIDE[method].items())
-            sides.append(maker.side(f"{method}, {said}, serial", method, serial=True, **WIDE[method]))
-    return sides
+        for temperature in asked.temperatures:
+            sides = [
+                side(name, method, serial, temperature, **options)
+                for name, (method, serial, options) in ways(asked.k_configs).items()
+            ]
+            results = bench.compare(
+                f"searches, T = {temperature}",
+                sides,
+                lambda name, turn: tasks[name][turn % len(tasks[name])],
+                columns=list(tasks),
+                rounds=asked.limit,
+                warm_up=partial(_forecast, bench, sides, tasks),
+                table=partial(_speeds, f"new tokens/s, T = {temperature}"),
+            )
+            bench.show(_by_purpose(results), _by_acceptance(results), *_overlap(results, asked.samples))
 
 
-def _rules(maker: Maker) -> list[Side]:
-    """Acceptance under each rule."""
-    sides = [maker.side("ar, packed", "ar")]
-    if "sd" in maker.methods:
-        config = maker.configs["sd"]
-        for rule in ("coupled", "leviathan"):
-            sides.append(maker.side(f"{_titled('sd', config)}, {rule}", "sd", k=len(config), rule=rule))
-    if "mcsd" in maker.methods:
-        config = maker.configs["mcsd"]
-        shown = _titled("mcsd", config)
-        for rule in ("coupled", "mcsd"):
-            sides.append(maker.side(f"{shown}, {rule}", "mcsd", k_config=config, rule=rule))
-    return sides
+def ways(k_configs: Sequence[str]) -> dict[str, tuple[str, bool, dict[str, Any]]]:
+    """The sides, by name: method, whether serial, options. Drafts of each kind are verified serially, as the paper's
+    baselines do; in rounds, its schedule; and packed, as far as they pay. The first kind is verified by the papers'
+    rule as well, and in rounds with and without overlap."""
+    found: dict[str, tuple[str, bool, dict[str, Any]]] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
+    for text in k_configs:
+        config, shown = tuple(map(int, text.split("-"))), text.replace("-", ",")
+        chain = max(config) == 1
+        method, rule = ("sd", "leviathan") if chain else ("mcsd", "mcsd")
+        options: dict[str, Any] = {"k": len(config)} if chain else {"k_config": config}
+        found[f"{method} ({shown}), serial"] = method, True, options
+        if text == k_configs[0]:
+            found[f"{method} ({shown}), {rule}'s rule, serial"] = method, True, {**options, "rule": rule}
+        rounds = {"policy": "rounds", "k_config": config, "adapt": False}
+        found[f"seed ({shown}), rounds"] = "seed", False, rounds
+        if text == k_configs[0]:
+            for overlap in (True, False):
+                said = "overlap" if overlap else "no overlap"
+                found[f"seed ({shown}), rounds, {said}"] = "seed", False, {**rounds, "overlap": overlap}
+        found[f"seed ({shown}), packed"] = "seed", False, {"k_config": config}
+    return {**found, "seed, packed": ("seed", False, {})}
 
 
-def _titled(method: str, config: Sequence[int]) -> str:
-    return f"{method} ({','.join(map(str, config))})"
+def _forecast(bench: Bench, sides: Sequence[Side], tasks: dict[str, list[Problem]], name: str) -> Problem:
+    """A question to warm up with; and, before the first, how long all will take, by one packed search of each task."""
+    if name == next(iter(tasks)):
+        packed = next(side for side in sides if side.name == PACKED)
+        seconds = sum(packed.run(problems[0])["seconds"] * len(problems) for problems in tasks.values())
+        shares = sum(2.0 if side.name.endswith("serial") else 1.0 for side in sides)
+        bench.say(f"about {shares * seconds / 3600:.1f} hours")
+    return tasks[name][0]
 
 
-def _by_lookup(maker: Maker) -> list[Side]:
-    """Without any draft model."""
-    return [
-        maker.side("ar, serial", "ar", serial=True),
-        maker.side("ar, packed", "ar"),
-        maker.side("sd by lookup, serial", "sd", serial=True, draft="lookup"),
-        maker.side("sd by lookup, packed", "sd", draft="lookup"),
-        maker.side("seed by lookup, packed", "seed", draft="lookup"),
-    ]
+# -- tables -------------------------------------------------------------------------------------------------------
 
 
-def _by_purpose(maker: Maker, generated: Sequence[Any], judged: Sequence[Any]) -> None:
-    """Thought generator and state evaluator apart (SEED v2, RQ2), and where the time goes: k_config (2,2,1), T = 1."""
-    asked: dict[Purpose, Sequence[Any]] = {"generate": generated, "evaluate": judged}
-    for purpose, prompts in asked.items():
-        sides = [
-            maker.side("ar, serial", "ar", serial=True),
-            maker.side("seed, packed", "seed", k_config=(2, 2, 1)),
-            maker.side("seed, always drafted whole", "seed", k_config=(2, 2, 1), adapt=False),
-        ]
-        maker.compare(f"purpose {purpose}, T = 1", sides, prompts, 1.0, purpose, [*METRICS, *SPENT], [0])
+def _speeds(title: str, results: Results) -> Table:
+    """SEED's table 1: a row a side; of each task its speed, and how much that is of `ar`, serial and packed."""
+    heads = [head for name in results.columns for head in (f"{name}: tokens/s", "of ar, serial", "of ar, packed")]
+    table = Table("", *heads, "acceptance", "target at work", title=title)
+    for side in results.sides:
+        cells = []
+        for column in results.columns:
+            ratios = [times(results.ratios(RATE, side, base, column)) for base in (SERIAL, PACKED)]
+            cells += [RATE.show(results.values(RATE, side, column)), *ratios]
+        others = [_all(results, metric, side) for metric in (_ACCEPTANCE, _TARGET)]
+        table.add_row(side, *cells, *others)
+    return table
+
+
+def _share(count: str, total: str, spent: bool = False) -> Callable[[Measured], float | None]:
+    return lambda took: took[count] / took[total] if took.get(total) else None
+
+
+_ACCEPTANCE = Metric("acceptance", _share("accepted", "reached"), percent)
+_TARGET = Metric("target at work", lambda took: took["spent"].get("verify", 0.0) / took["seconds"], percent)
+
+
+def _all(results: Results, metric: Metric, side: str) -> str:
+    values = [value for column in results.columns for value in results.values(metric, side, column)]
+    return metric.show(values) if values else ""
+
+
+def _by_purpose(results: Results) -> Table:
+    """SEED's figure 6: the thought generator and the state evaluator apart."""
+    heads = [f"{name} {part}: {what}" for name in results.columns for part in PURPOSES.values() for what in _SAID]
+    table = Table("", *heads, title="by purpose: acceptance, and speed of ar, serial")
+    for side in results.sides:
+        cells = []
+        for column in results.columns:
+            for purpose in PURPOSES:
+                rate = Metric(purpose, partial(_rate_of, purpose))
+                accepted = Metric(purpose, _share(f"{purpose} accepted", f"{purpose} reached"), percent)
+                rates = results.values(accepted, side, column)
+                cells += [percent(rates) if rates else "", times(results.ratios(rate, side, SERIAL, column))]
+        table.add_row(side, *cells)
+    return table
+
+
+_SAID = ("acceptance", "speed")
+
+
+def _rate_of(purpose: Purpose, took: Measured) -> float | None:
+    seconds = took["by purpose"].get(purpose)
+    return float(took.get(f"{purpose} tokens", 0) / seconds) if seconds else None
+
+
+def _by_acceptance(results: Results) -> Table:
+    """SEED's figure 5: the speed of each search, of serial `ar`, by the share of its drafts that was accepted."""
+    kinds = ("serial", "rounds", "packed")
+    found: dict[tuple[float, str], list[float]] = {}
+    for side in results.sides:
+        kind = next(kind for kind in kinds if kind in side)
+        for column in results.columns:
+            base = results.of(SERIAL, column)
+            for turn, took in results.of(side, column).items():
+                if turn in base and (rate := _ACCEPTANCE.of(took)) is not None:
+                    least = max(low for low in _BINS if low <= rate)
+                    found.setdefault((least, kind), []).append(RATE.ratio(took, base[turn]))
+    table = Table("acceptance from", *kinds, title="speed of ar, serial, by acceptance (searches)")
+    for least in sorted({least for least, _ in found}):
+        shown = [found.get((least, kind), []) for kind in kinds]
+        table.add_row(f"{least:.1f}", *(f"{times(ratios)}, {len(ratios)}" if ratios else "" for ratios in shown))
+    return table
+
+
+def _overlap(results: Results, samples: int) -> Iterator[str]:
+    """On what machine drafting beside the target pays, by what a draft and its verification take here."""
+    for side in results.sides:
+        if not side.endswith("no overlap"):
+            continue
+        apart, beside = (
+            [took for column in results.columns for took in results.of(name, column).values()]
+            for name in (side, side.replace("no overlap", "overlap"))
+        )
+        draft, verify = (statistics.median(_a_forward(took, part) for took in apart) for part in ("draft", "verify"))
+        slower = statistics.median(_a_forward(took, "verify") for took in beside) / verify
+        one, each = (gain(draft, verify, samples, devices) for devices in (1, samples))
+        yield (
+            f"{side.partition(',')[0]}: a draft takes {1000 * draft:.0f} ms, verifying it {1000 * verify:.0f} ms, "
+            f"{slower:.2f} times as long while others draft. Overlap pays where that is under "
+            f"{(draft + verify) / verify:.2f}: where it costs the target nothing, {samples} thoughts in rounds are "
+            f"{one:.2f}x of serial, and {each:.2f}x with a place to draft for each"
+        )
+
+
+def _a_forward(took: Measured, part: str) -> float:
+    return float(took["spent"].get(part, 0.0) / max(1, took["forwards"]))
+
+
+def gain(draft: float, verify: float, branches: int, devices: int) -> float:
+    """How many times as fast as one after another `branches` texts are in rounds, where so many `devices` draft beside
+    the target: every text is verified `rounds` times, in order, and drafts in between. Simulated."""
+    rounds, free = 200, [0.0] * devices
+    ready = [(0.0, branch, 0) for branch in range(branches)]
+    target = 0.0
+    queue: list[tuple[float, int, int]] = []
+    while ready or queue:
+        while ready and (not queue or min(ready)[0] <= target):
+            when, branch, done = min(ready)
+            ready.remove((when, branch, done))
+            device = free.index(min(free))
+            free[device] = max(free[device], when) + draft
+            queue.append((free[device], branch, done))
+        finished, branch, done = min(queue)
+        queue.remove((finished, branch, done))
+        target = max(target, finished) + verify
+        if done + 1 < rounds:
+            ready.append((target, branch, done + 1))
+    return branches * rounds * (draft + verify) / target

@@ -17,8 +17,8 @@ from pydantic import (
 )
 
 from tot.decoders.errors import OptionError
-from tot.options import ModelOptions
 
+KConfig = Annotated[str, Field(pattern=r"^[1-9]\d?(-[1-9]\d?){0,15}$")]
 Counts = Annotated[tuple[PositiveInt, ...], AfterValidator(lambda counts: tuple(sorted(set(counts))))]
 """From the least, each once."""
 
@@ -54,22 +54,22 @@ class PackedOptions(InRounds):
     """Packed decoding against model.generate: speed, reuse of prompts, memory."""
 
 
-class DecodersOptions(InRounds):
-    """Decoding methods side by side, as in SEED's tables: serial, in rounds and packed; speed and acceptance."""
+class DecodersOptions(BenchOptions):
+    """Decoding methods side by side on whole searches, as in SEED's tables: serial, in rounds and packed."""
 
-    decoders: tuple[str, ...] = Field(
-        ("ar", "sd", "mcsd", "seed"), description="Decoders, with commas; ar is always among them."
+    questions: list[str] = Field(
+        ["gsm8k", "creative_writing", "blocksworld"],
+        description="TASK=FILE, or a task's own questions by its name alone; once for each.",
     )
-    decoder_option: list[str] = Field(
-        [], description="As for tot solve; given to the decoders that have such an option."
+    limit: int = Field(10, ge=1, description="Questions of each task.")
+    draft: str = Field("lookup", description="What drafts, as for tot solve's decoder option of that name.")
+    k_configs: tuple[KConfig, ...] = Field(
+        ("1-1-1", "2-1-1", "2-2-1", "4-2-1"), description="Candidates at each position drafted, with commas."
     )
-    temperatures: tuple[float, ...] = Field((0.2, 1.0), description="With commas.")
-    samples: int = Field(3, ge=1, description="Samples of each prompt (n).")
-
-    @property
-    def decoder_options(self) -> dict[str, str]:
-        """By name. Raises OptionError for one that can't be read."""
-        return ModelOptions(decoder_option=self.decoder_option).decoder_options
+    temperatures: tuple[float, ...] = Field((0.2, 1.0), description="Of thoughts and evaluations, with commas.")
+    samples: int = Field(3, ge=1, description="Thoughts after each state (n).")
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
+    quantize: Literal["none", "int8", "int8-dynamic"] = Field("none", description="As for tot eval.")
 
 
 class FastCoTOptions(BenchOptions):

@@ -1,56 +1,91 @@
-"""What `tot bench decoders` shares among its sides."""
+"""What `tot bench decoders` measures: the same search on every side, whatever decodes it."""
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
-from tot.bench import decoders
-from tot.bench.decoders import Maker
-from tot.bench.harness import Bench
-from tot.bench.options import BenchOptions
-from tot.decoders import LocalDecoder, Message
+from tot.bench.decoders import gain, ways
+from tot.cli.app import main
 
 pytestmark = pytest.mark.benches
 
+TASK = """
+from tot import Task
+
+class Count(Task):
+    depth = 3
+    templates = {
+        "thought": "{{ question }}{% for t in thoughts %} {{ t.thought }}.{% endfor %} Next:",
+        "answer": "{{ question }}{% for t in thoughts %} {{ t.thought }}.{% endfor %} So:",
+        "value": "{{ question }}{% for t in thoughts %} {{ t.thought }}.{% endfor %} Good?",
+    }
+    sampling = {"thought": {"max_tokens": 9, "stop": (".",)}, "answer": {"max_tokens": 4}, "explain": {"max_tokens": 8}}
+"""
+
 
 @pytest.fixture
-def maker(tiny: Callable[..., LocalDecoder], tmp_path: Path) -> Iterator[Maker]:
-    """On a tiny model, with a copy of it for a draft."""
-    with tiny() as decoder, ExitStack() as stack:
-        decoder.model.save_pretrained(tmp_path / "draft")
-        decoder.tokenizer.save_pretrained(tmp_path / "draft")
-        bench = Bench(BenchOptions(out=tmp_path / "n.json"), Console(file=io.StringIO(), width=200), "here")
-        yield Maker(bench, decoder, {"draft": str(tmp_path / "draft")}, ["sd", "mcsd"], 2, 1, stack)
+def compare(tiny: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs it on a tiny model with a copy of it for a draft; gives what was printed and the cells."""
+    (tmp_path / "count.py").write_text(TASK)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1 2"}\n{"question": "3 4"}\n{"question": "5 6"}\n')
+    with tiny() as decoder:
+        pass  # closed, it has its own attention back
+    for name in ("model", "draft"):
+        decoder.model.save_pretrained(tmp_path / name)
+        decoder.tokenizer.save_pretrained(tmp_path / name)
+
+    def run(*options: str) -> tuple[str, list[dict[str, Any]]]:
+        asked = ("--model", str(tmp_path / "model"), "--draft", str(tmp_path / "draft"), "--dtype", "fp32")
+        given = ("--questions", f"{tmp_path / 'count.py'}:Count={tmp_path / 'rows.jsonl'}", "--temperatures", "1")
+        out = tmp_path / "numbers.json"
+        assert main(["bench", "decoders", *asked, *given, "--out", str(out), *options]) == 0
+        return capfd.readouterr().out, json.loads(out.read_text())["searches, T = 1.0"]["cells"]
+
+    return run
 
 
-def test_all_sides_draft_with_one_model_and_none_finds_what_another_computed(
-    maker: Maker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(decoders, "NEW", 4)
-    one, two = maker.decoder("sd", k=2), maker.decoder("mcsd", k_config=(2,))
-    assert one.drafter is two.drafter
-    sides = [maker.side("one", "sd", k=2), maker.side("two", "mcsd", True, k_config=(2,))]
-    prompts = [[[(Message(role="user", content=f"Say {i}"),)]] for i in range(2)]
-    stored = []
-    draft: Any = one.drafter
-    clear = draft.runner.cache.clear
+def test_every_side_decodes_the_same_search(compare: Callable[..., Any]) -> None:
+    printed, cells = compare("--limit", "2", "--k-configs", "1-1,2-1")
+    expected = ways(["1-1", "2-1"])
+    assert sorted({cell["side"] for cell in cells}) == sorted(expected)
+    for turn in (0, 1):
+        here = {cell["side"]: cell for cell in cells if cell["round"] == turn}
+        for name, (_, serial, options) in expected.items():
+            took, plain = here[name], here["ar, serial" if serial else "ar, packed"]
+            assert took["seconds"] >= sum(took["by purpose"].values()) > 0
+            assert set(took["by purpose"]) == {"generate", "evaluate", "answer"}
+            assert took["tokens"] == sum(took[f"{purpose} tokens"] for purpose in took["by purpose"])
+            assert took["accepted"] <= took["reached"] <= took["drafted"]
+            if "rule" not in options:  # another distribution's samples
+                assert took["tokens"] == plain["tokens"]
+            if options.get("adapt") is False:
+                assert 0 < took["forwards"] < plain["forwards"]
+    assert "about 0.0 hours" in printed
+    assert "Overlap pays where that is under" in " ".join(printed.split())
+    assert "1.0" in printed.split("speed of ar, serial, by acceptance")[1]  # a copy of the target is mostly accepted
 
-    def cleared() -> None:
-        clear()
-        stored.append(draft.runner.cache.stored)
 
-    monkeypatch.setattr(draft.runner.cache, "clear", cleared)
-    maker.compare("both", sides, prompts, 1.0, against=[0])
-    assert stored == [0] * 4
-    assert maker.bench.out is not None
-    cells = json.loads(maker.bench.out.read_text())["both"]["cells"]
-    assert [(cell["side"], cell["tokens"]) for cell in cells] == [("one", 8), ("two", 8)]
-    assert all(0 < cell["accepted"] <= cell["reached"] <= cell["drafted"] for cell in cells)
+def test_drafts_that_are_no_configuration_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    for config in ("2-0", "2-a", "", "2--1"):
+        assert main(["bench", "decoders", "--k-configs", config, "--out", str(tmp_path / "n.json")]) == 2
+        assert "k_configs" in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("draft", "verify", "branches", "devices", "times"),
+    [
+        (1.0, 1.0, 1, 1, 1.0),  # nothing to do meanwhile
+        (1.0, 1.0, 2, 1, 2.0),
+        (0.3, 1.0, 3, 1, 1.3),  # the target never waits
+        (2.0, 1.0, 3, 1, 1.5),  # for the draft it does
+        (2.0, 1.0, 3, 3, 3.0),
+        (4.0, 1.0, 3, 3, 3.0),  # texts are few
+    ],
+)
+def test_what_overlap_may_gain(draft: float, verify: float, branches: int, devices: int, times: float) -> None:
+    assert gain(draft, verify, branches, devices) == pytest.approx(times, rel=0.03)
