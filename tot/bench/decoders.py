@@ -113,8 +113,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
         found = questions(task, Path(file) if file else None, asked.limit)
         tasks[name] = [Problem(task, question, i) for i, question in enumerate(found)]
     with ExitStack() as stack:
-        dtype: dict[str, Any] = {"dtype": asked.dtype, "quantize": None if asked.quantize == "none" else asked.quantize}
-        plain = stack.enter_context(load_decoder("ar", asked.model, **dtype))
+        plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         loaded = plain.engine.loaded
         about = f"{asked.model}, drafts by {asked.draft}; {plain.engine.runner.backend.name}"
         bench = stack.enter_context(Bench(asked, console, f"{about}; {describe(loaded.device, loaded.dtype)}"))

@@ -24,8 +24,8 @@ from tot.decoders.drafting.latency_model import engine_latency_model
 from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.fastcot import Buffers
-from tot.decoders.models.loading import load_model
 from tot.decoders.request import Request, Sampling
+from tot.evaluation.estimate import bootstrap
 from tot.evaluators.likelihood import Explain
 from tot.machine import describe
 from tot.registry import load_task
@@ -45,7 +45,8 @@ def run(options: FastCoTOptions, console: Console) -> None:
     asked = questions(options.task, options.data, options.limit, options.max_tokens, 0)
     calibrating, testing = asked[: len(asked) // 2], asked[len(asked) // 2 :]
     most = options.max_tokens
-    with Engine(load_model(options.model)) as engine:
+    with load_decoder("ar", options.model, **options.computed) as plain:
+        engine = plain.engine
         width = Buffers(None, engine_latency_model(engine)).width(1)
         machine = f"{options.model}; {describe(engine.loaded.device, engine.loaded.dtype)}"
         with Bench(options, console, machine) as bench:
@@ -55,11 +56,15 @@ def run(options: FastCoTOptions, console: Console) -> None:
             bench.show(f"calibrated on {len(calibrating)} questions: {note}")
             bench.keep(window=width, calibration={"cap": found.cap, "note": note})
             cap = iterations[len(iterations) // 2] if found.cap is None else found.cap
-            _by_iteration(bench, engine, testing, iterations, width, cap)
-            _by_window(bench, engine, testing, iterations)
-            _masked(bench, engine, testing, options.seeds)
-            _times(bench, engine, testing[: options.timed], width, cap)
-            _state_evaluations(bench, engine, width, most)
+            if "answers" in options.parts:
+                _by_iteration(bench, engine, testing, iterations, width, cap)
+                _by_window(bench, engine, testing, iterations)
+            if "masks" in options.parts:
+                _masked(bench, engine, testing, options.seeds)
+            if "times" in options.parts:
+                _times(bench, engine, testing[: options.timed], width, cap)
+            if "evaluations" in options.parts:
+                _state_evaluations(bench, engine, width, most)
 
 
 def _by_iteration(
@@ -83,12 +88,26 @@ def _by_iteration(
 
 
 def _by_window(bench: Bench, engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int]) -> None:
-    """Figure 8."""
-    sides = {
-        f"window {window}": by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
-        for window in WINDOWS
-    }
-    _curves(bench, "iterations, by window", iterations, sides)
+    """Figure 8: by window, accuracy on average over caps; and what of it the approximate tokens are worth, and the
+    window, beside a rationale that is only cut after as many iterations."""
+    rows = Table("window", "accuracy", "minus without by-products", "minus cut", title="by window, over all iterations")
+    cut: list[float] = []
+    for window in WINDOWS:
+        decoded = decode_whole(engine, asked, window)
+        shown, hidden = (
+            _over_iterations(by_iteration(engine, asked, decoded, iterations, glimpse=glimpse))
+            for glimpse in (True, False)
+        )
+        cut = cut or hidden
+        gains = [bootstrap([a - b for a, b in zip(shown, other, strict=True)]) for other in (hidden, cut)]
+        bench.keep(**{f"window {window}": {"accuracy": shown, "without by-products": hidden}})
+        rows.add_row(str(window), f"{statistics.fmean(shown):.1%}", *(gain.format("+.1%") for gain in gains))
+    bench.show(rows)
+
+
+def _over_iterations(answers: Sequence[Answers]) -> list[float]:
+    """The mean score of each question."""
+    return [statistics.fmean(scores) for scores in zip(*(one.scores for one in answers), strict=True)]
 
 
 def _masked(bench: Bench, engine: Engine, asked: Sequence[Rationale], seeds: int) -> None:
@@ -119,6 +138,8 @@ def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int
         "CoT": cot,
         "FastCoT": fastcot,
         "FastCoT, no cap": load_decoder("fastcot", engine=engine, window=window),
+        "cut": load_decoder("fastcot", engine=engine, window=0, cap=cap, glimpse=False),
+        **{f"window {c}": load_decoder("fastcot", engine=engine, window=c, cap=cap) for c in WINDOWS},
         "no rationale": none,
     }
 

@@ -44,6 +44,18 @@ class BenchOptions(BaseModel):
         return self.model_dump(mode="json", exclude={"out", "markdown"})
 
 
+class Computed(BenchOptions):
+    """What is asked of those that say how the model is to be computed."""
+
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
+    quantize: Literal["none", "int8", "int8-dynamic"] = Field("none", description="As for tot eval.")
+
+    @property
+    def computed(self) -> dict[str, Any]:
+        """As options of `load_decoder`."""
+        return {"dtype": self.dtype, "quantize": None if self.quantize == "none" else self.quantize}
+
+
 class InRounds(BenchOptions):
     """What is asked of those that take turns at the same work."""
 
@@ -54,7 +66,7 @@ class PackedOptions(InRounds):
     """Packed decoding against model.generate: speed, reuse of prompts, memory."""
 
 
-class DecodersOptions(BenchOptions):
+class DecodersOptions(Computed):
     """Decoding methods side by side on whole searches, as in SEED's tables: serial, in rounds and packed."""
 
     questions: list[str] = Field(
@@ -68,13 +80,16 @@ class DecodersOptions(BenchOptions):
     )
     temperatures: tuple[float, ...] = Field((0.2, 1.0), description="Of thoughts and evaluations, with commas.")
     samples: int = Field(3, ge=1, description="Thoughts after each state (n).")
-    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
-    quantize: Literal["none", "int8", "int8-dynamic"] = Field("none", description="As for tot eval.")
 
 
-class FastCoTOptions(BenchOptions):
+class FastCoTOptions(Computed):
     """FastCoT against whole rationales: time, accuracy, answers unchanged, by iteration and at the calibrated cap."""
 
+    parts: tuple[Literal["answers", "masks", "times", "evaluations"], ...] = Field(
+        ("answers", "masks", "times", "evaluations"),
+        description="With commas: answers after parts of rationales, answers where parts are masked, times, and state "
+        "evaluations of a GSM8K search.",
+    )
     data: str = Field(description="Questions with answers, as for tot eval.")
     task: str = Field("multiple_choice", description="What they are questions of.")
     limit: int = Field(100, ge=4, description="Questions, half to calibrate on, half to test.")
@@ -83,9 +98,12 @@ class FastCoTOptions(BenchOptions):
     seeds: int = Field(20, ge=1, description="Random ways of masking parts of rationales.")
 
 
-class PDOSOptions(BenchOptions):
+class PDOSOptions(Computed):
     """Parallel steps against normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
 
+    prompt: Literal["skeleton", "example", "both"] = Field(
+        "both", description="What says how steps are written: the skeleton prompt, a worked example, or both."
+    )
     tasks: tuple[Literal["retrieval", "planning", "qa"], ...] = Field(
         ("retrieval", "planning", "qa"), description="With commas; qa where --data is."
     )

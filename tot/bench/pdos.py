@@ -1,17 +1,19 @@
 """`tot bench pdos`: parallel steps against normal decoding, in the shape of PDOS's Table 1 (Yu et al., 2025).
 
 Normal decoding and PDOS of the very same prompt; the same two of a prompt that asks for drafts (CoD: chain-of-draft, Xu
-et al., 2025); an outline whose points are then one batch (SoT: skeleton-of-thought, Ning et al., 2024). Every prompt
-holds a worked example, which shows how steps are written, and is computed beforehand: the time is that of decoding, at
-temperature 0. Speed is tokens of the finished text a second, titles and markers among them and skeletons not. Slots
-are the most keys and values held at once, over those that normal decoding of the same text takes.
+et al., 2025); an outline whose points are then one batch (SoT: skeleton-of-thought, Ning et al., 2024). Prompts say how
+steps are written, by the skeleton prompt (PDOS, appendix A), a worked example or both, and are computed beforehand: the
+time is that of decoding, at temperature 0. Tokens are those of the finished text, skeletons not among them; titles and
+markers are left out of what is said. Slots are the most keys and values held at once, over those that normal decoding
+of the same text takes.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
 from statistics import fmean
@@ -19,7 +21,7 @@ from statistics import fmean
 from rich.console import Console
 
 from tot.bench.engines import forget, metrics_of
-from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, plain, timed, times
+from tot.bench.harness import Bench, Measured, Metric, Results, Side, percent, plain, timed, times
 from tot.bench.options import PDOSOptions as Asked
 from tot.bench.pdos_questions import Example, Question, listed, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, load_decoder
@@ -43,10 +45,11 @@ You mark answers. Take account of whether the answer is right, of how much it he
 4 - right and of use, with small faults.
 5 - right in all it says, complete, clear and in good order."""
 METRICS = [
-    RATE,
+    Metric("seconds", lambda took: took["seconds"], plain(".1f"), less=True),
+    Metric("new tokens/s", lambda took: took["tokens"] / took["seconds"], plain(".1f")),
+    Metric("said, tokens/s", lambda took: took["said"] / took["seconds"], plain(".1f")),
     Metric("right", lambda took: took["right"], percent),
     Metric("mark", lambda took: took["mark"], plain(".2f")),
-    Metric("seconds", lambda took: took["seconds"], plain(".1f"), less=True),
     Metric("slots", lambda took: took["slots"], plain(".3f")),
     Metric("format kept", lambda took: took["kept_format"], percent),
 ]
@@ -64,14 +67,28 @@ class Way:
     outline: bool = False
     """Skeleton-of-thought: an outline, then all of its points as one batch, put one after another. The points' prompts
     hold the outline, so that computing them is part of the time."""
+    prompt: str = "both"
+    """How steps are shown, as `PDOSOptions.prompt` says."""
+
+    @property
+    def form(self) -> StepsFormat:
+        return StepsFormat(PDOSOptions(), self.decoder.engine.codec)
 
     def messages(self, question: Question) -> Messages:
-        """The prompt: a worked example, and the question."""
-        example = question.example
+        """The prompt: how steps are written, and the question."""
+        example, form, words = question.example, self.form, _DRAFTS if self.drafts else ""
+        answer = _in_steps(example, form, self.drafts)
+        shown, told = self.prompt != "skeleton", self.prompt != "example"
         if self.outline:
-            return _asked(question, _numbered([*(title for title, _, _ in example.steps), example.last]), _OUTLINE)
-        form = StepsFormat(PDOSOptions(), self.decoder.engine.codec)
-        return _asked(question, _in_steps(example, form, self.drafts), _DRAFTS if self.drafts else "")
+            answer = _numbered([*(title for title, _, _ in example.steps), example.last])
+            shown, told, words = True, False, _OUTLINE
+        turns = [
+            Message(role="user", content=f"{words}\n\n{text}".strip())
+            for text in ([example.text, question.text] if shown else [question.text])
+        ]
+        if told:
+            turns[0] = Message(role="user", content=f"{form.instructions()}\n\n{turns[0].content}")
+        return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if shown else tuple(turns)
 
     def ask(self, question: Question) -> Measured:
         """Answer it, from a store that holds nothing but the prompt."""
@@ -87,6 +104,7 @@ class Way:
         return {
             "seconds": seconds,
             "tokens": tokens,
+            "said": len(engine.codec.encode(said(text, self.form))),
             "text": text,
             "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token's keys and values are of no use
             "steps": steps,
@@ -121,12 +139,19 @@ class Way:
         return [f"{head} {one.text.strip()}" for head, one in zip(heads, written, strict=True)]
 
 
-def ways(normal: LocalDecoder, steps: LocalDecoder) -> list[Way]:
+def said(text: str, form: StepsFormat) -> str:
+    """A text without titles, numbers and markers."""
+    marker, colon = re.escape(form.options.marker), re.escape(form.options.colon)
+    title = rf"(?:{marker}|\d{{1,3}}\.)[^\n]*?{colon}|{re.escape(form.end_text.strip())}"
+    return re.sub(rf"^[ \t]*(?:{title})[ \t]*", "", text, flags=re.MULTILINE)
+
+
+def ways(normal: LocalDecoder, steps: LocalDecoder, prompt: str = "both") -> list[Way]:
     """All of Table 1, from decoders `ar` and `pdos` of one engine: `pdos` with titles given and with its own skeletons.
 
-    `pdos` is to add no instructions of its own, as the prompts show how steps are written.
+    `pdos` is to add no instructions of its own, as the prompts say how steps are written.
     """
-    return [
+    found = [
         Way("normal", normal),
         Way("pdos, given", steps, given=True),
         Way("pdos, own", steps),
@@ -135,18 +160,21 @@ def ways(normal: LocalDecoder, steps: LocalDecoder) -> list[Way]:
         Way("CoD + pdos, given", steps, drafts=True, given=True),
         Way("CoD + pdos, own", steps, drafts=True),
     ]
+    return [replace(way, prompt=prompt) for way in found]
 
 
 def run(asked: Asked, console: Console) -> None:
     """Measure, and print a table for each kind of question."""
     with ExitStack() as stack:
-        normal = stack.enter_context(load_decoder("ar", asked.model))
+        normal = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
-        judge = normal if asked.judge is None else stack.enter_context(load_decoder("ar", asked.judge))
+        judge = normal
+        if asked.judge is not None:
+            judge = stack.enter_context(load_decoder("ar", asked.judge, **asked.computed))
         loaded = normal.engine.loaded
         machine = f"{asked.model}; {describe(loaded.device, loaded.dtype)}"
         bench = stack.enter_context(Bench(asked, console, machine))
-        compared = ways(normal, steps)
+        compared = ways(normal, steps, asked.prompt)
 
         def answered(way: Way, question: Question) -> Measured:
             """With what the answer is worth, which takes no counted time."""
@@ -166,6 +194,7 @@ def run(asked: Asked, console: Console) -> None:
                 metrics=METRICS,
                 against=["normal", "CoD"],
             )
+            _where_kept(results, bench)
             _inside_the_block(results, bench)
 
 
@@ -190,6 +219,16 @@ def _fits(normal: Way, question: Question) -> bool:
     engine = normal.decoder.engine
     prompt = engine.codec.encode_prompt(normal.messages(question))
     return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
+
+
+def _where_kept(results: Results, bench: Bench) -> None:
+    """How many times as fast PDOS is where the model's own skeleton kept the format."""
+    for side in results.sides:
+        kept = {turn: took for turn, took in results.of(side).items() if took["kept_format"]}
+        normal = results.of("CoD" if side.startswith("CoD") else "normal")
+        if kept:
+            ratios = [normal[turn]["seconds"] / took["seconds"] for turn, took in kept.items() if turn in normal]
+            bench.show(f"{side}: {times(ratios)} as fast where the format is kept")
 
 
 def _inside_the_block(results: Results, bench: Bench) -> None:
@@ -220,16 +259,6 @@ def mark_of(judge: Decoder, question: Question, answer: str) -> float:
 def _watch(engine: Engine) -> None:
     """Begin to look for the most slots that are live."""
     engine.cache.peak_live = engine.cache.live
-
-
-def _asked(question: Question, answer: str, words: str) -> Messages:
-    """The worked example with `answer`, and the question; both after `words`."""
-    example, asked = (f"{words}\n\n{text}".strip() for text in (question.example.text, question.text))
-    return (
-        Message(role="user", content=example),
-        Message(role="assistant", content=answer),
-        Message(role="user", content=asked),
-    )
 
 
 def _in_steps(example: Example, form: StepsFormat, drafts: bool) -> str:

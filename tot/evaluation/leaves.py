@@ -16,15 +16,15 @@ from tot.tree import ThoughtTree
 def read_leaves(
     folder: Path, sample: Mapping[str, Any], task: Task
 ) -> tuple[ThoughtTree, dict[int, tuple[Any, float]]]:
-    """A sample's tree, and of those of its leaves that are whole solutions, by number, the answer and its score: none
-    where the search failed before it began."""
+    """A sample's tree, and of those of its leaves that are whole solutions or hold an answer by themselves, by number,
+    the answer and its score: none where the search failed before it began."""
     path = folder / "trees" / f"{sample['id']}.json"
     if not path.exists():
         return ThoughtTree(State(question=sample["question"])), {}
     tree, checked = ThoughtTree.from_json(json.loads(path.read_text())), CheckedTask(task)
-    whole = [node for node in tree.leaves() if checked.is_whole(node.thought)]
-    answers = {node.id: checked.answer_at(tree.state(node)) for node in whole}
-    return tree, {
-        node: (answer, 0.0 if answer is None else float(task.score(answer, sample["reference"])))
-        for node, answer in answers.items()
-    }
+    found: dict[int, tuple[Any, float]] = {}
+    for node in tree.leaves():
+        answer = checked.answer_at(tree.state(node)) if node.thought is not None else None
+        if answer is not None or checked.is_whole(node.thought):
+            found[node.id] = answer, 0.0 if answer is None else float(task.score(answer, sample["reference"]))
+    return tree, found

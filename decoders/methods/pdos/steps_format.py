@@ -23,14 +23,31 @@ instead, that step is written elsewhere: give the title of the next step at once
 - After the last step write {marker}{terminator}, and only then go on, for example with a conclusion.
 - Nothing but such a step begins with {marker}.
 
-An example. Asked which of two cities is colder, one may write:
-I compare the two.
-{marker} Oslo{colon}{ellipsis}
-{marker} Rome{colon}{ellipsis}
-{marker}{terminator}
-So Oslo is the colder one.
+Three examples of the form:
 
-The example shows only the form. Your steps must be about the task given here."""
+Asked which of two people is the taller, one may write:
+I compare the two.
+{marker} Ada Moss{colon}{ellipsis}
+{marker} Ben Ortiz{colon}{ellipsis}
+{marker}{terminator}
+So it is Ben Ortiz.
+
+Asked what three letters say about a date, one may write:
+{marker} Letter 1{colon}{ellipsis}
+{marker} Letter 2{colon}{ellipsis}
+{marker} Letter 3{colon}{ellipsis}
+{marker}{terminator}
+So the wedding was on the 4th of June.
+
+Asked to weigh a town's traffic, schools and parks, one may write:
+I look at one after another.
+{marker} Traffic{colon}{ellipsis}
+{marker} Schools{colon}{ellipsis}
+{marker} Parks{colon}{ellipsis}
+{marker}{terminator}
+All in all the town is a good place for children.
+
+The examples show only the form. Your steps must be about the task given here."""
 
 _GIVEN = """\
 Answer in separate steps. A step begins on a line of its own with {marker}, a title and a colon. After the colon say \
@@ -86,18 +103,22 @@ class StepsFormat:
         """How a step is drawn: it ends where the next one would begin, or the block would end."""
         return _stopped(sampling, self.options.marker, self.terminator)
 
+    def instructions(self, given: bool = False) -> str:
+        """What the model is told of steps: of those whose titles are `given`, or of a skeleton (appendix A)."""
+        return (_GIVEN if given else _SKELETON).format(
+            marker=self.options.marker,
+            terminator=self.terminator,
+            colon=self.options.colon,
+            ellipsis=self.options.ellipsis,
+        )
+
     def prepare(self, request: Request) -> Request:
         """The request with a prompt that says how steps are written; as it is where only choices are scored."""
         if request.choices and request.answer_trigger is None:
             return request
         words = self.options.instructions
         if words is None:
-            words = (_GIVEN if request.steps else _SKELETON).format(
-                marker=self.options.marker,
-                terminator=self.terminator,
-                colon=self.options.colon,
-                ellipsis=self.options.ellipsis,
-            )
+            words = self.instructions(given=bool(request.steps))
         return request.model_copy(update={"prompt": _instructed(request.prompt, words)})
 
 

@@ -61,7 +61,7 @@ def test_our_instructions_name_the_markers(codec: TextCodec, steps: tuple[str, .
     assert "@@END" in text
     assert "@@@@" not in text
     assert "####" not in text
-    assert ("@@ Rome=..." in text) == (not steps)
+    assert ("@@ Schools=..." in text) == (not steps)
     assert "{" not in text
     assert text.endswith("\n\nWhich?")
 

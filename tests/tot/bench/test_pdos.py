@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from tot.bench.options import PDOSOptions
-from tot.bench.pdos import Way, mark_of, run, ways
+from tot.bench.pdos import Way, mark_of, run, said, ways
 from tot.bench.pdos_questions import Question, planning, retrieval
 from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, Request, load_decoder
@@ -73,7 +73,27 @@ def test_pdos_and_normal_decoding_have_the_very_same_prompt(compared: dict[str, 
     assert [line.partition(":")[0] for line in example[:-1]] == ["#### food", "#### music", "#### guests", "####%%%"]
     drafts = asked["CoD"][1].content.splitlines()
     assert [len(line) < len(whole) for line, whole in zip(drafts, example, strict=True)] == [True] * 3 + [False] * 2
+    assert "Three examples of the form" in asked["normal"][0].content
+    assert "Three examples of the form" not in "".join(one.content for one in (*asked["SoT"], asked["CoD"][2]))
     assert asked["SoT"][1].content.splitlines() == ["1. food", "2. music", "3. guests", "4. Summary"]
+
+
+@pytest.mark.parametrize(("prompt", "turns", "told"), [("skeleton", 1, True), ("example", 3, False), ("both", 3, True)])
+def test_steps_are_shown_as_asked(compared: dict[str, Way], prompt: str, turns: int, told: bool) -> None:
+    question = retrieval(4, 1)
+    for way in ways(compared["normal"].decoder, compared["pdos, own"].decoder, prompt):
+        messages = way.messages(question)
+        assert (len(messages), "Three examples" in messages[0].content) == (
+            (3, False) if way.outline else (turns, told)
+        )
+        assert messages[-1].content.endswith(question.text)
+        assert way.drafts == ("five words" in messages[-1].content and not way.outline)
+
+
+def test_what_is_said_has_no_titles(compared: dict[str, Way]) -> None:
+    form = compared["normal"].form
+    written = "So:\n#### Ann Lee: 3.1, no.\n####Bo: yes: 4\n####%%%\nName: Bo\n1. Food: bread\n12 left."
+    assert said(written, form) == "So:\n3.1, no.\nyes: 4\n\nName: Bo\nbread\n12 left."
 
 
 def test_an_outlines_points_are_one_batch_put_one_after_another(compared: dict[str, Way], scripted: Any) -> None:
@@ -161,7 +181,7 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         assert tuple(cells) == SIDES
         assert all((cell["right"] is not None, cell["mark"] is not None) == (right, marked) for cell in cells.values())
         ours, theirs = cells["CoD + pdos, given"], cells["CoD"]
-        ratio = ours["tokens"] / ours["seconds"] * theirs["seconds"] / theirs["tokens"]
+        ratio = theirs["seconds"] / ours["seconds"]
         inside = ours["inside"] * theirs["seconds"] / theirs["tokens"]
         assert f"{ratio:.2f}x" in shown
         assert (

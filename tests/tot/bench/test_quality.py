@@ -20,6 +20,8 @@ from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
 from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
+from tot.evaluation.folder import read_samples
+from tot.evaluation.leaves import read_leaves
 from tot.state import Drawn, State, Thought
 from tot.tree import Node, ThoughtTree
 
@@ -82,6 +84,26 @@ WAYS = (
     *("--way", "plain: search=cot; prompts=chat"),
     *("--way", "votes: search=self-consistency:samples=4; prompts=chat"),
 )
+
+
+class Drafts(Task):
+    """A thought is a draft, which holds its answer by itself."""
+
+    templates: ClassVar[dict[str, str]] = {"thought": "{{ question }}", "answer": "{{ question }}"}
+    sampling: ClassVar[dict[str, Any]] = {"thought": {"max_tokens": 4}}
+
+    def answer_at(self, state: State) -> str | None:
+        return state.thoughts[-1].text if state.thoughts and state.thoughts[-1].text != "none" else None
+
+
+def test_leaves_that_hold_an_answer_by_themselves_are_solutions(scripted: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "which?", "answer": "b"}\n')
+    decoder = scripted({"which?": ["a", "b", "none"]})
+    options: dict[str, Any] = {"search": "bfs:thoughts=3,breadth=3,depth=2", "evaluator": "random"}
+    evaluate(Drafts(), tmp_path / "rows.jsonl", out=tmp_path / "out", decoder=decoder, **options)
+    (sample,) = read_samples(tmp_path / "out")
+    _, leaves = read_leaves(tmp_path / "out", sample, Drafts())
+    assert list(leaves.values()) == [("a", 0.0), ("b", 1.0)]
 
 
 @pytest.mark.usefixtures("_known")
