@@ -31,6 +31,7 @@ class Riddle(Task):
     def score(self, answer, reference):
         return float(reference == "ever")
 """
+METHODS = ("ar", "jacobi", "jacobi, whole", "lookahead", "lookahead, whole")
 PROMPTS = [f"What comes after {word}?" for word in ("one", "two", "ten", "the end", "all", "noon", "rain", "this")]
 
 Tot = Callable[..., tuple[int, str, str]]
@@ -121,14 +122,14 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
     )
     assert (status, err) == (0, "")
     rows = cells(out)
-    sides = [f"{model} + {method}" for model in ("base", "made") for method in ("ar", "jacobi", "lookahead")]
+    sides = [f"{model} + {method}" for model in ("base", "made") for method in METHODS]
     assert [row[0] for row in rows] == [*sides, "base", "made"]
-    assert [rows[0][2][:5], rows[3][3][:5]] == ["1.00x", "1.00x"]
+    assert [rows[0][2][:5], rows[5][3][:5]] == ["1.00x", "1.00x"]
     assert [row[4] for row in rows if row[0].endswith("+ ar")] == ["1.00", "1.00"]
-    same = [row[6 if asked is RIDDLES else 5] for row in rows[:6]]
-    assert all(share.startswith("100% (") for share in same[:3])  # in float32, methods say the same
-    assert same[3] == same[4] == same[5]
-    assert asked is PLAIN or all(row[5].startswith("50%") for row in rows[:6])
+    same = [row[6 if asked is RIDDLES else 5] for row in rows[:10]]
+    assert all(share.startswith("100% (") for share in same[:5])  # in float32, methods say the same
+    assert len(set(same[5:])) == 1
+    assert asked is PLAIN or all(row[5].startswith("50%") for row in rows[:10])
 
     numbers = json.loads(Path("n.json").read_text())
     cells_of: dict[str, list[Any]] = {name: [] for name in sides}
@@ -146,7 +147,7 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
 def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
     status, out, _ = tot("eval", "--model", "base", "--base", "base", "--n", "4", *SHORT, *PLAIN, "--limit", "2")
     assert status == 0
-    assert [row[0] for row in cells(out)] == ["base + ar", "base + jacobi", "base + lookahead", "base"]
+    assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
 
 
 def test_killed_while_collecting_it_goes_on(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,11 +44,19 @@ def run(options: CLLMOptions, console: Console) -> None:
         engines = {name: stack.enter_context(Engine(load_model(name, dtype=options.dtype))) for name in names}
         first = engines[options.base].loaded
         bench = stack.enter_context(Bench(options, console, describe(first.device, first.dtype)))
-        options_of: dict[str, dict[str, Any]] = {"ar": {}, "jacobi": {"n": options.n}, "lookahead": {}}
+        methods: dict[str, dict[str, Any]] = {
+            "ar": {},
+            "jacobi": {"n": options.n},
+            "jacobi, whole": {"n": options.n, "adapt": False},
+            "lookahead": {},
+            "lookahead, whole": {"window": 15, "ngram": 5, "guesses": 15, "adapt": False},
+        }
         sides = [
-            Side(f"{name} + {method}", partial(answered, load_decoder(method, engine=engine, **given)))
+            Side(
+                f"{name} + {method}", partial(answered, load_decoder(method.partition(",")[0], engine=engine, **given))
+            )
             for name, engine in engines.items()
-            for method, given in options_of.items()
+            for method, given in methods.items()
         ]
         whole = {
             name: load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True)
@@ -72,7 +80,7 @@ def run(options: CLLMOptions, console: Console) -> None:
             table=partial(_speed, [f"{name} + ar" for name in names]),
         )
         counted = [
-            Metric(f"tokens a forward, windows of {options.n} fed whole", _tokens_a_forward, _mean),
+            Metric(f"fast-forwarded tokens a forward, windows of {options.n}", _tokens_a_forward, _mean),
             Metric("stationary tokens a window", lambda took: took["stationary"], _mean),
         ]
         sides = [Side(name, partial(converged, decoder, options.n)) for name, decoder in whole.items()]

@@ -128,13 +128,14 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 side(name, method, serial, temperature, **options)
                 for name, (method, serial, options) in ways(asked.k_configs).items()
             ]
+            if temperature == asked.temperatures[0]:
+                bench.say(f"{_forecast(sides, tasks)} a temperature")
             results = bench.compare(
                 f"searches, T = {temperature}",
                 sides,
                 lambda name, turn: tasks[name][turn % len(tasks[name])],
                 columns=list(tasks),
                 rounds=asked.limit,
-                warm_up=partial(_forecast, bench, sides, tasks),
                 table=partial(_speeds, f"new tokens/s, T = {temperature}"),
             )
             bench.show(_by_purpose(results), _by_acceptance(results), *_overlap(results, asked.samples))
@@ -159,18 +160,15 @@ def ways(k_configs: Sequence[str]) -> dict[str, tuple[str, bool, dict[str, Any]]
             for overlap in (True, False):
                 said = "overlap" if overlap else "no overlap"
                 found[f"seed ({shown}), rounds, {said}"] = "seed", False, {**rounds, "overlap": overlap}
-        found[f"seed ({shown}), packed"] = "seed", False, {"k_config": config}
     return {**found, "seed, packed": ("seed", False, {})}
 
 
-def _forecast(bench: Bench, sides: Sequence[Side], tasks: dict[str, list[Problem]], name: str) -> Problem:
-    """A question to warm up with; and, before the first, how long all will take, by one packed search of each task."""
-    if name == next(iter(tasks)):
-        packed = next(side for side in sides if side.name == PACKED)
-        seconds = sum(packed.run(problems[0])["seconds"] * len(problems) for problems in tasks.values())
-        shares = sum(2.0 if side.name.endswith("serial") else 1.0 for side in sides)
-        bench.say(f"about {shares * seconds / 3600:.1f} hours")
-    return tasks[name][0]
+def _forecast(sides: Sequence[Side], tasks: dict[str, list[Problem]]) -> str:
+    """How long all will take, by one packed search of each task."""
+    packed = next(side for side in sides if side.name == PACKED)
+    seconds = sum(packed.run(problems[0])["seconds"] * len(problems) for problems in tasks.values())
+    shares = sum(2.5 if side.name.endswith("serial") else 1.5 for side in sides)
+    return f"about {shares * seconds / 3600:.1f} hours"
 
 
 # -- tables -------------------------------------------------------------------------------------------------------
