@@ -7,12 +7,14 @@ question, from a store that holds nothing but the beginning of its prompts. Seri
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +49,7 @@ class Problem:
 
     task: Task
     question: str
-    seed: int
+    seed: int = 0
 
 
 @dataclass
@@ -111,7 +113,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
         name, _, file = text.partition("=")
         task = load_task(name)
         found = questions(task, Path(file) if file else None, asked.limit)
-        tasks[name] = [Problem(task, question, i) for i, question in enumerate(found)]
+        tasks[name] = [Problem(task, question) for question in found]
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         loaded = plain.engine.loaded
@@ -133,12 +135,21 @@ def run(asked: DecodersOptions, console: Console) -> None:
             results = bench.compare(
                 f"searches, T = {temperature}",
                 sides,
-                lambda name, turn: tasks[name][turn % len(tasks[name])],
+                lambda name, turn: replace(tasks[name][turn % len(tasks[name])], seed=turn),
                 columns=list(tasks),
                 rounds=asked.limit,
                 table=partial(_speeds, f"new tokens/s, T = {temperature}"),
             )
             bench.show(_by_purpose(results), _by_acceptance(results), *_overlap(results, asked.samples))
+            if asked.picture is not None:
+                from tot.report.plots import curves, save
+
+                lines = {
+                    kind: ([rate for rate, _ in sorted(points)], [speed for _, speed in sorted(points)])
+                    for kind, points in _of_acceptance(results).items()
+                }
+                figure = curves(lines, "acceptance", "speed of ar, serial")
+                save(figure, asked.picture.with_stem(f"{asked.picture.stem}-{temperature}"))
 
 
 def ways(k_configs: Sequence[str]) -> dict[str, tuple[str, bool, dict[str, Any]]]:
@@ -225,22 +236,27 @@ def _rate_of(purpose: Purpose, took: Measured) -> float | None:
     return float(took.get(f"{purpose} tokens", 0) / seconds) if seconds else None
 
 
-def _by_acceptance(results: Results) -> Table:
-    """SEED's figure 5: the speed of each search, of serial `ar`, by the share of its drafts that was accepted."""
-    kinds = ("serial", "rounds", "packed")
-    found: dict[tuple[float, str], list[float]] = {}
+def _of_acceptance(results: Results) -> dict[str, list[tuple[float, float]]]:
+    """Of each search in these ways the share of its drafts that was accepted, and its speed, of serial `ar`."""
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in ("serial", "rounds", "packed")}
     for side in results.sides:
-        kind = next(kind for kind in kinds if kind in side)
+        kind = next(kind for kind in found if kind in side)
         for column in results.columns:
             base = results.of(SERIAL, column)
             for turn, took in results.of(side, column).items():
                 if turn in base and (rate := _ACCEPTANCE.of(took)) is not None:
-                    least = max(low for low in _BINS if low <= rate)
-                    found.setdefault((least, kind), []).append(RATE.ratio(took, base[turn]))
-    table = Table("acceptance from", *kinds, title="speed of ar, serial, by acceptance (searches)")
-    for least in sorted({least for least, _ in found}):
-        shown = [found.get((least, kind), []) for kind in kinds]
-        table.add_row(f"{least:.1f}", *(f"{times(ratios)}, {len(ratios)}" if ratios else "" for ratios in shown))
+                    found[kind].append((rate, RATE.ratio(took, base[turn])))
+    return found
+
+
+def _by_acceptance(results: Results) -> Table:
+    """SEED's figure 5, in words."""
+    found = _of_acceptance(results)
+    table = Table("acceptance from", *found, title="speed of ar, serial, by acceptance (searches)")
+    for low, high in pairwise((*_BINS, math.inf)):
+        shown = [[speed for rate, speed in points if low <= rate < high] for points in found.values()]
+        if any(shown):
+            table.add_row(f"{low:.1f}", *(f"{times(speeds)}, {len(speeds)}" if speeds else "" for speeds in shown))
     return table
 
 

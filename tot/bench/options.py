@@ -80,6 +80,9 @@ class DecodersOptions(Computed):
     )
     temperatures: tuple[float, ...] = Field((0.2, 1.0), description="Of thoughts and evaluations, with commas.")
     samples: int = Field(3, ge=1, description="Thoughts after each state (n).")
+    picture: Path | None = Field(
+        None, description="Draw speed over acceptance, a file for each temperature, which its name gets."
+    )
 
 
 class FastCoTOptions(Computed):

@@ -49,8 +49,8 @@ def compare(tiny: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixtu
     return run
 
 
-def test_every_side_decodes_the_same_search(compare: Callable[..., Any]) -> None:
-    printed, cells = compare("--limit", "2", "--k-configs", "1-1,2-1")
+def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_path: Path) -> None:
+    printed, cells = compare("--limit", "2", "--k-configs", "1-1,2-1", "--picture", str(tmp_path / "speed.svg"))
     expected = ways(["1-1", "2-1"])
     assert sorted({cell["side"] for cell in cells}) == sorted(expected)
     for turn in (0, 1):
@@ -68,6 +68,7 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any]) -> None
     assert "about 0.0 hours" in printed
     assert "Overlap pays where that is under" in " ".join(printed.split())
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
+    assert "speed of ar, serial" in (tmp_path / "speed-1.0.svg").read_text()
     assert rows[-1] == "0.9"  # a copy of the target is mostly accepted
 
 
