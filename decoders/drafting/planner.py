@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from tot.decoders.drafting.latency_model import LatencyModel
 
 _WEIGHT = 2.0
-_GUESS = 0.8
-"""What is not known yet counts as this many trials, of which this share was accepted."""
+"""What is not known yet counts as this many trials, of which a share was accepted that is guessed."""
 _FORGETS = 0.995
 """What was learned counts so much less with every step, so that what was given up is tried again."""
 _MARGIN = 1.2
@@ -36,17 +35,18 @@ _INTERRUPTED = 4.0
 
 
 class AcceptanceStatistics:
-    """Which share of drafted tokens of each kind was accepted."""
+    """Which share of drafted tokens of each kind was accepted; `guess` is that of a kind of which nothing is known."""
 
-    def __init__(self) -> None:
+    def __init__(self, guess: float = 0.5) -> None:
         self.step = 0
+        self._guess = guess
         self._trials: dict[Hashable, tuple[float, float, int]] = {}
         """By kind: how many, how many of them accepted, and as of which step."""
 
     def chance(self, kind: Hashable) -> float:
         """How likely a token of that kind is accepted, where the one before it is."""
         tried, accepted = self._as_of_now(kind)
-        return (accepted + _GUESS * _WEIGHT) / (tried + _WEIGHT)
+        return (accepted + self._guess * _WEIGHT) / (tried + _WEIGHT)
 
     def learn(self, kind: Hashable, accepted: bool) -> None:
         tried, before = self._as_of_now(kind)
@@ -144,8 +144,9 @@ class Trial:
         """What the trial under way brought and took."""
 
     def step(self, tokens: float, seconds: float, drafting: float = 0.0) -> None:
-        """A step of the present way brought so many tokens a branch, and took so many seconds besides those of drafting.
-        The first one after a change tells nothing of the way: the draft catches up with what it has not seen."""
+        """A step of the present way brought so many tokens a branch, and took so many seconds besides those of
+        drafting. The first one after a change tells nothing of the way: the draft catches up with what it has not
+        seen."""
         self._changed, changed = False, self._changed
         way = self._ways[self.drafts]
         if way.steps:

@@ -19,7 +19,8 @@ from tot.evaluators.head import ValueHead, identity
 LAYERS = (2, 0, 1)
 METHODS = [
     *[("ar", {}), ("sd", {}), ("sd", {"rule": "leviathan"}), ("mcsd", {"rule": "mcsd"})],
-    *[("seed", {}), ("seed", {"policy": "rounds"}), ("jacobi", {}), ("lookahead", {}), ("fastcot", {}), ("pdos", {})],
+    *[("seed", {}), ("seed", {"policy": "rounds"}), ("jacobi", {}), ("lookahead", {}), ("fastcot", {})],
+    ("pdos", {"instructions": ""}),
 ]
 
 

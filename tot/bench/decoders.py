@@ -273,8 +273,8 @@ def _overlap(results: Results, samples: int) -> Iterator[str]:
         slower = statistics.median(_a_forward(took, "verify") for took in beside) / verify
         one, each = (gain(draft, verify, samples, devices) for devices in (1, samples))
         yield (
-            f"{side.partition(', rounds')[0]}: a draft takes {1000 * draft:.0f} ms, verifying it {1000 * verify:.0f} ms, "
-            f"{slower:.2f} times as long while others draft. Overlap pays where that is under "
+            f"{side.partition(', rounds')[0]}: a draft takes {1000 * draft:.0f} ms, verifying {1000 * verify:.0f} ms, "
+            f"and {slower:.2f} times as long while others draft. Overlap pays where that is under "
             f"{(draft + verify) / verify:.2f}: where it costs the target nothing, {samples} thoughts in rounds are "
             f"{one:.2f}x of serial, and {each:.2f}x with a place to draft for each"
         )
