@@ -37,6 +37,7 @@ from tot.solver import solve
 from tot.task import Task
 
 SERIAL, PACKED = "ar, serial", "ar, packed"
+KINDS = ("serial", "rounds", "packed")
 PURPOSES: dict[Purpose, str] = {"generate": "thoughts", "evaluate": "evaluations"}
 _COUNTED = ("forwards", "drafted", "accepted", "reached")
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -128,7 +129,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
         for temperature in asked.temperatures:
             sides = [
                 side(name, method, serial, temperature, **options)
-                for name, (method, serial, options) in ways(asked.k_configs).items()
+                for name, (method, serial, options) in ways(asked.k_configs, asked.parts).items()
             ]
             if temperature == asked.temperatures[0]:
                 bench.say(f"{_forecast(sides, tasks)} a temperature")
@@ -152,10 +153,10 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 save(figure, asked.picture.with_stem(f"{asked.picture.stem}-{temperature}"))
 
 
-def ways(k_configs: Sequence[str]) -> dict[str, tuple[str, bool, dict[str, Any]]]:
-    """The sides, by name: method, whether serial, options. Drafts of each kind are verified serially, as the paper's
-    baselines do; in rounds, its schedule; and packed, as far as they pay. The first kind is verified by the papers'
-    rule as well, and in rounds with and without overlap."""
+def ways(k_configs: Sequence[str], parts: Sequence[str] = KINDS) -> dict[str, tuple[str, bool, dict[str, Any]]]:
+    """The sides of these parts, by name: method, whether serial, options. Drafts of each kind are verified serially, as
+    the paper's baselines do; in rounds, its schedule; and packed, as far as they pay. The first kind is verified by the
+    papers' rule as well, and in rounds with and without overlap."""
     found: dict[str, tuple[str, bool, dict[str, Any]]] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
     for text in k_configs:
         config, shown = tuple(map(int, text.split("-"))), text.replace("-", ",")
@@ -171,7 +172,12 @@ def ways(k_configs: Sequence[str]) -> dict[str, tuple[str, bool, dict[str, Any]]
             for overlap in (True, False):
                 said = "overlap" if overlap else "no overlap"
                 found[f"seed ({shown}), rounds, {said}"] = "seed", False, {**rounds, "overlap": overlap}
-    return {**found, "seed, packed": ("seed", False, {})}
+    found["seed, packed"] = "seed", False, {}
+    return {name: side for name, side in found.items() if _kind(name) in parts or name == PACKED}
+
+
+def _kind(side: str) -> str:
+    return next(kind for kind in KINDS if kind in side)
 
 
 def _forecast(sides: Sequence[Side], tasks: dict[str, list[Problem]]) -> str:
@@ -238,14 +244,13 @@ def _rate_of(purpose: Purpose, took: Measured) -> float | None:
 
 def _of_acceptance(results: Results) -> dict[str, list[tuple[float, float]]]:
     """Of each search in these ways the share of its drafts that was accepted, and its speed, of serial `ar`."""
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in ("serial", "rounds", "packed")}
+    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for side in results.sides:
-        kind = next(kind for kind in found if kind in side)
         for column in results.columns:
             base = results.of(SERIAL, column)
             for turn, took in results.of(side, column).items():
                 if turn in base and (rate := _ACCEPTANCE.of(took)) is not None:
-                    found[kind].append((rate, RATE.ratio(took, base[turn])))
+                    found[_kind(side)].append((rate, RATE.ratio(took, base[turn])))
     return found
 
 

@@ -78,6 +78,9 @@ class DecodersOptions(Computed):
     k_configs: tuple[KConfig, ...] = Field(
         ("1-1-1", "2-1-1", "2-2-1", "4-2-1"), description="Candidates at each position drafted, with commas."
     )
+    parts: tuple[Literal["serial", "rounds", "packed"], ...] = Field(
+        ("serial", "rounds", "packed"), description="How texts are decoded, with commas."
+    )
     temperatures: tuple[float, ...] = Field((0.2, 1.0), description="Of thoughts and evaluations, with commas.")
     samples: int = Field(3, ge=1, description="Thoughts after each state (n).")
     picture: Path | None = Field(

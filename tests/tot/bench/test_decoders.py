@@ -72,6 +72,11 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_pat
     assert rows[-1] == "0.9"  # a copy of the target is mostly accepted
 
 
+def test_parts_of_it_may_be_measured_alone(compare: Callable[..., Any]) -> None:
+    _, cells = compare("--limit", "1", "--parts", "packed")
+    assert [cell["side"] for cell in cells] == ["ar, packed", "seed, packed"]
+
+
 def test_drafts_that_are_no_configuration_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for config in ("2-0", "2-a", "", "2--1"):
         assert main(["bench", "decoders", "--k-configs", config, "--out", str(tmp_path / "n.json")]) == 2
