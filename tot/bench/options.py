@@ -62,10 +62,6 @@ class InRounds(BenchOptions):
     rounds: int = Field(3, ge=1, description="Rounds; the sides take turns and medians are compared.")
 
 
-class PackedOptions(InRounds):
-    """Packed decoding against model.generate: speed, reuse of prompts, memory."""
-
-
 class DecodersOptions(Computed):
     """Decoding methods side by side on whole searches, as in SEED's tables: serial, in rounds and packed."""
 
@@ -169,16 +165,6 @@ class GPUOptions(InRounds):
     patience: float = Field(
         45.0, ge=0, description="Seconds: what will take longer is done once; three times as long, not at all."
     )
-
-
-class ServeOptions(InRounds):
-    """A server with many clients at once against the same server with one: tokens a second, tokens a forward."""
-
-    decoder: str = Field("ar", description="A decoder.")
-    decoder_option: list[str] = Field([], description="As for tot serve.")
-    clients: int = Field(16, ge=2, description="Clients at once, against one.")
-    requests: int = Field(2, ge=1, description="Requests of each client in a round.")
-    tokens: int = Field(64, ge=1, description="New tokens of each reply.")
 
 
 class QualityOptions(BenchOptions):

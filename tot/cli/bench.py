@@ -13,12 +13,10 @@ from tot.decoders.errors import validated
 from tot.report.terminal import console
 
 BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
-    "packed": (of.PackedOptions, "packed:run"),
     "decoders": (of.DecodersOptions, "decoders:run"),
     "fastcot": (of.FastCoTOptions, "fastcot:run"),
     "pdos": (of.PDOSOptions, "pdos:run"),
     "peers": (of.PeersOptions, "peers:run"),
-    "serve": (of.ServeOptions, "serve:run"),
     "quality": (of.QualityOptions, "quality:run"),
     "eval": (of.EvalOptions, "evaluation:run"),
     "ray": (of.RayOptions, "evaluation:run_ray"),

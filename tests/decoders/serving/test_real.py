@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
+from contextlib import contextmanager
+from typing import Any, NamedTuple
 
+import httpx2
 import openai
 import pytest
 
-from tot.bench.serve import served
-from tot.cli.app import main
 from tot.decoders import Message, Request, Sampling, load_decoder
-from tot.decoders.errors import ModelError
+from tot.decoders.serving.options import KEY_VARIABLE
 
 QUESTIONS = [
     "What is 12 + 30?",
@@ -21,6 +24,37 @@ QUESTIONS = [
     "Is fire cold?",
     "Tom has 5 apples and eats 2. How many are left?",
 ]
+
+
+class Server(NamedTuple):
+    url: str
+    model: str
+
+
+@contextmanager
+def served(options: list[str]) -> Iterator[Server]:
+    """`tot serve` with these options, in a process of its own on a free port. Raises ValueError with what it said last
+    where it does not start."""
+    command = [sys.executable, "-m", "tot.cli.app", "serve", "--port", "0", *options]
+    environment = {name: value for name, value in os.environ.items() if name != KEY_VARIABLE}
+    streams: Any = {"stderr": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(command, env=environment, text=True, **streams) as process:
+        try:
+            line = ""
+            for line in process.stderr or ():
+                if found := re.search(r"tot serve: (\S+) \(\S+\) is served at (http://\S+)/v1$", line.strip()):
+                    yield Server(found[2], found[1])
+                    return
+            raise ValueError(line.strip())
+        finally:
+            process.terminate()
+
+
+def counted(server: Server) -> float:
+    """Forwards so far."""
+    found = re.search(r"^tot_forwards_total (\S+)$", httpx2.get(f"{server.url}/metrics").text, re.MULTILINE)
+    assert found is not None
+    return float(found[1])
 
 
 @pytest.mark.real
@@ -46,30 +80,27 @@ def test_smollm2_says_to_openais_client_what_it_says_locally(smollm2: str) -> No
 
 
 @pytest.mark.real
-def test_the_bench_compares_many_clients_with_one(
-    smollm2: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TOT_SERVE_KEY", "not for the bench's own server")
-    out = tmp_path / "numbers.json"
-    options = ("--clients", "4", "--requests", "1", "--tokens", "6", "--rounds", "2", "--out", str(out))
-    assert main(["bench", "serve", *options]) == 0
-    printed = capfd.readouterr().out
-    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in printed.splitlines() if line.startswith("│")]
-    assert [row[0] for row in rows] == ["1 client", "4 clients"]
-    assert re.fullmatch(r"\d+\.\d\dx \(.*\)", rows[1][2])
-    (cells,) = (
-        found["cells"] for found in json.loads(out.read_text()).values() if isinstance(found, dict) and "cells" in found
-    )
-    forwards = {
-        side: [cell["forwards"] for cell in cells if cell["side"] == side] for side in ("1 client", "4 clients")
-    }
-    assert [len(each) for each in forwards.values()] == [2, 2]
-    assert max(forwards["4 clients"]) < 4 * min(forwards["1 client"])  # packed, or it would be as many
+def test_many_clients_at_once_share_forwards(smollm2: str) -> None:
+    with served(["--model", smollm2]) as server:
+
+        def forwards(clients: int) -> float:
+            """That as many chats take, of so many clients at once."""
+
+            def ask(text: str) -> None:
+                asked = {"model": server.model, "messages": [{"role": "user", "content": text}], "max_tokens": 6}
+                httpx2.post(f"{server.url}/v1/chat/completions", json=asked, timeout=600).raise_for_status()
+
+            before = counted(server)
+            with ThreadPoolExecutor(clients) as pool:
+                list(pool.map(ask, QUESTIONS))
+            return counted(server) - before
+
+        assert forwards(len(QUESTIONS)) < forwards(1)
 
 
 def test_a_server_that_does_not_start_is_said() -> None:
     with (
-        pytest.raises(ModelError, match=r"the server did not start: tot: unknown decoder 'beam'"),
+        pytest.raises(ValueError, match=r"tot: unknown decoder 'beam'"),
         served(["--model", "x", "--decoder", "beam"]),
     ):
         pass

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-@pytest.mark.parametrize(("arguments", "named"), [((), ("solve", "models", "bench")), (("bench",), ("packed",))])
+@pytest.mark.parametrize(("arguments", "named"), [((), ("solve", "models", "bench")), (("bench",), ("peers",))])
 def test_a_command_without_arguments_shows_its_help(
     tot: Any, arguments: tuple[str, ...], named: tuple[str, ...]
 ) -> None:
