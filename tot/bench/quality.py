@@ -192,9 +192,12 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
     most = min(counts, default=0) if flat else 0
     sizes: list[int | None] = [size for size in (2**i for i in range(1, 7)) if size < most]
     sizes += [most] * (most > 1) if flat else [None] * (max(counts) > 1)
+    ways = dict(CHOOSING)
+    if all(leaf.value == leaf.probability for one in answers.values() for leaf in one.leaves):
+        del ways["weighted by value"]  # it says the same
     found: dict[str, Answers] = {}
     for size in sizes:
-        for how, weigh in CHOOSING.items():
+        for how, weigh in ways.items():
             kept = {question: one.leaves[:size] for question, one in answers.items()}
             if all(weigh(leaf) is not None for leaves in kept.values() for leaf in leaves):
                 vote = how != "best value"

@@ -236,6 +236,12 @@ def test_the_best_leaf_is_the_one_of_most_value() -> None:
     }
 
 
+def test_values_that_are_the_probabilities_get_no_row_of_their_own() -> None:
+    leaves = tuple(Leaf(answer, 0.0, value, value, 5) for answer, value in (("a", 0.7), ("b", 0.4)))
+    found = replayed("votes", {"q": Answered(0.0, 10, "a", thoughts=2, leaves=leaves)}, Letter())
+    assert list(found) == ["votes, majority of 2", "votes, weighted by probability of 2", "votes, best value of 2"]
+
+
 def test_a_trees_thoughts_are_judged_as_they_grew(tmp_path: Path) -> None:
     """Each once, with the share of the leaves behind it that are right."""
     tree = ThoughtTree(State(question="q"))
