@@ -47,9 +47,9 @@ class SearchConfig(BaseModel):
     model: Any = "smollm2-135m"
     """A name (`tot models`), a hub id, a folder, a .gguf file or a loaded model; None is no model, for searches that
     ask none. One that is named stays open for the next call; `close_models()` gives its memory back."""
-    decoder: Any = "ar"
+    decoder: Any = "auto"
     """A method's name, a decoder object, which then has its own model, or one or the other by purpose ({"generate": …,
-    "evaluate": …, "answer": …}): names share one engine, and a purpose left out is decoded by "ar" there, or, where
+    "evaluate": …, "answer": …}): names share one engine, and a purpose left out is decoded by "auto" there, or, where
     only objects are given, by the one that generates."""
     search: Any = None
     """A Search or its name with options ("mcts:iterations=20"); None takes the task's own, as for the next two. "rap"
@@ -143,7 +143,7 @@ class SearchConfig(BaseModel):
                     "generate(requests) returns a list of completions, request.sampling.n for each request"
                 )
         if not given or any(isinstance(each, str) for each in given.values()):
-            return {**dict.fromkeys(purposes, "ar"), **given}
+            return {**dict.fromkeys(purposes, "auto"), **given}
         return {**dict.fromkeys(purposes, given.get("generate", next(iter(given.values())))), **given}
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from tot.decoders.decoder import METHODS, REMOTE
 from tot.decoders.errors import OptionError, unknown
@@ -28,7 +28,7 @@ class ModelOptions(BaseModel):
         "smollm2-135m",
         description="A name (tot models), a hub id, a folder or a .gguf file; none for no model.",
     )
-    decoder: str = Field("ar", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
+    decoder: str = Field("auto", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
     decoder_option: list[str] = Field(
         [], description="An option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6."
     )
@@ -41,6 +41,12 @@ class ModelOptions(BaseModel):
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")
+
+    @field_validator("decoder_option", "tool", mode="before", check_fields=False)
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        """A text is one of them."""
+        return [value] if isinstance(value, str) else value
 
     @property
     def loading(self) -> dict[str, Any]:

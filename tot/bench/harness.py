@@ -219,7 +219,7 @@ class Bench:
             if not isinstance(one, Table) or not self._markdown:
                 self.console.print(one)
                 continue
-            self.console.print(f"\n{one.title}:\n", soft_wrap=True)
+            self.console.print(f"\n{one.title}:\n" if one.title else "", soft_wrap=True)
             one.title, one.box = None, box.MARKDOWN
             width, self.console.width = self.console.width, _WIDE
             self.console.print(one)

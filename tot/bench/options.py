@@ -199,7 +199,7 @@ class QualityOptions(BenchOptions):
     picture: Path | None = Field(None, description="Write a picture of accuracy against tokens.")
 
     @property
-    def ways(self) -> dict[str, dict[str, str]]:
+    def ways(self) -> dict[str, dict[str, Any]]:
         """The options of each way, by name. Raises OptionError for one that can't be read."""
         found = {}
         for text in self.way:
@@ -211,7 +211,7 @@ class QualityOptions(BenchOptions):
         return found
 
     @property
-    def judging(self) -> dict[str, str]:
+    def judging(self) -> dict[str, Any]:
         """The options of the judge. Raises OptionError for one that can't be read."""
         model, _, given = (self.judge or "").partition(";")
         options = _pairs(given)
@@ -229,11 +229,20 @@ class QualityOptions(BenchOptions):
         return found
 
 
-def _pairs(text: str) -> dict[str, str] | None:
-    """What 'option=value; option=value' says; None where it is no such text."""
-    pairs = [pair.partition("=") for pair in text.split(";") if pair.strip()]
-    whole = all(equals for _, equals, _ in pairs)
-    return {option.strip(): value.strip() for option, _, value in pairs} if whole else None
+def _pairs(text: str) -> dict[str, Any] | None:
+    """What 'option=value; option=value' says, a list of those of an option that is there again; None where it is no
+    such text."""
+    found: dict[str, Any] = {}
+    for option, equals, value in (pair.partition("=") for pair in text.split(";") if pair.strip()):
+        if not equals:
+            return None
+        name, said = option.strip(), value.strip()
+        found[name] = said if name not in found else [*_several(found[name]), said]
+    return found
+
+
+def _several(given: str | list[str]) -> list[str]:
+    return [given] if isinstance(given, str) else given
 
 
 class EvalOptions(InRounds):

@@ -20,7 +20,7 @@ class ServeOptions(ModelOptions, Limits):
     """What is served, to whom, and how much of it."""
 
     model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
-    decoder: str = Field("ar", description="The decoder that the model's plain name stands for.")
+    decoder: str = Field("auto", description="The decoder that the model's plain name stands for.")
     decoder_option: list[str] = Field(
         [], description="As for tot solve; given to the decoders that have such an option."
     )

@@ -146,7 +146,7 @@ def usage_line(solution: Solution) -> str:
         line += f", {solution.rejected} thoughts not legal or going back"
     if solution.parse_failures:
         line += f", {solution.parse_failures} replies could not be read"
-    return "\n".join([line, *(f"{purpose}: {chosen}" for purpose, chosen in solution.choices.items())])
+    return line
 
 
 def show(solution: Solution) -> None:

@@ -14,7 +14,8 @@ import pytest
 from tot import Sample, SelfConsistency, Task, evaluate
 from tot.backend import Backend
 from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told
-from tot.bench.quality import Answered, Leaf, read_answers, replayed, table
+from tot.bench.options import QualityOptions
+from tot.bench.quality import Answered, Leaf, read_answers, replayed, table, way
 from tot.cli.app import main
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
@@ -152,6 +153,14 @@ def test_ways_that_ask_no_model_are_told_beside_each_other(
         "chance": [1, 1],
         "few": [0, 0],
     }
+
+
+def test_an_option_may_be_given_several_times_in_a_way() -> None:
+    options = "decoder=seed; decoder_option=draft=a.gguf; decoder_option=k_config=2,1"
+    asked = QualityOptions(data="rows.jsonl", way=[f"drafts: {options}"])
+    made = way(asked, asked.ways["drafts"]).config
+    assert (made.decoder, made.model_options["draft"], made.model_options["k_config"]) == ("seed", "a.gguf", "2,1")
+
 
 
 @pytest.mark.usefixtures("_known")

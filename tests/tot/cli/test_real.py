@@ -56,7 +56,7 @@ def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
     assert 0 < usage["new_tokens"] <= 5 * 16  # two sub-questions, two sub-answers, one answer
     assert usage["forwards"] <= 4 * 16 + 10
     assert usage["reused_prompt_tokens"] > usage["prompt_tokens"] / 2  # the demonstrations were computed once
-    assert (usage["drafted"], usage["accepted"]) == (0, 0)
+    assert usage["drafted"] >= usage["accepted"]
     assert usage["seconds"] > 0
 
 

@@ -22,7 +22,7 @@ import pytest
         ),
         (
             ("bench", "fast"),
-            r"No such command 'fast': choose one of packed, decoders, fastcot, .*, servers, gpu",
+            r"No such command 'fast': choose one of decoders, fastcot, .*, servers, gpu",
         ),
         (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
@@ -62,7 +62,7 @@ import pytest
         (("solve", "gsm8k", "q", "--model", "none"), r"this search asks a model, and there is none: give model=.*"),
         (("solve", "gsm8k", "q", "--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
         (("solve", "gsm8k", "q", "--decoder", "sd", "--decoder-option", "k=0"), r"decoder sd, option k: .*"),
-        (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder ar, option k: .* \(its options: none\)"),
+        (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder auto, option k: .* \(its options: none\)"),
         (("solve", "gsm8k", "q", "--data", "x.jsonl"), r"--data and a question: give one of the two, not 'q' as well"),
         (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
         (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
