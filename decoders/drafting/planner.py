@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from tot.decoders.drafting.latency_model import LatencyModel
 
 _WEIGHT = 2.0
-"""What is not known yet counts as this many trials, of which a share was accepted that is guessed."""
+_GUESS, _OF_A_MODEL = 0.5, 0.8
+"""What is not known yet counts as so many trials, of which this share was accepted; of what a model drafts the second,
+as what is not tried is never known to be good."""
 _FORGETS = 0.995
 """What was learned counts so much less with every step, so that what was given up is tried again."""
 _MARGIN = 1.2
@@ -35,18 +37,19 @@ _INTERRUPTED = 4.0
 
 
 class AcceptanceStatistics:
-    """Which share of drafted tokens of each kind was accepted; `guess` is that of a kind of which nothing is known."""
+    """Which share of drafted tokens of each kind was accepted. The kind of what a model drafted, or of a forward of
+    it, is a tuple that begins with "model" or "level"."""
 
-    def __init__(self, guess: float = 0.5) -> None:
+    def __init__(self) -> None:
         self.step = 0
-        self._guess = guess
         self._trials: dict[Hashable, tuple[float, float, int]] = {}
         """By kind: how many, how many of them accepted, and as of which step."""
 
     def chance(self, kind: Hashable) -> float:
         """How likely a token of that kind is accepted, where the one before it is."""
         tried, accepted = self._as_of_now(kind)
-        return (accepted + self._guess * _WEIGHT) / (tried + _WEIGHT)
+        drafted = isinstance(kind, tuple) and kind[0] in ("model", "level")
+        return (accepted + (_OF_A_MODEL if drafted else _GUESS) * _WEIGHT) / (tried + _WEIGHT)
 
     def learn(self, kind: Hashable, accepted: bool) -> None:
         tried, before = self._as_of_now(kind)

@@ -1,7 +1,7 @@
 """auto: whichever lossless method pays, text by text and step by step, by measured costs and what was accepted so far.
 
-Every step plans one forward for all texts. For each of them what was looked up, its Jacobi window and a trained draft
-model, where there is one, compete by the cost of rows and the share of their kind that was accepted, by purpose; what
+Every step plans one forward for all texts. For each of them what was looked up, its Jacobi window and a draft model,
+where there is one, compete by the cost of rows and the share of their kind that was accepted, by purpose; what
 promises most is drafted as far as it pays, or nothing. Not among the choices: lookahead, whose windows cost more
 rows than they have brought, and whatever is not lossless.
 """
@@ -17,12 +17,13 @@ from functools import partial
 from tot.decoders.drafting.draft_model import ModelDrafter, level
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain, Verified
 from tot.decoders.drafting.lookup import LookupDrafter
-from tot.decoders.drafting.opening import trained_drafter
+from tot.decoders.drafting.opening import make_drafter, trained_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
+from tot.decoders.errors import OptionError
 from tot.decoders.methods.jacobi import JacobiDrafter
 from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.methods.options import MethodOptions
+from tot.decoders.methods.options import AutoOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Purpose
 
@@ -31,7 +32,7 @@ _LONGEST = 16
 _LEAST = 0.1
 """A first token that is less likely to be accepted is not drafted, however cheap its row: what drafting itself takes is
 in no measured cost."""
-_NAMES = {"lookup": "lookup", "jacobi": "jacobi", "model": "trained draft"}
+_NAMES = {"lookup": "lookup", "jacobi": "jacobi", "model": "draft model"}
 
 
 @dataclass(slots=True)
@@ -102,10 +103,13 @@ def _said(tallies: Mapping[str, _Tally]) -> str:
     return ", ".join([*parts, *(["else ar" if parts else "ar"] if "" in tallies else [])])
 
 
-def _open(engine: Engine, options: MethodOptions, stack: ExitStack) -> OpenedMethod:
-    drafter = AutoDrafter(trained_drafter(engine, stack))
+def _open(engine: Engine, options: AutoOptions, stack: ExitStack) -> OpenedMethod:
+    named = None if options.draft is None else make_drafter(options.draft, engine, stack)
+    if named is not None and not isinstance(named, ModelDrafter):
+        raise OptionError(f"draft={options.draft!r}: auto looks up by itself, and takes one model that drafts besides")
+    drafter = AutoDrafter(trained_drafter(engine, stack) if named is None else named)
     shared = Speculation(engine, drafter, (1,) * _LONGEST, adapt=True)
     return OpenedMethod(partial(Speculative, speculation=shared), drafter, choices=drafter.choices)
 
 
-METHOD = Method(_open)
+METHOD = Method(_open, AutoOptions)

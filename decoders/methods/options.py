@@ -20,6 +20,14 @@ class MethodOptions(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class AutoOptions(MethodOptions):
+    """Options of `auto`."""
+
+    draft: Any = None
+    """A model that drafts where that promises most: a name, a hub id, a folder, a GGUF file or "early-exit:6"; None is
+    the one that `tot train-draft` made for the target, where there is one."""
+
+
 class DraftingOptions(MethodOptions):
     draft: Any = None
     """None looks tokens up in what was written so far, which gives a single chain; "early-exit:6" drafts with the
@@ -156,7 +164,7 @@ class PDOSOptions(MethodOptions):
 
 OPTIONS: dict[str, type[MethodOptions]] = {
     "ar": MethodOptions,
-    "auto": MethodOptions,
+    "auto": AutoOptions,
     "fastcot": FastCoTOptions,
     "jacobi": JacobiOptions,
     "lookahead": LookaheadOptions,

@@ -34,9 +34,6 @@ from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
 """Keeps the noise of a draft apart from the target's, where they are not coupled."""
-_GUESSES = {True: 0.8, False: 0.5}
-"""The share of drafted tokens that is thought to be accepted before any was tried, by whether a model drafts: one that
-is not tried is never known to be good."""
 
 
 class Drafted(NamedTuple):
@@ -71,8 +68,7 @@ class Speculation:
         self.trajectory = trajectory
         self.rows = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config))) + probes
         """Of one full draft."""
-        guess = _GUESSES[drafter.runner is not None]
-        self.statistics: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(partial(AcceptanceStatistics, guess))
+        self.statistics: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(AcceptanceStatistics)
         self.drafts: dict[int, Drafted] = {}
         """By sequence: what is to be verified next."""
         self._texts: dict[int, list[int]] = {}

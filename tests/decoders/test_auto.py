@@ -198,8 +198,8 @@ def test_what_is_packed_together_shares_one_plan(make: Make, costs: Callable[[La
     assert total(auto.generate(asked[:2] + asked[4:6]), "drafted") > 0
 
 
-def test_nothing_can_be_set(make: Make) -> None:
-    with pytest.raises(OptionError, match=r"decoder auto, option k: .* \(its options: none\)"):
+def test_nothing_else_can_be_set(make: Make) -> None:
+    with pytest.raises(OptionError, match=r"decoder auto, option k: .* \(its options: draft\)"):
         make("auto", k=3)
 
 
@@ -209,7 +209,7 @@ def test_other_methods_choose_nothing(make: Make) -> None:
     assert plain.choices == {}
 
 
-# -- trained drafts --------------------------------------------------------------------------------
+# -- draft models ----------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -248,8 +248,27 @@ def test_a_draft_that_was_trained_is_asked_where_nothing_else_is_known(
         assert auto.drafter is not None
         assert auto.drafter.runner is not None
         got = auto.generate(asked)
-        assert "trained draft in " in auto.choices["generate"]
+        assert "draft model in " in auto.choices["generate"]
     assert tokens(got) == tokens(load_decoder(engine=engines()).generate(asked))
+
+
+def test_a_draft_may_be_named(
+    engines: Callable[[], Engine], costs: Callable[[LatencyModel], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    costs(FREE)
+    monkeypatch.setattr(
+        "tot.decoders.methods.speculative.latency_model", lambda runner: LatencyModel((1, 64), (0.001, 0.002))
+    )
+    engine, asked = engines(), requests(2, tokens=80)
+    with load_decoder("auto", engine=engine, draft="early-exit:1") as auto:
+        got = auto.generate(asked)
+        assert "draft model in " in auto.choices["generate"]
+    assert tokens(got) == tokens(load_decoder(engine=engines()).generate(asked))
+
+
+def test_it_looks_up_by_itself(engines: Callable[[], Engine]) -> None:
+    with pytest.raises(OptionError, match="draft='lookup': auto looks up by itself, and takes one model"):
+        load_decoder("auto", engine=engines(), draft="lookup")
 
 
 def test_a_draft_that_cant_be_read_is_left_out(

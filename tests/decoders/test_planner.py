@@ -70,8 +70,9 @@ def learned(*told: bool, kind: Any = "a") -> AcceptanceStatistics:
 
 
 def test_what_is_not_known_counts_as_guessed() -> None:
-    assert AcceptanceStatistics(0.8).chance("a") == 0.8
     assert learned(True, True, kind="b").chance("a") == 0.5
+    assert AcceptanceStatistics().chance(("lookup", 8)) == 0.5
+    assert AcceptanceStatistics().chance(("model", 1)) == AcceptanceStatistics().chance(("level", 0)) == 0.8
 
 
 @given(st.lists(st.booleans(), max_size=60))

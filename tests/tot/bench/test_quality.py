@@ -162,7 +162,6 @@ def test_an_option_may_be_given_several_times_in_a_way() -> None:
     assert (made.decoder, made.model_options["draft"], made.model_options["k_config"]) == ("seed", "a.gguf", "2,1")
 
 
-
 @pytest.mark.usefixtures("_known")
 @pytest.mark.parametrize(
     ("way", "said"),

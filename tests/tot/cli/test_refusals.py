@@ -62,7 +62,7 @@ import pytest
         (("solve", "gsm8k", "q", "--model", "none"), r"this search asks a model, and there is none: give model=.*"),
         (("solve", "gsm8k", "q", "--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
         (("solve", "gsm8k", "q", "--decoder", "sd", "--decoder-option", "k=0"), r"decoder sd, option k: .*"),
-        (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder auto, option k: .* \(its options: none\)"),
+        (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder auto, option k: .* \(its options: draft\)"),
         (("solve", "gsm8k", "q", "--data", "x.jsonl"), r"--data and a question: give one of the two, not 'q' as well"),
         (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
         (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
