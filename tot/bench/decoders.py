@@ -48,6 +48,8 @@ _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 class Problem:
     """A question to be searched."""
 
+    kind: str
+    """The task as it was asked for."""
     task: Task
     question: str
     seed: int = 0
@@ -114,7 +116,7 @@ def run(asked: DecodersOptions, console: Console) -> None:
         name, _, file = text.partition("=")
         task = load_task(name)
         found = questions(task, Path(file) if file else None, asked.limit)
-        tasks[name] = [Problem(task, question) for question in found]
+        tasks[name] = [Problem(name, task, question) for question in found]
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         loaded = plain.engine.loaded
@@ -122,9 +124,10 @@ def run(asked: DecodersOptions, console: Console) -> None:
         bench = stack.enter_context(Bench(asked, console, f"{about}; {describe(loaded.device, loaded.dtype)}"))
 
         def side(name: str, method: str, serial: bool, temperature: float, **options: Any) -> Side:
+            """With a decoder for each task, as what it learns of one does not hold for another."""
             given = options if method == "ar" else {"draft": asked.draft, **options}
-            decoder = stack.enter_context(load_decoder(method, engine=plain.engine, **given))
-            return Side(name, partial(search, decoder, serial, asked.samples, temperature))
+            decoders = {task: stack.enter_context(load_decoder(method, engine=plain.engine, **given)) for task in tasks}
+            return Side(name, lambda one: search(decoders[one.kind], serial, asked.samples, temperature, one))
 
         for temperature in asked.temperatures:
             sides = [
