@@ -75,8 +75,8 @@ class SearchConfig(BaseModel):
     min_p: float | None = None
     seed: int = 0
     reproducible: bool = False
-    """Compute in float32, and `fastcot` with a fixed window: the same tree whatever else is packed with it, and when
-    resumed."""
+    """Compute in float32, by "ar" in place of "auto", and `fastcot` with a fixed window: the same tree whatever else
+    is packed with it, and when resumed."""
     model_options: dict[str, Any] = {}
     """What `load_decoder` is given besides: tokenizer, dtype, device, kv_budget, quantize and the decoder's own."""
 
@@ -167,8 +167,8 @@ class SearchConfig(BaseModel):
         return filters_of(self.weights, {name: getattr(self, name) for name in FILTERS}, default)
 
     def exact(self) -> SearchConfig:
-        """The same; where it is to be reproducible, in float32 and with a window for FastCoT that doesn't follow what
-        is packed beside a request.
+        """The same; where it is to be reproducible, in float32, by "ar" for "auto", which follows the clock, and with a
+        window for FastCoT that doesn't follow what is packed beside a request.
 
         Raises OptionError where something else was asked for then, or a server computes.
         """
@@ -200,7 +200,9 @@ class SearchConfig(BaseModel):
             raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
         if "fastcot" in chosen and options.get("window") is None:
             options = {**options, "window": FIXED}
-        return self.model_copy(update={"model_options": {**options, "dtype": "fp32"}})
+        decoder: Any = {purpose: "ar" if each == "auto" else each for purpose, each in self.decoders.items()}
+        decoder = decoder if isinstance(self.decoder, Mapping) else decoder["generate"]
+        return self.model_copy(update={"decoder": decoder, "model_options": {**options, "dtype": "fp32"}})
 
     def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
         """A decoder for each purpose; those made here share one engine, which the stack closes, as it does connections.
