@@ -45,7 +45,7 @@ def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: An
 def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
     smollm2: str, tot: Any, usage_fields: list[str]
 ) -> None:
-    status, out, err = tot("solve", "gsm8k", QUESTION, *TINY, "--json")
+    status, out, err = tot("solve", "gsm8k", QUESTION, *TINY, "--decoder", "ar", "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
     result = json.loads(out)
     assert list(result) == ["answer", "solved", "value", "usage"]
@@ -56,7 +56,7 @@ def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
     assert 0 < usage["new_tokens"] <= 5 * 16  # two sub-questions, two sub-answers, one answer
     assert usage["forwards"] <= 4 * 16 + 10
     assert usage["reused_prompt_tokens"] > usage["prompt_tokens"] / 2  # the demonstrations were computed once
-    assert usage["drafted"] >= usage["accepted"]
+    assert (usage["drafted"], usage["accepted"]) == (0, 0)
     assert usage["seconds"] > 0
 
 
