@@ -133,8 +133,11 @@ class Task:
         return row["answer"]
 
     def solution_of(self, row: Mapping[str, Any]) -> str:
-        """A row's own solution, as text that goes on after the prompt of `chain`; raises TaskError by default."""
-        raise TaskError(f"task {type(self).__name__} has no solutions of its own: override `solution_of`")
+        """A row's own solution, as text that goes on after the prompt of `chain`: by default its `solution`, which may
+        be any model's. Raises TaskError where there is none."""
+        if "solution" not in row:
+            raise TaskError(f"task {type(self).__name__} has no solutions of its own: give rows with a `solution`")
+        return str(row["solution"])
 
     def instance(self, seed: int) -> dict[str, Any]:
         """A row made up from a seed, for tasks that can; raises TaskError by default."""

@@ -58,7 +58,7 @@ def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("riddle.py").write_text(TASK)
     Path("riddles.jsonl").write_text(
         "".join(
-            json.dumps({"question": prompt, "answer": ("ever", "never")[i % 2]}) + "\n"
+            json.dumps({"question": prompt, "answer": ("ever", "never")[i % 2], "solution": " ever"}) + "\n"
             for i, prompt in enumerate(PROMPTS)
         )
     )
@@ -284,8 +284,7 @@ def test_a_folder_for_the_numbers_is_refused_before_anything_is_asked(tot: Tot) 
     assert "--out nowhere/n.json: the folder" in err
 
 
-def test_a_task_s_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> None:
-    Path("riddle.py").write_text(TASK + "\n    def solution_of(self, row):\n        return ' ' + row['answer']\n")
+def test_the_rows_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> None:
     status, _, err = tot("collect", "--model", "base", "--out", "data", "--solutions", *RIDDLES)
     assert (status, err) == (0, "")
     assert tot("train", "--model", "base", "--data", "data", "--out", "tuned", "--accumulate", "3")[0] == 0
