@@ -108,8 +108,9 @@ def load_decoder(
     """A decoder by name, on a model of its own or on a shared `engine` (which then has its own model and budget).
 
     `model` is a name, a hub id, a folder, a GGUF file, or a model object (with `tokenizer`); `kv_budget` is in tokens
-    or bytes ("1.5GiB"). `quantize` packs linear layers in eight bits: "int8" their weights alone, "int8-dynamic" what
-    they are given as well, which is faster and coarser. With "openai" the model is a name that the server at `base_url`
+    or bytes ("1.5GiB"). `quantize` packs linear layers' weights in eight bits: "int8" them alone; "int8-dynamic" rounds
+    what they are given as well, which is faster and coarser; "gguf" does so with a GGUF file's own numbers, of four to
+    eight bits. With "openai" the model is a name that the server at `base_url`
     knows, and nothing is loaded here. Raises OptionError for an unknown method or option, ModelError for a model that
     can't be had.
     """

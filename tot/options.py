@@ -35,9 +35,10 @@ class ModelOptions(BaseModel):
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto", description="auto: bf16 where the machine computes in it."
     )
-    quantize: Literal["none", "int8", "int8-dynamic"] = Field(
+    quantize: Literal["none", "int8", "int8-dynamic", "gguf"] = Field(
         "none",
-        description="Weights in eight bits; int8-dynamic: their inputs as well. For Llama-like models on CPUs.",
+        description="gguf: weights as a .gguf file has them, in four to eight bits. int8: in eight. All but int8 round "
+        "their inputs to eight bits as well. For Llama-like models on CPUs.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")

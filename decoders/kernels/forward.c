@@ -4,10 +4,11 @@
 //
 // Weights are packed in strips of 32 outputs, each in the order in which it is read. What they are is compiled in:
 // WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
-// numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers from 0 to 255 in groups of GROUP inputs,
-// times a step, plus a least; inputs are rounded to INPUTS (8 or 16) bits by a step for each group of each row. WEIGHTS 16
-// with -DWIDEN: packed as for INPUTS 16, and each strip made bfloat16 before all rows are multiplied by it. The order of
-// sums is the same however many rows there are: what a row gives does not depend on the others.
+// numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers in groups of inputs, times a step, plus a
+// least; a matrix has them in eight bits or in four, in groups of GROUP or of half as many. Inputs are rounded to INPUTS
+// (8 or 16) bits by a step for each GROUP of each row. WEIGHTS 16 with -DWIDEN: packed as for INPUTS 16, and each strip
+// made bfloat16 before all rows are multiplied by it. The order of sums is the same however many rows there are: what a
+// row gives does not depend on the others.
 
 #include <omp.h>
 #include <sched.h>
@@ -24,7 +25,7 @@ typedef int16_t Input;
 #endif
 #define JOINED (32 / INPUTS)    // inputs of one output beside each other
 #define LINE (LANES * JOINED)   // bytes of a line: LANES outputs
-#define SCALES (16 * LANES)     // bytes of a group's steps and least weights
+#define SCALES (8 * LANES)      // bytes of a group's steps and least weights
 #define MOST_ROWS (LANES == 16 ? 8 : 6)
 #else
 typedef Element Input;
@@ -34,14 +35,17 @@ typedef Element Input;
 #define MOST_ROWS (LANES == 16 ? 12 : 6)
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
+#define TOLD 4        // numbers that a product is told of GROUP inputs of a row: their step, and the sum of all, and of either half
 #define AHEAD 16384   // bytes from what is multiplied to what is fetched, where rows are one block
 
 typedef struct {
-    // (outputs / STRIP, inputs / JOINED, WIDE, LANES, JOINED), outputs padded; of int8 (outputs / STRIP, inputs / GROUP)
-    // groups of lines as above, then (WIDE, 2, LANES) float32: their steps and least weights.
+    // (outputs / STRIP, inputs / JOINED, WIDE, LANES, JOINED), outputs padded; of whole numbers (outputs / STRIP, inputs /
+    // group) groups of lines as above, then (WIDE, 2, LANES) halves: their steps and least weights, in `unit`s. Of four
+    // bits two lines are one: the first in the lower half of its bytes, the second in the upper.
     const uint8_t *strips;
     const float *bias;  // (outputs,) or none
-    int64_t inputs, outputs;
+    int64_t inputs, outputs, bits, group;
+    double unit;
 } Matrix;
 
 typedef struct {
@@ -118,7 +122,11 @@ static inline Floats silu(Floats x) {
 }
 
 static inline int64_t strip_bytes(const Matrix *matrix) {
-    return matrix->inputs / JOINED * WIDE * LINE + matrix->inputs / GROUP * SCALES;
+#if WEIGHTS == 8
+    return matrix->inputs / JOINED * WIDE * LINE * matrix->bits / 8 + matrix->inputs / matrix->group * SCALES;
+#else
+    return matrix->inputs / JOINED * WIDE * LINE;
+#endif
 }
 
 #ifdef WIDEN
@@ -127,12 +135,13 @@ static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *plac
     const __m512i beside = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                             21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     const __m512i byte = _mm512_set1_epi32(255);
-    const int64_t group_bytes = 32 * GROUP + 256;
+    const int64_t group_bytes = 32 * GROUP + 128;
+    const __m512 unit = _mm512_set1_ps((float)matrix->unit);
     for (int64_t g = 0; g < matrix->inputs / GROUP; g++) {
         const uint8_t *group = matrix->strips + (strip * (matrix->inputs / GROUP) + g) * group_bytes;
         for (int p = 0; p < WIDE; p++) {
-            const uint8_t *scales = group + 32 * GROUP + 128 * p;
-            const __m512 step = _mm512_loadu_ps(scales), least = _mm512_loadu_ps(scales + 64);
+            const uint8_t *scales = group + 32 * GROUP + 64 * p;
+            const __m512 step = (__m512)load_halves(scales) * unit, least = (__m512)load_halves(scales + 32) * unit;
             for (int word = 0; word < GROUP / 2; word++) {
                 const uint8_t *line = group + (WIDE * word + p) * 32;
                 _mm_prefetch(line + AHEAD, _MM_HINT_T1);
@@ -152,35 +161,35 @@ static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *plac
 
 #if WEIGHTS == 8
 typedef Words Sum;
-static inline Words add_line(Words sum, Words inputs, Words weights) {
+static inline Words add_line(int bits, Words sum, Words inputs, Words weights) {
 #if INPUTS == 8
-    return add_bytes(sum, weights, inputs);
+    return bits == 4 ? add_nibbles(sum, weights, inputs) : add_bytes(sum, weights, inputs);
 #else
     return add_halves(sum, inputs, weights);
 #endif
 }
 #else
 typedef Floats Sum;
-#define add_line multiply_add
+#define add_line(bits, sum, inputs, weights) multiply_add(sum, inputs, weights)
 #endif
 
 // Adds word number `word` of each row times the lines of a strip.
-static inline __attribute__((always_inline)) void add_word(int rows, const Input *input, int64_t inputs, int64_t word,
-                                                           const Words *lines, Sum (*sums)[WIDE]) {
+static inline __attribute__((always_inline)) void add_word(int rows, int bits, const Input *input, int64_t inputs,
+                                                           int64_t word, const Words *lines, Sum (*sums)[WIDE]) {
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++) {
         const Words both = each_word(((const int32_t *)(input + r * inputs))[word]);
 #pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) sums[r][p] = add_line(sums[r][p], both, lines[p]);
+        for (int p = 0; p < WIDE; p++) sums[r][p] = add_line(bits, sums[r][p], both, lines[p]);
     }
 }
 
-// `rows` rows against one strip, which begins at `line`, while what stands `ahead` bytes from it is fetched. input (rows,
-// inputs); out by its stride in numbers.
-static inline __attribute__((always_inline)) void block(int rows, const Matrix *matrix, const uint8_t *line,
-                                                        int64_t strip, int64_t ahead, const Input *input,
-                                                        const float *input_steps, Then then, float *out,
-                                                        int64_t out_stride) {
+// `rows` rows against one strip, which begins at `line`, while what stands `ahead` bytes from it is fetched. `bits` and
+// `group` as the matrix has them; input (rows, inputs); out by its stride in numbers.
+static inline __attribute__((always_inline)) void block(int rows, int bits, int group, const Matrix *matrix,
+                                                        const uint8_t *line, int64_t strip, int64_t ahead,
+                                                        const Input *input, const float *input_steps, Then then,
+                                                        float *out, int64_t out_stride) {
     const int64_t inputs = matrix->inputs;
     Floats sums[MOST_ROWS][WIDE];
     Words lines[WIDE];
@@ -190,36 +199,53 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
         for (int p = 0; p < WIDE; p++) sums[r][p] = (Floats){0};
 #if WEIGHTS == 8
     const int64_t groups = inputs / GROUP;
-    for (int64_t g = 0; g < groups; g++) {
+    const int parts = GROUP / group, words = group / JOINED;
+    for (int64_t g = 0; g < groups * parts; g++) {
         Words whole[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
             for (int p = 0; p < WIDE; p++) whole[r][p] = (Words){0};
 #pragma GCC unroll 2
-        for (int64_t word = g * (GROUP / JOINED); word < (g + 1) * (GROUP / JOINED); word++, line += WIDE * LINE) {
+        for (int64_t word = g * words; word < (g + 1) * words; word += 8 / bits, line += WIDE * LINE) {
 #pragma GCC unroll 2
             for (int p = 0; p < WIDE; p++) {
                 lines[p] = line_of(line + p * LINE);
                 if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
             }
-            add_word(rows, input, inputs, word, lines, whole);
+            if (bits == 4) {
+                Words lower[WIDE];
+#pragma GCC unroll 2
+                for (int p = 0; p < WIDE; p++) {
+                    lower[p] = lines[p] & 0x0f0f0f0f;
+                    lines[p] = (lines[p] >> 4) & 0x0f0f0f0f;
+                }
+                add_word(rows, bits, input, inputs, word, lower, whole);
+                add_word(rows, bits, input, inputs, word + 1, lines, whole);
+            } else
+                add_word(rows, bits, input, inputs, word, lines, whole);
         }
         for (int at = 0; at < SCALES; at += 64) __builtin_prefetch(line + at + ahead, 0, 2);
+        const int of_sum = parts == 1 ? 1 : 2 + (int)(g % 2);
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) {
-            const float *scales = (const float *)line + p * 2 * LANES;
-            const Floats step = load(scales), least = load(scales + LANES);
+            const uint8_t *scales = line + p * (SCALES / WIDE);
+            const Floats step = load_halves(scales), least = load_halves(scales + 2 * LANES);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const float *of_row = input_steps + 2 * (r * groups + g);
-                const Floats products = __builtin_convertvector(whole[r][p], Floats) * of_row[0];
-                sums[r][p] = add_product(sums[r][p], least, each(of_row[1]));
+                const float *told = input_steps + TOLD * (r * groups + g / parts);
+                const Words sum = bits == 4 ? of_nibbles(whole[r][p]) : whole[r][p];
+                const Floats products = __builtin_convertvector(sum, Floats) * told[0];
+                sums[r][p] = add_product(sums[r][p], least, each(told[of_sum]));
                 sums[r][p] = add_product(sums[r][p], step, products);
             }
         }
         line += SCALES;
     }
+#pragma GCC unroll 12
+    for (int r = 0; r < rows; r++)
+#pragma GCC unroll 2
+        for (int p = 0; p < WIDE; p++) sums[r][p] *= (float)matrix->unit;
 #else
     for (int64_t word = 0; word < inputs / JOINED; word++, line += WIDE * LINE) {
 #pragma GCC unroll 2
@@ -232,12 +258,12 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
         Words halves[WIDE];
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) halves[p] = lines[p] << 16;
-        add_word(rows, input, inputs, 2 * word, halves, sums);
+        add_word(rows, 0, input, inputs, 2 * word, halves, sums);
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) halves[p] = lines[p] & (int32_t)0xffff0000;
-        add_word(rows, input, inputs, 2 * word + 1, halves, sums);
+        add_word(rows, 0, input, inputs, 2 * word + 1, halves, sums);
 #else
-        add_word(rows, input, inputs, word, lines, sums);
+        add_word(rows, 0, input, inputs, word, lines, sums);
 #endif
     }
 #endif
@@ -263,9 +289,10 @@ static inline __attribute__((always_inline)) void block(int rows, const Matrix *
     }
 }
 
-// One thread's share of the outputs: (rows, inputs) by (inputs, outputs). `strip_space` is the thread's own.
-static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
-                     float *out, int64_t out_stride, uint8_t *strip_space, int thread, int threads) {
+static inline __attribute__((always_inline)) void blocks_of(int bits, int group, const Matrix *matrix,
+                                                            const Input *input, const float *input_steps, int64_t rows,
+                                                            Then then, float *out, int64_t out_stride,
+                                                            uint8_t *strip_space, int thread, int threads) {
     if (rows == 0) return;
     const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t most = (rows + blocks - 1) / blocks;
@@ -283,12 +310,12 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
             const Input *from = input + row * matrix->inputs;
-            const float *steps = input_steps + row * 2 * (matrix->inputs / GROUP);
+            const float *steps = input_steps + row * TOLD * (matrix->inputs / GROUP);
             float *to = out + row * out_stride;
             // The number is a constant in each, so that loops are unrolled.
 #define CASE(n)                                                                                                        \
     case n:                                                                                                            \
-        block(n, matrix, line, strip, ahead, from, steps, then, to, out_stride);                                             \
+        block(n, bits, group, matrix, line, strip, ahead, from, steps, then, to, out_stride);                                \
         break;
             switch (count) {
                 CASE(1)
@@ -312,8 +339,24 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
     }
 }
 
-// Numbers of one row as inputs of a product; `steps` are of int8 only: a group's step, and the sum of its numbers. Where
-// inputs are such numbers, that is all.
+// One thread's share of the outputs: (rows, inputs) by (inputs, outputs). `strip_space` is the thread's own.
+static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
+                     float *out, int64_t out_stride, uint8_t *strip_space, int thread, int threads) {
+    // These are constants in each, so that what only some need is left out of the others.
+#define BLOCKS_OF(bits, group)                                                                                         \
+    blocks_of(bits, group, matrix, input, input_steps, rows, then, out, out_stride, strip_space, thread, threads)
+#if WEIGHTS == 8 && INPUTS == 8
+    if (matrix->bits == 4)
+        BLOCKS_OF(4, GROUP);
+    else if (matrix->group == GROUP / 2)
+        BLOCKS_OF(8, GROUP / 2);
+    else
+#endif
+        BLOCKS_OF(8, GROUP);
+}
+
+// Numbers of one row as inputs of a product; `steps` are for whole numbers only, TOLD for each GROUP of them. Where inputs
+// are such numbers, that is all.
 static void prepare(const float *numbers, int64_t count, Input *inputs, float *steps) {
 #if WEIGHTS == 8
     typedef Input Rounded __attribute__((vector_size(sizeof(Input) * LANES)));
@@ -327,15 +370,19 @@ static void prepare(const float *numbers, int64_t count, Input *inputs, float *s
         }
         const float most = largest_of(sizes) + sum_of(damage);
         const float factor = most > 0 ? top / most : 0.0f;
-        Words sum = {0};
-        for (int i = 0; i < GROUP; i += LANES) {
-            const Words whole = nearest(load(group + i) * factor);
-            const Rounded rounded = __builtin_convertvector(whole, Rounded);
-            memcpy(inputs + g * GROUP + i, &rounded, sizeof rounded);
-            sum += whole;
+        float *told = steps + TOLD * g;
+        told[0] = most / top;
+        for (int half = 0; half < 2; half++) {
+            Words sum = {0};
+            for (int i = half * GROUP / 2; i < (half + 1) * GROUP / 2; i += LANES) {
+                const Words whole = nearest(load(group + i) * factor);
+                const Rounded rounded = __builtin_convertvector(whole, Rounded);
+                memcpy(inputs + g * GROUP + i, &rounded, sizeof rounded);
+                sum += whole;
+            }
+            told[2 + half] = told[0] * sum_of(__builtin_convertvector(sum, Floats));
         }
-        steps[2 * g] = most / top;
-        steps[2 * g + 1] = most / top * sum_of(__builtin_convertvector(sum, Floats));
+        told[1] = told[2] + told[3];
     }
 #else
     if ((const void *)inputs != numbers)
@@ -390,7 +437,7 @@ static int64_t strip_space_bytes(const Model *m) {
 // Numbers of float32 that a batch needs as space, aligned to 64 bytes.
 int64_t space_for(const Model *m, const Batch *b) {
     const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM, widest = widest_of(m);
-    const int64_t rows = b->rows * (m->hidden + all + 2 * queries + 3 * widest + 2 * (widest / GROUP + 1));
+    const int64_t rows = b->rows * (m->hidden + all + 2 * queries + 3 * widest + TOLD * (widest / GROUP + 1));
     return rows + (batch_units_size(m, b) + b->threads * strip_space_bytes(m)) / (int64_t)sizeof(float);
 }
 
@@ -430,7 +477,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     float *state = meeting->space + b->threads * strip_space_bytes(m) / (int64_t)sizeof(float);
     float *qkv = state + rows * hidden;
     float *normed = qkv + rows * all, *gated = normed + rows * widest;
-    float *steps = gated + rows * widest, *rest = steps + rows * 2 * (widest / GROUP + 1);
+    float *steps = gated + rows * widest, *rest = steps + rows * TOLD * (widest / GROUP + 1);
     Element *query = (Element *)rest, *seen = (Element *)(rest + rows * queries);
     Input *input = (Input *)(rest + 2 * rows * queries);
 #if WEIGHTS != 8 && defined(FLOAT32)
@@ -446,7 +493,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         const Layer *layer = m->layers + l;
         for (int64_t r = first; r < last; r++) {
             normalise(state + r * hidden, layer->norm_in, hidden, m->epsilon, normed + r * hidden);
-            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
+            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * TOLD * (hidden / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
         keep_states(b, l, state, b->keep, hidden, from, to);
@@ -480,7 +527,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
 #if WEIGHTS == 8
         for (int64_t r = first; r < last; r++) {
             for (int64_t i = 0; i < queries; i += LANES) store(normed + r * queries + i, get(seen + r * queries + i));
-            prepare(normed + r * queries, queries, input + r * queries, steps + r * 2 * (queries / GROUP));
+            prepare(normed + r * queries, queries, input + r * queries, steps + r * TOLD * (queries / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
         multiply(&layer->out, input, steps, rows, ADD, state, hidden, strip_space, thread, threads);
@@ -490,7 +537,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
             normalise(state + r * hidden, layer->norm_mlp, hidden, m->epsilon, normed + r * hidden);
-            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
+            prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * TOLD * (hidden / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
         multiply(&layer->gate_up, INPUT(normed), steps, rows, GATE, gated, m->intermediate, strip_space, thread,
@@ -499,7 +546,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         if (INPUT(gated) != (void *)gated) {
             for (int64_t r = first; r < last; r++)
                 prepare(gated + r * m->intermediate, m->intermediate, input + r * m->intermediate,
-                        steps + r * 2 * (m->intermediate / GROUP));
+                        steps + r * TOLD * (m->intermediate / GROUP));
             meet_after(b, meeting, thread, OTHER, &since);
         }
         multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, strip_space, thread, threads);
@@ -507,7 +554,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     }
     for (int64_t r = from; r < to; r++) {
         normalise(state + b->keep[r] * hidden, m->norm, hidden, m->epsilon, normed + r * hidden);
-        prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * 2 * (hidden / GROUP));
+        prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * TOLD * (hidden / GROUP));
     }
     keep_states(b, m->layer_count, normed, NULL, hidden, from, to);
     meet_after(b, meeting, thread, OTHER, &since);

@@ -10,24 +10,31 @@ import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from tot.decoders.kernels.native import address, lanes, library, sizes_agree
-from tot.decoders.kernels.packing import GROUP, Weights, copy_the_rest, give_up, joined, packed, room_for
+from tot.decoders.kernels.packing import GROUP, Weights, beside, copy_the_rest, give_up, joined, packed, room_for
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
+from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.timeline import add_spans
 
-Quantization = Literal["int8", "int8-dynamic"]
+Quantization = Literal["int8", "int8-dynamic", "gguf"]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _TABLE = 1024
 """Positions whose cosines and sines are computed at once, at least."""
 _BY_LENGTH = ("dynamic", "longrope")
 """Rotary embeddings whose angles depend on how long the text is."""
-BYTES: dict[Weights, float] = {"float32": 4, "bfloat16": 2, "int8": 1 + 8 / GROUP, "int8-dynamic": 1 + 8 / GROUP}
-"""That a packed weight takes."""
+_BYTES: dict[Weights, float] = {
+    "float32": 4,
+    "bfloat16": 2,
+    "int8": 1 + 4 / GROUP,
+    "int8-dynamic": 1 + 4 / GROUP,
+    "gguf": 1 + 8 / GROUP,
+}
+"""That a packed weight takes, at most."""
 _SPARE = 2
 """Packed where so many times what that takes is free."""
 _FEW = 16
@@ -38,6 +45,7 @@ _COMPILED: dict[Weights, tuple[str, ...]] = {
     "bfloat16": ("-DWEIGHTS=16",),
     "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
     "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
+    "gguf": ("-DWEIGHTS=8", "-DINPUTS=8"),
 }
 _WIDENED = ("-DWEIGHTS=16", "-DWIDEN")
 """int8 for more than `_FEW` rows."""
@@ -46,8 +54,8 @@ _WIDENED = ("-DWEIGHTS=16", "-DWIDEN")
 class _Matrix(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("strips", "bias")),
-        ("inputs", c_int64),
-        ("outputs", c_int64),
+        *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
+        ("unit", c_double),
     ]
 
 
@@ -160,7 +168,8 @@ class NativeForward:
 
     @property
     def weight_bytes(self) -> float:
-        return BYTES[self.weights]
+        matrices = [(one.held[0].nbytes, one.matrix.inputs * one.matrix.outputs) for one in self._packed.values()]
+        return float(sum(size for size, _ in matrices) / sum(count for _, count in matrices))
 
     def close(self) -> None:
         """Let go of the packed weights and of the stores."""
@@ -210,19 +219,24 @@ class NativeForward:
 
     def _matrix(self, layers: Sequence[nn.Linear], interleaved: bool = False) -> _Matrix:
         if layers[0] not in self._packed:
-            strips = packed(joined([layer.weight.detach() for layer in layers], interleaved), self.weights)
-            matrix = _Matrix(
-                strips.data_ptr(), None, layers[0].in_features, sum(layer.out_features for layer in layers)
-            )
+            strips, *form = packed(joined([self._weight(layer) for layer in layers], interleaved), self.weights)
+            outputs = sum(layer.out_features for layer in layers)
+            matrix = _Matrix(strips.data_ptr(), None, layers[0].in_features, outputs, *form)
             self._packed[layers[0]] = _Packed(matrix, [strips])
             if layers[0].bias is not None:
-                bias = joined([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
+                bias = beside([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
                 matrix.bias = bias.data_ptr()
                 self._packed[layers[0]].held.append(bias)
             if self._owned:
                 for layer in layers:
                     give_up(layer)
         return self._packed[layers[0]].matrix
+
+    def _weight(self, layer: nn.Linear) -> Tensor | Whole:
+        """What is to be packed: of "gguf" the numbers that the model's file has, else those that the layer has."""
+        weight: Any = layer.weight
+        found: Whole | None = weight.in_file() if self.weights == "gguf" else None
+        return layer.weight.detach() if found is None else found
 
 
 def native_forward(
@@ -250,11 +264,11 @@ def native_forward(
         kind = quantize or _kind(linears)
         if quantize is not None and any(layer.in_features % GROUP for layer in linears):
             return None
-        takes = [layer.weight.numel() * BYTES[kind] for layer in linears]
+        takes = [layer.weight.numel() * _BYTES[kind] for layer in linears]
         needed = _SPARE * (max(takes) if owned else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
-    faster = ("-O3",) if kind.startswith("int8") and lanes() == 8 else ()  # by a tenth, measured there
+    faster = ("-O3",) if kind in get_args(Quantization) and lanes() == 8 else ()  # by a tenth, measured there
     kinds = [_COMPILED[kind] + faster] + [_WIDENED] * (kind == "int8" and model.dtype == torch.bfloat16)
     with ThreadPoolExecutor(len(kinds)) as pool:
         compiled = list(pool.map(lambda kind: library("vectors attention forward", *options, *kind), kinds))

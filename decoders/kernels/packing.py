@@ -6,8 +6,9 @@ Weights that are packed and that nobody else reads are given up: the layer keeps
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -15,11 +16,12 @@ from torch import Tensor, nn
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.memory import free_memory
+from tot.decoders.models.gguf_numbers import Whole
 
-Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic"]
+Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic", "gguf"]
 GROUP = 32
 """Inputs that share a step in int8: GROUP in forward.c."""
-_JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dynamic": 4}
+_JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dynamic": 4, "gguf": 4}
 """Inputs of one output beside each other in a line, which is of as many outputs as vectors have lanes; two are a strip.
 """
 _AT_ONCE = 2048
@@ -35,22 +37,45 @@ def room_for(what: str, needed: float, device: torch.device) -> bool:
     return needed <= free
 
 
-def packed(weight: Tensor, kind: Weights) -> Tensor:
-    """(outputs, inputs) -> strips, the first dimension."""
-    strips = None
-    for first in range(0, len(weight), _AT_ONCE):
+class Packed(NamedTuple):
+    """A weight as it is read."""
+
+    strips: Tensor
+    """Of outputs, the first dimension."""
+    bits: int = 0
+    """Of each whole number; 0 of floats. What follows is of whole numbers, too."""
+    group: int = GROUP
+    """Inputs that share a step."""
+    unit: float = 1.0
+    """What steps and leasts are multiples of: kept in 16 bits, they are large enough not to lose any."""
+
+
+def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
+    """(outputs, inputs) -> strips."""
+    outputs = len(weight.step if isinstance(weight, Whole) else weight)
+    floats = kind in ("float32", "bfloat16")
+    unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
+    for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
-        if kind in ("int8", "int8-dynamic"):
-            whole, scales = quantized(part, largest_byte() if kind == "int8-dynamic" else 255)
-            made = _strips(whole, _JOINED[kind], scales)
-        else:
+        if isinstance(part, Tensor) and floats:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
+        else:
+            most = 255 if kind == "int8" else largest_byte()
+            part = part.up_to(most) if isinstance(part, Whole) else quantized(part, most)
+            made, bits, group = _whole_strips(part, _JOINED[kind], unit), part.bits, part.group
         if strips is None:
-            strips = made.new_empty((-(-len(weight) // (2 * lanes())), *made.shape[1:]))
+            strips = made.new_empty((-(-outputs // (2 * lanes())), *made.shape[1:]))
         begin = first // (2 * lanes())
         strips[begin : begin + len(made)] = made
     assert strips is not None
-    return strips
+    return Packed(strips, bits, group, unit)
+
+
+def _unit(weight: Tensor | Whole) -> float:
+    """A power of two, so that no step or least is more than 2^15 of them."""
+    sizes = (weight.step, weight.least) if isinstance(weight, Whole) else (weight,)
+    most = max(float(size.abs().max()) for size in sizes)
+    return 2.0 ** (math.frexp(most)[1] - 15) if 0 < most < math.inf else 1.0
 
 
 def give_up(layer: nn.Linear) -> None:
@@ -82,35 +107,48 @@ def _refuse(input: Tensor) -> Tensor:
     )
 
 
-def joined(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
+def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:
+    """As `beside` does; whole numbers of several formats in one that holds them all."""
+    tensors = [weight for weight in weights if isinstance(weight, Tensor)]
+    if len(tensors) == len(weights):
+        return beside(tensors, interleaved)
+    whole = [weight if isinstance(weight, Whole) else quantized(weight) for weight in weights]
+    group = min(weight.group for weight in whole)
+    parts = [(one.numbers, *one.scales(group)) for one in whole]
+    numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
+    return Whole(numbers, step, least, max(one.bits for one in whole))
+
+
+def beside(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
     """One below the other; or interleaved, so many outputs of each in turn as a line has."""
     if not interleaved:
         return tensors[0] if len(tensors) == 1 else torch.cat(list(tensors))
     return torch.stack([tensor.reshape(-1, lanes(), *tensor.shape[1:]) for tensor in tensors], dim=1).flatten(0, 2)
 
 
-def _strips(weight: Tensor, joined: int, scales: Tensor | None = None) -> Tensor:
-    """(outputs, inputs) -> (strips, inputs / joined, 2, lanes, joined), outputs padded with zeros. With scales
-    (outputs, groups, 2): bytes (strips, groups, ...), of each group such lines and then (2, 2, lanes) float32."""
-    missing = -weight.shape[0] % (2 * lanes())
-    weight = nn.functional.pad(weight, (0, 0, 0, missing))
-    cut = weight.reshape(-1, 2, lanes(), weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4)
-    if scales is None:
-        return cut.contiguous()
-    scales = nn.functional.pad(scales, (0, 0, 0, 0, 0, missing)).reshape(len(cut), 2, lanes(), -1, 2)
-    beside = scales.permute(0, 3, 1, 4, 2).contiguous().flatten(2).view(torch.uint8)
-    return torch.cat([cut.reshape(len(cut), beside.shape[1], -1), beside], dim=2)
+def _strips(weight: Tensor, joined: int) -> Tensor:
+    """(outputs, inputs) -> (strips, inputs / joined, 2, lanes, joined), outputs padded with zeros."""
+    weight = nn.functional.pad(weight, (0, 0, 0, -weight.shape[0] % (2 * lanes())))
+    return weight.reshape(-1, 2, lanes(), weight.shape[1] // joined, joined).permute(0, 3, 1, 2, 4).contiguous()
 
 
-def quantized(weight: Tensor, largest: int = 255) -> tuple[Tensor, Tensor]:
-    """A weight (outputs, inputs) as whole numbers up to `largest`, and (outputs, groups, 2) steps and least weights.
+def _whole_strips(whole: Whole, joined: int, unit: float) -> Tensor:
+    """-> bytes (strips, groups, ...), of each group lines as above and then (2, 2, lanes) numbers of 16 bits. Of four
+    bits every second line stands in the upper halves of the bytes of the one before."""
+    lines = _strips(whole.numbers, joined)
+    if whole.bits == 4:
+        lines = lines[:, ::2] | lines[:, 1::2] << 4
+    scales = torch.stack([whole.step, whole.least], -1) / unit
+    scales = nn.functional.pad(scales.half(), (0, 0, 0, 0, 0, -len(scales) % (2 * lanes())))
+    beside = scales.reshape(len(lines), 2, lanes(), -1, 2).permute(0, 3, 1, 4, 2).contiguous().flatten(2)
+    return torch.cat([lines.reshape(*beside.shape[:2], -1), beside.view(torch.uint8)], dim=2)
 
-    A weight is least + number * step of its output and group of inputs, of which the least weight is 0 and the largest
-    `largest`: a multiple of 15, so that what was in four bits with a least and a step for each such group before (Q4_1)
-    is met exactly.
-    """
+
+def quantized(weight: Tensor, largest: int = 255) -> Whole:
+    """A weight (outputs, inputs) as whole numbers: 0 is the least and `largest` the largest of its output and group of
+    inputs."""
     groups = weight.float().reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1), groups.amax(-1)
     step = (most - least) / largest
     whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
-    return whole.flatten(1), torch.stack([step, least], -1)
+    return Whole(whole.flatten(1), step, least)

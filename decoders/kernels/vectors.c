@@ -116,6 +116,16 @@ static inline Words add_halves(Words sum, Words a, Words b) {
     return sum;
 }
 
+// LANES numbers of 16 bits (IEEE 754), of which a halves' exponent is 112 less than a float's.
+static inline Floats load_halves(const void *place) {
+    typedef uint16_t Narrow __attribute__((vector_size(2 * LANES)));
+    Narrow narrow;
+    memcpy(&narrow, place, sizeof narrow);
+    const Words halves = __builtin_convertvector(narrow, Words), endless = (halves & 0x7c00) == 0x7c00;
+    const Words size = (Words)((Floats)((halves & 0x7fff) << 13) * 0x1p112f);
+    return (Floats)(size | (endless & 0x7f800000) | ((halves & 0x8000) << 16));
+}
+
 // LANES rows become columns.
 static inline void transpose(Words *r) {
     for (int i = 0; i < LANES; i++)
@@ -148,6 +158,10 @@ static inline float largest_of(Floats x) { return _mm512_reduce_max_ps((Native)x
 
 static inline Words load_bytes(const uint8_t *place) {
     return (Words)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)place));
+}
+
+static inline Floats load_halves(const void *place) {
+    return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)place));
 }
 
 static inline Words add_halves(Words sum, Words a, Words b) {
@@ -206,6 +220,10 @@ static inline Words load_bytes(const uint8_t *place) {
     return (Words)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)place));
 }
 
+static inline Floats load_halves(const void *place) {
+    return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)place));
+}
+
 static inline Words add_halves(Words sum, Words a, Words b) {
     return sum + (Words)_mm256_madd_epi16((NativeWords)a, (NativeWords)b);
 }
@@ -246,6 +264,23 @@ static inline Words add_bytes(Words sum, Words a, Words b) {
 #else
     const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
     return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);
+#endif
+}
+
+// The same where `a` is from 0 to 15. Without VNNI up to eight such sums fit into halves of words, which of_nibbles adds up.
+static inline Words add_nibbles(Words sum, Words a, Words b) {
+#if defined(PORTABLE) || (LANES == 16 && defined(__AVX512VNNI__))
+    return add_bytes(sum, a, b);
+#else
+    return (Words)((Halves)sum + (Halves)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
+#endif
+}
+
+static inline Words of_nibbles(Words sum) {
+#if defined(PORTABLE) || (LANES == 16 && defined(__AVX512VNNI__))
+    return sum;
+#else
+    return (Words)ON(madd_epi16)((NativeWords)sum, ON(set1_epi16)(1));
 #endif
 }
 

@@ -6,7 +6,9 @@ RoPE, tensors left over or missing) is refused, never dropped. Knows nothing of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import ModelError, reason
@@ -174,12 +176,7 @@ def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
     wanted = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
     if config.tie_word_embeddings:
         wanted.pop("lm_head.weight")
-    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
-    names = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)
-    sources = {}
-    for name in wanted:
-        stem, _, suffix = name.rpartition(".")
-        sources[name] = f"{names.get_name(stem)}.{suffix}"
+    sources = _sources(wanted, config)
     missing = [name for name, source in sources.items() if source not in file.tensors]
     left_over = sorted(set(file.tensors) - set(sources.values()))
     if missing or left_over:
@@ -191,12 +188,46 @@ def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
         if shape != wanted[name]:
             raise _refusal(file, f"{source} has shape {shape}, not {wanted[name]}")
         values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
-        if config.model_type == "llama" and (".attn_q." in source or ".attn_k." in source):
-            # llama.cpp turns neighbouring pairs, transformers the two halves of a head: put the rows back.
-            heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
-            values = values.reshape(heads, -1, 2, *shape[1:]).transpose(1, 2).reshape(shape)
-        weights[name] = values.to(torch.bfloat16)
+        weights[name] = _in_halves(values, source, config).to(torch.bfloat16)
     return weights
+
+
+def _sources(names: Iterable[str], config: Any) -> dict[str, str]:
+    """By a weight's name what a GGUF file calls it."""
+    import gguf
+
+    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    known = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)
+    cut = {name: name.rpartition(".") for name in names}
+    return {name: f"{known.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in cut.items()}
+
+
+def _in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
+    """A tensor's rows as transformers has them: llama.cpp turns neighbouring pairs, transformers the two halves of a
+    head."""
+    if config.model_type != "llama" or not (".attn_q." in source or ".attn_k." in source):
+        return values
+    heads = config.num_attention_heads if "attn_q" in source else config.num_key_value_heads
+    return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+
+
+def remember_numbers(model: Any, path: Path) -> None:
+    """Let each linear layer of a model that was made from a GGUF file say, as `weight.in_file()`, what whole numbers
+    the file has for it, or None. The file is read when one is asked."""
+    from torch import nn
+
+    from tot.decoders.models.gguf_numbers import Whole, numbers_of
+
+    config, read = model.config, cache(partial(read_gguf, path))
+
+    def numbers(name: str) -> Whole | None:
+        file, source = read(), _sources([name], config)[name]
+        found = numbers_of(file.tensors.get(source, file.tensors["token_embd.weight"]))  # a head may be the embedding
+        return None if found is None else found.each(lambda part: _in_halves(part, source, config))
+
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear):
+            layer.weight.in_file = partial(numbers, f"{name}.weight")  # type: ignore[attr-defined]
 
 
 def convert(file: GGUFFile, folder: Path) -> None:

@@ -116,14 +116,17 @@ def _cpu_computes_in_bf16() -> bool:
 
 def _load_gguf(path: Path, name: str, dtype: torch.dtype, tokenizer: Any, cache_dir: Path | None) -> tuple[Any, Any]:
     from tot.decoders.models.gguf_cache import cache_folder, cached_model
+    from tot.decoders.models.gguf_convert import remember_numbers
 
     root = (cache_dir or cache_folder()) / "models"
     cached = cached_model(path, root)
     try:
-        return _load_folder(cached.folder, name, dtype, tokenizer)
+        model, own_tokenizer = _load_folder(cached.folder, name, dtype, tokenizer)
     except ModelError:  # whole by its manifest, and yet unreadable: made anew, once
         cached = cached_model(path, root, distrust=cached.build)
-        return _load_folder(cached.folder, name, dtype, tokenizer)
+        model, own_tokenizer = _load_folder(cached.folder, name, dtype, tokenizer)
+    remember_numbers(model, path)
+    return model, own_tokenizer
 
 
 def _load_folder(folder: Path, name: str, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any]:

@@ -48,7 +48,7 @@ class Computed(BenchOptions):
     """What is asked of those that say how the model is to be computed."""
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
-    quantize: Literal["none", "int8", "int8-dynamic"] = Field("none", description="As for tot eval.")
+    quantize: Literal["none", "int8", "int8-dynamic", "gguf"] = Field("none", description="As for tot eval.")
 
     @property
     def computed(self) -> dict[str, Any]:

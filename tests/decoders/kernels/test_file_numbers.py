@@ -1,0 +1,143 @@
+"""The whole numbers of GGUF files: unpacked as the `gguf` package computes with them, and multiplied as they stand."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tot.decoders import OptionError, Request, Sampling, load_decoder
+from tot.decoders.engine.runner import Runner
+from tot.decoders.kernels.forward import NativeForward
+from tot.decoders.models.gguf_numbers import Whole, numbers_of
+
+FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
+FIXED = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
+"""Where a block has numbers of 16 bits; else at its beginning."""
+
+
+def stored(kind: str, outputs: int, inputs: int, seed: int = 0) -> Any:
+    """A tensor of random blocks, as the `gguf` package reads one."""
+    random, quantization = np.random.default_rng(seed), gguf.GGMLQuantizationType[kind]
+    size, taken = gguf.GGML_QUANT_SIZES[quantization]
+    blocks = random.integers(0, 256, (outputs * inputs // size, taken), dtype=np.uint8)
+    for place in FIXED.get(kind, (0,)):
+        halves = random.uniform(0.0003, 0.0006, (len(blocks), 1)).astype(np.float16)
+        blocks[:, place : place + 2] = halves.view(np.uint8)
+    return SimpleNamespace(tensor_type=quantization, data=blocks.reshape(outputs, -1))
+
+
+def floats(tensor: Any) -> Tensor:
+    return torch.from_numpy(gguf.dequantize(tensor.data, tensor.tensor_type))
+
+
+@pytest.mark.parametrize("kind", FORMATS)
+def test_numbers_steps_and_leasts_are_what_the_file_means(kind: str) -> None:
+    tensor = stored(kind, 6, 512)
+    whole = numbers_of(tensor)
+    assert whole is not None
+    torch.testing.assert_close(whole.floats(), floats(tensor), rtol=1e-6, atol=1e-7)
+    assert int(whole.numbers.max()) < 2**whole.bits
+    assert whole.bits == (4 if kind.startswith("Q4") else 8)
+
+
+def test_of_floats_there_are_no_numbers() -> None:
+    assert numbers_of(SimpleNamespace(tensor_type=gguf.GGMLQuantizationType.F16, data=np.zeros((2, 64)))) is None
+
+
+def test_numbers_beyond_what_is_multiplied_are_rounded() -> None:
+    whole = numbers_of(stored("Q8_0", 6, 512))
+    assert whole is not None
+    fewer = whole.up_to(120)
+    assert int(fewer.numbers.max()) == 120
+    assert (fewer.floats() - whole.floats()).abs().max() <= 0.501 * 255 / 120 * float(whole.step.max())
+    assert whole.up_to(255) is whole
+
+
+class Rounding(nn.Linear):
+    """A linear layer that rounds what it is given to whole numbers up to 127, by a step for each group of 32."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        groups = input.unflatten(-1, (-1, 32))
+        step = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+        return super().forward(((groups / step).round() * step).flatten(-2))
+
+
+KINDS = {
+    "q_proj": "Q4_K",
+    "k_proj": "Q6_K",
+    "v_proj": "Q4_0",
+    "o_proj": "Q4_0",
+    "gate_proj": "Q4_1",
+    "up_proj": "Q4_1",
+    "down_proj": "Q6_K",
+    "lm_head": "Q5_K",
+}
+
+
+@pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.families)])
+def test_a_file_s_numbers_are_multiplied_as_they_stand(
+    vectors: None,
+    known: Callable[..., Any],
+    text: Callable[..., Any],
+    computed: Callable[..., Any],
+    logits_alone: Callable[..., Tensor],
+    family: str,
+) -> None:
+    """Formats side by side in one product, four bits and eight, groups of 32 and of 16, one row and many."""
+    model = known(family, hidden_size=256, intermediate_size=256, head_dim=64)
+    reference, read = copy.deepcopy(model), []
+    for (name, layer), other in zip(model.named_modules(), reference.modules(), strict=True):
+        if isinstance(layer, nn.Linear):
+            kind = KINDS[name.rpartition(".")[2]]
+            tensor = stored(kind, *layer.weight.shape, seed=len(read))
+            read.append(kind)
+            layer.weight.in_file = lambda tensor=tensor: numbers_of(tensor)
+            other.weight, other.__class__ = nn.Parameter(floats(tensor)), Rounding
+    runner = Runner(model, 3000, "gguf")
+    assert isinstance(runner.backend, NativeForward)
+    assert 0.7 < runner.backend.weight_bytes < 1
+    for count in (1, 3, 8, 13):
+        texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
+        for tokens, logits in zip(texts, computed(runner, texts), strict=True):
+            expected = logits_alone(reference, tokens)[-1]
+            assert expected.std() > 0.05
+            assert (logits[0] - expected).pow(2).mean().sqrt() < 0.03 * expected.std()
+    runner.close()
+
+
+def test_formats_side_by_side_are_kept_in_one_that_holds_them() -> None:
+    from tot.decoders.kernels.packing import joined
+
+    tensors = [stored(kind, 32, 256, seed) for seed, kind in enumerate(("Q4_K", "Q6_K", "Q4_0"))]
+    found = [whole for whole in map(numbers_of, tensors) if whole is not None]
+    whole = joined(found, interleaved=False)
+    assert isinstance(whole, Whole)
+    assert (whole.bits, whole.group) == (8, 16)
+    torch.testing.assert_close(whole.floats(), torch.cat([floats(tensor) for tensor in tensors]))
+
+
+def test_a_model_that_is_no_gguf_file_has_no_such_numbers(known: Callable[..., Any], tokenizer: Any) -> None:
+    with pytest.raises(OptionError, match=r"quantize=gguf keeps the numbers of a \.gguf file"):
+        load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="gguf")
+
+
+@pytest.mark.real
+def test_the_embedded_model_decodes_by_its_file_s_numbers(native_forwards: None) -> None:
+    """What it writes is what its weights write in float32, for some tokens at least: inputs are rounded."""
+    ask = Request(prompt="The capital of France is", sampling=Sampling(max_tokens=8))
+    written = []
+    for quantize in (None, "gguf"):
+        with load_decoder("ar", "smollm2-135m", kv_budget=500, dtype="fp32", quantize=quantize) as decoder:
+            written.append(decoder.generate([ask])[0].text)
+            if quantize is not None:
+                assert decoder.engine.runner.backend.name == "C, weights kept in gguf"
+                assert decoder.engine.runner.backend.weight_bytes < 0.75
+    assert written[0] == written[1]
