@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from tot.decoders.kernels.compiling import DRAW
 from tot.decoders.kernels.native import address, library
 
 _BITS = 24
@@ -259,7 +260,7 @@ def _functions(logits: Tensor) -> ctypes.CDLL | None:
 
 @lru_cache(maxsize=1)
 def _compiled() -> ctypes.CDLL | None:
-    functions = library("draw", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
+    functions = library(*DRAW)
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         functions.draw.argtypes = [pointer, number, number, pointer, pointer, number, pointer, pointer, number]

@@ -10,14 +10,15 @@ import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
+from tot.decoders.kernels import compiling
 from tot.decoders.kernels.native import address, lanes, library, sizes_agree
 from tot.decoders.kernels.packing import GROUP, Weights, beside, copy_the_rest, give_up, joined, packed, room_for
-from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernel_options, make_tiles
+from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.timeline import add_spans
 
@@ -40,15 +41,6 @@ _SPARE = 2
 _FEW = 16
 """Rows up to which weights of int8 are multiplied as such; for more they are made bfloat16, where there are bfloat16
 products."""
-_COMPILED: dict[Weights, tuple[str, ...]] = {
-    "float32": ("-DWEIGHTS=32",),
-    "bfloat16": ("-DWEIGHTS=16",),
-    "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
-    "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
-    "gguf": ("-DWEIGHTS=8", "-DINPUTS=8"),
-}
-_WIDENED = ("-DWEIGHTS=16", "-DWIDEN")
-"""int8 for more than `_FEW` rows."""
 
 
 class _Matrix(Structure):
@@ -254,8 +246,7 @@ def native_forward(
     if shared is None and not _known(model):
         return None
     head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
-    options = kernel_options(head_dim, groups, model.dtype, model.device)
-    if options is None:
+    if not kernels_run(head_dim, groups, model.dtype, model.device):
         return None
     if shared is not None:
         kind = shared.weights
@@ -268,10 +259,10 @@ def native_forward(
         needed = _SPARE * (max(takes) if owned else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
-    faster = ("-O3",) if kind in get_args(Quantization) and lanes() == 8 else ()  # by a tenth, measured there
-    kinds = [_COMPILED[kind] + faster] + [_WIDENED] * (kind == "int8" and model.dtype == torch.bfloat16)
+    weights = "int8-dynamic" if kind == "gguf" else kind
+    kinds = compiling.forward(head_dim, model.dtype == torch.float32, weights, lanes())
     with ThreadPoolExecutor(len(kinds)) as pool:
-        compiled = list(pool.map(lambda kind: library("vectors attention forward", *options, *kind), kinds))
+        compiled = list(pool.map(lambda kind: library(*kind), kinds))
     sizes = [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]
     sound = [
         functions

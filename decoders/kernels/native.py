@@ -1,4 +1,4 @@
-"""The parts in C: compiled once for this processor with the compiler at hand, and kept in the cache folder.
+"""The parts in C: ready in a wheel, else compiled once with the compiler at hand and kept in the cache folder.
 
 A library is run as the user, so it is taken from a folder that nobody else can write to, or compiled anew. Where there
 is no compiler there are none, and torch's operations do the same, slower; why is logged once.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import ctypes
 import functools
-import hashlib
 import logging
 import os
 import platform
@@ -19,37 +18,42 @@ import subprocess
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.resources import files
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from tot.decoders.errors import OptionError, unknown
+from tot.decoders.kernels.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, source
 from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
-AVX2 = {"avx2", "fma"}
-AVX512 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
-"""What vectors.c needs of a processor, one or the other."""
+
+
+def library(names: str, *options: str) -> ctypes.CDLL | None:
+    """The functions of a C file, or of several in one unit ("attention forward"), compiled with the options
+    ("-O1", "-DHEAD_DIM=64") for this processor; None where that can't be done."""
+    known = level()
+    return _opened(names, *options, *(() if known is None else known.options))
 
 
 @functools.cache
-def library(names: str, *options: str) -> ctypes.CDLL | None:
-    """The functions of a C file, or of several in one unit ("attention forward"), compiled with the options
-    ("-O1", "-DHEAD_DIM=64"); None where that can't be done."""
+def _opened(names: str, *options: str) -> ctypes.CDLL | None:
+    code = source(names)
+    name = file_name(code, names, options)
+    ready = SOURCES / BUILT / name
+    if ready.exists():
+        return ctypes.CDLL(str(ready))
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         log_once(logging.WARNING, "no C compiler is found, so decoding is slower: install cc, gcc or clang")
         return None
-    folder = files("tot.decoders.kernels")
-    source = b"\n".join(folder.joinpath(f"{name}.c").read_bytes() for name in names.split())
-    about = "\0".join([compiler, *options, platform.machine(), *sorted(processor_flags())]).encode()
-    path = _folder() / f"{names.replace(' ', '-')}-{hashlib.sha256(source + about).hexdigest()[:16]}.so"
+    path = _folder() / name
     try:
         if path.exists() and not _others_could_write(path):
             with suppress(OSError):  # damaged: made anew
                 return ctypes.CDLL(str(path))
-        _compile(compiler, source, options, path)
+        compile_to(path, compiler, code, options)
         return ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = getattr(error, "stderr", None) or str(error)
@@ -123,31 +127,38 @@ def _others_could_write(path: Path) -> str:
     return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
-def _compile(compiler: str, source: bytes, options: tuple[str, ...], path: Path) -> None:
-    """To a file of its own first, so that whoever finds the library finds all of it."""
-    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        code, made = Path(folder) / "source.c", Path(folder) / "library.so"
-        code.write_bytes(source)
-        command = [compiler, "-march=native", "-shared", "-fPIC", *options, str(code), "-o", str(made), "-lm"]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=60)
-        made.chmod(0o700)
-        made.replace(path)
-
-
 @functools.cache
 def processor_flags() -> frozenset[str]:
     """What the processor can do, as Linux says it."""
     return frozenset(_told("flags").split())
 
 
+def level() -> Level | None:
+    """The best of LEVELS that this processor has, or the one that $TOT_ISA names; None where it has none. Raises
+    OptionError for a name that is not known, or a level that it lacks."""
+    held = [one for one in LEVELS if processor_flags() >= one.needs]
+    if wanted := os.environ.get("TOT_ISA"):
+        for one in LEVELS:
+            if one.name == wanted and one not in held:
+                lacking = ", ".join(sorted(one.needs - processor_flags()))
+                raise OptionError(f"TOT_ISA is {wanted}, and this processor lacks {lacking}: leave it out")
+        found = [one for one in held if one.name == wanted]
+        if not found:
+            raise OptionError(unknown("TOT_ISA", wanted, [one.name for one in LEVELS]))
+        return found[0]
+    return held[0] if held else None
+
+
 def lanes() -> int:
     """Numbers in a vector of vectors.c."""
-    return 16 if processor_flags() >= AVX512 else 8
+    known = level()
+    return 8 if known is None else known.lanes
 
 
 def largest_byte() -> int:
     """The largest weight that add_bytes of vectors.c multiplies."""
-    return 255 if processor_flags() >= AVX512 | {"avx512_vnni"} else 120
+    known = level()
+    return 120 if known is None else known.largest_byte
 
 
 @functools.cache

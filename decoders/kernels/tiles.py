@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tot.decoders.kernels.native import AVX2, AVX512, address, lanes, library, log_once, processor_flags, sizes_agree
+from tot.decoders.kernels.compiling import LEVELS, attention
+from tot.decoders.kernels.native import address, level, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
 _MOST_GROUPS = 16
@@ -142,26 +143,25 @@ class Kernel:
 
 def kernel_for(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> Kernel | None:
     """The kernel for a model whose `groups` query heads share a key-value head; None where torch has to do it."""
-    options = kernel_options(head_dim, groups, dtype, device)
-    functions = None if options is None else library("vectors attention", *options)
+    if not kernels_run(head_dim, groups, dtype, device):
+        return None
+    functions = library(*attention(head_dim, dtype == torch.float32))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
     return Kernel(functions, dtype)
 
 
-def kernel_options(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> list[str] | None:
-    """What attention.c is compiled with for such a model; None where it can't run here."""
+def kernels_run(head_dim: int, groups: int, dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether attention.c can be compiled for such a model, and run here."""
     if device.type != "cpu" or groups > _MOST_GROUPS or head_dim > _MOST_DIMENSIONS:
-        return None
-    # Its vectors are spelled out: with more than -O1 it takes longer to compile, and no less to run.
-    options = ["-O1", "-fopenmp", f"-DHEAD_DIM={head_dim}"]
-    step, needed = (16, AVX2) if dtype == torch.float32 else (32, AVX512 | {"avx512_bf16"})
+        return False
+    step = 16 if dtype == torch.float32 else 32
     if dtype not in (torch.float32, torch.bfloat16) or head_dim % step:
-        return None
-    if lanes() == 8:
-        options.append("-mno-avx512f")
-    if lacking := needed - processor_flags():
-        said = f"this processor lacks {', '.join(sorted(lacking))}, so attention in {dtype} is torch's, which is slower"
+        return False
+    known, needed = level(), LEVELS[-1] if dtype == torch.float32 else LEVELS[0]
+    if known is None or (dtype == torch.bfloat16 and not known.bfloat16):
+        lacking = ", ".join(sorted(needed.needs - processor_flags())) or f"more than TOT_ISA={known and known.name}"
+        said = f"this processor lacks {lacking}, so attention in {dtype} is torch's, which is slower"
         log_once(logging.INFO, said)
-        return None
-    return [*options, "-DFLOAT32"] if dtype == torch.float32 else options
+        return False
+    return True

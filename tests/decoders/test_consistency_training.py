@@ -247,6 +247,16 @@ def test_a_run_that_was_stopped_ends_as_one_that_was_not(
     assert not (out / CHECKPOINT).exists()
 
 
+def test_what_takes_long_is_kept_before_so_many_steps(
+    fresh: Any, data: Path, stopped: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tot.decoders.training.cllm.train._MOST_LOST", 0.0)
+    heard: list[int] = []
+    options = SMALL.model_copy(update={"checkpoint_every": 1000})
+    train(fresh(), data, stopped(4, checkpoint_every=1000), options, lambda step, *_: heard.append(step))
+    assert heard[0] == 4  # after three steps it is known that they left good weights
+
+
 def test_other_weights_than_those_begun_with_are_refused(fresh: Any, data: Path, stopped: Any) -> None:
     out = stopped(4)
     for lora in (4, 2):

@@ -215,9 +215,9 @@ def test_a_model_computes_the_same_with_and_without(heads_of_32: Any, monkeypatc
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Callable[..., Kernel]) -> Iterator[Path]:
     kernel(32, torch.float32)
     monkeypatch.setenv("TOT_CACHE", str(tmp_path))
-    native.library.cache_clear()
+    native._opened.cache_clear()
     yield tmp_path / "native"
-    native.library.cache_clear()
+    native._opened.cache_clear()
 
 
 def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
@@ -226,14 +226,14 @@ def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
     assert native.library("vectors attention", *OPTIONS) is not None
     (library,) = empty_cache.iterdir()
     made = library.stat().st_mtime_ns
-    native.library.cache_clear()
+    native._opened.cache_clear()
     assert native.library("vectors attention", *OPTIONS) is not None
     assert library.stat().st_mtime_ns == made
     other = tmp_path / "elsewhere" / "native" / library.name
     other.parent.mkdir(parents=True)
     other.write_bytes(library.read_bytes()[:100])
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "elsewhere"))
-    native.library.cache_clear()
+    native._opened.cache_clear()
     assert native.library("vectors attention", *OPTIONS) is not None
     assert other.stat().st_size == library.stat().st_size
     assert [entry.name for entry in other.parent.iterdir()] == [library.name]

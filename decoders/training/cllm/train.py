@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
@@ -29,6 +30,8 @@ from tot.decoders.training.options import TrainOptions
 from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate
 
 CHECKPOINT = "checkpoint.safetensors"
+_MOST_LOST = 180.0
+"""Seconds of training that are lost where it is killed, and a step more."""
 CURVE = "losses.jsonl"
 
 
@@ -64,6 +67,7 @@ def train(
     known = curve.read_text().splitlines(keepends=True)[:done] if curve.exists() else []
     write_text(curve, known)  # without what came after the checkpoint
     model.train()
+    kept = time.monotonic()
     for step in range(done, steps):
         set_learning_rate(optimizer, options.learning_rate, step, steps)
         epoch, at = step // by_epoch, step % by_epoch * options.accumulate
@@ -77,9 +81,11 @@ def train(
                 f"the loss is {loss} (gradient {norm}) at step {step + 1}: the last good checkpoint is kept in {out}; "
                 f"go on with a learning rate below {options.learning_rate}"
             )
-        if step > done and step % options.checkpoint_every == 0:
+        late = time.monotonic() - kept > _MOST_LOST
+        if step > done and (late or step % options.checkpoint_every == 0):
             # Only now is it known that the step before left good weights.
             save_checkpoint(model, optimizer, step, out / CHECKPOINT)
+            kept = time.monotonic()
         optimizer.step()
         optimizer.zero_grad()
         with curve.open("a") as file:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import forward, native, packing, tiles
-from tot.decoders.kernels.tiles import kernel_options
+from tot.decoders.kernels import compiling, forward, native, packing
+from tot.decoders.kernels.tiles import kernels_run
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -25,19 +25,16 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     if kind == "avx2":
         if native.lanes() == 8:
             pytest.skip("the processor's vectors are no longer")
-        flags = frozenset(flag for flag in native.processor_flags() if not flag.startswith("avx512"))
-        for module in (native, tiles):
-            monkeypatch.setattr(module, "processor_flags", lambda: flags)
+        monkeypatch.setenv("TOT_ISA", "avx2")
     if kind == "portable":
-        portable = ["-DPORTABLE", f"-DLANES={lanes}"]
-        monkeypatch.setattr(forward, "kernel_options", lambda *model: [*(kernel_options(*model) or []), *portable])
+        monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, "-DPORTABLE", f"-DLANES={lanes}"))
         for module in (packing, forward):
             monkeypatch.setattr(module, "lanes", lambda: int(lanes))
 
 
 @pytest.fixture
 def native_forwards() -> None:
-    able = kernel_options(16, 1, torch.float32, torch.device("cpu")) is not None
+    able = kernels_run(16, 1, torch.float32, torch.device("cpu"))
     if not (able and native.library("draw", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
 
@@ -84,7 +81,7 @@ def computed() -> Callable[..., list[Tensor]]:
 @pytest.fixture
 def halved(known: Callable[..., Any]) -> Callable[..., Any]:
     """The same in bfloat16."""
-    if kernel_options(32, 1, torch.bfloat16, torch.device("cpu")) is None:
+    if not kernels_run(32, 1, torch.bfloat16, torch.device("cpu")):
         pytest.skip("needs a processor with bfloat16 products")
 
     def make(family: str = "llama") -> Any:

@@ -15,7 +15,7 @@ from tot.decoders.engine import sampling
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.kernels.attention import attend, attend_in_steps
 from tot.decoders.kernels.shared_prefixes import Run
-from tot.decoders.kernels.tiles import kernel_for, kernel_options, make_tiles
+from tot.decoders.kernels.tiles import kernel_for, kernels_run, make_tiles
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
@@ -35,7 +35,7 @@ KERNELS = [
 def test_one_weight_that_is_nan_fails_the_request(
     make_model: Callable[..., Any], tokenizer: Any, family: str, dtype: torch.dtype, quantize: Any
 ) -> None:
-    if quantize is not None and kernel_options(32, 2, dtype, CPU) is None:
+    if quantize is not None and not kernels_run(32, 2, dtype, CPU):
         pytest.skip("needs a C compiler, and a processor with AVX2 (or bfloat16 products)")
     sound = make_model(family, **WIDE).to(dtype)
     request = Request(prompt="the rain on the", sampling=Sampling(max_tokens=3, ignore_eos=True))

@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from tot.decoders.errors import OptionError
 from tot.decoders.kernels import native, tiles
+from tot.decoders.kernels.compiling import BUILT, LEVELS
 
 OPTIONS = ("-O1",)
 
 
 def forget() -> None:
     """As in a new process."""
-    for cached in (native.library, native.log_once, native._folder_for_now):
+    for cached in (native._opened, native.log_once, native._folder_for_now):
         cached.cache_clear()
 
 
@@ -36,7 +38,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def made() -> ctypes.CDLL:
     """draw.c, as a new process gets it."""
-    native.library.cache_clear()
+    native._opened.cache_clear()
     functions = native.library("draw", *OPTIONS)
     assert functions is not None
     assert functions.draw
@@ -142,11 +144,40 @@ def test_what_a_processor_lacks_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     native.log_once.cache_clear()
-    monkeypatch.setattr(tiles, "processor_flags", lambda: frozenset({"avx2", "sse4_2"}))
+    for module in (native, tiles):
+        monkeypatch.setattr(module, "processor_flags", lambda: frozenset({"avx2", "sse4_2"}))
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            assert tiles.kernel_options(64, 1, torch.float32, torch.device("cpu")) is None
-    assert caplog.messages == ["this processor lacks fma, so attention in torch.float32 is torch's, which is slower"]
+            assert not tiles.kernels_run(64, 1, torch.float32, torch.device("cpu"))
+    said = "this processor lacks f16c, fma, so attention in torch.float32 is torch's, which is slower"
+    assert caplog.messages == [said]
+
+
+def test_a_level_of_processors_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "processor_flags", lambda: LEVELS[1].needs | {"sse4_2"})
+    assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[1], 16, 255)
+    monkeypatch.setenv("TOT_ISA", "avx2")
+    assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[2], 8, 120)
+    monkeypatch.setenv("TOT_ISA", "avx512-bf16")
+    with pytest.raises(OptionError, match="TOT_ISA is avx512-bf16, and this processor lacks avx512_bf16: leave it out"):
+        native.level()
+    monkeypatch.setenv("TOT_ISA", "sse9")
+    with pytest.raises(OptionError, match="unknown TOT_ISA 'sse9': choose one of avx2, avx512, avx512-bf16"):
+        native.level()
+    monkeypatch.delenv("TOT_ISA")
+    monkeypatch.setattr(native, "processor_flags", lambda: frozenset({"sse4_2"}))
+    assert native.level() is None
+
+
+def test_what_a_wheel_has_ready_is_not_compiled(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made()
+    (compiled,) = cache.iterdir()
+    (tmp_path / BUILT).mkdir()
+    compiled.replace(tmp_path / BUILT / compiled.name)
+    monkeypatch.setattr(native, "SOURCES", tmp_path)
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    assert Path(made()._name) == tmp_path / BUILT / compiled.name
+    assert not list(cache.iterdir())
 
 
 # -- what C is given ----------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.kernels.forward import NativeForward
 from tot.decoders.kernels.native import lanes, library
 from tot.decoders.kernels.packing import packed
-from tot.decoders.kernels.tiles import kernel_options
+from tot.decoders.kernels.tiles import kernels_run
 from tot.evaluation.fingerprint import hash_model
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 6}
@@ -145,7 +145,7 @@ def test_many_outputs_are_packed_as_few_are(weights: Any) -> None:
 
 @pytest.fixture
 def folder(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Path:
-    able = kernel_options(32, 2, torch.float32, torch.device("cpu")) is not None
+    able = kernels_run(32, 2, torch.float32, torch.device("cpu"))
     if not (able and library("draw", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     make_model("llama", **SHAPE).save_pretrained(tmp_path)

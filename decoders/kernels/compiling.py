@@ -1,0 +1,128 @@
+"""What the parts in C are compiled for: levels of processors, and with which options for which models.
+
+A wheel has them ready for every level (`setup.py`, which runs this file alone: it needs the standard library only);
+elsewhere `native.py` compiles what is asked for.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import tempfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+BUILT = "built"
+"""The folder of a wheel's libraries, beside the sources."""
+HEADS = (64, 128)
+"""Head dimensions that a wheel's libraries are for; for others they are compiled at first use."""
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of processor, by what Linux calls its instructions."""
+
+    name: str
+    needs: frozenset[str]
+    lanes: int
+    """Float32 numbers in a vector of vectors.c."""
+    largest_byte: int
+    """The largest weight that its add_bytes multiplies."""
+
+    @property
+    def options(self) -> tuple[str, ...]:
+        return tuple(sorted(f"-m{flag.replace('_', '')}" for flag in self.needs))
+
+    @property
+    def bfloat16(self) -> bool:
+        """Whether it multiplies bfloat16 numbers."""
+        return "avx512_bf16" in self.needs
+
+
+_AVX2 = {"avx2", "fma", "f16c"}
+_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
+LEVELS = (
+    Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16, 255),
+    Level("avx512", frozenset(_AVX512), 16, 255),
+    Level("avx2", frozenset(_AVX2), 8, 120),
+)
+"""The best first."""
+
+# Vectors are spelled out: with more than -O1 it takes longer to compile, and no less to run, but where it says so.
+_VECTORS = ("-O1", "-fopenmp")
+_WEIGHTS = {
+    "float32": ("-DWEIGHTS=32",),
+    "bfloat16": ("-DWEIGHTS=16",),
+    "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
+    "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
+}
+_WIDENED = ("-DWEIGHTS=16", "-DWIDEN")
+"""int8 for many rows."""
+DRAW = ("draw", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
+
+
+def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
+    """Files and options of attention alone. `float32`: of its numbers, else bfloat16."""
+    return "vectors attention", *_model(head_dim, float32)
+
+
+def forward(head_dim: int, float32: bool, weights: str, lanes: int) -> list[tuple[str, ...]]:
+    """Files and options of a whole forward: for few rows, and for many where that is another."""
+    faster = ("-O3",) if weights.startswith("int8") and lanes == 8 else ()  # by a tenth, measured there
+    kinds = [_WEIGHTS[weights] + faster, *([_WIDENED] if weights == "int8" and not float32 else [])]
+    return [("vectors attention forward", *_model(head_dim, float32), *kind) for kind in kinds]
+
+
+def _model(head_dim: int, float32: bool) -> tuple[str, ...]:
+    return *_VECTORS, f"-DHEAD_DIM={head_dim}", *(("-DFLOAT32",) if float32 else ())
+
+
+def source(names: str) -> bytes:
+    """C files in one unit ("attention forward")."""
+    return b"\n".join((SOURCES / f"{name}.c").read_bytes() for name in names.split())
+
+
+def file_name(code: bytes, names: str, options: Sequence[str]) -> str:
+    """What a library is called: by all that it is made of."""
+    about = hashlib.sha256(code + "\0".join(options).encode())
+    return f"{names.replace(' ', '-')}-{about.hexdigest()[:16]}.so"
+
+
+def compile_to(path: Path, compiler: str, code: bytes, options: Sequence[str]) -> None:
+    """To a file of its own first, so that whoever finds the library finds all of it."""
+    with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+        written, made = Path(folder) / "source.c", Path(folder) / "library.so"
+        written.write_bytes(code)
+        command = [compiler, "-shared", "-fPIC", *options, str(written), "-o", str(made), "-lm"]
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        made.chmod(0o700)
+        made.replace(path)
+
+
+def build(folder: Path, compiler: str) -> None:
+    """Compile for every level what models with such heads need."""
+    folder.mkdir(parents=True, exist_ok=True)
+
+    def one(level: Level, names: str, options: Sequence[str]) -> None:
+        code, all_options = source(names), (*options, *level.options)
+        path = folder / file_name(code, names, all_options)
+        compile_to(path, compiler, code, all_options)
+        path.chmod(0o755)
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(lambda made: one(made[0], made[1][0], made[1][1:]), _all()))
+
+
+def _all() -> Iterator[tuple[Level, tuple[str, ...]]]:
+    for level in LEVELS:
+        yield level, DRAW
+        for head_dim in HEADS:
+            for float32 in (True, False) if level.bfloat16 else (True,):
+                yield level, attention(head_dim, float32)
+                for weights in _WEIGHTS:
+                    if float32 or weights != "float32":
+                        for kind in forward(head_dim, float32, weights, level.lanes):
+                            yield level, kind
