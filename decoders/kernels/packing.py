@@ -74,7 +74,7 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
 def _unit(weight: Tensor | Whole) -> float:
     """A power of two, so that no step or least is more than 2^15 of them."""
     sizes = (weight.step, weight.least) if isinstance(weight, Whole) else (weight,)
-    most = max(float(size.abs().max()) for size in sizes)
+    most = max(abs(float(end)) for size in sizes for end in torch.aminmax(size))
     return 2.0 ** (math.frexp(most)[1] - 15) if 0 < most < math.inf else 1.0
 
 

@@ -219,15 +219,16 @@ def remember_numbers(model: Any, path: Path) -> None:
     from tot.decoders.models.gguf_numbers import Whole, numbers_of
 
     config, read = model.config, cache(partial(read_gguf, path))
+    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
+    sources = cache(partial(_sources, tuple(layers), config))
 
     def numbers(name: str) -> Whole | None:
-        file, source = read(), _sources([name], config)[name]
+        file, source = read(), sources()[name]
         found = numbers_of(file.tensors.get(source, file.tensors["token_embd.weight"]))  # a head may be the embedding
         return None if found is None else found.each(lambda part: _in_halves(part, source, config))
 
-    for name, layer in model.named_modules():
-        if isinstance(layer, nn.Linear):
-            layer.weight.in_file = partial(numbers, f"{name}.weight")  # type: ignore[attr-defined]
+    for name, layer in layers.items():
+        layer.weight.in_file = partial(numbers, name)  # type: ignore[attr-defined]
 
 
 def convert(file: GGUFFile, folder: Path) -> None:
