@@ -47,6 +47,7 @@ _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
 LEVELS = (
     Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16, 255),
     Level("avx512", frozenset(_AVX512), 16, 255),
+    Level("avx2-vnni", frozenset(_AVX2 | {"avx_vnni"}), 8, 255),
     Level("avx2", frozenset(_AVX2), 8, 120),
 )
 """The best first."""

@@ -23,6 +23,12 @@ typedef __m256i NativeWords;
 #endif
 #endif
 
+#if !defined(PORTABLE) && LANES == 16 && defined(__AVX512VNNI__)
+#define DOT(name) _mm512_##name##_epi32
+#elif !defined(PORTABLE) && LANES == 8 && defined(__AVXVNNI__)
+#define DOT(name) _mm256_##name##_avx_epi32
+#endif
+
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Words __attribute__((vector_size(4 * LANES)));
 typedef int16_t Halves __attribute__((vector_size(4 * LANES)));         // two in a word
@@ -150,6 +156,14 @@ static inline Floats add_product(Floats sum, Floats a, Floats b) {
 
 static inline Floats larger_of(Floats a, Floats b) { return (Floats)ON(max_ps)((Native)a, (Native)b); }
 
+static inline Words add_halves(Words sum, Words a, Words b) {
+#ifdef DOT
+    return (Words)DOT(dpwssd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+#else
+    return sum + (Words)ON(madd_epi16)((NativeWords)a, (NativeWords)b);
+#endif
+}
+
 #if LANES == 16
 
 static inline float sum_of(Floats x) { return _mm512_reduce_add_ps((Native)x); }
@@ -162,14 +176,6 @@ static inline Words load_bytes(const uint8_t *place) {
 
 static inline Floats load_halves(const void *place) {
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)place));
-}
-
-static inline Words add_halves(Words sum, Words a, Words b) {
-#ifdef __AVX512VNNI__
-    return (Words)_mm512_dpwssd_epi32((NativeWords)sum, (NativeWords)a, (NativeWords)b);
-#else
-    return sum + (Words)_mm512_madd_epi16((NativeWords)a, (NativeWords)b);
-#endif
 }
 
 static inline void transpose(Words *words) {
@@ -224,10 +230,6 @@ static inline Floats load_halves(const void *place) {
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)place));
 }
 
-static inline Words add_halves(Words sum, Words a, Words b) {
-    return sum + (Words)_mm256_madd_epi16((NativeWords)a, (NativeWords)b);
-}
-
 static inline void transpose(Words *words) {
     __m256i *r = (__m256i *)words, t[8];
 #pragma GCC unroll 4
@@ -257,8 +259,8 @@ static inline void transpose(Words *words) {
 // To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign. Without VNNI a pair of products
 // has to fit into 16 bits: `a` goes to 120 then.
 static inline Words add_bytes(Words sum, Words a, Words b) {
-#if LANES == 16 && defined(__AVX512VNNI__) && !defined(PORTABLE)
-    return (Words)_mm512_dpbusd_epi32((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+#ifdef DOT
+    return (Words)DOT(dpbusd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
 #elif !defined(PORTABLE)
     return add_halves(sum, (Words)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), (Words)ON(set1_epi16)(1));
 #else
@@ -269,7 +271,7 @@ static inline Words add_bytes(Words sum, Words a, Words b) {
 
 // The same where `a` is from 0 to 15. Without VNNI up to eight such sums fit into halves of words, which of_nibbles adds up.
 static inline Words add_nibbles(Words sum, Words a, Words b) {
-#if defined(PORTABLE) || (LANES == 16 && defined(__AVX512VNNI__))
+#if defined(PORTABLE) || defined(DOT)
     return add_bytes(sum, a, b);
 #else
     return (Words)((Halves)sum + (Halves)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
@@ -277,7 +279,7 @@ static inline Words add_nibbles(Words sum, Words a, Words b) {
 }
 
 static inline Words of_nibbles(Words sum) {
-#if defined(PORTABLE) || (LANES == 16 && defined(__AVX512VNNI__))
+#if defined(PORTABLE) || defined(DOT)
     return sum;
 #else
     return (Words)ON(madd_epi16)((NativeWords)sum, ON(set1_epi16)(1));

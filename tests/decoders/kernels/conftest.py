@@ -18,14 +18,15 @@ VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
-@pytest.fixture(params=["widest", "avx2", "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
+@pytest.fixture(params=["widest", "avx2-vnni", "avx2", "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor's vectors; AVX2's, where it has longer ones; and those of any processor, in plain C."""
     kind, _, lanes = request.param.partition("-")
     if kind == "avx2":
-        if native.lanes() == 8:
-            pytest.skip("the processor's vectors are no longer")
-        monkeypatch.setenv("TOT_ISA", "avx2")
+        known = next(level for level in compiling.LEVELS if level.name == request.param)
+        if known == native.level() or not native.processor_flags() >= known.needs:
+            pytest.skip("the processor lacks it, or has no more")
+        monkeypatch.setenv("TOT_ISA", known.name)
     if kind == "portable":
         monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, "-DPORTABLE", f"-DLANES={lanes}"))
         for module in (packing, forward):
