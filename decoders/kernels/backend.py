@@ -103,7 +103,7 @@ def open_backend(
     """
     if quantize is not None and quantize not in get_args(Quantization):
         raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
-    if quantize == "gguf" and not hasattr(model.lm_head.weight, "in_file"):
+    if quantize == "gguf" and not any(hasattr(weight, "in_file") for weight in model.parameters()):
         raise OptionError("quantize=gguf keeps the numbers of a .gguf file, and this model has none: try int8-dynamic")
     packed = shared if isinstance(shared, NativeForward) else None
     native = native_forward(model, keys, values, quantize, owned, packed)

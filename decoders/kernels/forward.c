@@ -35,7 +35,7 @@ typedef Element Input;
 #define MOST_ROWS (LANES == 16 ? 12 : 6)
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
-#define TOLD 4        // numbers that a product is told of GROUP inputs of a row: their step, and the sum of all, and of either half
+#define TOLD 4        // numbers told of GROUP inputs of a row: their step, the sum of all, and that of either half
 #define AHEAD 16384   // bytes from what is multiplied to what is fetched, where rows are one block
 
 typedef struct {

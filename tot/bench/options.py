@@ -137,10 +137,10 @@ class PeersOptions(InRounds):
     parts: tuple[Literal["decode", "limit", "tree"], ...] = Field(
         ("decode", "limit", "tree"), description="With commas: decode, limit, tree."
     )
-    sides: tuple[Literal["int8", "batched", "serial", "assisted", "llama", "vllm"], ...] = Field(
-        ("int8", "batched", "serial", "assisted", "llama", "vllm"),
-        description="What to compare with, with commas: int8 (our own), batched, serial, assisted (all transformers), "
-        "llama, vllm.",
+    sides: tuple[Literal["gguf", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"], ...] = Field(
+        ("gguf", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"),
+        description="What to compare with, with commas: gguf and int8-dynamic (our own, quantized), batched, serial, "
+        "assisted (all transformers), llama, vllm.",
     )
     branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Samples of one prompt, with commas.")
     new_tokens: int = Field(64, ge=1, description="New tokens of each of them.")
