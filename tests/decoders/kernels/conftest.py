@@ -18,7 +18,9 @@ VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
-@pytest.fixture(params=["widest", "avx2-vnni", "avx2", "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
+@pytest.fixture(
+    params=["widest", "avx2-vnni", "avx2", "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)]
+)
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor's vectors; AVX2's, where it has longer ones; and those of any processor, in plain C."""
     kind, _, lanes = request.param.partition("-")
