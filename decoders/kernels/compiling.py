@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
@@ -107,23 +108,22 @@ def build(folder: Path, compiler: str) -> None:
     """Compile for every level what models with such heads need."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def one(level: Level, names: str, options: Sequence[str]) -> None:
-        code, all_options = source(names), (*options, *level.options)
-        path = folder / file_name(code, names, all_options)
-        compile_to(path, compiler, code, all_options)
+    def one(names: str, *options: str) -> None:
+        code = source(names)
+        path = folder / file_name(code, names, options)
+        compile_to(path, compiler, code, options)
         path.chmod(0o755)
 
     with ThreadPoolExecutor() as pool:
-        list(pool.map(lambda made: one(made[0], made[1][0], made[1][1:]), _all()))
+        list(pool.map(lambda made: one(*made), _all()))
 
 
-def _all() -> Iterator[tuple[Level, tuple[str, ...]]]:
+def _all() -> Iterator[tuple[str, ...]]:
+    """Files and options of each library."""
     for level in LEVELS:
-        yield level, DRAW
-        for head_dim in HEADS:
-            for float32 in (True, False) if level.bfloat16 else (True,):
-                yield level, attention(head_dim, float32)
-                for weights in _WEIGHTS:
-                    if float32 or weights != "float32":
-                        for kind in forward(head_dim, float32, weights, level.lanes):
-                            yield level, kind
+        made: list[tuple[str, ...]] = [DRAW]
+        for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
+            made.append(attention(head_dim, float32))
+            for weights in _WEIGHTS if float32 else [kind for kind in _WEIGHTS if kind != "float32"]:
+                made += forward(head_dim, float32, weights, level.lanes)
+        yield from ((*one, *level.options) for one in made)

@@ -136,17 +136,15 @@ def processor_flags() -> frozenset[str]:
 def level() -> Level | None:
     """The best of LEVELS that this processor has, or the one that $TOT_ISA names; None where it has none. Raises
     OptionError for a name that is not known, or a level that it lacks."""
-    held = [one for one in LEVELS if processor_flags() >= one.needs]
-    if wanted := os.environ.get("TOT_ISA"):
-        for one in LEVELS:
-            if one.name == wanted and one not in held:
-                lacking = ", ".join(sorted(one.needs - processor_flags()))
-                raise OptionError(f"TOT_ISA is {wanted}, and this processor lacks {lacking}: leave it out")
-        found = [one for one in held if one.name == wanted]
-        if not found:
-            raise OptionError(unknown("TOT_ISA", wanted, [one.name for one in LEVELS]))
-        return found[0]
-    return held[0] if held else None
+    wanted = os.environ.get("TOT_ISA")
+    if not wanted:
+        return next((one for one in LEVELS if processor_flags() >= one.needs), None)
+    found = next((one for one in LEVELS if one.name == wanted), None)
+    if found is None:
+        raise OptionError(unknown("TOT_ISA", wanted, [one.name for one in LEVELS]))
+    if lacking := found.needs - processor_flags():
+        raise OptionError(f"TOT_ISA is {wanted}, and this processor lacks {', '.join(sorted(lacking))}: leave it out")
+    return found
 
 
 def lanes() -> int:

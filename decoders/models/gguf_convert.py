@@ -223,8 +223,9 @@ def remember_numbers(model: Any, path: Path) -> None:
     sources = cache(partial(_sources, tuple(layers), config))
 
     def numbers(name: str) -> Whole | None:
-        file, source = read(), sources()[name]
-        found = numbers_of(file.tensors.get(source, file.tensors["token_embd.weight"]))  # a head may be the embedding
+        tied = config.tie_word_embeddings and name == "lm_head.weight"
+        source = "token_embd.weight" if tied else sources()[name]
+        found = numbers_of(read().tensors[source])
         return None if found is None else found.each(lambda part: _in_halves(part, source, config))
 
     for name, layer in layers.items():

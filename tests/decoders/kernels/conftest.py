@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import compiling, forward, native, packing
@@ -33,6 +33,19 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, "-DPORTABLE", f"-DLANES={lanes}"))
         for module in (packing, forward):
             monkeypatch.setattr(module, "lanes", lambda: int(lanes))
+
+
+@pytest.fixture
+def rounding() -> type[nn.Linear]:
+    """A linear layer that rounds what it is given to whole numbers up to 127, by a step for each group of 32."""
+
+    class Rounding(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            groups = input.unflatten(-1, (-1, 32))
+            step = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
+            return super().forward(((groups / step).round() * step).flatten(-2))
+
+    return Rounding
 
 
 @pytest.fixture

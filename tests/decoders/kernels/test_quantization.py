@@ -19,15 +19,6 @@ from tot.decoders.kernels.packing import quantized
 from tot.decoders.models.gguf_numbers import Whole
 
 
-class RoundedInputs(nn.Linear):
-    """A linear layer that rounds what it is given to whole numbers up to 127, by a step for each group of 32."""
-
-    def forward(self, input: Tensor) -> Tensor:
-        groups = input.unflatten(-1, (-1, 32))
-        step = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-        return super().forward(((groups / step).round() * step).flatten(-2))
-
-
 def kept(whole: Whole) -> Tensor:
     """What a weight is once its steps and leasts have the 16 bits in which they are kept: (outputs, inputs)."""
     step, least = ((part * 2**10).half().float() / 2**10 for part in (whole.step, whole.least))
@@ -57,6 +48,7 @@ def off(
     computed: Callable[..., Any],
     known: Callable[..., Any],
     logits_alone: Callable[..., Tensor],
+    rounding: type[nn.Linear],
 ) -> Callable[[str, Any], float]:
     """How far logits of the forward in C are at most from those of the rounded weights, as a share of their spread."""
 
@@ -69,7 +61,7 @@ def off(
             if isinstance(layer, nn.Linear) and quantize is not None:
                 layer.weight = nn.Parameter(kept(quantized(layer.weight.data, most)))
                 if quantize == "int8-dynamic":
-                    layer.__class__ = RoundedInputs
+                    layer.__class__ = rounding
         found = []
         for count in (1, 3, 8, 13):
             texts = [text(20 + 9 * i, seed=count + i) for i in range(count)]
