@@ -135,7 +135,7 @@ def load_decoder(
         owned = engine is None
         if engine is None:
             close_models()
-            loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
+            loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantize == "gguf")
             engine = Engine(loaded, kv_budget, quantize=quantize, owned=isinstance(model, str | Path))
             stack.callback(engine.close)
         opened = find_method(name).open(engine, chosen, stack)

@@ -40,7 +40,7 @@ def shared_engine(
 
     def make() -> Engine:
         give_back()  # what the model before this one had
-        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device)
+        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantize == "gguf")
         return Engine(loaded, kv_budget, quantize=quantize, owned=named)
 
     if tokenizer is not None or not named:

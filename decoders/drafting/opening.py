@@ -72,6 +72,7 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
         tokenizer=None if named else target.tokenizer,
         dtype=str(target.dtype).removeprefix("torch.") if named else "auto",
         device=str(target.device),
+        unread=engine.runner.quantize == "gguf",
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
     made = _model_drafter(loaded, engine, owned=named)

@@ -103,8 +103,14 @@ def open_backend(
     """
     if quantize is not None and quantize not in get_args(Quantization):
         raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
-    if quantize == "gguf" and not any(hasattr(weight, "in_file") for weight in model.parameters()):
-        raise OptionError("quantize=gguf keeps the numbers of a .gguf file, and this model has none: try int8-dynamic")
+    unread = any(hasattr(weight, "in_file") for weight in model.parameters())
+    if quantize == "gguf" and not unread:
+        raise OptionError(
+            "quantize=gguf keeps the numbers of a .gguf file, and this model has none: try int8-dynamic, or load a "
+            ".gguf file by its name"
+        )
+    if quantize != "gguf" and unread and shared is None:
+        raise OptionError("the matrices of this model were left in its file: give quantize=gguf")
     packed = shared if isinstance(shared, NativeForward) else None
     native = native_forward(model, keys, values, quantize, owned, packed)
     if native is not None:

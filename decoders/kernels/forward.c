@@ -56,9 +56,9 @@ typedef struct {
 
 typedef struct {
     const Layer *layers;
-    const Element *embedding;
+    const Element *embedding;  // or none: rows are outputs of `table`, of whole numbers
     const float *norm;
-    Matrix head;
+    Matrix head, table;
     int64_t layer_count, hidden, intermediate, heads, kv_heads, kv_head_stride, slot_stride, turned;
     float epsilon, scale;
 } Model;
@@ -425,6 +425,36 @@ static int64_t batch_units_size(const Model *m, const Batch *b) {
 
 static int64_t widest_of(const Model *m) { return larger(larger(m->hidden, m->heads * HEAD_DIM), m->intermediate); }
 
+#if WEIGHTS == 8 && INPUTS == 8
+// The weights of one output: of its strip one lane in every line.
+static void unpack(const Matrix *matrix, int64_t output, float *out) {
+    const int64_t lane = output % LANES, p = output / LANES % WIDE, bits = matrix->bits;
+    const int64_t words = matrix->group / JOINED, lines = words * bits / 8 * WIDE * LINE;
+    const uint8_t *group = matrix->strips + output / STRIP * strip_bytes(matrix);
+    for (int64_t g = 0; g < matrix->inputs / matrix->group; g++, group += lines + SCALES) {
+        const uint8_t *scales = group + lines + p * (SCALES / WIDE);
+        const float step = load_halves(scales)[lane], least = load_halves(scales + 2 * LANES)[lane];
+        for (int64_t word = 0; word < words; word++)
+            for (int64_t i = 0; i < JOINED; i++) {
+                const int byte = group[(word * bits / 8 * WIDE + p) * LINE + lane * JOINED + i];
+                const int number = bits == 8 ? byte : word % 2 ? byte >> 4 : byte & 15;
+                *out++ = (float)matrix->unit * (least + step * (float)number);
+            }
+    }
+}
+#endif
+
+// A row of the embedding.
+static void embed(const Model *m, int64_t token, float *out) {
+#if WEIGHTS == 8 && INPUTS == 8
+    if (!m->embedding) {
+        unpack(&m->table, token, out);
+        return;
+    }
+#endif
+    for (int64_t i = 0; i < m->hidden; i += LANES) store(out + i, get(m->embedding + token * m->hidden + i));
+}
+
 // A thread's own, for one strip.
 static int64_t strip_space_bytes(const Model *m) {
 #ifdef WIDEN
@@ -486,9 +516,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
 #define INPUT(numbers) input
 #endif
 
-    for (int64_t r = first; r < last; r++)
-        for (int64_t i = 0; i < hidden; i += LANES)
-            store(state + r * hidden + i, get(m->embedding + b->tokens[r] * hidden + i));
+    for (int64_t r = first; r < last; r++) embed(m, b->tokens[r], state + r * hidden);
     for (int64_t l = 0; l < m->layer_count; l++) {
         const Layer *layer = m->layers + l;
         for (int64_t r = first; r < last; r++) {

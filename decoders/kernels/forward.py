@@ -10,6 +10,7 @@ import ctypes
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
+from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -17,9 +18,19 @@ from torch import Tensor, nn
 
 from tot.decoders.kernels import compiling
 from tot.decoders.kernels.native import address, lanes, library, sizes_agree
-from tot.decoders.kernels.packing import GROUP, Weights, beside, copy_the_rest, give_up, joined, packed, room_for
+from tot.decoders.kernels.packed_file import packed_in_file
+from tot.decoders.kernels.packing import (
+    GROUP,
+    Packed,
+    Weights,
+    beside,
+    copy_the_rest,
+    joined,
+    packed,
+    room_for,
+)
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
-from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.given_up import give_up
 from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8", "int8-dynamic", "gguf"]
@@ -64,6 +75,7 @@ class _Model(Structure):
         ("embedding", c_void_p),
         ("norm", c_void_p),
         ("head", _Matrix),
+        ("table", _Matrix),
         *(
             (name, c_int64)
             for name in (
@@ -85,7 +97,7 @@ class _Batch(Structure):
     ]
 
 
-class _Packed(NamedTuple):
+class _Product(NamedTuple):
     """Layers in one product, as C knows them, and the tensors that it has the addresses of."""
 
     matrix: _Matrix
@@ -109,23 +121,25 @@ class NativeForward:
         owned: bool = False,
         shared: NativeForward | None = None,
     ) -> None:
-        if owned:
+        if owned and weights != "gguf":
             copy_the_rest(model)
         self.weights = weights
         """How they are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
         self._owned = owned
-        self._packed: dict[nn.Linear, _Packed] = {} if shared is None else shared._packed
+        self._packed: dict[nn.Module, _Product] = {} if shared is None else shared._packed
         """By the first of the layers in one product."""
         config, body = model.config, model.model
         self._rotary = body.rotary_emb
         self._held: list[Any] = [keys, values]  # C has their addresses only
+        products = [_products(layer) for layer in body.layers]
+        head = body.embed_tokens if config.tie_word_embeddings and weights == "gguf" else model.lm_head
+        if weights == "gguf" and shared is None:
+            self._read_file(model, products, head)
         layers = (_Layer * len(body.layers))()
-        for layer, place, key, value in zip(body.layers, layers, keys, values, strict=True):
-            attention, mlp = layer.self_attn, layer.mlp
-            place.qkv = self._matrix([attention.q_proj, attention.k_proj, attention.v_proj])
-            place.out = self._matrix([attention.o_proj])
-            place.gate_up = self._matrix([mlp.gate_proj, mlp.up_proj], interleaved=True)
-            place.down = self._matrix([mlp.down_proj])
+        for layer, parts, place, key, value in zip(body.layers, products, layers, keys, values, strict=True):
+            for name, together in parts.items():
+                setattr(place, name, self._matrix(together, name == "gate_up"))
+            attention = layer.self_attn
             place.norm_in = self._numbers(layer.input_layernorm.weight)
             place.norm_mlp = self._numbers(layer.post_attention_layernorm.weight)
             if hasattr(attention, "q_norm"):
@@ -133,17 +147,19 @@ class NativeForward:
                 place.norm_key = self._numbers(attention.k_norm.weight)
             place.keys, place.values = address(key, model.dtype), address(value, model.dtype)
         self._held.append(layers)
-        attention = body.layers[0].self_attn
-        embedding = body.embed_tokens.weight.detach()
-        self._held.append(embedding)
+        embedding, table = None, _Matrix()
+        if weights == "gguf":
+            table = self._matrix([body.embed_tokens])
+        else:
+            self._held.append(body.embed_tokens.weight.detach())
+            embedding = address(self._held[-1], model.dtype)
         heads = config.num_attention_heads
         self._model = _Model(
-            ctypes.addressof(layers), address(embedding, model.dtype), self._numbers(body.norm.weight),
-            self._matrix([model.lm_head]), len(layers), embedding.shape[1], config.intermediate_size,
-            heads, heads // attention.num_key_value_groups, keys[0].stride(0), keys[0].stride(1), keys[0].shape[2],
-            body.norm.variance_epsilon, attention.scaling,
+            ctypes.addressof(layers), embedding, self._numbers(body.norm.weight), self._matrix([head]), table,
+            len(layers), config.hidden_size, config.intermediate_size, heads, heads // attention.num_key_value_groups,
+            keys[0].stride(0), keys[0].stride(1), keys[0].shape[2], body.norm.variance_epsilon, attention.scaling,
         )  # fmt: skip
-        self._vocabulary, self._hidden = model.lm_head.out_features, embedding.shape[1]
+        self._vocabulary, self._hidden = model.lm_head.weight.shape[0], config.hidden_size
         self._space = torch.empty(0)
         self._table = (torch.empty(0), torch.empty(0))
 
@@ -209,26 +225,46 @@ class NativeForward:
         self._held.append(held)
         return held.data_ptr()
 
-    def _matrix(self, layers: Sequence[nn.Linear], interleaved: bool = False) -> _Matrix:
+    def _matrix(self, layers: Sequence[Any], interleaved: bool = False) -> _Matrix:
         if layers[0] not in self._packed:
-            strips, *form = packed(joined([self._weight(layer) for layer in layers], interleaved), self.weights)
-            outputs = sum(layer.out_features for layer in layers)
-            matrix = _Matrix(strips.data_ptr(), None, layers[0].in_features, outputs, *form)
-            self._packed[layers[0]] = _Packed(matrix, [strips])
-            if layers[0].bias is not None:
-                bias = beside([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
-                matrix.bias = bias.data_ptr()
-                self._packed[layers[0]].held.append(bias)
+            self._hold(layers, self._pack(layers, interleaved), interleaved)
             if self._owned:
                 for layer in layers:
                     give_up(layer)
         return self._packed[layers[0]].matrix
 
-    def _weight(self, layer: nn.Linear) -> Tensor | Whole:
-        """What is to be packed: of "gguf" the numbers that the model's file has, else those that the layer has."""
-        weight: Any = layer.weight
-        found: Whole | None = weight.in_file() if self.weights == "gguf" else None
-        return layer.weight.detach() if found is None else found
+    def _pack(self, layers: Sequence[Any], interleaved: bool) -> Packed:
+        weights = [layer.weight.in_file() if self.weights == "gguf" else layer.weight.detach() for layer in layers]
+        return packed(joined(weights, interleaved), self.weights)
+
+    def _hold(self, layers: Sequence[Any], of: Packed, interleaved: bool) -> None:
+        strips, *form = of
+        outputs = sum(layer.weight.shape[0] for layer in layers)
+        matrix = _Matrix(strips.data_ptr(), None, layers[0].weight.shape[1], outputs, *form)
+        self._packed[layers[0]] = _Product(matrix, [strips])
+        if getattr(layers[0], "bias", None) is not None:
+            bias = beside([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
+            matrix.bias = bias.data_ptr()
+            self._packed[layers[0]].held.append(bias)
+
+    def _read_file(self, model: Any, products: Sequence[dict[str, list[Any]]], head: Any) -> None:
+        """Hold what a GGUF file has, packed once and kept: `products` of each layer, the head and the embedding."""
+        found = {f"{number}.{name}": part for number, parts in enumerate(products) for name, part in parts.items()}
+        found |= {"head": [head]} | ({} if head is model.model.embed_tokens else {"table": [model.model.embed_tokens]})
+        made = {name: partial(self._pack, part, name.endswith("gate_up")) for name, part in found.items()}
+        for name, of in packed_in_file(model.packed_in, made).items():
+            self._hold(found[name], of, name.endswith("gate_up"))
+
+
+def _products(layer: Any) -> dict[str, list[Any]]:
+    """By its name in C, the linear layers that are one product."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
+        "out": [attention.o_proj],
+        "gate_up": [mlp.gate_proj, mlp.up_proj],
+        "down": [mlp.down_proj],
+    }
 
 
 def native_forward(
@@ -243,7 +279,7 @@ def native_forward(
 
     With `owned` nobody else reads the model's weights. `shared` is that of a model whose layers these are.
     """
-    if shared is None and not _known(model):
+    if shared is None and not _known(model, quantize):
         return None
     head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
     if not kernels_run(head_dim, groups, model.dtype, model.device):
@@ -256,7 +292,7 @@ def native_forward(
         if quantize is not None and any(layer.in_features % GROUP for layer in linears):
             return None
         takes = [layer.weight.numel() * _BYTES[kind] for layer in linears]
-        needed = _SPARE * (max(takes) if owned else sum(takes))
+        needed = _SPARE * (max(takes) if owned or kind == "gguf" else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
     weights = "int8-dynamic" if kind == "gguf" else kind
@@ -287,13 +323,14 @@ def _kind(linears: Sequence[nn.Linear]) -> Weights:
     return "bfloat16" if narrow else "float32"
 
 
-def _known(model: Any) -> bool:
+def _known(model: Any, quantize: Quantization | None) -> bool:
     """Whether forward.c does what this model does."""
     config = model.config
     if config.model_type not in FAMILIES or config.hidden_act != "silu":
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    plain = all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears)
+    plain = all(type(module) is nn.Linear for module in linears)
+    held = quantize == "gguf" or not any("forward" in vars(module) for module in linears)
     table, here = model.model.embed_tokens.weight, all(weight.device.type == "cpu" for weight in model.parameters())
-    plain = plain and here and table.dtype == model.dtype and table.is_contiguous()
-    return plain and config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0
+    held = held and here and table.dtype == model.dtype and (quantize == "gguf" or table.is_contiguous())
+    return plain and held and config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0

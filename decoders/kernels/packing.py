@@ -1,6 +1,6 @@
 """Linear layers' weights as forward.c reads them: strips of outputs, in the order in which they are multiplied.
 
-Weights that are packed and that nobody else reads are given up: the layer keeps their shape and first numbers.
+Those that nobody else reads are given up then.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.memory import free_memory
 from tot.decoders.models.gguf_numbers import Whole
@@ -78,33 +77,12 @@ def _unit(weight: Tensor | Whole) -> float:
     return 2.0 ** (math.frexp(most)[1] - 15) if 0 < most < math.inf else 1.0
 
 
-def give_up(layer: nn.Linear) -> None:
-    """Let go of a layer's weight; only its packed copy computes from now on."""
-    first = first_numbers(layer.weight).clone()
-    layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)
-    layer.weight.first_numbers = first  # type: ignore[attr-defined]
-    layer.forward = _refuse  # type: ignore[method-assign]
-
-
-def first_numbers(weight: Tensor) -> Tensor:
-    """(64,) or fewer of a weight's numbers, also of one that was given up: they tell one model from another."""
-    first: Tensor = getattr(weight, "first_numbers", weight.detach().flatten()[:64])
-    return first
-
-
 def copy_the_rest(model: nn.Module) -> None:
     """Copy what no linear layer gives up: a file's weights are pages of one mapping, held as long as any of them is."""
     for module in model.modules():
         for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
             if not (isinstance(module, nn.Linear) and name == "weight"):
                 tensor.data = tensor.data.clone()
-
-
-def _refuse(input: Tensor) -> Tensor:
-    raise ModelError(
-        "this model's weights are held only as the engine that loaded it has packed them: load the model again by "
-        "load_model(...), or give that model to the engine"
-    )
 
 
 def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:

@@ -43,8 +43,8 @@ def cache_folder() -> Path:
     return Path(override).expanduser() if override else user_cache_path("tot")
 
 
-def cached_model(path: Path, root: Path, distrust: str | None = None) -> CachedModel:
-    """The conversion of the GGUF file at `path` in `root`, made now if it isn't there.
+def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: bool = True) -> CachedModel:
+    """The conversion of the GGUF file at `path` in `root`, made now if it isn't there; `matrices` as for `convert`.
 
     `distrust` is the `build` of a conversion that turned out unreadable: that one is made anew. Waits while another
     process converts the same file. Raises ModelError if the file can't be read, converted or written.
@@ -54,7 +54,7 @@ def cached_model(path: Path, root: Path, distrust: str | None = None) -> CachedM
             digest = hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise ModelError(f"{path} can't be read ({error.strerror}): check the path and its permissions") from error
-    folder = root / f"{path.stem}-{digest[:16]}-v{FORMAT}"
+    folder = root / f"{path.stem}-{digest[:16]}-v{FORMAT}{'' if matrices else '-packed'}"
     found = read_manifest(folder)
     if found is not None and found.build != distrust:
         return found
@@ -64,30 +64,30 @@ def cached_model(path: Path, root: Path, distrust: str | None = None) -> CachedM
     try:
         root.mkdir(parents=True, exist_ok=True)
         with FileLock(root / f"{folder.name}.lock"):
-            return _convert_locked(gguf_file, digest, folder, distrust)
+            return _convert_locked(gguf_file, digest, folder, distrust, matrices)
     except (OSError, SafetensorError) as error:
         # A SafetensorError carries no errno: only its text tells a full disk from a read-only one.
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(error)
         if full:
-            raise _no_space(gguf_file, root) from error
+            raise _no_space(gguf_file, root, matrices) from error
         raise ModelError(
             f"the cache folder {root} can't be written ({getattr(error, 'strerror', None) or error}): "
             "make it writable, or set TOT_CACHE to a folder that is"
         ) from error
 
 
-def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | None) -> CachedModel:
+def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | None, matrices: bool) -> CachedModel:
     found = read_manifest(folder)
     if found is not None and found.build != distrust:
         return found  # another process made it while this one waited for the lock
     # Only the lock's holder writes under this name, so what lies here is a killed conversion's.
     for stale in (folder, *folder.parent.glob(f"{folder.name}.tmp-*")):
         shutil.rmtree(stale, ignore_errors=True)
-    if shutil.disk_usage(folder.parent).free < file.converted_bytes:
-        raise _no_space(file, folder.parent)
+    if shutil.disk_usage(folder.parent).free < file.converted_bytes(matrices):
+        raise _no_space(file, folder.parent, matrices)
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.tmp-", dir=folder.parent))
     try:
-        convert(file, scratch)
+        convert(file, scratch, matrices)
         _write_manifest(scratch, file.path.name, digest)
         scratch.rename(folder)
         _sync(folder.parent)
@@ -105,7 +105,8 @@ def read_manifest(folder: Path) -> CachedModel | None:
         sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
         if manifest["format"] != FORMAT or sizes != manifest["files"]:
             return None
-        return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), sum(sizes.values()))
+        taken = sum(file.stat().st_size for file in folder.iterdir())
+        return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), taken)
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -136,8 +137,8 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _no_space(file: GGUFFile, root: Path) -> ModelError:
-    needed, free = file.converted_bytes, shutil.disk_usage(root).free
+def _no_space(file: GGUFFile, root: Path, matrices: bool) -> ModelError:
+    needed, free = file.converted_bytes(matrices), shutil.disk_usage(root).free
     return ModelError(
         f"converting {file.path.name} needs {needed:,} bytes in {root}, {free:,} are free: "
         "free some space, or set TOT_CACHE to a folder on another disk"

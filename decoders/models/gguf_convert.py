@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import ModelError, reason
+from tot.decoders.models.given_up import FIRST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -48,10 +48,10 @@ class GGUFFile:
         """A tensor's shape in torch's order."""
         return tuple(reversed(self.tensors[name].shape.tolist()))
 
-    @property
-    def converted_bytes(self) -> int:
+    def converted_bytes(self, matrices: bool = True) -> int:
         """Bytes the converted folder takes: two a weight, and what a large tokenizer needs."""
-        return 2 * sum(int(tensor.n_elements) for tensor in self.tensors.values()) + 32 * 2**20
+        kept = [tensor.n_elements for tensor in self.tensors.values() if matrices or len(tensor.shape) == 1]
+        return 2 * sum(map(int, kept)) + 32 * 2**20
 
 
 def read_gguf(path: Path) -> GGUFFile:
@@ -164,10 +164,9 @@ def build_tokenizer(file: GGUFFile) -> Any:
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 
-def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
-    """Every weight of the model by its transformers name, in bfloat16. Raises ModelError if file and model differ."""
-    import gguf
-    import numpy as np
+def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[str, torch.Tensor]:
+    """Every weight of the model by its transformers name, in bfloat16; without `matrices` only the first numbers of
+    these. Raises ModelError if file and model differ."""
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -176,7 +175,7 @@ def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
     wanted = {name: tuple(weight.shape) for name, weight in empty.state_dict().items()}
     if config.tie_word_embeddings:
         wanted.pop("lm_head.weight")
-    sources = _sources(wanted, config)
+    sources = source_names(wanted, config)
     missing = [name for name, source in sources.items() if source not in file.tensors]
     left_over = sorted(set(file.tensors) - set(sources.values()))
     if missing or left_over:
@@ -187,12 +186,22 @@ def build_weights(file: GGUFFile, config: Any) -> dict[str, torch.Tensor]:
         tensor, shape = file.tensors[source], file.shape(source)
         if shape != wanted[name]:
             raise _refusal(file, f"{source} has shape {shape}, not {wanted[name]}")
-        values = torch.from_numpy(np.array(gguf.dequantize(tensor.data, tensor.tensor_type)))
-        weights[name] = _in_halves(values, source, config).to(torch.bfloat16)
+        whole = matrices or len(shape) == 1
+        values = dequantized(tensor, None if whole else 1)
+        weights[name] = (in_halves(values, source, config) if whole else values[0, :FIRST]).to(torch.bfloat16)
     return weights
 
 
-def _sources(names: Iterable[str], config: Any) -> dict[str, str]:
+def dequantized(tensor: Any, rows: int | None = None) -> torch.Tensor:
+    """What a `gguf.ReaderTensor` stands for, float32; only of so many rows."""
+    import gguf
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(gguf.dequantize(tensor.data[:rows], tensor.tensor_type)))
+
+
+def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
     """By a weight's name what a GGUF file calls it."""
     import gguf
 
@@ -202,7 +211,7 @@ def _sources(names: Iterable[str], config: Any) -> dict[str, str]:
     return {name: f"{known.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in cut.items()}
 
 
-def _in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
+def in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
     """A tensor's rows as transformers has them: llama.cpp turns neighbouring pairs, transformers the two halves of a
     head."""
     if config.model_type != "llama" or not (".attn_q." in source or ".attn_k." in source):
@@ -211,29 +220,8 @@ def _in_halves(values: torch.Tensor, source: str, config: Any) -> torch.Tensor:
     return values.reshape(heads, -1, 2, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
 
 
-def remember_numbers(model: Any, path: Path) -> None:
-    """Let each linear layer of a model that was made from a GGUF file say, as `weight.in_file()`, what whole numbers
-    the file has for it, or None. The file is read when one is asked."""
-    from torch import nn
-
-    from tot.decoders.models.gguf_numbers import Whole, numbers_of
-
-    config, read = model.config, cache(partial(read_gguf, path))
-    layers = {f"{name}.weight": layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear)}
-    sources = cache(partial(_sources, tuple(layers), config))
-
-    def numbers(name: str) -> Whole | None:
-        tied = config.tie_word_embeddings and name == "lm_head.weight"
-        source = "token_embd.weight" if tied else sources()[name]
-        found = numbers_of(read().tensors[source])
-        return None if found is None else found.each(lambda part: _in_halves(part, source, config))
-
-    for name, layer in layers.items():
-        layer.weight.in_file = partial(numbers, name)  # type: ignore[attr-defined]
-
-
-def convert(file: GGUFFile, folder: Path) -> None:
-    """Write the model of a GGUF file into `folder`, in transformers format.
+def convert(file: GGUFFile, folder: Path, matrices: bool = True) -> None:
+    """Write the model of a GGUF file into `folder`, in transformers format; `matrices` as for build_weights.
 
     Raises ModelError for a model that can't be converted faithfully; OSError or SafetensorError if writing fails.
     """
@@ -242,7 +230,7 @@ def convert(file: GGUFFile, folder: Path) -> None:
 
     try:
         config, tokenizer = build_config(file), build_tokenizer(file)
-        weights = build_weights(file, config)
+        weights = build_weights(file, config, matrices)
     except (ModelError, OSError, MemoryError):
         raise
     except Exception as error:  # what libraries make of metadata that is missing or makes no sense

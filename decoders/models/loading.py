@@ -51,13 +51,15 @@ def load_model(
     dtype: str = "auto",
     device: str = "auto",
     cache_dir: Path | None = None,
+    unread: bool = False,
 ) -> LoadedModel:
     """Load a model and its tokenizer.
 
     `name`: a known name, a folder in transformers format, a .gguf file, a hub id (`org/name`; a whole copy in the hub
     cache is used as it is), or a model object: that needs `tokenizer`, is changed in place, and keeps its dtype and
     device under "auto". `dtype`: a key of DTYPES, "auto" being bfloat16 where the device computes in it, else float32.
-    `device`: "auto", "cpu", "cuda" or "cuda:N". `cache_dir` takes the place of $TOT_CACHE.
+    `device`: "auto", "cpu", "cuda" or "cuda:N". `cache_dir` takes the place of $TOT_CACHE. `unread` leaves the matrices
+    of a .gguf file where they are: for an Engine that is given quantize="gguf", and nothing else.
 
     Raises ModelError for a model that can't be found, read or run, OptionError for a bad dtype, device or tokenizer.
     """
@@ -75,7 +77,7 @@ def load_model(
         if source.is_dir():
             model, own_tokenizer = _load_folder(source, str(name), wanted, tokenizer)
         else:
-            model, own_tokenizer = _load_gguf(source, str(name), wanted, tokenizer, cache_dir)
+            model, own_tokenizer = _load_gguf(source, str(name), wanted, tokenizer, cache_dir, unread)
     return _finish(model, own_tokenizer, str(name), wanted, chosen)
 
 
@@ -114,24 +116,27 @@ def _cpu_computes_in_bf16() -> bool:
     return any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
-def _load_gguf(path: Path, name: str, dtype: torch.dtype, tokenizer: Any, cache_dir: Path | None) -> tuple[Any, Any]:
+def _load_gguf(
+    path: Path, name: str, dtype: torch.dtype, tokenizer: Any, cache_dir: Path | None, unread: bool
+) -> tuple[Any, Any]:
     from tot.decoders.models.gguf_cache import cache_folder, cached_model
-    from tot.decoders.models.gguf_convert import remember_numbers
 
-    root = (cache_dir or cache_folder()) / "models"
-    cached = cached_model(path, root)
+    root, source = (cache_dir or cache_folder()) / "models", path if unread else None
+    cached = cached_model(path, root, matrices=not unread)
     try:
-        model, own_tokenizer = _load_folder(cached.folder, name, dtype, tokenizer)
+        return _load_folder(cached.folder, name, dtype, tokenizer, source)
     except ModelError:  # whole by its manifest, and yet unreadable: made anew, once
-        cached = cached_model(path, root, distrust=cached.build)
-        model, own_tokenizer = _load_folder(cached.folder, name, dtype, tokenizer)
-    remember_numbers(model, path)
-    return model, own_tokenizer
+        cached = cached_model(path, root, distrust=cached.build, matrices=not unread)
+        return _load_folder(cached.folder, name, dtype, tokenizer, source)
 
 
-def _load_folder(folder: Path, name: str, dtype: torch.dtype, tokenizer: Any) -> tuple[Any, Any]:
-    """(model on the CPU, tokenizer) from a folder in transformers format."""
+def _load_folder(
+    folder: Path, name: str, dtype: torch.dtype, tokenizer: Any, unread: Path | None = None
+) -> tuple[Any, Any]:
+    """(model on the CPU, tokenizer) from a folder in transformers format, or from that of an `unread` GGUF file."""
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+    from tot.decoders.models.gguf_open import open_unread
 
     check_supported(read_config(folder))  # also for families that this transformers does not know
     if problem := missing_weights(folder):
@@ -141,6 +146,8 @@ def _load_folder(folder: Path, name: str, dtype: torch.dtype, tokenizer: Any) ->
         check_supported(config)  # again, with the defaults that config.json leaves out
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
+        if unread is not None:
+            return open_unread(unread, folder, config, dtype), tokenizer
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,

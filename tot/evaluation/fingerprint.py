@@ -65,7 +65,7 @@ def _hash_file(path: Path) -> str:
 def _hash_parameters(model: Any) -> str:
     import torch
 
-    from tot.decoders.kernels.packing import first_numbers
+    from tot.decoders.models.given_up import first_numbers
 
     digest = hashlib.sha256()
     for name, weight in sorted(model.named_parameters(remove_duplicate=False)):

@@ -169,7 +169,7 @@ def identity(model: Any) -> str:
     """What tells a model from others, however it is held: of the first numbers of each weight, as bfloat16."""
     import torch
 
-    from tot.decoders.kernels.packing import first_numbers
+    from tot.decoders.models.given_up import first_numbers
 
     if model not in _identities:
         digest = hashlib.sha256()

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import compiling, forward, native, packing
+from tot.decoders.kernels import compiling, forward, native, packed_file, packing
 from tot.decoders.kernels.tiles import kernels_run
 
 VOCAB = 300
@@ -31,7 +31,7 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setenv("TOT_ISA", known.name)
     if kind == "portable":
         monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, "-DPORTABLE", f"-DLANES={lanes}"))
-        for module in (packing, forward):
+        for module in (packing, packed_file, forward):
             monkeypatch.setattr(module, "lanes", lambda: int(lanes))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.forward import NativeForward
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
+from tot.decoders.models.given_up import give_up
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 FIXED = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
@@ -70,6 +72,7 @@ KINDS = {
     "up_proj": "Q4_1",
     "down_proj": "Q6_K",
     "lm_head": "Q5_K",
+    "embed_tokens": "Q6_K",
 }
 
 
@@ -81,18 +84,27 @@ def test_a_file_s_numbers_are_multiplied_as_they_stand(
     computed: Callable[..., Any],
     logits_alone: Callable[..., Tensor],
     rounding: type[nn.Linear],
+    tmp_path: Path,
     family: str,
 ) -> None:
-    """Formats side by side in one product, four bits and eight, groups of 32 and of 16, one row and many."""
-    model = known(family, hidden_size=256, intermediate_size=256, head_dim=64)
+    """Formats side by side in one product, four bits and eight, groups of 32 and of 16, one row and many; the embedding
+    too, by itself or as the head."""
+    tied = family == "llama"
+    model = known(family, hidden_size=256, intermediate_size=256, head_dim=64, tie_word_embeddings=tied)
     reference, read = copy.deepcopy(model), []
     for (name, layer), other in zip(model.named_modules(), reference.modules(), strict=True):
-        if isinstance(layer, nn.Linear):
+        if isinstance(layer, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
             kind = KINDS[name.rpartition(".")[2]]
             tensor = stored(kind, *layer.weight.shape, seed=len(read))
             read.append(kind)
+            give_up(layer)
             layer.weight.in_file = lambda tensor=tensor: numbers_of(tensor)
-            other.weight, other.__class__ = nn.Parameter(floats(tensor)), rounding
+            other.weight = nn.Parameter(floats(tensor))
+        if isinstance(layer, nn.Linear):
+            other.__class__ = rounding
+    if tied:
+        model.lm_head.weight, reference.lm_head.weight = (one.model.embed_tokens.weight for one in (model, reference))
+    model.packed_in = tmp_path
     runner = Runner(model, 3000, "gguf")
     assert isinstance(runner.backend, NativeForward)
     assert 0.7 < runner.backend.weight_bytes < 1

@@ -124,9 +124,9 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """The folders that conversions of this test have written to."""
     done: list[Path] = []
 
-    def counted(file: gguf_convert.GGUFFile, place: Path) -> None:
+    def counted(file: gguf_convert.GGUFFile, place: Path, matrices: bool) -> None:
         done.append(place)
-        gguf_convert.convert(file, place)
+        gguf_convert.convert(file, place, matrices)
 
     monkeypatch.setattr(gguf_cache, "convert", counted)
     return done

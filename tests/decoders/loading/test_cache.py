@@ -12,6 +12,7 @@ import torch
 
 from tot.decoders.models.gguf_cache import read_manifest
 from tot.decoders.models.loading import load_model
+from tot.evaluation.fingerprint import hash_model
 
 
 def test_a_gguf_is_converted_once(
@@ -21,6 +22,24 @@ def test_a_gguf_is_converted_once(
     second = load_model(tiny.path, cache_dir=tmp_path)
     assert len(conversions) == 1
     assert torch.equal(logits(first.model), logits(second.model))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+def test_matrices_that_are_left_in_the_file_are_not_converted(
+    tmp_path: Path, write_gguf: Callable[..., Any], family: str
+) -> None:
+    """Both ways are the same model, with the same biases and norms."""
+    path = write_gguf(tmp_path / "a.gguf", family).path
+    whole, unread = (load_model(path, dtype="fp32", cache_dir=tmp_path, unread=unread) for unread in (False, True))
+    assert hash_model(whole.model) == hash_model(unread.model)
+    vectors = {name: weight for name, weight in whole.model.named_parameters() if weight.dim() == 1}
+    assert vectors
+    for name, weight in vectors.items():
+        assert torch.equal(unread.model.get_parameter(name), weight)
+    packed = next(tmp_path.glob("models/*-packed/model.safetensors"))
+    assert packed.stat().st_size < 0.3 * (next(tmp_path.glob("models/*v1/model.safetensors"))).stat().st_size
+    query, whole_query = (one.model.model.layers[0].self_attn.q_proj.weight for one in (unread, whole))
+    assert torch.equal(query.in_file().bfloat16(), whole_query.bfloat16())
 
 
 def test_another_content_under_the_same_name_is_another_model(
@@ -47,9 +66,9 @@ def test_two_processes_convert_once_between_them(
 import sys, time
 from pathlib import Path
 from tot.decoders.models import gguf_cache
-def slow(file, place, real=gguf_cache.convert):
+def slow(*asked, real=gguf_cache.convert):
     print("converts", flush=True)
-    real(file, place)
+    real(*asked)
     time.sleep(2)
 gguf_cache.convert = slow
 import torch, transformers

@@ -91,8 +91,8 @@ def test_a_conversion_that_stays_unreadable_is_an_error(
 ) -> None:
     made: list[Path] = []
 
-    def broken(file: Any, place: Path) -> None:
-        gguf_convert.convert(file, place)
+    def broken(file: Any, place: Path, matrices: bool) -> None:
+        gguf_convert.convert(file, place, matrices)
         break_weights(place)
         made.append(place)
 

@@ -1,0 +1,48 @@
+"""A GGUF file's model without its matrices, for a backend that packs the file's own numbers.
+
+Such a weight says as `in_file()` what the file has for it. Nothing is read but the converted folder until one is asked.
+"""
+
+from __future__ import annotations
+
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from tot.decoders.models.gguf_convert import dequantized, in_halves, read_gguf, source_names
+from tot.decoders.models.gguf_numbers import Whole, numbers_of
+from tot.decoders.models.given_up import give_up
+
+
+def open_unread(path: Path, folder: Path, config: Any, dtype: torch.dtype) -> Any:
+    """The model of the GGUF file at `path`, whose conversion without matrices is in `folder`."""
+    from safetensors.torch import load_file
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
+    model.packed_in = folder
+    kept = load_file(folder / "model.safetensors")
+    sources, read = source_names(kept, config), cache(partial(read_gguf, path))
+
+    def numbers(source: str) -> Whole | Tensor:
+        tensor = read().tensors[source]
+        order, whole = partial(in_halves, source=source, config=config), numbers_of(tensor)
+        return order(dequantized(tensor)) if whole is None else whole.each(order)
+
+    for name, value in kept.items():
+        holder, _, leaf = name.rpartition(".")
+        module = model.get_submodule(holder)
+        if getattr(module, leaf).dim() == 1:
+            setattr(module, leaf, nn.Parameter(value.to(dtype), requires_grad=False))
+        else:
+            give_up(module, value.to(dtype))
+            module.weight.in_file = partial(numbers, sources[name])
+    if config.tie_word_embeddings:
+        model.lm_head.weight = model.model.embed_tokens.weight
+    return model
