@@ -20,12 +20,15 @@ from tot.decoders.request import Completion, Request
 
 if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
-    from tot.decoders.kernels.forward import Quantization
     from tot.decoders.local import LocalDecoder
     from tot.decoders.remote.decoder import RemoteDecoder
 
 METHODS = Registry("decoder", "tot.decoders")
 """The decoding methods that run here, and decoders of one's own, by name."""
+Quantize = Literal["auto", "none", "int8", "int8-dynamic", "gguf"]
+"""How weights are kept that linear layers multiply: "none" as the model has them; "gguf" as the whole numbers of four to
+eight bits that a .gguf file has; "int8" in eight bits. All but "int8" round what they multiply to eight bits, too. "auto"
+is "gguf" for a .gguf file whose number format is not asked for, where that can be computed with; else "none"."""
 REMOTE = ("openai",)
 """The decoders that ask a server, and have no model here."""
 
@@ -88,7 +91,7 @@ def load_decoder(
     dtype: str = ...,
     device: str = ...,
     kv_budget: int | str | None = ...,
-    quantize: Quantization | None = ...,
+    quantize: Quantize = ...,
     **options: Any,
 ) -> LocalDecoder: ...
 
@@ -102,41 +105,37 @@ def load_decoder(
     dtype: str = "auto",
     device: str = "auto",
     kv_budget: int | str | None = None,
-    quantize: Quantization | None = None,
+    quantize: Quantize = "auto",
     **options: Any,
 ) -> LocalDecoder | RemoteDecoder:
     """A decoder by name, on a model of its own or on a shared `engine` (which then has its own model and budget).
 
     `model` is a name, a hub id, a folder, a GGUF file, or a model object (with `tokenizer`); `kv_budget` is in tokens
-    or bytes ("1.5GiB"). `quantize` packs linear layers' weights in eight bits: "int8" them alone; "int8-dynamic" rounds
-    what they are given as well, which is faster and coarser; "gguf" does so with a GGUF file's own numbers, of four to
-    eight bits. With "openai" the model is a name that the server at `base_url`
-    knows, and nothing is loaded here. Raises OptionError for an unknown method or option, ModelError for a model that
-    can't be had.
+    or bytes ("1.5GiB"); `quantize` as Quantize says, for Llama-like models on CPUs. With "openai" the model is a name
+    that the server at `base_url` knows, and nothing is loaded here. Raises OptionError for an unknown method or option,
+    ModelError for a model that can't be had.
     """
     if name in REMOTE:
-        local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget, "quantize": quantize}
-        local |= {"dtype": None if dtype == "auto" else dtype, "device": None if device == "auto" else device}
+        local = {"tokenizer": tokenizer, "engine": engine, "kv_budget": kv_budget}
+        local |= {"dtype": dtype, "device": device, "quantize": quantize}
         for option, value in local.items():
-            if value is not None:
+            if value not in (None, "auto"):
                 raise OptionError(f"{option} is for models that run here: leave it out, the server has its own")
         from tot.decoders.remote.decoder import open_remote
 
         return open_remote(model, options)
     chosen = checked_options(name, options)
-    if engine is not None and quantize is not None:
+    if engine is not None and quantize != "auto":
         raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
-    from tot.decoders.engine.engine import Engine
+    from tot.decoders.engine.opening import open_engine
     from tot.decoders.local import LocalDecoder
-    from tot.decoders.models.loading import load_model
     from tot.decoders.open_models import close_models
 
     with ExitStack() as stack:
         owned = engine is None
         if engine is None:
             close_models()
-            loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantize == "gguf")
-            engine = Engine(loaded, kv_budget, quantize=quantize, owned=isinstance(model, str | Path))
+            engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
             stack.callback(engine.close)
         opened = find_method(name).open(engine, chosen, stack)
         return LocalDecoder(name, engine, opened, stack.pop_all(), owned)

@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from tot.decoders.decoder import Quantize
 from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.opening import open_engine
 from tot.decoders.errors import TotError
-from tot.decoders.kernels.forward import Quantization
 from tot.decoders.last_open import LastOpen
 from tot.decoders.memory import give_back
-from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import model_key
 
 
@@ -28,7 +28,7 @@ def shared_engine(
     dtype: str = "auto",
     device: str = "auto",
     kv_budget: int | str | None = None,
-    quantize: Quantization | None = None,
+    quantize: Quantize = "auto",
 ) -> Iterator[Engine]:
     """An engine as `load_decoder` makes it, but shared by all who use the same model in the same way at a time, and
     kept for whoever is next: without what was computed on it, so that it is as if it were new.
@@ -40,8 +40,7 @@ def shared_engine(
 
     def make() -> Engine:
         give_back()  # what the model before this one had
-        loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantize == "gguf")
-        return Engine(loaded, kv_budget, quantize=quantize, owned=named)
+        return open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
 
     if tokenizer is not None or not named:
         with make() as engine:

@@ -196,7 +196,7 @@ class SearchConfig(BaseModel):
             return self
         if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
             raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
-        if options.get("quantize") is not None:
+        if options.get("quantize", "auto") not in ("auto", "none"):
             raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
         if "fastcot" in chosen and options.get("window") is None:
             options = {**options, "window": FIXED}

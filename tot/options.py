@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tot.decoders.decoder import METHODS, REMOTE
+from tot.decoders.decoder import METHODS, REMOTE, Quantize
 from tot.decoders.errors import OptionError, unknown
 
 if TYPE_CHECKING:
@@ -35,10 +35,11 @@ class ModelOptions(BaseModel):
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field(
         "auto", description="auto: bf16 where the machine computes in it."
     )
-    quantize: Literal["none", "int8", "int8-dynamic", "gguf"] = Field(
-        "none",
+    quantize: Quantize = Field(
+        "auto",
         description="gguf: weights as a .gguf file has them, in four to eight bits. int8: in eight. All but int8 round "
-        "their inputs to eight bits as well. For Llama-like models on CPUs.",
+        "their inputs to eight bits as well. For Llama-like models on CPUs. auto: gguf for such a file, where no dtype "
+        "is given.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")
@@ -52,8 +53,7 @@ class ModelOptions(BaseModel):
     @property
     def loading(self) -> dict[str, Any]:
         """What `load_decoder` is given for the model."""
-        given = {name: getattr(self, name) for name in LOADING}
-        return {**given, "quantize": None if self.quantize == "none" else self.quantize}
+        return {name: getattr(self, name) for name in LOADING}
 
     @property
     def decoder_options(self) -> dict[str, str]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import ModelError, reason
-from tot.decoders.models.given_up import FIRST
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -169,6 +168,8 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
     these. Raises ModelError if file and model differ."""
     import torch
     from transformers import AutoModelForCausalLM
+
+    from tot.decoders.models.given_up import FIRST
 
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

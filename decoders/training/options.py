@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from tot.decoders.decoder import Quantize
+
 HEAD_DIM = 64
 
 
@@ -73,7 +75,7 @@ class ValueOptions(BaseModel):
     )
     concurrency: int = Field(16, ge=1, description="Questions searched at once.")
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot eval.")
-    quantize: Literal["none", "int8", "int8-dynamic", "gguf"] = Field("none", description="As for tot eval.")
+    quantize: Quantize = Field("auto", description="As for tot eval.")
     seed: int = Field(0, ge=0, description="Seed of the run.")
 
     @field_validator("layers", mode="before")

@@ -79,7 +79,7 @@ def test_a_folder_that_was_written_before_is_gone_on_with_compared_and_shown(tot
     sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
     (old / "config.yaml").write_text(WRITTEN.format(data=data, sha256=sha256))
     (old / "samples.jsonl").write_text(SAMPLE + '{"id": "0-0", "ind')
-    assert tot(*rows, *SYMBOLIC, "--decoder", "ar", "--out", "old", "--resume")[0] == 0
+    assert tot(*rows, *SYMBOLIC, "--decoder", "ar", "--quantize", "none", "--out", "old", "--resume")[0] == 0
     lines = (old / "samples.jsonl").read_text().splitlines(keepends=True)
     assert [json.loads(line)["id"] for line in lines] == ["0-0", "1-0", "2-0"]
     assert lines[1] == SAMPLE

@@ -81,7 +81,7 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
     assert (config.search.breadth, config.generator.temperature) == (2, 0.5)
     assert (config.model, config.decoder) == (None, {"generate": "seed", "evaluate": "ar"})
     assert config.budget == Budget(tokens=9)
-    assert config.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": None, "k": "4"}
+    assert config.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": "auto", "k": "4"}
 
 
 def test_what_can_not_be_read_is_refused() -> None:

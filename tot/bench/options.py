@@ -16,6 +16,7 @@ from pydantic import (
     model_validator,
 )
 
+from tot.decoders.decoder import Quantize
 from tot.decoders.errors import OptionError
 
 KConfig = Annotated[str, Field(pattern=r"^[1-9]\d?(-[1-9]\d?){0,15}$")]
@@ -48,12 +49,12 @@ class Computed(BenchOptions):
     """What is asked of those that say how the model is to be computed."""
 
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="Number format.")
-    quantize: Literal["none", "int8", "int8-dynamic", "gguf"] = Field("none", description="As for tot eval.")
+    quantize: Quantize = Field("auto", description="As for tot eval.")
 
     @property
     def computed(self) -> dict[str, Any]:
         """As options of `load_decoder`."""
-        return {"dtype": self.dtype, "quantize": None if self.quantize == "none" else self.quantize}
+        return {"dtype": self.dtype, "quantize": self.quantize}
 
 
 class InRounds(BenchOptions):
@@ -137,10 +138,10 @@ class PeersOptions(InRounds):
     parts: tuple[Literal["decode", "limit", "tree"], ...] = Field(
         ("decode", "limit", "tree"), description="With commas: decode, limit, tree."
     )
-    sides: tuple[Literal["gguf", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"], ...] = Field(
-        ("gguf", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"),
-        description="What to compare with, with commas: gguf and int8-dynamic (our own, quantized), batched, serial, "
-        "assisted (all transformers), llama, vllm.",
+    sides: tuple[Literal["none", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"], ...] = Field(
+        ("none", "int8-dynamic", "batched", "serial", "assisted", "llama", "vllm"),
+        description="What to compare with, with commas: none and int8-dynamic (as --quantize of tot eval), batched, "
+        "serial, assisted (all transformers), llama, vllm.",
     )
     branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Samples of one prompt, with commas.")
     new_tokens: int = Field(64, ge=1, description="New tokens of each of them.")

@@ -70,9 +70,9 @@ def open_ours(model: str, stack: ExitStack, searches: bool, name: str, **options
 def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
     model, kinds = asked.model, set(asked.sides)
     yield OURS, partial(open_ours, model, stack, True)
-    for quantize in ("gguf", "int8-dynamic"):
+    for quantize in ("none", "int8-dynamic"):
         if quantize in kinds:
-            yield f"{OURS}, {quantize}", partial(open_ours, model, stack, False, quantize=quantize)
+            yield f"{OURS}, quantize={quantize}", partial(open_ours, model, stack, False, quantize=quantize)
     if {"batched", "serial", "assisted"} & kinds:
         plain = load_model(model)  # one for all three
         told = describe(plain.device, plain.dtype)

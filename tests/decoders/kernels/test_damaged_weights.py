@@ -44,11 +44,11 @@ def test_one_weight_that_is_nan_fails_the_request(
         weight = model.get_parameter(name)
         weight.view(-1)[weight.numel() // 2 + 3] = math.nan
         with (
-            load_decoder("ar", model, tokenizer=tokenizer, kv_budget=100, quantize=quantize) as decoder,
+            load_decoder("ar", model, tokenizer=tokenizer, kv_budget=100, quantize=quantize or "none") as decoder,
             pytest.raises(ModelError, match="the model's logits are not finite"),
         ):
             pytest.fail(f"{name}: {decoder.generate([request])}")
-    with load_decoder("ar", sound, tokenizer=tokenizer, kv_budget=100, quantize=quantize) as decoder:
+    with load_decoder("ar", sound, tokenizer=tokenizer, kv_budget=100, quantize=quantize or "none") as decoder:
         assert len(decoder.generate([request])[0].tokens) == 3
 
 

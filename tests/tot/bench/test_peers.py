@@ -110,7 +110,7 @@ def test_what_is_known_when_interrupted_is_printed(among: Any, paced: Any, capsy
     ("arguments", "said"),
     [
         (("--parts", "decode,speed"), "option parts: Input should be 'decode', "),
-        (("--sides", "llama,sglang"), "option sides: Input should be 'gguf', "),
+        (("--sides", "llama,sglang"), "option sides: Input should be 'none', "),
         (("--branches", "1,few"), "option branches: Input should be a valid integer"),
     ],
 )
