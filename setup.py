@@ -1,23 +1,23 @@
 """The wheel has the parts in C ready, where it is built with a compiler for processors they are known for."""
 
-import platform
 import runpy
 import shutil
+import sys
 from pathlib import Path
 
 from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILER = shutil.which("cc") if platform.machine() in ("x86_64", "AMD64") and platform.system() == "Linux" else None
+COMPILING = runpy.run_path("decoders/kernels/compiling.py")
+COMPILER = shutil.which("cc") if COMPILING["LEVELS"] and sys.platform == "linux" else None
 
 
 class Build(build_py):
     def run(self) -> None:
         super().run()
         if COMPILER and not self.editable_mode:
-            compiling = runpy.run_path("decoders/kernels/compiling.py")
-            compiling["build"](Path(self.build_lib) / "tot/decoders/kernels" / compiling["BUILT"], COMPILER)
+            COMPILING["build"](Path(self.build_lib) / "tot/decoders/kernels" / COMPILING["BUILT"], COMPILER)
 
 
 class Wheel(bdist_wheel):

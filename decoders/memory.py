@@ -5,20 +5,19 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 import torch
 
-_GROUPS = Path("/sys/fs/cgroup")
-_OWN_GROUP = Path("/proc/self/cgroup")
+from tot.decoders.containers import control_groups
 
 
 def free_memory(device: torch.device) -> int:
     """Bytes that can still be had on a device; on the CPU no more than a container's limit leaves."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
-    return min(int(psutil.virtual_memory().available), *_left_to_groups())
+    return min(int(psutil.virtual_memory().available), sys.maxsize, *map(_left_to, control_groups()))
 
 
 def give_back() -> None:
@@ -33,17 +32,8 @@ def give_back() -> None:
             trim(0)
 
 
-def _left_to_groups() -> list[int]:
-    """What the control group of this process, and those it is in, leave of their limits (cgroup v2)."""
-    try:
-        own = next(line[3:] for line in _OWN_GROUP.read_text().splitlines() if line.startswith("0::"))
-    except (OSError, StopIteration):
-        return [sys.maxsize]
-    inner = PurePosixPath(own.lstrip("/"))
-    return [_left_to(_GROUPS / group) for group in (inner, *inner.parents)]
-
-
 def _left_to(group: Path) -> int:
+    """What a control group leaves of its limit."""
     try:
         limit = int((group / "memory.max").read_text())  # "max" where there is none
         used = int((group / "memory.current").read_text())

@@ -19,13 +19,14 @@ _BYTES = 2**28
 _SIZE = 2048
 
 
-def describe(device: torch.device, dtype: torch.dtype) -> str:
-    """One line: processor or GPU, threads, versions, number format."""
+def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
+    """One line: processor or GPU, threads, versions, and a number format."""
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
         place = f"{processor()}, {torch.get_num_threads()} threads"
-    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}, {str(dtype).split('.')[-1]}"
+    told = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
+    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}{told}"
 
 
 def read_bandwidth(device: str | torch.device = "cpu", size: int = _BYTES) -> float:

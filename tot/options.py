@@ -37,9 +37,8 @@ class ModelOptions(BaseModel):
     )
     quantize: Quantize = Field(
         "auto",
-        description="gguf: weights as a .gguf file has them, in four to eight bits. int8: in eight. All but int8 round "
-        "their inputs to eight bits as well. For Llama-like models on CPUs. auto: gguf for such a file, where no dtype "
-        "is given.",
+        description="gguf: weights as a .gguf file has them, in four to eight bits. int8-dynamic: in eight. Inputs are "
+        "rounded to eight bits. For Llama-like models on CPUs. auto: gguf for such a file, where no dtype is given.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     kv_budget: str | None = Field(None, description="Store of keys and values, in tokens or bytes (1.5GiB).")

@@ -11,6 +11,7 @@ import asyncio
 import inspect
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, get_type_hints
 
 from pydantic import ConfigDict, ValidationError, validate_call
@@ -75,7 +76,8 @@ class Tool:
         result: asyncio.Future[Any] = loop.create_future()
 
         def tell(tool: Callable[[], None]) -> None:
-            loop.call_soon_threadsafe(lambda: None if result.done() else tool())
+            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
+                loop.call_soon_threadsafe(lambda: None if result.done() else tool())
 
         def work() -> None:
             try:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch
 
 from tot.decoders.budget import Meter
+from tot.decoders.containers import fit_threads
 from tot.decoders.engine.job import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Forward, Runner
@@ -59,6 +60,7 @@ class Engine:
         quantize: Quantization | None = None,
         owned: bool = False,
     ) -> None:
+        fit_threads()
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
         self.runner = Runner(loaded.model, kv_budget, quantize, owned)

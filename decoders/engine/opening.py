@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 _FORMS: dict[Quantize, list[Quantization | None]] = {
     "none": [None],
-    "int8": ["int8"],
     "int8-dynamic": ["int8-dynamic"],
     "gguf": ["gguf"],
 }

@@ -118,7 +118,7 @@ def open_backend(
     if quantize is not None:
         raise OptionError(
             f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
-            f"multiples of {GROUP}, a CPU with AVX2, a C compiler, and memory for the packed weights: "
+            f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
             "leave it out"
         )
     return TransformersForward(model, keys, values)

@@ -7,6 +7,7 @@ elsewhere `native.py` compiles what is asked for.
 from __future__ import annotations
 
 import hashlib
+import platform
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -32,9 +33,13 @@ class Level:
     """Float32 numbers in a vector of vectors.c."""
     largest_byte: int
     """The largest weight that its add_bytes multiplies."""
+    march: str = ""
+    """What compilers call it; where that is nothing, they are told each kind of instructions."""
 
     @property
     def options(self) -> tuple[str, ...]:
+        if self.march:
+            return (f"-march={self.march}",)
         return tuple(sorted(f"-m{flag.replace('_', '')}" for flag in self.needs))
 
     @property
@@ -45,24 +50,28 @@ class Level:
 
 _AVX2 = {"avx2", "fma", "f16c"}
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"}
-LEVELS = (
-    Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16, 255),
-    Level("avx512", frozenset(_AVX512), 16, 255),
-    Level("avx2-vnni", frozenset(_AVX2 | {"avx_vnni"}), 8, 255),
-    Level("avx2", frozenset(_AVX2), 8, 120),
-)
-"""The best first."""
+_LEVELS = {
+    "x86_64": (
+        Level("avx512-bf16", frozenset(_AVX512 | {"avx512_bf16"}), 16, 255),
+        Level("avx512", frozenset(_AVX512), 16, 255),
+        Level("avx2-vnni", frozenset(_AVX2 | {"avx_vnni"}), 8, 255),
+        Level("avx2", frozenset(_AVX2), 8, 120),
+    ),
+    "aarch64": (
+        Level("neon-dot", frozenset({"asimd", "asimddp"}), 4, 127, "armv8.2-a+dotprod"),
+        Level("neon", frozenset({"asimd"}), 4, 127, "armv8-a"),
+    ),
+}
+LEVELS = _LEVELS.get(platform.machine(), ())
+"""Of this kind of machine, the best first."""
 
 # Vectors are spelled out: with more than -O1 it takes longer to compile, and no less to run, but where it says so.
 _VECTORS = ("-O1", "-fopenmp")
 _WEIGHTS = {
     "float32": ("-DWEIGHTS=32",),
     "bfloat16": ("-DWEIGHTS=16",),
-    "int8": ("-DWEIGHTS=8", "-DINPUTS=16"),
-    "int8-dynamic": ("-DWEIGHTS=8", "-DINPUTS=8"),
+    "whole": ("-DWEIGHTS=8",),
 }
-_WIDENED = ("-DWEIGHTS=16", "-DWIDEN")
-"""int8 for many rows."""
 DRAW = ("draw", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
 
 
@@ -71,11 +80,10 @@ def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
     return "vectors attention", *_model(head_dim, float32)
 
 
-def forward(head_dim: int, float32: bool, weights: str, lanes: int) -> list[tuple[str, ...]]:
-    """Files and options of a whole forward: for few rows, and for many where that is another."""
-    faster = ("-O3",) if weights.startswith("int8") and lanes == 8 else ()  # by a tenth, measured there
-    kinds = [_WEIGHTS[weights] + faster, *([_WIDENED] if weights == "int8" and not float32 else [])]
-    return [("vectors attention forward", *_model(head_dim, float32), *kind) for kind in kinds]
+def forward(head_dim: int, float32: bool, weights: str, lanes: int) -> tuple[str, ...]:
+    """Files and options of a whole forward. `weights`: float32, bfloat16, or whole numbers."""
+    faster = ("-O3",) if weights == "whole" and lanes == 8 else ()  # by a tenth, measured there
+    return "vectors attention forward", *_model(head_dim, float32), *_WEIGHTS[weights], *faster
 
 
 def _model(head_dim: int, float32: bool) -> tuple[str, ...]:
@@ -124,6 +132,6 @@ def _all() -> Iterator[tuple[str, ...]]:
         made: list[tuple[str, ...]] = [DRAW]
         for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
             made.append(attention(head_dim, float32))
-            for weights in _WEIGHTS if float32 else [kind for kind in _WEIGHTS if kind != "float32"]:
-                made += forward(head_dim, float32, weights, level.lanes)
+            kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]
+            made += [forward(head_dim, float32, kind, level.lanes) for kind in kinds]
         yield from ((*one, *level.options) for one in made)

@@ -5,10 +5,9 @@
 // Weights are packed in strips of 32 outputs, each in the order in which it is read. What they are is compiled in:
 // WEIGHTS 32: float32. 16: bfloat16, multiplied as float32 with -DFLOAT32 (exactly what float32 weights that are bfloat16
 // numbers give, for half the bytes), else by bfloat16 products. 8: whole numbers in groups of inputs, times a step, plus a
-// least; a matrix has them in eight bits or in four, in groups of GROUP or of half as many. Inputs are rounded to INPUTS
-// (8 or 16) bits by a step for each GROUP of each row. WEIGHTS 16 with -DWIDEN: packed as for INPUTS 16, and each strip
-// made bfloat16 before all rows are multiplied by it. The order of sums is the same however many rows there are: what a
-// row gives does not depend on the others.
+// least; a matrix has them in eight bits or in four, in groups of GROUP or of half as many. Inputs are rounded to eight
+// bits by a step for each GROUP of each row. The order of sums is the same however many rows there are: what a row gives
+// does not depend on the others.
 
 #include <omp.h>
 #include <sched.h>
@@ -18,12 +17,8 @@
 #define WIDE 2                  // lines beside each other: MOST_ROWS rows by so many are sums that stay in registers
 #define STRIP (WIDE * LANES)    // outputs
 #if WEIGHTS == 8
-#if INPUTS == 8
 typedef int8_t Input;
-#else
-typedef int16_t Input;
-#endif
-#define JOINED (32 / INPUTS)    // inputs of one output beside each other
+#define JOINED 4                // inputs of one output beside each other
 #define LINE (LANES * JOINED)   // bytes of a line: LANES outputs
 #define SCALES (8 * LANES)      // bytes of a group's steps and least weights
 #define MOST_ROWS (LANES == 16 ? 8 : 6)
@@ -84,7 +79,7 @@ typedef struct {
     atomic_long next;  // of the attention's units
     int threads;
     Units units;
-    float *space;  // of the threads' strips and of the rows, behind that of the units
+    float *space;  // of the rows, behind that of the units
 } Meeting;
 
 static void meet_all(Meeting *meeting) {
@@ -101,15 +96,6 @@ static void meet_all(Meeting *meeting) {
         else
             sched_yield();
     }
-}
-
-// A line: what one word of inputs is multiplied by.
-static inline Words line_of(const uint8_t *line) {
-#if WEIGHTS == 8 && INPUTS == 16
-    return load_bytes(line);
-#else
-    return load_words(line);
-#endif
 }
 
 // What becomes of a product: stored, added to what stands there, or silu(gate) * up, whose lines are beside each other.
@@ -129,44 +115,10 @@ static inline int64_t strip_bytes(const Matrix *matrix) {
 #endif
 }
 
-#ifdef WIDEN
-// A strip of eight bits as one of bfloat16: lines of either hold two inputs of each output.
-static const uint8_t *widened(const Matrix *matrix, int64_t strip, uint8_t *place) {
-    const __m512i beside = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
-                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i byte = _mm512_set1_epi32(255);
-    const int64_t group_bytes = 32 * GROUP + 128;
-    const __m512 unit = _mm512_set1_ps((float)matrix->unit);
-    for (int64_t g = 0; g < matrix->inputs / GROUP; g++) {
-        const uint8_t *group = matrix->strips + (strip * (matrix->inputs / GROUP) + g) * group_bytes;
-        for (int p = 0; p < WIDE; p++) {
-            const uint8_t *scales = group + 32 * GROUP + 64 * p;
-            const __m512 step = (__m512)load_halves(scales) * unit, least = (__m512)load_halves(scales + 32) * unit;
-            for (int word = 0; word < GROUP / 2; word++) {
-                const uint8_t *line = group + (WIDE * word + p) * 32;
-                _mm_prefetch(line + AHEAD, _MM_HINT_T1);
-                const __m512i both = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)line));
-                const __m512i one = _mm512_and_si512(both, byte), two = _mm512_srli_epi32(both, 8);
-                const __m512 first = _mm512_fmadd_ps(_mm512_cvtepi32_ps(one), step, least);
-                const __m512 second = _mm512_fmadd_ps(_mm512_cvtepi32_ps(two), step, least);
-                const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh(second, first);
-                const int64_t to = g * GROUP / 2 + word;
-                _mm512_storeu_si512(place + (WIDE * to + p) * LINE, _mm512_permutexvar_epi16(beside, halves));
-            }
-        }
-    }
-    return place;
-}
-#endif
-
 #if WEIGHTS == 8
 typedef Words Sum;
 static inline Words add_line(int bits, Words sum, Words inputs, Words weights) {
-#if INPUTS == 8
     return bits == 4 ? add_nibbles(sum, weights, inputs) : add_bytes(sum, weights, inputs);
-#else
-    return add_halves(sum, inputs, weights);
-#endif
 }
 #else
 typedef Floats Sum;
@@ -210,7 +162,7 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
         for (int64_t word = g * words; word < (g + 1) * words; word += 8 / bits, line += WIDE * LINE) {
 #pragma GCC unroll 2
             for (int p = 0; p < WIDE; p++) {
-                lines[p] = line_of(line + p * LINE);
+                lines[p] = load_words(line + p * LINE);
                 if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
             }
             if (bits == 4) {
@@ -250,7 +202,7 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
     for (int64_t word = 0; word < inputs / JOINED; word++, line += WIDE * LINE) {
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) {
-            lines[p] = line_of(line + p * LINE);
+            lines[p] = load_words(line + p * LINE);
             if (p * LINE % 64 == 0) __builtin_prefetch(line + p * LINE + ahead, 0, 2);
         }
 #if WIDENED
@@ -291,22 +243,14 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
 
 static inline __attribute__((always_inline)) void blocks_of(int bits, int group, const Matrix *matrix,
                                                             const Input *input, const float *input_steps, int64_t rows,
-                                                            Then then, float *out, int64_t out_stride,
-                                                            uint8_t *strip_space, int thread, int threads) {
+                                                            Then then, float *out, int64_t out_stride, int thread,
+                                                            int threads) {
     if (rows == 0) return;
     const int64_t strips = (matrix->outputs + STRIP - 1) / STRIP, blocks = (rows + MOST_ROWS - 1) / MOST_ROWS;
     const int64_t most = (rows + blocks - 1) / blocks;
-#ifdef WIDEN
-    const int64_t ahead = 0;  // it was just made
-#else
     const int64_t ahead = blocks > 1 ? strip_bytes(matrix) : AHEAD;
-#endif
     for (int64_t strip = strips * thread / threads; strip < strips * (thread + 1) / threads; strip++) {
-#ifdef WIDEN
-        const uint8_t *line = widened(matrix, strip, strip_space);
-#else
         const uint8_t *line = matrix->strips + strip * strip_bytes(matrix);
-#endif
         for (int64_t row = 0; row < rows; row += most) {
             const int64_t count = rows - row < most ? rows - row : most;
             const Input *from = input + row * matrix->inputs;
@@ -339,13 +283,13 @@ static inline __attribute__((always_inline)) void blocks_of(int bits, int group,
     }
 }
 
-// One thread's share of the outputs: (rows, inputs) by (inputs, outputs). `strip_space` is the thread's own.
+// One thread's share of the outputs: (rows, inputs) by (inputs, outputs).
 static void multiply(const Matrix *matrix, const Input *input, const float *input_steps, int64_t rows, Then then,
-                     float *out, int64_t out_stride, uint8_t *strip_space, int thread, int threads) {
+                     float *out, int64_t out_stride, int thread, int threads) {
     // These are constants in each, so that what only some need is left out of the others.
 #define BLOCKS_OF(bits, group)                                                                                         \
-    blocks_of(bits, group, matrix, input, input_steps, rows, then, out, out_stride, strip_space, thread, threads)
-#if WEIGHTS == 8 && INPUTS == 8
+    blocks_of(bits, group, matrix, input, input_steps, rows, then, out, out_stride, thread, threads)
+#if WEIGHTS == 8
     if (matrix->bits == 4)
         BLOCKS_OF(4, GROUP);
     else if (matrix->group == GROUP / 2)
@@ -360,7 +304,7 @@ static void multiply(const Matrix *matrix, const Input *input, const float *inpu
 static void prepare(const float *numbers, int64_t count, Input *inputs, float *steps) {
 #if WEIGHTS == 8
     typedef Input Rounded __attribute__((vector_size(sizeof(Input) * LANES)));
-    const float top = INPUTS == 8 ? 127.0f : 32767.0f;
+    const float top = 127.0f;
     for (int64_t g = 0; g < count / GROUP; g++) {
         const float *group = numbers + g * GROUP;
         Floats sizes = {0}, damage = {0};  // NaN where one of them is: the largest may pass it over
@@ -425,7 +369,7 @@ static int64_t batch_units_size(const Model *m, const Batch *b) {
 
 static int64_t widest_of(const Model *m) { return larger(larger(m->hidden, m->heads * HEAD_DIM), m->intermediate); }
 
-#if WEIGHTS == 8 && INPUTS == 8
+#if WEIGHTS == 8
 // The weights of one output: of its strip one lane in every line.
 static void unpack(const Matrix *matrix, int64_t output, float *out) {
     const int64_t lane = output % LANES, p = output / LANES % WIDE, bits = matrix->bits;
@@ -446,7 +390,7 @@ static void unpack(const Matrix *matrix, int64_t output, float *out) {
 
 // A row of the embedding.
 static void embed(const Model *m, int64_t token, float *out) {
-#if WEIGHTS == 8 && INPUTS == 8
+#if WEIGHTS == 8
     if (!m->embedding) {
         unpack(&m->table, token, out);
         return;
@@ -455,20 +399,11 @@ static void embed(const Model *m, int64_t token, float *out) {
     for (int64_t i = 0; i < m->hidden; i += LANES) store(out + i, get(m->embedding + token * m->hidden + i));
 }
 
-// A thread's own, for one strip.
-static int64_t strip_space_bytes(const Model *m) {
-#ifdef WIDEN
-    return 64 * widest_of(m);
-#else
-    return 0;
-#endif
-}
-
 // Numbers of float32 that a batch needs as space, aligned to 64 bytes.
 int64_t space_for(const Model *m, const Batch *b) {
     const int64_t queries = m->heads * HEAD_DIM, all = queries + 2 * m->kv_heads * HEAD_DIM, widest = widest_of(m);
     const int64_t rows = b->rows * (m->hidden + all + 2 * queries + 3 * widest + TOLD * (widest / GROUP + 1));
-    return rows + (batch_units_size(m, b) + b->threads * strip_space_bytes(m)) / (int64_t)sizeof(float);
+    return rows + batch_units_size(m, b) / (int64_t)sizeof(float);
 }
 
 static double now(void) {
@@ -503,8 +438,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     const int64_t all = queries + 2 * keys, widest = widest_of(m);
     const int64_t first = rows * thread / threads, last = rows * (thread + 1) / threads;
     const int64_t from = b->kept * thread / threads, to = b->kept * (thread + 1) / threads;
-    uint8_t *strip_space = (uint8_t *)meeting->space + thread * strip_space_bytes(m);
-    float *state = meeting->space + b->threads * strip_space_bytes(m) / (int64_t)sizeof(float);
+    float *state = meeting->space;
     float *qkv = state + rows * hidden;
     float *normed = qkv + rows * all, *gated = normed + rows * widest;
     float *steps = gated + rows * widest, *rest = steps + rows * TOLD * (widest / GROUP + 1);
@@ -525,7 +459,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         }
         meet_after(b, meeting, thread, OTHER, &since);
         keep_states(b, l, state, b->keep, hidden, from, to);
-        multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, strip_space, thread, threads);
+        multiply(&layer->qkv, INPUT(normed), steps, rows, STORE, qkv, all, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
             const float *cosines = b->cosines + b->turns[r] * m->turned, *sines = b->sines + b->turns[r] * m->turned;
@@ -558,9 +492,9 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             prepare(normed + r * queries, queries, input + r * queries, steps + r * TOLD * (queries / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
-        multiply(&layer->out, input, steps, rows, ADD, state, hidden, strip_space, thread, threads);
+        multiply(&layer->out, input, steps, rows, ADD, state, hidden, thread, threads);
 #else
-        multiply(&layer->out, seen, steps, rows, ADD, state, hidden, strip_space, thread, threads);
+        multiply(&layer->out, seen, steps, rows, ADD, state, hidden, thread, threads);
 #endif
         meet_after(b, meeting, thread, LINEAR, &since);
         for (int64_t r = first; r < last; r++) {
@@ -568,8 +502,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
             prepare(normed + r * hidden, hidden, INPUT(normed) + r * hidden, steps + r * TOLD * (hidden / GROUP));
         }
         meet_after(b, meeting, thread, OTHER, &since);
-        multiply(&layer->gate_up, INPUT(normed), steps, rows, GATE, gated, m->intermediate, strip_space, thread,
-                 threads);
+        multiply(&layer->gate_up, INPUT(normed), steps, rows, GATE, gated, m->intermediate, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
         if (INPUT(gated) != (void *)gated) {
             for (int64_t r = first; r < last; r++)
@@ -577,7 +510,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
                         steps + r * TOLD * (m->intermediate / GROUP));
             meet_after(b, meeting, thread, OTHER, &since);
         }
-        multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, strip_space, thread, threads);
+        multiply(&layer->down, INPUT(gated), steps, rows, ADD, state, hidden, thread, threads);
         meet_after(b, meeting, thread, LINEAR, &since);
     }
     for (int64_t r = from; r < to; r++) {
@@ -586,7 +519,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
     }
     keep_states(b, m->layer_count, normed, NULL, hidden, from, to);
     meet_after(b, meeting, thread, OTHER, &since);
-    multiply(&m->head, INPUT(normed), steps, b->kept, STORE, b->logits, m->head.outputs, strip_space, thread, threads);
+    multiply(&m->head, INPUT(normed), steps, b->kept, STORE, b->logits, m->head.outputs, thread, threads);
     meet_after(b, meeting, thread, LINEAR, &since);
 }
 

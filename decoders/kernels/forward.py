@@ -1,6 +1,6 @@
 """The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
 
-For the families whose layers it knows, on CPUs with AVX-512 or AVX2. A model that is the engine's own gives up the
+For the families whose layers it knows, on CPUs with AVX-512, AVX2 or NEON. A model that is the engine's own gives up the
 weights that only this reads; else the model stays as it is, and can compute elsewhere.
 """
 
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -33,7 +32,7 @@ from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernels_run, make_t
 from tot.decoders.models.given_up import give_up
 from tot.decoders.timeline import add_spans
 
-Quantization = Literal["int8", "int8-dynamic", "gguf"]
+Quantization = Literal["int8-dynamic", "gguf"]
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _TABLE = 1024
 """Positions whose cosines and sines are computed at once, at least."""
@@ -42,16 +41,12 @@ _BY_LENGTH = ("dynamic", "longrope")
 _BYTES: dict[Weights, float] = {
     "float32": 4,
     "bfloat16": 2,
-    "int8": 1 + 4 / GROUP,
     "int8-dynamic": 1 + 4 / GROUP,
-    "gguf": 1 + 8 / GROUP,
+    "gguf": 0,
 }
-"""That a packed weight takes, at most."""
+"""That a packed weight takes, at most; those of a GGUF file are not held, but mapped."""
 _SPARE = 2
 """Packed where so many times what that takes is free."""
-_FEW = 16
-"""Rows up to which weights of int8 are multiplied as such; for more they are made bfloat16, where there are bfloat16
-products."""
 
 
 class _Matrix(Structure):
@@ -163,12 +158,11 @@ class NativeForward:
         self._space = torch.empty(0)
         self._table = (torch.empty(0), torch.empty(0))
 
-    def use(self, few: ctypes.CDLL, many: ctypes.CDLL) -> None:
-        """Compute with these, which were compiled for such a model and such weights: up to `_FEW` rows, and more."""
-        self._few, self._many = few, many
-        for functions in (few, many):
-            functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
-            functions.space_for.argtypes, functions.space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
+    def use(self, functions: ctypes.CDLL) -> None:
+        """Compute with these, which were compiled for such a model and such weights."""
+        self._functions = functions
+        functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
+        functions.space_for.argtypes, functions.space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
 
     @property
     def name(self) -> str:
@@ -181,14 +175,13 @@ class NativeForward:
 
     def close(self) -> None:
         """Let go of the packed weights and of the stores."""
-        del self._few, self._many
+        del self._functions
         self._packed, self._held, self._model, self._space = {}, [], _Model(), torch.empty(0)
 
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         rows, kept = tokens.shape[1], len(keep)
-        functions = self._few if rows <= _FEW else self._many
         cosines, sines, turns = self._turns(positions)
         logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
         states, wanted = torch.empty((kept, len(layers), self._hidden)), torch.tensor(layers, dtype=torch.int64)
@@ -199,10 +192,10 @@ class NativeForward:
             address(wanted, torch.int64), None, ctypes.addressof(seconds), CTiles.of(pieces),
             rows, kept, len(layers), torch.get_num_threads(),
         )  # fmt: skip
-        if len(self._space) < (needed := functions.space_for(byref(self._model), byref(batch))):
+        if len(self._space) < (needed := self._functions.space_for(byref(self._model), byref(batch))):
             self._space = torch.empty(needed, dtype=torch.float32)
         batch.space = self._space.data_ptr()
-        functions.forward(byref(self._model), byref(batch))
+        self._functions.forward(byref(self._model), byref(batch))
         add_spans({"linear": seconds[0], "attention": seconds[1]})
         return logits, states if layers else None
 
@@ -292,25 +285,17 @@ def native_forward(
         if quantize is not None and any(layer.in_features % GROUP for layer in linears):
             return None
         takes = [layer.weight.numel() * _BYTES[kind] for layer in linears]
-        needed = _SPARE * (max(takes) if owned or kind == "gguf" else sum(takes))
+        needed = _SPARE * (max(takes) if owned else sum(takes))
         if not room_for("the weights for the forward in C", needed, model.device):
             return None
-    weights = "int8-dynamic" if kind == "gguf" else kind
-    kinds = compiling.forward(head_dim, model.dtype == torch.float32, weights, lanes())
-    with ThreadPoolExecutor(len(kinds)) as pool:
-        compiled = list(pool.map(lambda kind: library(*kind), kinds))
-    sizes = [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]
-    sound = [
-        functions
-        for functions in compiled
-        if functions
-        and sizes_agree(functions, "attention_sizes", SIZES)
-        and sizes_agree(functions, "forward_sizes", sizes)
-    ]
-    if len(sound) < len(kinds):
+    weights = kind if kind in ("float32", "bfloat16") else "whole"
+    functions = library(*compiling.forward(head_dim, model.dtype == torch.float32, weights, lanes()))
+    if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
+        return None
+    if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]):
         return None
     made = NativeForward(model, keys, values, kind, owned, shared)
-    made.use(sound[0], sound[-1])
+    made.use(functions)
     return made
 
 

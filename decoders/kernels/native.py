@@ -15,6 +15,7 @@ import platform
 import shutil
 import stat
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
@@ -28,6 +29,8 @@ from tot.decoders.kernels.compiling import BUILT, LEVELS, SOURCES, Level, compil
 from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
+_HWCAP, _ARM = 16, {"asimd": 1, "asimddp": 20}
+"""Where Linux says what an ARM processor can do (getauxval), and in which bits."""
 
 
 def library(names: str, *options: str) -> ctypes.CDLL | None:
@@ -129,7 +132,10 @@ def _others_could_write(path: Path) -> str:
 
 @functools.cache
 def processor_flags() -> frozenset[str]:
-    """What the processor can do, as Linux says it."""
+    """What the processor can do, as Linux says it; on ARM by the bits that it gives every process."""
+    if platform.machine() == "aarch64" and sys.platform == "linux":
+        told = ctypes.CDLL(None).getauxval(_HWCAP)
+        return frozenset(name for name, bit in _ARM.items() if told >> bit & 1)
     return frozenset(_told("flags").split())
 
 

@@ -4,17 +4,19 @@ nor packs them again, and processes that use one model hold it once."""
 from __future__ import annotations
 
 import json
+import logging
 import os
-import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from filelock import FileLock
 
-from tot.decoders.errors import ModelError
-from tot.decoders.kernels.native import lanes, largest_byte
+from tot.decoders.errors import ModelError, TaskError, reason
+from tot.decoders.files import replacing, write_json
+from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.kernels.packing import Packed
+from tot.decoders.memory import free_memory
 
 _FORMAT = 1
 """Of the file and of what is packed; raise it when either changes."""
@@ -32,10 +34,10 @@ def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]]) -
                 if (found := _mapped(path)) is None or found.keys() != products.keys():
                     _make(path, products)
                     found = _mapped(path)
-        except OSError as error:
+        except (OSError, TaskError) as error:
             raise ModelError(
-                f"packed weights can't be kept in {folder} ({error.strerror or error}): make room there, or set "
-                "TOT_CACHE to a folder on another disk"
+                f"packed weights can't be kept in {folder} ({reason(error)}): make room there, or set TOT_CACHE to a "
+                "folder on another disk"
             ) from error
     assert found is not None
     return found
@@ -47,6 +49,9 @@ def _mapped(path: Path) -> dict[str, Packed] | None:
         index = json.loads(path.with_suffix(".json").read_text())
         if path.stat().st_size != index["bytes"]:
             return None
+        if index["bytes"] > (free := free_memory(torch.device("cpu"))):
+            sizes = f"{index['bytes'] / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+            log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk again and again")
         whole = torch.from_file(str(path), shared=False, size=index["bytes"], dtype=torch.uint8)
         return {
             name: Packed(whole[begin : begin + count].view(strips, groups, -1), *form)
@@ -58,18 +63,16 @@ def _mapped(path: Path) -> dict[str, Packed] | None:
 
 def _make(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
     """One product at a time, so that no more than that is held besides. The index comes last."""
-    index = path.with_suffix(".json")
-    index.unlink(missing_ok=True)
+    for stale in (path.with_suffix(".json"), *path.parent.glob(f".{path.name}.*")):  # of a process that was killed
+        stale.unlink(missing_ok=True)
     places = {}
-    with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f"{path.stem}.tmp-") as scratch:
+    with replacing(path) as unfinished, unfinished.open("wb") as file:
         for name, pack in products.items():
             strips, *form = pack()
-            places[name] = [scratch.tell(), strips.nbytes, *strips.shape[:2], *form]
-            scratch.write(strips.numpy().data)
-            scratch.write(bytes(-scratch.tell() % _PAGE))
-        scratch.flush()
-        os.fsync(scratch.fileno())
-        size = scratch.tell()
-        path.unlink(missing_ok=True)
-        os.link(scratch.name, path)
-    index.write_text(json.dumps({"bytes": size, "products": places}))
+            places[name] = [file.tell(), strips.nbytes, *strips.shape[:2], *form]
+            file.write(strips.numpy().data)
+            file.write(bytes(-file.tell() % _PAGE))
+        file.flush()
+        os.fsync(file.fileno())
+        size = file.tell()
+    write_json(path.with_suffix(".json"), {"bytes": size, "products": places})

@@ -17,10 +17,10 @@ from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.memory import free_memory
 from tot.decoders.models.gguf_numbers import Whole
 
-Weights = Literal["float32", "bfloat16", "int8", "int8-dynamic", "gguf"]
+Weights = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
 GROUP = 32
-"""Inputs that share a step in int8: GROUP in forward.c."""
-_JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8": 2, "int8-dynamic": 4, "gguf": 4}
+"""Inputs that share a step: GROUP in forward.c."""
+_JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8-dynamic": 4, "gguf": 4}
 """Inputs of one output beside each other in a line, which is of as many outputs as vectors have lanes; two are a strip.
 """
 _AT_ONCE = 2048
@@ -59,7 +59,7 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
         if isinstance(part, Tensor) and floats:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
         else:
-            most = 255 if kind == "int8" else largest_byte()
+            most = largest_byte()
             part = part.up_to(most) if isinstance(part, Whole) else quantized(part, most)
             made, bits, group = _whole_strips(part, _JOINED[kind], unit), part.bits, part.group
         if strips is None:

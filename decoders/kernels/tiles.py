@@ -1,4 +1,4 @@
-"""Packed attention in C (attention.c) on CPUs with AVX-512 or AVX2: what rows see is cut into tiles, consecutive rows.
+"""Packed attention in C (attention.c) on CPUs with AVX-512, AVX2 or NEON: what rows see is cut into tiles, consecutive rows.
 
 Stretches of text that several rows share are one piece for all of a tile's rows; the rest of each row's path is a piece
 of its own. The kernel takes softmax as it goes through the pieces, so nothing is padded and nothing merged.
@@ -158,10 +158,10 @@ def kernels_run(head_dim: int, groups: int, dtype: torch.dtype, device: torch.de
     step = 16 if dtype == torch.float32 else 32
     if dtype not in (torch.float32, torch.bfloat16) or head_dim % step:
         return False
-    known, needed = level(), LEVELS[-1] if dtype == torch.float32 else LEVELS[0]
-    if known is None or (dtype == torch.bfloat16 and not known.bfloat16):
-        lacking = ", ".join(sorted(needed.needs - processor_flags())) or f"more than TOT_ISA={known and known.name}"
-        said = f"this processor lacks {lacking}, so attention in {dtype} is torch's, which is slower"
-        log_once(logging.INFO, said)
+    suited = [one for one in LEVELS if dtype == torch.float32 or one.bfloat16]
+    if level() not in suited:
+        lacking = ", ".join(sorted(suited[-1].needs - processor_flags())) if suited else ""
+        why = f"this processor lacks {lacking}" if lacking else "there is none in C at this level of processors"
+        log_once(logging.INFO, f"{why}, so attention in {dtype} is torch's, which is slower")
         return False
     return True

@@ -1,6 +1,6 @@
 // Vectors of LANES numbers: what attention.c and forward.c are written in. Arithmetic is the compiler's own on vectors;
-// here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, and with
-// -DPORTABLE (and -DLANES=4, 8 or 16) plain C for any other.
+// here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, NEON, and
+// with -DPORTABLE (and -DLANES=4, 8 or 16) plain C for any other.
 
 #include <math.h>
 #include <stdatomic.h>
@@ -8,7 +8,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifndef PORTABLE
+#if !defined(PORTABLE) && defined(__aarch64__)
+#include <arm_neon.h>
+#define NEON
+#define LANES 4
+#elif !defined(PORTABLE)
 #include <immintrin.h>
 #ifdef __AVX512F__
 #define LANES 16
@@ -108,13 +112,6 @@ static inline float largest_of(Floats x) {
     return most;
 }
 
-// 2 * LANES bytes, each as half a word.
-static inline Words load_bytes(const uint8_t *place) {
-    Halves halves;
-    for (int i = 0; i < 2 * LANES; i++) halves[i] = place[i];
-    return (Words)halves;
-}
-
 // To each word the products of its two halves.
 static inline Words add_halves(Words sum, Words a, Words b) {
     for (int i = 0; i < LANES; i++)
@@ -142,6 +139,44 @@ static inline void transpose(Words *r) {
         }
 }
 
+#elif defined(NEON)
+
+static inline void rest_a_little(void) { __asm__ volatile("yield"); }
+
+static inline Floats each(float number) { return (Floats)vdupq_n_f32(number); }
+
+static inline Words each_word(int32_t number) { return (Words)vdupq_n_s32(number); }
+
+static inline Floats add_product(Floats sum, Floats a, Floats b) {
+    return (Floats)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b);
+}
+
+static inline Floats larger_of(Floats a, Floats b) {
+    const uint32x4_t first = vcgtq_f32((float32x4_t)a, (float32x4_t)b);
+    return (Floats)vbslq_f32(first, (float32x4_t)a, (float32x4_t)b);
+}
+
+static inline float sum_of(Floats x) { return vaddvq_f32((float32x4_t)x); }
+
+static inline float largest_of(Floats x) { return vmaxvq_f32((float32x4_t)x); }
+
+static inline Floats load_halves(const void *place) {
+    return (Floats)vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8((const uint8_t *)place)));
+}
+
+static inline void transpose(Words *words) {
+    int32x4_t *r = (int32x4_t *)words;
+    int64x2_t t[4];
+    for (int i = 0; i < 2; i++) {
+        t[i] = vreinterpretq_s64_s32(vtrn1q_s32(r[2 * i], r[2 * i + 1]));
+        t[2 + i] = vreinterpretq_s64_s32(vtrn2q_s32(r[2 * i], r[2 * i + 1]));
+    }
+    for (int i = 0; i < 2; i++) {
+        r[i] = vreinterpretq_s32_s64(vtrn1q_s64(t[2 * i], t[2 * i + 1]));
+        r[2 + i] = vreinterpretq_s32_s64(vtrn2q_s64(t[2 * i], t[2 * i + 1]));
+    }
+}
+
 #else
 
 static inline void rest_a_little(void) { _mm_pause(); }
@@ -156,23 +191,11 @@ static inline Floats add_product(Floats sum, Floats a, Floats b) {
 
 static inline Floats larger_of(Floats a, Floats b) { return (Floats)ON(max_ps)((Native)a, (Native)b); }
 
-static inline Words add_halves(Words sum, Words a, Words b) {
-#ifdef DOT
-    return (Words)DOT(dpwssd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
-#else
-    return sum + (Words)ON(madd_epi16)((NativeWords)a, (NativeWords)b);
-#endif
-}
-
 #if LANES == 16
 
 static inline float sum_of(Floats x) { return _mm512_reduce_add_ps((Native)x); }
 
 static inline float largest_of(Floats x) { return _mm512_reduce_max_ps((Native)x); }
-
-static inline Words load_bytes(const uint8_t *place) {
-    return (Words)_mm512_cvtepu8_epi16(_mm256_loadu_si256((const __m256i *)place));
-}
 
 static inline Floats load_halves(const void *place) {
     return (Floats)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)place));
@@ -222,10 +245,6 @@ static inline float largest_of(Floats x) {
     return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
 
-static inline Words load_bytes(const uint8_t *place) {
-    return (Words)_mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i *)place));
-}
-
 static inline Floats load_halves(const void *place) {
     return (Floats)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)place));
 }
@@ -256,22 +275,29 @@ static inline void transpose(Words *words) {
 #endif
 #endif
 
-// To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign. Without VNNI a pair of products
-// has to fit into 16 bits: `a` goes to 120 then.
+// To each word the products of its four bytes: of `a` from 0 to 255, of `b` with a sign. With AVX2 but no VNNI a pair of
+// products has to fit into 16 bits: `a` goes to 120 then. With NEON it has a sign, too, and goes to 127.
 static inline Words add_bytes(Words sum, Words a, Words b) {
 #ifdef DOT
     return (Words)DOT(dpbusd)((NativeWords)sum, (NativeWords)a, (NativeWords)b);
+#elif defined(NEON) && defined(__ARM_FEATURE_DOTPROD)
+    return (Words)vdotq_s32((int32x4_t)sum, (int8x16_t)a, (int8x16_t)b);
+#elif defined(NEON)
+    const int8x16_t first = (int8x16_t)a, second = (int8x16_t)b;
+    const int16x8_t low = vmull_s8(vget_low_s8(first), vget_low_s8(second)), high = vmull_high_s8(first, second);
+    return sum + (Words)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
 #elif !defined(PORTABLE)
-    return add_halves(sum, (Words)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), (Words)ON(set1_epi16)(1));
+    return sum + (Words)ON(madd_epi16)(ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), ON(set1_epi16)(1));
 #else
     const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
     return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);
 #endif
 }
 
-// The same where `a` is from 0 to 15. Without VNNI up to eight such sums fit into halves of words, which of_nibbles adds up.
+// The same where `a` is from 0 to 15. With AVX2 but no VNNI up to eight such sums fit into halves of words, which
+// of_nibbles adds up.
 static inline Words add_nibbles(Words sum, Words a, Words b) {
-#if defined(PORTABLE) || defined(DOT)
+#if defined(PORTABLE) || defined(NEON) || defined(DOT)
     return add_bytes(sum, a, b);
 #else
     return (Words)((Halves)sum + (Halves)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
@@ -279,7 +305,7 @@ static inline Words add_nibbles(Words sum, Words a, Words b) {
 }
 
 static inline Words of_nibbles(Words sum) {
-#if defined(PORTABLE) || defined(DOT)
+#if defined(PORTABLE) || defined(NEON) || defined(DOT)
     return sum;
 #else
     return (Words)ON(madd_epi16)((NativeWords)sum, ON(set1_epi16)(1));

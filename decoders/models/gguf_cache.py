@@ -13,12 +13,14 @@ import os
 import shutil
 import tempfile
 import uuid
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from filelock import FileLock
 
-from tot.decoders.errors import ModelError
+from tot.decoders.errors import ModelError, TaskError
+from tot.decoders.files import write_json
 from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
 
 FORMAT = 1  # of the manifest and of what a conversion writes; raise it when either changes
@@ -43,6 +45,23 @@ def cache_folder() -> Path:
     return Path(override).expanduser() if override else user_cache_path("tot")
 
 
+def hash_file(path: Path) -> str:
+    """A file's SHA-256, computed once: the cache folder keeps it by path, size and time of change."""
+    state = path.stat()
+    key = [str(path), state.st_size, state.st_mtime_ns]
+    kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
+    with suppress(OSError, ValueError, LookupError, TypeError):
+        known = json.loads(kept.read_text())
+        if known["file"] == key:
+            return str(known["sha256"])
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    with suppress(OSError, TaskError):  # a cache that can't be written costs time, no more
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        write_json(kept, {"file": key, "sha256": digest})
+    return digest
+
+
 def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: bool = True) -> CachedModel:
     """The conversion of the GGUF file at `path` in `root`, made now if it isn't there; `matrices` as for `convert`.
 
@@ -50,8 +69,7 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
     process converts the same file. Raises ModelError if the file can't be read, converted or written.
     """
     try:
-        with path.open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").hexdigest()
+        digest = hash_file(path.resolve())
     except OSError as error:
         raise ModelError(f"{path} can't be read ({error.strerror}): check the path and its permissions") from error
     folder = root / f"{path.stem}-{digest[:16]}-v{FORMAT}{'' if matrices else '-packed'}"

@@ -21,7 +21,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import forget, metrics_of
+from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, timed, times
 from tot.bench.options import DecodersOptions
 from tot.bench.workloads import questions
@@ -30,7 +30,6 @@ from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Purpose, Request, Sampling
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
-from tot.machine import describe
 from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
@@ -119,9 +118,8 @@ def run(asked: DecodersOptions, console: Console) -> None:
         tasks[name] = [Problem(name, task, question) for question in found]
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
-        loaded = plain.engine.loaded
-        about = f"{asked.model}, drafts by {asked.draft}; {plain.engine.runner.backend.name}"
-        bench = stack.enter_context(Bench(asked, console, f"{about}; {describe(loaded.device, loaded.dtype)}"))
+        told = f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}"
+        bench = stack.enter_context(Bench(asked, console, told))
 
         def side(name: str, method: str, serial: bool, temperature: float, **options: Any) -> Side:
             """With a decoder for each task, as what it learns of one does not hold for another."""

@@ -15,7 +15,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.engines import SPENT, metrics_of
+from tot.bench.engines import SPENT, about, metrics_of
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Results, Side, by_metric, percent, timed
 from tot.bench.options import FastCoTOptions
 from tot.bench.workloads import grown
@@ -27,7 +27,6 @@ from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.estimate import bootstrap
 from tot.evaluators.likelihood import Explain
-from tot.machine import describe
 from tot.registry import load_task
 from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, questions
 
@@ -48,7 +47,7 @@ def run(options: FastCoTOptions, console: Console) -> None:
     with load_decoder("ar", options.model, **options.computed) as plain:
         engine = plain.engine
         width = Buffers(None, engine_latency_model(engine)).width(1)
-        machine = f"{options.model}; {describe(engine.loaded.device, engine.loaded.dtype)}"
+        machine = f"{options.model}; {about(engine)}"
         with Bench(options, console, machine) as bench:
             bench.show(f"{options.task}: {len(asked)} questions, rationales of up to {most} tokens; window {width}")
             iterations = [*range(0, most + 1, max(1, most // 16))]

@@ -144,6 +144,7 @@ class PeersOptions(InRounds):
         "serial, assisted (all transformers), llama, vllm.",
     )
     branches: Counts = Field((1, 3, 5, 15, 32, 64), description="Samples of one prompt, with commas.")
+    prompt_tokens: int = Field(1000, ge=16, description="Tokens of the prompt that branches go on from.")
     new_tokens: int = Field(64, ge=1, description="New tokens of each of them.")
     problems: int = Field(8, ge=1, description="Problems that are searched, one a round.")
     data: Path | None = Field(None, description="GSM8K problems, as for tot eval; the task's own without.")

@@ -20,7 +20,7 @@ from statistics import fmean
 
 from rich.console import Console
 
-from tot.bench.engines import forget, metrics_of
+from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Results, Side, percent, plain, timed, times
 from tot.bench.options import PDOSOptions as Asked
 from tot.bench.pdos_questions import Example, Question, listed, multi_document, planning, retrieval
@@ -31,7 +31,6 @@ from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Message, Request, Sampling
 from tot.evaluators.likelihood import expected
-from tot.machine import describe
 
 MARKS = (1, 2, 3, 4, 5)
 _DRAFTS = "Think in steps, and write of each step only a draft, of five words at most."
@@ -171,9 +170,7 @@ def run(asked: Asked, console: Console) -> None:
         judge = normal
         if asked.judge is not None:
             judge = stack.enter_context(load_decoder("ar", asked.judge, **asked.computed))
-        loaded = normal.engine.loaded
-        machine = f"{asked.model}; {describe(loaded.device, loaded.dtype)}"
-        bench = stack.enter_context(Bench(asked, console, machine))
+        bench = stack.enter_context(Bench(asked, console, f"{asked.model}; {about(normal.engine)}"))
         compared = ways(normal, steps, asked.prompt)
 
         def answered(way: Way, question: Question) -> Measured:

@@ -78,7 +78,7 @@ class Peers:
 
     @property
     def prompt(self) -> list[int]:
-        return few_shot_ids(self.ours.tokenizer)
+        return few_shot_ids(self.ours.tokenizer, self.asked.prompt_tokens)
 
     def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Results:
         """With what takes too long done once or left out, and sides that fail left out."""

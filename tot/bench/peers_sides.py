@@ -32,7 +32,7 @@ LOOKED_UP = 4
 _WORKERS = Path(__file__).parent / "workers"
 _SERIAL_MOST = 5
 _CELLS, _CONTEXT = 16384, 2048
-"""Tokens that llama.cpp keeps in all, and that vLLM takes of one sequence."""
+"""Tokens that llama.cpp keeps besides the prompts, and that vLLM takes of one sequence at least."""
 _VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
@@ -97,7 +97,8 @@ def _llama(asked: PeersOptions, stack: ExitStack, precision: str, name: str) -> 
     if file.suffix != ".gguf":
         raise SideError(f"llama.cpp reads .gguf files, and {asked.model} is none: give one as --model")
     load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
-    load |= {"threads": torch.get_num_threads(), "cells": _CELLS}
+    longest = asked.prompt_tokens + asked.new_tokens
+    load |= {"threads": torch.get_num_threads(), "cells": _CELLS + 2 * longest}
     return _worker(name, stack, asked.llama, "llama", load, {})
 
 
@@ -105,7 +106,7 @@ def _vllm(asked: PeersOptions, stack: ExitStack, name: str) -> Peer:
     found = find_model(asked.model)
     folder = found if found.is_dir() else cached_model(found, cache_folder() / "models").folder
     dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
-    load = {"model": str(folder), "dtype": dtype, "context": _CONTEXT}
+    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, asked.prompt_tokens + asked.new_tokens)}
     return _worker(name, stack, asked.vllm, "vllm", load, _VLLM)
 
 

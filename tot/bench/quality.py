@@ -24,7 +24,7 @@ from tot.bench.evaluators import judge
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
 from tot.decoders.errors import OptionError
-from tot.decoders.models.loading import resolve_device, resolve_dtype
+from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.attempt import Work
 from tot.evaluation.configuration import Configuration
@@ -81,8 +81,7 @@ def run(asked: QualityOptions, console: Console) -> None:
             "--evaluators judges the pieces of several solutions of a question: add a way that draws them, such as "
             "--way 'votes: search=self-consistency:samples=8'"
         )
-    device = resolve_device("auto")
-    with Bench(asked, console, f"{asked.model}; {describe(device, resolve_dtype('auto', device))}") as bench:
+    with Bench(asked, console, f"{asked.model}; {describe(resolve_device('auto'))}") as bench:
         bench.say(forecast(works))
         ways: dict[str, Answers] = {}
         for name, work in works.items():

@@ -148,7 +148,7 @@ def few_shot_ids(tokenizer: Any, length: int = 1000) -> list[int]:
         )
         for entry in load_task("gsm8k").data("demonstrations")
     ]
-    text = "\n\n".join(itertools.islice(itertools.cycle(examples), 30))
+    text = "\n\n".join(itertools.islice(itertools.cycle(examples), 30 * -(-length // 1000)))
     ids: list[int] = tokenizer(text)["input_ids"][:length]
     return ids
 

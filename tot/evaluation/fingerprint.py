@@ -1,21 +1,15 @@
-"""What a run was made with, in a few characters: versions, and hashes of model and data files.
-
-A large file is hashed once: the cache folder keeps hashes by path, size and time of change.
-"""
+"""What a run was made with, in a few characters: versions, and hashes of model and data files."""
 
 from __future__ import annotations
 
 import hashlib
-import json
 import platform
-from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.errors import OptionError, TaskError, reason
-from tot.decoders.files import write_json
-from tot.decoders.models.gguf_cache import cache_folder
+from tot.decoders.errors import OptionError, reason
+from tot.decoders.models.gguf_cache import hash_file
 
 _LIBRARIES = ("tot", "torch", "transformers", "datasets")
 _WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")
@@ -40,26 +34,10 @@ def hash_path(path: Path) -> str:
     """The SHA-256 of a file, or of a model folder's files. Raises OptionError where one can't be read."""
     files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else [path]
     try:
-        hashes = [_hash_file(file.resolve()) for file in files]
+        hashes = [hash_file(file.resolve()) for file in files]
     except OSError as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from None
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def _hash_file(path: Path) -> str:
-    state = path.stat()
-    key = [str(path), state.st_size, state.st_mtime_ns]
-    kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
-    with suppress(OSError, ValueError, LookupError, TypeError):
-        known = json.loads(kept.read_text())
-        if known["file"] == key:
-            return str(known["sha256"])
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    with suppress(OSError, TaskError):  # a cache that can't be written costs time, no more
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        write_json(kept, {"file": key, "sha256": digest})
-    return digest
 
 
 def _hash_parameters(model: Any) -> str:

@@ -19,13 +19,13 @@ WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 
 
 
 @pytest.fixture(
-    params=["widest", "avx2-vnni", "avx2", "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)]
+    params=["widest", *(level.name for level in compiling.LEVELS[1:] if level.name != "avx512"), "portable-4"]
+    + [pytest.param("portable-16", marks=pytest.mark.slow)]
 )
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The processor's vectors; AVX2's, where it has longer ones; and those of any processor, in plain C."""
+    """The processor's vectors; those of others whose programs it runs; and those of any processor, in plain C."""
     kind, _, lanes = request.param.partition("-")
-    if kind == "avx2":
-        known = next(level for level in compiling.LEVELS if level.name == request.param)
+    if known := next((level for level in compiling.LEVELS if level.name == request.param), None):
         if known == native.level() or not native.processor_flags() >= known.needs:
             pytest.skip("the processor lacks it, or has no more")
         monkeypatch.setenv("TOT_ISA", known.name)

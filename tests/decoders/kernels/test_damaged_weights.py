@@ -25,8 +25,8 @@ WEIGHTS = [
     *("model.layers.1.input_layernorm.weight", "model.norm.weight", "lm_head.weight"),
 ]
 KERNELS = [
-    *[("llama", torch.float32, None), ("llama", torch.float32, "int8"), ("llama", torch.float32, "int8-dynamic")],
-    *[("llama", torch.bfloat16, None), ("llama", torch.bfloat16, "int8"), ("llama", torch.bfloat16, "int8-dynamic")],
+    *[("llama", torch.float32, None), ("llama", torch.float32, "int8-dynamic")],
+    *[("llama", torch.bfloat16, None), ("llama", torch.bfloat16, "int8-dynamic")],
     *[("gemma", torch.float32, None), ("gemma", torch.bfloat16, None)],  # attention in C, or all of it by torch
 ]
 

@@ -113,7 +113,7 @@ def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(
     assert torch.equal(model(tokens).logits, before)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8", "int8-dynamic"])
+@pytest.mark.parametrize("quantize", [None, "int8-dynamic"])
 def test_a_row_does_not_depend_on_how_many_there_are(
     computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
 ) -> None:
@@ -127,7 +127,7 @@ def test_a_row_does_not_depend_on_how_many_there_are(
             assert torch.equal(computed(runner, [tokens, *beside])[0], logits)
 
 
-@pytest.mark.parametrize("quantize", [None, "int8", "int8-dynamic"])
+@pytest.mark.parametrize("quantize", [None, "int8-dynamic"])
 def test_threads_change_no_bit(
     text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
 ) -> None:
@@ -253,7 +253,7 @@ def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_onc
         "some to decode faster"
     ]
     with pytest.raises(OptionError, match="memory for the packed weights"):
-        open_backend(model, keys, keys, "int8")
+        open_backend(model, keys, keys, "int8-dynamic")
 
 
 @pytest.mark.parametrize("where", ["kernel", "forward"])

@@ -140,6 +140,7 @@ def test_a_missing_compiler_is_told_of_once(
     assert caplog.messages == ["no C compiler is found, so decoding is slower: install cc, gcc or clang"]
 
 
+@pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
 def test_what_a_processor_lacks_is_told_of_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -153,6 +154,7 @@ def test_what_a_processor_lacks_is_told_of_once(
     assert caplog.messages == [said]
 
 
+@pytest.mark.skipif(LEVELS[-1].name != "avx2", reason="is of x86-64")
 def test_a_level_of_processors_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native, "processor_flags", lambda: LEVELS[1].needs | {"sse4_2"})
     assert (native.level(), native.lanes(), native.largest_byte()) == (LEVELS[1], 16, 255)

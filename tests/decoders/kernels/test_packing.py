@@ -64,8 +64,8 @@ def model(make_model: Callable[..., Any]) -> Any:
 @pytest.mark.parametrize(
     ("weights", "owned", "least", "most"),
     [
-        *[("int8", True, 0.55, 0.7), ("int8-dynamic", True, 0.55, 0.7), ("bfloat16", True, 0.99, 1.05)],
-        *[("int8", False, 1.5, 1.65), ("bfloat16", False, 1.9, 2.0)],
+        *[("int8-dynamic", True, 0.55, 0.7), ("bfloat16", True, 0.99, 1.05)],
+        *[("int8-dynamic", False, 1.5, 1.65), ("bfloat16", False, 1.9, 2.0)],
     ],
 )
 def test_eight_bits_hold_less_than_bfloat16_does(
@@ -82,10 +82,10 @@ def test_eight_bits_hold_less_than_bfloat16_does(
 def test_the_first_layers_draft_with_what_the_target_has_packed(model: Any, tokenizer: Any) -> None:
     keys, values = stores(model)
     loaded = load_model(model, tokenizer=tokenizer)
-    whole = NativeForward(model, keys, values, "int8", owned=True)
+    whole = NativeForward(model, keys, values, "int8-dynamic", owned=True)
     before = held(model, whole)
     shallow = first_layers(loaded, 2).model
-    draft = NativeForward(shallow, keys[:2], values[:2], "int8", shared=whole)
+    draft = NativeForward(shallow, keys[:2], values[:2], "int8-dynamic", shared=whole)
     assert held(model, whole, shallow, draft) < 1.02 * before
 
 
@@ -93,7 +93,7 @@ def test_tied_weights_are_kept_for_the_embedding(make_model: Callable[..., Any])
     model = make_model("llama", tie_word_embeddings=True, **SHAPE)
     table = model.model.embed_tokens.weight
     assert model.lm_head.weight is table
-    NativeForward(model, *stores(model), "int8", owned=True)
+    NativeForward(model, *stores(model), "int8-dynamic", owned=True)
     assert model.lm_head.weight is not table
     assert model.model.embed_tokens.weight is table
     assert table.is_contiguous()
@@ -118,8 +118,8 @@ def test_the_file_that_weights_were_mapped_from_is_let_go(
 
 def test_a_model_without_its_weights_says_why_it_computes_nothing(model: Any) -> None:
     numbers, identity = sum(weight.numel() for weight in model.parameters()), hash_model(model)
-    native = NativeForward(model, *stores(model), "int8", owned=True)
-    assert native.weights == "int8"
+    native = NativeForward(model, *stores(model), "int8-dynamic", owned=True)
+    assert native.weights == "int8-dynamic"
     assert sum(weight.numel() for weight in model.parameters()) == numbers
     assert hash_model(model) == identity
     with pytest.raises(
@@ -128,7 +128,7 @@ def test_a_model_without_its_weights_says_why_it_computes_nothing(model: Any) ->
         model.model.layers[0].mlp.down_proj(torch.zeros(1, 256).bfloat16())
 
 
-@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8", "int8-dynamic"])
+@pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8-dynamic"])
 def test_many_outputs_are_packed_as_few_are(weights: Any) -> None:
     """So many at a time."""
     weight = torch.randn(2 * 2048 + 40, 64, generator=torch.Generator().manual_seed(0)).bfloat16()
@@ -153,7 +153,7 @@ def folder(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Pa
     return tmp_path
 
 
-@pytest.mark.parametrize("quantize", ["none", "int8", "int8-dynamic"])
+@pytest.mark.parametrize("quantize", ["none", "int8-dynamic"])
 def test_a_model_loaded_by_name_is_held_once_and_decodes_as_one_that_was_given(folder: Path, quantize: Any) -> None:
     given = load_model(folder, dtype="fp32")
     alone = held(given.model)

@@ -31,7 +31,7 @@ def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(*others: Peer) -> None:
         monkeypatch.setattr("tot.bench.peers_sides.load_decoder", loaded)
-        monkeypatch.setattr("tot.bench.peers.few_shot_ids", lambda tokenizer: list(range(10, 60)))
+        monkeypatch.setattr("tot.bench.peers.few_shot_ids", lambda *asked: list(range(10, 60)))
         monkeypatch.setattr("tot.bench.peers.BUSY", 1000.0)
 
         def opened(asked: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:

@@ -1,0 +1,27 @@
+#!/bin/bash
+# The tests of the parts in C on an ARM processor with NEON, which is emulated: they say whether it computes rightly, and
+# nothing about speed. Needs Debian with qemu-user, gcc-aarch64-linux-gnu and `dpkg --add-architecture arm64`; the rest
+# comes into FOLDER.
+#   tests/arm.sh FOLDER [what pytest takes]
+set -euo pipefail
+folder=$(realpath "${1:?a folder}"); shift
+here=$(cd "$(dirname "$0")/.." && pwd)
+python=$folder/system/usr/bin/python3.11
+if [ ! -e "$folder/ready" ]; then
+  mkdir -p "$folder"/{debs,system,bin}
+  (cd "$folder/debs" && apt-get download -q {python3.11,python3.11-minimal,libpython3.11-minimal,libpython3.11-stdlib}:arm64 \
+    {libc6,libgcc-s1,libstdc++6,libgomp1,zlib1g,libexpat1,libffi8,libssl3,libbz2-1.0,liblzma5,libsqlite3-0,libuuid1}:arm64)
+  for deb in "$folder"/debs/*.deb; do dpkg -x "$deb" "$folder/system"; done
+  wheels=(--target "$folder/site" --python-version 3.11 --only-binary=:all: --quiet)
+  for glibc in 17 27 28; do wheels+=(--platform "manylinux_2_${glibc}_aarch64"); done
+  "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 --no-deps torch==2.8.0  # for CPUs alone
+  "$here/.venv/bin/python" -m pip install "${wheels[@]}" --platform manylinux2014_aarch64 -c "$here/constraints.txt" transformers \
+    gguf scipy psutil pydantic jinja2 networkx pyyaml platformdirs filelock rich sympy fsspec pytest pytest-timeout hypothesis
+  cp -r "$here"/.venv/lib/python3.11/site-packages/tot-*.dist-info "$folder/site"  # what parts there are, by name
+  printf '#!/bin/sh\nexec aarch64-linux-gnu-gcc "$@"\n' > "$folder/bin/cc"
+  chmod +x "$folder/bin/cc"
+  touch "$folder/ready"
+fi
+cd "$here"
+PATH=$folder/bin:$PATH PYTHONPATH=$folder/site:$here TOT_CACHE=$folder/cache OMP_NUM_THREADS=2 \
+  qemu-aarch64 -L "$folder/system" "$python" -m pytest -p no:cacheprovider "${@:-tests/decoders/kernels}"
