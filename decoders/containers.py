@@ -1,4 +1,4 @@
-"""What a container allows this process: the control groups that it is in (Linux, cgroup v2), and their processor time."""
+"""What a container allows this process: the control groups that it is in (Linux, cgroup v2), and their processors."""
 
 from __future__ import annotations
 

@@ -30,6 +30,7 @@ typedef struct {
     int32_t first, last;   // rows, from the tile's first one
     int32_t slots;         // where its slots begin in the list
     int32_t seen, step;    // row `first` sees so many of them, each further row `step` more
+    int32_t hidden;        // but not so many of the first ones, and each further row `step` more; negative for none
 } Piece;
 
 // Adds products of words: of a pair of bfloat16 each, or of a float32.
@@ -106,10 +107,17 @@ typedef struct {
     Floats output[VECTORS];
 } Seen;
 
-// `rows` queries (rows, WORDS) against `wide` vectors of keys, of which each sees the first `visible`.
+// cap * tanh(x / cap) (Gemma 2, section 2).
+static inline Floats capped(Floats x, float cap) {
+    const Floats power = exponential(absolute(x) * (-2.0f / cap)), size = cap * (1.0f - power) / (1.0f + power);
+    return (Floats)((Words)size | ((Words)x & (int32_t)0x80000000));
+}
+
+// `rows` queries (rows, WORDS) against `wide` vectors of keys, of which each sees the first `visible` but for the first
+// `hidden`.
 static inline __attribute__((always_inline)) void meet(int rows, int wide, const int32_t *queries, const int *visible,
-                                                       int count, float scale, Words (*by_word)[WIDTH],
-                                                       Words (*by_key)[VECTORS], Seen *seen) {
+                                                       const int *hidden, int count, float scale, float cap,
+                                                       Words (*by_word)[WIDTH], Words (*by_key)[VECTORS], Seen *seen) {
     Floats scores[BESIDE][WIDTH];
 #pragma GCC unroll 6
     for (int q = 0; q < rows; q++)
@@ -131,10 +139,13 @@ static inline __attribute__((always_inline)) void meet(int rows, int wide, const
 #pragma GCC unroll 6
     for (int q = 0; q < rows; q++) {
         Floats most = each(-INFINITY);
+        Words seen_of[WIDTH];
 #pragma GCC unroll 4
         for (int i = 0; i < wide; i++) {
-            const Words there = number < each_word(visible[q] - LANES * i);
+            const Words there = (number < each_word(visible[q] - LANES * i)) & (number >= each_word(hidden[q] - LANES * i));
+            seen_of[i] = there;
             scores[q][i] *= scale;
+            if (cap > 0) scores[q][i] = capped(scores[q][i], cap);
             most = larger_of(most, (Floats)(((Words)scores[q][i] & there) | ((Words)each(-INFINITY) & ~there)));
         }
         const float highest = largest_of(most);
@@ -148,8 +159,7 @@ static inline __attribute__((always_inline)) void meet(int rows, int wide, const
         Floats sum = {0};
 #pragma GCC unroll 4
         for (int i = 0; i < wide; i++) {
-            const Words there = number < each_word(visible[q] - LANES * i);
-            const Floats weight = (Floats)((Words)exponential(scores[q][i] - top) & there);
+            const Floats weight = (Floats)((Words)exponential(scores[q][i] - top) & seen_of[i]);
             sum += weight;
             put(weights[q].elements + LANES * i, weight);
         }
@@ -200,7 +210,7 @@ typedef struct {
     const Element *query, *keys, *values;
     Element *out;
     int64_t head_stride, row_stride, kv_head_stride, slot_stride, rows, kv_heads, groups;
-    float scale;
+    float scale, cap;  // scores are scaled, then capped softly, where that is not 0
 } Attention;
 
 // Compared with those of Python's structures when the library is loaded.
@@ -245,18 +255,21 @@ static void tile(const Attention *a, int64_t head, int64_t first_row, int rows, 
             int fetched = 0;
             for (int q = row * groups; q < last;) {
                 const int left = last - q, beside = left >= BESIDE ? BESIDE : left >= 3 ? 3 : left;
-                int visible[BESIDE];
-                for (int i = 0; i < beside; i++)
-                    visible[i] = piece->seen + piece->step * ((q + i) / groups - piece->first) - from;
+                int visible[BESIDE], hidden[BESIDE];
+                for (int i = 0; i < beside; i++) {
+                    const int further = piece->step * ((q + i) / groups - piece->first) - from;
+                    visible[i] = piece->seen + further;
+                    hidden[i] = piece->hidden + further;
+                }
                 for (; fetched < coming * (q + beside - row * groups) / (last - row * groups); fetched++)
                     fetch(keys + next[fetched] * a->slot_stride, values + next[fetched] * a->slot_stride);
                 // The numbers are constants in each, so that loops are unrolled.
 #define MEET(n)                                                                                                        \
     case n:                                                                                                            \
         if (2 * here > CHUNK)                                                                                          \
-            meet(n, WIDTH, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
+            meet(n, WIDTH, queries[q], visible, hidden, here, a->scale, a->cap, by_word, by_key, seen + q);            \
         else                                                                                                           \
-            meet(n, WIDTH / 2, queries[q], visible, here, a->scale, by_word, by_key, seen + q);                       \
+            meet(n, WIDTH / 2, queries[q], visible, hidden, here, a->scale, a->cap, by_word, by_key, seen + q);        \
         break;
                 switch (beside) {
                     MEET(1)

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
+from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes, windows
 
 _Array = np.ndarray[Any, Any]
 
@@ -51,10 +51,10 @@ class Plan:
     values: tuple[Tensor, ...]
     write: Tensor
     """(rows,) the slot of each row."""
-    attend: Callable[[Tensor, Tensor, Tensor, Any, float], Tensor]
-    """Query (heads, rows, head_dim), keys, values, pieces and scale in, (rows, heads, head_dim) out."""
-    pieces: Any
-    """What the rows' attention was cut into for `attend`."""
+    attend: Callable[[Tensor, Tensor, Tensor, Any, float, float], Tensor]
+    """Query (heads, rows, head_dim), keys, values, pieces, scale and cap in, (rows, heads, head_dim) out."""
+    pieces: dict[int | None, Any]
+    """What the rows' attention was cut into for `attend`, by the window of a layer."""
 
 
 def bucket(n: int, smallest: int = 1) -> int:
@@ -66,10 +66,11 @@ def bucket(n: int, smallest: int = 1) -> int:
 
 
 def make_blocks(
-    runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device
+    runs: Sequence[Run], heads_per_kv: int, dtype: torch.dtype, device: torch.device, window: int | None = None
 ) -> tuple[list[int], tuple[Block, ...]]:
-    """Cut the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers."""
-    shares, tails = shared_prefixes(runs, _WORTH_SHARING)
+    """Cut the attention of `runs` into blocks. Returns the packing order of the runs, and the blocks in row numbers.
+    With a `window` rows see so many tokens, and are packed in the order of the runs."""
+    shares, tails = shared_prefixes(runs, _WORTH_SHARING) if window is None else windows(runs, window)
     first_row = np.concatenate([[0], np.cumsum([runs[tail.run].rows for tail in tails])])
     total = int(first_row[-1])
     minus = torch.finfo(dtype).min
@@ -106,36 +107,41 @@ def make_blocks(
         )
         depth = np.array([tails[i].depth for i in members])[:, None, None]
         start = np.array([runs[tails[i].run].start for i in members])[:, None, None]
-        seen = (
-            depth + np.arange(keys)[None, None] <= start + np.arange(rows)[None, :, None]
-        )  # causal; hides padding too
+        position, row = depth + np.arange(keys)[None, None], start + np.arange(rows)[None, :, None]
+        seen = position <= row  # causal; hides padding too
+        if window is not None:
+            seen &= position > row - window
         row_ids = (first_row[members][:, None] + np.arange(rows)[None]).reshape(-1)
         blocks.append(block(len(members), row_ids, slots, seen))
     return [tail.run for tail in tails], tuple(blocks)
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float) -> tuple[Tensor, Tensor]:
-    """Attention and its normaliser, for merging.
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Attention and its normaliser, for merging; scores are capped softly at `cap`, unless that is 0.
 
     Shapes: query (entries, kv_heads, queries, head_dim); key, value (entries, kv_heads, keys, head_dim); bias
     broadcasts to (entries, kv_heads, queries, keys). Returns (…, queries, head_dim) and (…, queries) in float32.
     """
-    if query.device.type == "cpu":
+    if query.device.type == "cpu" and not cap:
         out, normaliser = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             query, key, value, 0.0, False, attn_mask=bias, scale=scale
         )
         return out, normaliser
-    return attend_in_steps(query, key, value, bias, scale)
+    return attend_in_steps(query, key, value, bias, scale, cap)
 
 
 def attend_in_steps(
-    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, scale: float, cap: float = 0.0
 ) -> tuple[Tensor, Tensor]:
     """The same, spelled out for devices whose fused kernels keep the normaliser to themselves.
 
     Scores are float32 from the start: in bfloat16 large ones are off by whole numbers, in float16 they overflow.
     """
     scores = torch.matmul(query.float() * scale, key.float().transpose(-1, -2))
+    if cap:
+        scores = cap * torch.tanh(scores / cap)
     if bias is not None:
         scores = scores + bias
     normaliser = torch.logsumexp(scores, dim=-1)
@@ -151,6 +157,8 @@ def packed_attention(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     plan: Plan | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
     """The attention function: writes the rows' keys and values into their slots, then reads by the plan.
@@ -165,10 +173,12 @@ def packed_attention(
     keys.index_copy_(1, plan.write, key[0])
     values.index_copy_(1, plan.write, value[0])
     scale = keys.shape[2] ** -0.5 if scaling is None else scaling
-    return plan.attend(query[0], keys, values, plan.pieces, scale)[None], None
+    return plan.attend(query[0], keys, values, plan.pieces[sliding_window], scale, softcap or 0.0)[None], None
 
 
-def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block], scale: float) -> Tensor:
+def attend_blocks(
+    query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[Block], scale: float, cap: float = 0.0
+) -> Tensor:
     """Attention over blocks by torch's operations.
 
     Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim). Returns (rows, heads, head_dim).
@@ -190,6 +200,7 @@ def attend_blocks(query: Tensor, keys: Tensor, values: Tensor, blocks: Sequence[
             values.index_select(1, block.slots).view(kv_heads, block.entries, -1, head_dim).transpose(0, 1),
             block.bias,
             scale,
+            cap,
         )
         part = part.reshape(block.entries, kv_heads, groups, per_entry, head_dim).permute(1, 2, 0, 3, 4)
         part = part.reshape(kv_heads, groups, -1, head_dim)

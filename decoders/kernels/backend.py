@@ -5,7 +5,7 @@ Chosen once, by `open_backend`; whoever runs it need not know which it is.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol, get_args
 
@@ -19,6 +19,7 @@ from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.packing import GROUP
 from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import kernel_for, make_tiles
+from tot.decoders.models.supported import window_of
 
 
 class Backend(Protocol):
@@ -59,13 +60,19 @@ class TransformersForward:
         kernel = kernel_for(keys[0].shape[2], heads_per_kv, model.dtype, model.device)
         self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
         self.weight_bytes: float = model.dtype.itemsize
-        self.cut = (
-            make_tiles
-            if kernel
-            else partial(make_blocks, heads_per_kv=heads_per_kv, dtype=model.dtype, device=model.device)
-        )
+        blocks = partial(make_blocks, heads_per_kv=heads_per_kv, dtype=model.dtype, device=model.device)
+        self._make: Callable[..., tuple[list[int], Any]] = make_tiles if kernel else blocks
+        self._window = window_of(model.config)
         self._attend = kernel or attend_blocks
         self._linears = PackedLinears(model)
+
+    def cut(self, runs: Sequence[Run]) -> tuple[list[int], dict[int | None, Any]]:
+        """By the window of layers."""
+        order, pieces = self._make(runs)
+        found: dict[int | None, Any] = {None: pieces}
+        if self._window is not None:
+            found[self._window] = self._make([runs[run] for run in order], window=self._window)[1]
+        return order, found
 
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()

@@ -478,7 +478,7 @@ static void layers(const Model *m, const Batch *b, Meeting *meeting, int thread)
         meet_after(b, meeting, thread, OTHER, &since);
         const Attention attention = {
             query, layer->keys, layer->values, seen, HEAD_DIM, queries, m->kv_head_stride, m->slot_stride,
-            rows, m->kv_heads, m->heads / m->kv_heads, m->scale,
+            rows, m->kv_heads, m->heads / m->kv_heads, m->scale, 0,
         };
         for (;;) {
             const int64_t number = atomic_fetch_add(&meeting->next, 1);

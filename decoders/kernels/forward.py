@@ -1,7 +1,7 @@
 """The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
 
-For the families whose layers it knows, on CPUs with AVX-512, AVX2 or NEON. A model that is the engine's own gives up the
-weights that only this reads; else the model stays as it is, and can compute elsewhere.
+For the families whose layers it knows, on CPUs with AVX-512, AVX2 or NEON. A model that is the engine's own gives up
+the weights that only this reads; else the model stays as it is, and can compute elsewhere.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from tot.decoders.kernels.packing import (
 )
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.models.given_up import give_up
+from tot.decoders.models.supported import window_of
 from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8-dynamic", "gguf"]
@@ -311,7 +312,7 @@ def _kind(linears: Sequence[nn.Linear]) -> Weights:
 def _known(model: Any, quantize: Quantization | None) -> bool:
     """Whether forward.c does what this model does."""
     config = model.config
-    if config.model_type not in FAMILIES or config.hidden_act != "silu":
+    if config.model_type not in FAMILIES or config.hidden_act != "silu" or window_of(config) is not None:
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(type(module) is nn.Linear for module in linears)

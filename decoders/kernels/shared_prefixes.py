@@ -67,6 +67,12 @@ def shared_prefixes(runs: Sequence[Run], worth: int) -> tuple[list[Share], list[
     return shares, tails
 
 
+def windows(runs: Sequence[Run], window: int) -> tuple[list[Share], list[Tail]]:
+    """The same for layers in which a token sees `window` tokens, itself included: what a run's rows see, in the order
+    of the runs. Nothing is shared, as what each row sees begins elsewhere."""
+    return [], [Tail(number, max(0, run.start + 1 - window)) for number, run in enumerate(runs)]
+
+
 def _common(heads: Sequence[np.ndarray[Any, np.dtype[np.int32]]]) -> list[int]:
     """How many slots each has in common with the one after it."""
     width = max(map(len, heads), default=0) + 1

@@ -1,4 +1,4 @@
-"""Packed attention in C (attention.c) on CPUs with AVX-512, AVX2 or NEON: what rows see is cut into tiles, consecutive rows.
+"""Packed attention in C (attention.c), with AVX-512, AVX2 or NEON: what rows see is cut into tiles, consecutive rows.
 
 Stretches of text that several rows share are one piece for all of a tile's rows; the rest of each row's path is a piece
 of its own. The kernel takes softmax as it goes through the pieces, so nothing is padded and nothing merged.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tot.decoders.kernels.compiling import LEVELS, attention
 from tot.decoders.kernels.native import address, level, library, log_once, processor_flags, sizes_agree
-from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
+from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes, windows
 
 _MOST_GROUPS = 16
 _MOST_DIMENSIONS = 256
@@ -26,6 +26,8 @@ _ROWS = 16
 """Of a tile, at most: TILE in attention.c."""
 _FEW = 24
 """Up to so many rows tiles are half as high, so that there are some for more threads."""
+_NONE = -(2**30)
+"""Slots that are hidden, where none are."""
 _WORTH_SHARING = 32
 """Keys times rows saved from which a stretch is a piece for several rows."""
 
@@ -38,33 +40,35 @@ class Tiles(NamedTuple):
     slots: _Numbers
     """The slots of all pieces, one after another."""
     pieces: _Numbers
-    """(pieces, 5): first and last row in the tile, where its slots begin, how many of them its first row sees, and how
-    many more each further row does. Those of a tile stand together."""
+    """(pieces, 6): first and last row in the tile, where its slots begin, how many of them its first row sees, how many
+    more each further row does, and how many of the first ones it does not see. Those of a tile stand together."""
     starts: _Numbers
     """(tiles + 1,) the first piece of each."""
     rows: int
     """Of each tile but the last."""
 
 
-def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
-    """Cut the attention of `runs`. Returns the packing order of the runs, and the tiles in row numbers."""
-    shares, tails = shared_prefixes(runs, _WORTH_SHARING)
+def make_tiles(runs: Sequence[Run], window: int | None = None) -> tuple[list[int], Tiles]:
+    """Cut the attention of `runs`. Returns the packing order of the runs, and the tiles in row numbers. With a `window`
+    rows see so many tokens, and are packed in the order of the runs."""
+    shares, tails = shared_prefixes(runs, _WORTH_SHARING) if window is None else windows(runs, window)
     first_row = [0]
     for tail in tails:
         first_row.append(first_row[-1] + runs[tail.run].rows)
     rows = first_row[-1]
     most = _ROWS if rows > _FEW else _ROWS // 2
     height = -(-rows // -(-rows // most))  # all as high as each other, or nearly
-    pieces: list[tuple[int, int, int, int, int, int]] = []
+    pieces: list[tuple[int, int, int, int, int, int, int]] = []
     slots: list[np.ndarray[tuple[int], np.dtype[np.int32]]] = []
     offset = 0
 
-    def piece(first: int, last: int, seen: int, step: int) -> None:
-        """Rows `first` up to `last`; the first sees `seen` slots, each further one `step` more."""
+    def piece(first: int, last: int, seen: int, step: int, hidden: int = _NONE) -> None:
+        """Rows `first` up to `last`: the first sees `seen` slots but for `hidden`, each further one `step` more."""
         for tile in range(first // height, -(-last // height)):
             start, end = max(first, tile * height), min(last, (tile + 1) * height)
-            here = seen + step * (start - first)
-            pieces.append((tile, start - tile * height, end - tile * height, offset, here, step))
+            further = step * (start - first)
+            rows = start - tile * height, end - tile * height
+            pieces.append((tile, *rows, offset, seen + further, step, hidden + further))
 
     for share in shares:
         piece(first_row[share.first], first_row[share.last], len(share.slots), 0)
@@ -72,7 +76,8 @@ def make_tiles(runs: Sequence[Run]) -> tuple[list[int], Tiles]:
         offset += len(share.slots)
     for tail, first, last in zip(tails, first_row, first_row[1:], strict=False):
         run = runs[tail.run]
-        piece(first, last, run.start - tail.depth + 1, 1)
+        seen = run.start - tail.depth + 1
+        piece(first, last, seen, 1, _NONE if window is None else seen - window)
         slots.append(run.path[tail.depth :])
         offset += len(run.path) - tail.depth
     table = np.array(sorted(pieces), dtype=np.int32)
@@ -104,10 +109,11 @@ class _Attention(Structure):
         *((name, c_int64) for name in ("head_stride", "row_stride", "kv_head_stride", "slot_stride")),
         *((name, c_int64) for name in ("rows", "kv_heads", "groups")),
         ("scale", c_float),
+        ("cap", c_float),
     ]
 
 
-SIZES = (5 * sizeof(c_int32), sizeof(CTiles), sizeof(_Attention))
+SIZES = (6 * sizeof(c_int32), sizeof(CTiles), sizeof(_Attention))
 """In bytes, of a piece, of tiles and of what is told of a layer."""
 
 
@@ -120,10 +126,11 @@ class Kernel:
         self._attend.argtypes = [POINTER(_Attention), POINTER(CTiles), c_int64]
         self._attend.restype = None
 
-    def __call__(self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float) -> Tensor:
-        """Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); all on the CPU.
-
-        Returns (rows, heads, head_dim).
+    def __call__(
+        self, query: Tensor, keys: Tensor, values: Tensor, tiles: Tiles, scale: float, cap: float = 0.0
+    ) -> Tensor:
+        """Shapes: query (heads, rows, head_dim); keys, values (kv_heads, slots, head_dim); all on the CPU. Scores are
+        capped softly at `cap`, unless that is 0. Returns (rows, heads, head_dim).
         """
         heads, rows, head_dim = query.shape
         if query.stride(2) != 1:
@@ -135,7 +142,7 @@ class Kernel:
         attention = _Attention(
             *(address(tensor, self._dtype, strided=True) for tensor in (query, keys, values, out)),
             *(query.stride(0), query.stride(1), keys.stride(0), keys.stride(1)),
-            *(rows, kv_heads, heads // kv_heads, scale),
+            *(rows, kv_heads, heads // kv_heads, scale, cap),
         )
         self._attend(byref(attention), byref(CTiles.of(tiles)), torch.get_num_threads())
         return out

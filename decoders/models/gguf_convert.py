@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     import torch
 
 # GGUF's `general.architecture` -> the class transformers has for it. Mistral files say "llama", and run as it.
-ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+_FAMILIES = {"gemma3": "gemma3_text"}
+"""What transformers calls them, where it is another name."""
+_LOCAL_ROPE, _GLOBAL_EVERY = 10000.0, 6
+"""Of Gemma 3 (report, section 2.1), as files don't say it: RoPE's base in layers with a window, and which have none."""
 
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token
 
@@ -79,7 +88,7 @@ def build_config(file: GGUFFile) -> Any:
     architecture = file.metadata.get("general.architecture")
     if architecture not in ARCHITECTURES:
         raise _refusal(file, f"its architecture is {architecture}; read from GGUF are {', '.join(ARCHITECTURES)}")
-    if file.setting("attention.sliding_window"):
+    if file.setting("attention.sliding_window") and architecture != "gemma3":
         raise _refusal(file, "it uses sliding-window attention")
     if file.setting("rope.scaling.type", "none") != "none":
         raise _refusal(file, "it uses scaled RoPE")
@@ -87,11 +96,22 @@ def build_config(file: GGUFFile) -> Any:
     head_dim = file.setting("attention.key_length") or hidden // heads
     if file.setting("rope.dimension_count", head_dim) != head_dim:
         raise _refusal(file, "its RoPE turns only a part of each head")
-    biased = {"attention_bias": "blk.0.attn_q.bias" in file.tensors} if architecture != "qwen2" else {}
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": file.setting("rope.freq_base", 10000.0)}
+    others: dict[str, Any] = {}
+    if architecture != "qwen2":
+        others["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+    if architecture == "gemma3":
+        rope = {"full_attention": rope, "sliding_attention": {**rope, "rope_theta": _LOCAL_ROPE}}
+        layers = range(1, file.setting("block_count") + 1)
+        others |= {
+            "sliding_window": file.setting("attention.sliding_window"),
+            "layer_types": [f"{'sliding' if layer % _GLOBAL_EVERY else 'full'}_attention" for layer in layers],
+            "query_pre_attn_scalar": hidden // heads if len(layers) == 62 else head_dim,  # the 27B alone
+        }
     eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
     eos = list(dict.fromkeys(token for token in eos if token is not None))
     return AutoConfig.for_model(
-        architecture,
+        _FAMILIES.get(architecture, architecture),
         architectures=[ARCHITECTURES[architecture]],
         vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=hidden,
@@ -102,12 +122,12 @@ def build_config(file: GGUFFile) -> Any:
         head_dim=head_dim,
         max_position_embeddings=file.setting("context_length"),
         rms_norm_eps=float(f"{file.setting('attention.layer_norm_rms_epsilon'):.7g}"),  # stored as float32
-        rope_parameters={"rope_type": "default", "rope_theta": file.setting("rope.freq_base", 10000.0)},
+        rope_parameters=rope,
         tie_word_embeddings="output.weight" not in file.tensors,
         bos_token_id=file.metadata.get("tokenizer.ggml.bos_token_id"),
         eos_token_id=eos[0] if len(eos) == 1 else eos or None,
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
-        **biased,
+        **others,
     )
 
 
@@ -189,6 +209,8 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
             raise _refusal(file, f"{source} has shape {shape}, not {wanted[name]}")
         whole = matrices or len(shape) == 1
         values = dequantized(tensor, None if whole else 1)
+        if config.model_type == "gemma3_text" and len(shape) == 1:
+            values -= 1  # transformers adds it again
         weights[name] = (in_halves(values, source, config) if whole else values[0, :FIRST]).to(torch.bfloat16)
     return weights
 
@@ -206,7 +228,7 @@ def source_names(names: Iterable[str], config: Any) -> dict[str, str]:
     """By a weight's name what a GGUF file calls it."""
     import gguf
 
-    architectures = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}
+    architectures = {_FAMILIES.get(name, name): number for number, name in gguf.MODEL_ARCH_NAMES.items()}
     known = gguf.get_tensor_name_map(architectures[config.model_type], config.num_hidden_layers)
     cut = {name: name.rpartition(".") for name in names}
     return {name: f"{known.get_name(stem)}.{suffix}" for name, (stem, _, suffix) in cut.items()}

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.errors import ModelError, OptionError, reason
+from tot.decoders.errors import ModelError, OptionError, TotError, reason
 from tot.decoders.models.model_names import find_model
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
@@ -156,7 +156,7 @@ def _load_folder(
             trust_remote_code=False,
             output_loading_info=True,
         )
-    except (ModelError, MemoryError):
+    except (TotError, MemoryError):
         raise
     except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
         raise ModelError(f"{name} can't be loaded ({reason(error)}): download it or save it again") from error

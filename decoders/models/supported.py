@@ -1,7 +1,7 @@
 """Which models the engine can run: told from a config alone, before weights are downloaded, converted or read.
 
-The engine replaces a model's attention by its own, so a family counts once its logits have been compared; windows, soft
-caps and layers that are not full attention are refused by name. Knows nothing of where models come from.
+The engine replaces a model's attention by its own, so a family counts once its logits have been compared; layers of
+other kinds than full and sliding attention are refused by name. Knows nothing of where models come from.
 """
 
 from __future__ import annotations
@@ -14,22 +14,18 @@ from typing import Any
 from tot.decoders.errors import ModelError
 
 # `config.model_type` of the families whose attention the runner's own has been tested to replace.
-TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "phi3")
+TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3")
 
 
 def check_supported(config: Any) -> None:
     """Raise ModelError if the engine can't run a model with this config, naming what stands in the way."""
     family = getattr(config, "model_type", None)
-    other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
     unusual = None
     if family not in TESTED_FAMILIES:
         unusual = f"models of the family {family!r}"
     elif other_layers:
         unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"
-    elif (window := _window(config)) is not None:
-        unusual = f"sliding-window attention ({family}, {window} tokens)"
-    elif getattr(config, "attn_logit_softcapping", None) is not None:
-        unusual = f"soft-capped attention ({family})"
     elif getattr(config, "use_bidirectional_attention", None):
         unusual = f"bidirectional attention ({family})"
     if unusual:
@@ -39,9 +35,11 @@ def check_supported(config: Any) -> None:
         )
 
 
-def _window(config: Any) -> Any:
-    """The sliding window that some layer uses, or None. Layers with types use one only where their type says so."""
-    if getattr(config, "layer_types", None) or not getattr(config, "use_sliding_window", True):
+def window_of(config: Any) -> int | None:
+    """How many tokens a token sees in layers with a sliding window, itself included; None where there are no such."""
+    if types := getattr(config, "layer_types", None):
+        return config.sliding_window if "sliding_attention" in types else None
+    if not getattr(config, "use_sliding_window", True):
         return None
     first = getattr(config, "max_window_layers", None)  # Qwen: the first layer with a window
     if first is not None and first >= config.num_hidden_layers:

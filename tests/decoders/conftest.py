@@ -50,12 +50,22 @@ MERGES = [
     "Ġ s",
     "e n",
 ]
+_EAGER = {"attn_implementation": "eager"}  # torch's own attention knows no caps
+_IN_TURNS = ["sliding_attention", "full_attention"]
 FAMILIES = {
     "llama": {},
     "qwen2": {},
     "qwen3": {"head_dim": 16},
     "mistral": {"head_dim": 16, "sliding_window": None},
     "gemma": {"head_dim": 16},
+    "gemma2": {
+        "head_dim": 16,
+        "query_pre_attn_scalar": 12,
+        "sliding_window": 9,
+        "attn_logit_softcapping": 3.0,
+        **_EAGER,
+    },
+    "gemma3_text": {"head_dim": 16, "query_pre_attn_scalar": 12, "sliding_window": 9, "layer_types": _IN_TURNS},
     "phi3": {"pad_token_id": 0},
 }
 VOCAB = 300

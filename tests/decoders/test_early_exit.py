@@ -17,7 +17,7 @@ from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.engine.engine import Engine
 
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"]
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"]
 REQUESTS = [
     Request(prompt=prompt, sampling=Sampling(max_tokens=20, temperature=heat, top_p=0.9, n=2, seed=3))
     for prompt in ("The sum of 10 and 11 is", "on and on and")

@@ -104,7 +104,12 @@ def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("outer", "inner", "threads"),
-    [("50000 100000", "max 100000", 1), ("max 100000", "120000 100000", 2), ("max 100000", "max 100000", 4), ("?", "", 4)],
+    [
+        ("50000 100000", "max 100000", 1),
+        ("max 100000", "120000 100000", 2),
+        ("max 100000", "max 100000", 4),
+        ("?", "", 4),
+    ],
 )
 def test_no_more_threads_compute_than_a_container_has_time_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, threads: int

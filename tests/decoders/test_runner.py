@@ -17,7 +17,7 @@ from tot.decoders.engine.runner import Chunk, Forward, Runner
 from tot.decoders.kernels import attention, tiles
 
 VOCAB = 300
-FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "phi3"]
+FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"]
 CLOSE = 2e-4
 """Logits have a spread of two, so this is float32's rounding and nothing else."""
 

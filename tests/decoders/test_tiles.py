@@ -49,23 +49,33 @@ def texts(draw: Any) -> list[Run]:
     return runs
 
 
-@given(texts())
-def test_every_row_sees_its_own_path_once_and_nothing_else(runs: list[Run]) -> None:
-    order, tiles = make_tiles(runs)
-    expected = [runs[r].path[: end + 1].tolist() for r in order for end in range(runs[r].start, len(runs[r].path))]
+def seen_by(runs: list[Run], order: list[int], window: int | None = None) -> list[list[int]]:
+    """The slots that each row sees."""
+    ends = [(runs[r].path, end + 1) for r in order for end in range(runs[r].start, len(runs[r].path))]
+    return [path[0 if window is None else max(0, end - window) : end].tolist() for path, end in ends]
+
+
+windows = st.one_of(st.none(), st.sampled_from([1, 2, 8, 33, 200]))
+
+
+@given(texts(), windows)
+def test_every_row_sees_its_own_path_once_and_nothing_else(runs: list[Run], window: int | None) -> None:
+    order, tiles = make_tiles(runs, window)
+    expected = seen_by(runs, order, window)
     assert sorted(order) == list(range(len(runs)))
     assert len(tiles.starts) == -(-len(expected) // tiles.rows) + 1
     seen: list[list[int]] = [[] for _ in expected]
     for tile, (start, end) in enumerate(zip(tiles.starts, tiles.starts[1:], strict=False)):
-        for first, last, offset, many, step in tiles.pieces[start:end].tolist():
+        for first, last, offset, many, step, hidden in tiles.pieces[start:end].tolist():
             assert 0 <= first < last <= tiles.rows
             for row in range(first, last):
-                count = many + step * (row - first)
-                seen[tile * tiles.rows + row] += tiles.slots[offset : offset + count].tolist()
+                further = step * (row - first)
+                seen_from = offset + max(0, hidden + further)
+                seen[tile * tiles.rows + row] += tiles.slots[seen_from : offset + many + further].tolist()
     assert [sorted(row) for row in seen] == [sorted(row) for row in expected]
 
 
-def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]]) -> Tensor:
+def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]], cap: float = 0.0) -> Tensor:
     """The definition, a row at a time, in float64: (rows, heads, head_dim)."""
     groups = query.shape[0] // keys.shape[0]
     rows = []
@@ -74,7 +84,8 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]
             keys[:, path].double().repeat_interleave(groups, 0),
             values[:, path].double().repeat_interleave(groups, 0),
         )
-        weights = torch.softmax(torch.einsum("hd,hkd->hk", query[:, i].double(), seen[0]) * 0.3, -1)
+        scores = torch.einsum("hd,hkd->hk", query[:, i].double(), seen[0]) * 0.3
+        weights = torch.softmax(cap * torch.tanh(scores / cap) if cap else scores, -1)
         rows.append(torch.einsum("hk,hkd->hd", weights, seen[1]))
     return torch.stack(rows)
 
@@ -86,20 +97,27 @@ def attention(query: Tensor, keys: Tensor, values: Tensor, paths: list[list[int]
         *((torch.float32, *shape) for shape in [(16, 2, 1), (64, 3, 3), (80, 1, 5), (128, 2, 4), (256, 1, 2)]),
     ],
 )
-@given(runs=texts())
+@given(runs=texts(), window=windows, cap=st.sampled_from([0.0, 2.0, 50.0]))
 def test_the_kernel_is_softmax_attention(
-    kernel: Callable[..., Kernel], dtype: torch.dtype, head_dim: int, kv_heads: int, groups: int, runs: list[Run]
+    kernel: Callable[..., Kernel],
+    dtype: torch.dtype,
+    head_dim: int,
+    kv_heads: int,
+    groups: int,
+    runs: list[Run],
+    window: int | None,
+    cap: float,
 ) -> None:
-    order, tiles = make_tiles(runs)
-    paths = [runs[r].path[: end + 1].tolist() for r in order for end in range(runs[r].start, len(runs[r].path))]
+    order, tiles = make_tiles(runs, window)
+    paths = seen_by(runs, order, window)
     random = torch.Generator().manual_seed(len(paths))
     most = max(map(max, paths)) + 1
     keys, values = (torch.randn(kv_heads, most, head_dim, generator=random).to(dtype) for _ in range(2))
     query = 2 * torch.randn(len(paths), kv_heads * groups, head_dim, generator=random).to(dtype)
-    out = kernel(head_dim, dtype)(query.transpose(0, 1), keys, values, tiles, 0.3)
-    exact = attention(query.transpose(0, 1), keys, values, paths)
-    # In bfloat16 the weights and the result are rounded to 8 bits.
-    coarse = 1.0 if dtype == torch.bfloat16 else 1e-3
+    out = kernel(head_dim, dtype)(query.transpose(0, 1), keys, values, tiles, 0.3, cap)
+    exact = attention(query.transpose(0, 1), keys, values, paths, cap)
+    # In bfloat16 the weights and the result are rounded to 8 bits; a cap of 50 has 50 times the error of exponentials.
+    coarse = 1.0 if dtype == torch.bfloat16 else 5e-3 if cap else 2e-3
     assert torch.allclose(out.double(), exact, atol=2e-2 * coarse, rtol=2e-2 * coarse)
     assert (out.double() - exact).abs().mean() < 2e-3 * coarse
 

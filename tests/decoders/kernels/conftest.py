@@ -18,10 +18,10 @@ VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
 
 
-@pytest.fixture(
-    params=["widest", *(level.name for level in compiling.LEVELS[1:] if level.name != "avx512"), "portable-4"]
-    + [pytest.param("portable-16", marks=pytest.mark.slow)]
-)
+OTHERS = [level.name for level in compiling.LEVELS[1:] if level.name != "avx512"]
+
+
+@pytest.fixture(params=["widest", *OTHERS, "portable-4", pytest.param("portable-16", marks=pytest.mark.slow)])
 def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The processor's vectors; those of others whose programs it runs; and those of any processor, in plain C."""
     kind, _, lanes = request.param.partition("-")

@@ -99,13 +99,16 @@ def test_shares_and_tail_together_are_each_runs_path_once(drawn: list[tuple[list
         assert np.array_equal(shared, runs[tail.run].path[: tail.depth])
 
 
-@given(paths)
-def test_every_row_sees_its_own_path_and_nothing_else(drawn: list[tuple[list[tuple[int, int]], int]]) -> None:
+@given(paths, st.one_of(st.none(), st.sampled_from([1, 8, 33, 200])))
+def test_every_row_sees_its_own_path_and_nothing_else(
+    drawn: list[tuple[list[tuple[int, int]], int]], window: int | None
+) -> None:
     paths = [slots_of(way) for way, _ in drawn]
     number = {slot: i for i, slot in enumerate(sorted({slot for path in paths for slot in path}))}
     runs = [run([number[s] for s in path], min(rows, len(path))) for path, (_, rows) in zip(paths, drawn, strict=True)]
-    order, blocks = make_blocks(runs, 1, torch.float32, torch.device("cpu"))
-    expected = [runs[r].path[: end + 1].tolist() for r in order for end in range(runs[r].start, len(runs[r].path))]
+    order, blocks = make_blocks(runs, 1, torch.float32, torch.device("cpu"), window)
+    ends = [(runs[r].path, end + 1) for r in order for end in range(runs[r].start, len(runs[r].path))]
+    expected = [path[0 if window is None else max(0, end - window) : end].tolist() for path, end in ends]
     seen: list[list[int]] = [[] for _ in expected]
     for block in blocks:
         rows = torch.arange(len(expected)) if block.rows is None else block.rows

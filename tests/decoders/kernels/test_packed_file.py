@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +58,8 @@ def empty(file: Path) -> None:
 
 
 def other(file: Path) -> None:
-    file.with_suffix(".json").write_text('{"bytes": %d, "products": {"first": 3}}' % file.stat().st_size)
+    index = {"bytes": file.stat().st_size, "products": {"first": 3}}
+    file.with_suffix(".json").write_text(json.dumps(index))
 
 
 def lost(file: Path) -> None:
@@ -83,6 +85,6 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, products: Any) -> None:
     def fail() -> Packed:
         raise OSError(28, "No space left on device")
 
-    with pytest.raises(ModelError, match="No space left on device.*set TOT_CACHE to a folder on another disk"):
+    with pytest.raises(ModelError, match=r"No space left on device.*set TOT_CACHE to a folder on another disk"):
         packed_in_file(tmp_path, {**products, "second": fail})
     assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]

@@ -45,15 +45,20 @@ class Tiny(NamedTuple):
 def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
     """A random model of a family, and the GGUF file llama.cpp's converter would write of it."""
     tokens = [*CONTROL, *USER_DEFINED, *bytes_to_unicode(), *(merge.replace(" ", "") for merge in MERGES)]
-    options: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "head_dim": 16}
+    blocks = 7 if family == "gemma3" else 2  # of seven, the sixth has no window
+    options: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": blocks, "head_dim": 16}
+    rope = {"rope_type": "default", "rope_theta": 5000.0}
+    if family == "gemma3":
+        options |= {"sliding_window": 9, "query_pre_attn_scalar": 16}
+        rope = {"full_attention": rope, "sliding_attention": {**rope, "rope_theta": 10000.0}}
     config = AutoConfig.for_model(
-        family,
+        {"gemma3": "gemma3_text"}.get(family, family),
         vocab_size=len(tokens),
         num_attention_heads=4,
         num_key_value_heads=2,
         tie_word_embeddings=family != "qwen2",
         max_position_embeddings=128,
-        rope_parameters={"rope_type": "default", "rope_theta": 5000.0},
+        rope_parameters=rope,
         **options,
     )
     torch.manual_seed(0)
@@ -64,14 +69,16 @@ def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
     writer = gguf.GGUFWriter(path, family)
     writer.add_context_length(128)
     writer.add_embedding_length(64)
-    writer.add_block_count(2)
+    writer.add_block_count(blocks)
     writer.add_feed_forward_length(96)
     writer.add_head_count(4)
     writer.add_head_count_kv(2)
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_rope_freq_base(5000.0)
-    if family == "qwen3":
+    if family in ("qwen3", "gemma3"):
         writer.add_key_length(16)
+    if family == "gemma3":
+        writer.add_sliding_window(9)
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre(changed.pop("pre", "smollm"))
     writer.add_token_list(tokens)
@@ -89,7 +96,7 @@ def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
             if name == "lm_head.weight" and config.tie_word_embeddings:
                 continue
             stem, _, suffix = name.rpartition(".")
-            values = weight
+            values = weight + 1 if family == "gemma3" and "norm" in name else weight
             if family == "llama" and ("q_proj" in name or "k_proj" in name):
                 heads = 4 if "q_proj" in name else 2
                 values = values.reshape(heads, 2, -1, 64).swapaxes(1, 2).reshape(weight.shape)

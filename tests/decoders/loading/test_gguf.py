@@ -21,15 +21,15 @@ TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im
 TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im_end|>", "héllo ½ 東京 🙂", "", "   "]
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
 def test_gguf_gives_the_logits_of_the_model_it_was_made_of(
     family: str, tmp_path: Path, write_gguf: Callable[..., Any], logits: Callable[..., torch.Tensor]
 ) -> None:
     made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
     loaded = load_model(made.path, dtype="fp32", device="cpu", cache_dir=tmp_path / "cache")
     assert torch.equal(logits(loaded.model), logits(made.model))
-    assert loaded.model.config.model_type == family
-    assert loaded.model.config.rope_parameters == {"rope_type": "default", "rope_theta": 5000.0}
+    for name in ("model_type", "rope_parameters", "layer_types"):
+        assert getattr(loaded.model.config, name, None) == getattr(made.model.config, name, None)
     assert not loaded.model.training
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
 

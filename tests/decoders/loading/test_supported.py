@@ -8,22 +8,19 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from transformers import AutoConfig, Qwen2Config
+from transformers import AutoConfig
 
 from tot.decoders.errors import ModelError
 from tot.decoders.models.loading import load_model
-from tot.decoders.models.supported import TESTED_FAMILIES, check_supported
+from tot.decoders.models.supported import TESTED_FAMILIES, check_supported, window_of
 
 
 @pytest.mark.parametrize(
     ("family", "options", "named"),
     [
         ("gpt2", {}, "family 'gpt2'"),
-        ("gemma2", {}, "family 'gemma2'"),
-        ("mistral", {"sliding_window": 4096}, "sliding-window attention (mistral, 4096 tokens)"),
-        ("phi3", {"sliding_window": 2047}, "sliding-window attention (phi3"),
-        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}, "sliding_attention layers (qwen2)"),
-        ("llama", {"attn_logit_softcapping": 50.0}, "soft-capped attention (llama)"),
+        ("gpt_neox", {}, "family 'gpt_neox'"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention (gemma3_text)"),
         ("llama", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention layers (llama)"),
         ("llama", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention layers (llama)"),
     ],
@@ -47,22 +44,35 @@ def test_models_the_engine_cannot_run_are_refused(
         ("mistral", {"sliding_window": None}),
         ("gemma", {}),
         ("phi3", {"sliding_window": None}),
+        ("phi3", {"sliding_window": 2047}),
+        ("mistral", {"sliding_window": 4096}),
+        ("qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
+        ("gemma2", {}),
+        ("gemma3_text", {}),
     ],
 )
-def test_tested_families_with_plain_attention_pass(family: str, options: dict[str, Any]) -> None:
+def test_tested_families_pass(family: str, options: dict[str, Any]) -> None:
     config = AutoConfig.for_model(family, num_hidden_layers=2, **options)
     assert family in TESTED_FAMILIES
     check_supported(config)
     check_supported(SimpleNamespace(**config.to_dict()))  # and as config.json spells it
 
 
-def test_windows_are_judged_from_config_json_as_from_transformers() -> None:
-    """Published Qwen2 configurations name a window that no layer uses, without `layer_types`."""
-    plain = {"model_type": "qwen2", "sliding_window": 32768, "num_hidden_layers": 28, "max_window_layers": 21}
-    check_supported(SimpleNamespace(**plain, use_sliding_window=False))
-    check_supported(SimpleNamespace(**{**plain, "max_window_layers": 28}, use_sliding_window=True))
-    with pytest.raises(ModelError, match="sliding-window"):
-        check_supported(SimpleNamespace(**plain, use_sliding_window=True))
+@pytest.mark.parametrize(
+    ("family", "options", "window"),
+    [
+        ("llama", {}, None),
+        ("qwen2", {"sliding_window": 32768, "use_sliding_window": False}, None),
+        ("qwen2", {"sliding_window": 32768, "use_sliding_window": True, "max_window_layers": 2}, None),
+        ("qwen2", {"sliding_window": 77, "use_sliding_window": True, "max_window_layers": 1}, 77),
+        ("mistral", {"sliding_window": 4096}, 4096),
+        ("phi3", {"sliding_window": 2047}, 2047),
+        ("gemma2", {"sliding_window": 33}, 33),
+        ("gemma3_text", {"sliding_window": 33, "layer_types": ["full_attention"] * 2}, None),
+    ],
+)
+def test_a_window_counts_where_a_layer_uses_it(family: str, options: dict[str, Any], window: int | None) -> None:
+    assert window_of(AutoConfig.for_model(family, num_hidden_layers=2, **options)) == window
 
 
 def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path: Path) -> None:
@@ -73,6 +83,5 @@ def test_an_unsupported_folder_is_refused_before_its_weights_are_read(tmp_path: 
 
 
 def test_an_unsupported_model_object_is_refused() -> None:
-    config = Qwen2Config(use_sliding_window=True, max_window_layers=0, num_hidden_layers=1)
-    with pytest.raises(ModelError, match="sliding_attention"):
-        load_model(SimpleNamespace(config=config), tokenizer="mine")
+    with pytest.raises(ModelError, match="family 'gpt2'"):
+        load_model(SimpleNamespace(config=AutoConfig.for_model("gpt2")), tokenizer="mine")
