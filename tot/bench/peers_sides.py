@@ -3,6 +3,7 @@ it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -86,8 +87,9 @@ def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Calla
             yield "generate, assisted", lambda name: Peer(name, lookup, told, 1, searches=False)
     if "llama" in kinds:
         for precision in PRECISIONS:
-            shown = find_model(model).stem.rpartition(".")[2] if precision == "own" else precision  # Q4_1, say
-            yield f"{LLAMA}, {shown}", partial(_llama, asked, stack, precision)
+            named = re.search(r"q\d_\w+", find_model(model).stem, re.IGNORECASE)  # Q4_1, say
+            own = named[0].upper() if named else "its own file"
+            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(_llama, asked, stack, precision)
     if "vllm" in kinds:
         yield "vLLM", partial(_vllm, asked, stack)
 
