@@ -6,7 +6,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve lint test test-rest test-all test-vllm docs-check peers wheel notebooks pictures cllm clean
+.PHONY: solve lint test test-rest test-all test-vllm test-arm docs-check peers wheel notebooks pictures cllm clean
 
 # A small model ranks the moves of a puzzle, whose rules check the answer; then the same by chance, without a model.
 CHANCE := --model none --generator enumerate:prior=random --evaluator random
@@ -42,6 +42,10 @@ docs-check: $(VENV)/ready
 # Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
 test-vllm: $(VENV)/ready $(VLLM)/ready
 	TOT_VLLM=$(abspath $(VLLM)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m vllm tests/servers
+
+# The tests of the parts in C on an ARM processor, which is emulated (Debian; tests/arm.sh says what it needs).
+test-arm: $(VENV)/ready
+	tests/arm.sh build/arm
 
 # What `tot bench peers` compares with, each in an environment of its own.
 peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready

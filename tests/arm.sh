@@ -4,7 +4,7 @@
 # comes into FOLDER.
 #   tests/arm.sh FOLDER [what pytest takes]
 set -euo pipefail
-folder=$(realpath "${1:?a folder}"); shift
+folder=$(realpath -m "${1:?a folder}"); shift
 here=$(cd "$(dirname "$0")/.." && pwd)
 python=$folder/system/usr/bin/python3.11
 if [ ! -e "$folder/ready" ]; then
