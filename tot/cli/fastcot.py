@@ -50,16 +50,15 @@ def calibrate_command(
     from dataclasses import asdict
 
     from tot.decoders.drafting.latency_model import engine_latency_model
-    from tot.decoders.engine.engine import Engine
+    from tot.decoders.engine.opening import open_engine
     from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
-    from tot.decoders.models.loading import load_model
     from tot.report.plots import curves, save
     from tot.training.fastcot import find_cap, questions
 
     out = writable(out)
     asked = questions(task, data, limit, max_tokens, seed)
-    with Engine(load_model(model)) as engine:
+    with open_engine(model) as engine:
         width = Buffers(window, None if window is not None else engine_latency_model(engine)).width(1)
         found, note = find_cap(engine, asked, [*range(0, max_tokens + 1, every)], width, loss, agreement)
     write_json(out, {"model": model, "task": task, "window": width, "note": note, **asdict(found)})

@@ -139,10 +139,10 @@ def test_the_embedded_model_decodes_by_its_file_s_numbers(native_forwards: None)
     that are nearly as likely change places from one processor to another."""
     ask = Request(prompt="The capital of France is", sampling=Sampling(max_tokens=3))
     written = []
-    for quantize in (None, "gguf"):
+    for quantize in ("none", "gguf"):
         with load_decoder("ar", "smollm2-135m", kv_budget=500, dtype="fp32", quantize=quantize) as decoder:
             written.append(decoder.generate([ask])[0].text)
-            if quantize is not None:
+            if quantize == "gguf":
                 assert decoder.engine.runner.backend.name == "C, weights kept in gguf"
                 assert decoder.engine.runner.backend.weight_bytes < 0.75
     assert written[0] == written[1]
