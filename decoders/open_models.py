@@ -9,15 +9,17 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tot.decoders.decoder import Quantize
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.opening import open_engine
 from tot.decoders.errors import TotError
 from tot.decoders.last_open import LastOpen
 from tot.decoders.memory import give_back
 from tot.decoders.models.model_names import model_key
+
+if TYPE_CHECKING:
+    from tot.decoders.decoder import Quantize
 
 
 @contextmanager
