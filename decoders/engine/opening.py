@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.errors import OptionError, unknown
+from tot.decoders.errors import OptionError
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import find_model
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from tot.decoders.decoder import Quantize
 
 log = logging.getLogger(__name__)
-_FORMS: dict[Quantize, list[Quantization | None]] = {
-    "none": [None],
-    "int8-dynamic": ["int8-dynamic"],
-    "gguf": ["gguf"],
-}
 
 
 def open_engine(
@@ -32,20 +27,13 @@ def open_engine(
     quantize: Quantize = "auto",
 ) -> Engine:
     """Load a model, and make an engine for it, all as `load_decoder` says."""
-    forms: list[Quantization | None]
-    if quantize == "auto":
-        named = isinstance(model, str | Path) and dtype == "auto"
-        forms = ["gguf", None] if named and find_model(model).suffix == ".gguf" else [None]
-    elif quantize in _FORMS:
-        forms = _FORMS[quantize]
-    else:
-        raise OptionError(unknown("quantization", str(quantize), ["auto", *_FORMS]))
-    for form in forms[:-1]:
+    if quantize == "auto" and dtype == "auto" and isinstance(model, str | Path) and find_model(model).suffix == ".gguf":
         try:
-            return _open(model, tokenizer, dtype, device, kv_budget, form)
+            return _open(model, tokenizer, dtype, device, kv_budget, "gguf")
         except OptionError as error:
-            log.info("%s is computed with in %s: %s", model, dtype, error)
-    return _open(model, tokenizer, dtype, device, kv_budget, forms[-1])
+            log.info("%s is not computed with as its file has it: %s", model, error)
+    form = None if quantize == "auto" or quantize == "none" else quantize
+    return _open(model, tokenizer, dtype, device, kv_budget, form)
 
 
 def _open(

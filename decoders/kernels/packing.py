@@ -59,8 +59,7 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
         if isinstance(part, Tensor) and floats:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
         else:
-            most = largest_byte()
-            part = part.up_to(most) if isinstance(part, Whole) else quantized(part, most)
+            part = part.up_to(largest_byte()) if isinstance(part, Whole) else quantized(part, largest_byte())
             made, bits, group = _whole_strips(part, _JOINED[kind], unit), part.bits, part.group
         if strips is None:
             strips = made.new_empty((-(-outputs // (2 * lanes())), *made.shape[1:]))

@@ -144,10 +144,11 @@ def _load_folder(
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
         check_supported(config)  # again, with the defaults that config.json leaves out
+        model = None if unread is None else open_unread(unread, folder, config, dtype)
         if tokenizer is None:
             tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
-        if unread is not None:
-            return open_unread(unread, folder, config, dtype), tokenizer
+        if model is not None:
+            return model, tokenizer
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=config,
