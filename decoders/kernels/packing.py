@@ -59,8 +59,8 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
         if isinstance(part, Tensor) and floats:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
         else:
-            part = part.up_to(largest_byte()) if isinstance(part, Whole) else quantized(part, largest_byte())
-            made, bits, group = _whole_strips(part, _JOINED[kind], unit), part.bits, part.group
+            whole = part if isinstance(part, Whole) else quantized(part)
+            made, bits, group = _whole_strips(whole, _JOINED[kind], unit), whole.bits, whole.group
         if strips is None:
             strips = made.new_empty((-(-outputs // (2 * lanes())), *made.shape[1:]))
         begin = first // (2 * lanes())
@@ -85,11 +85,11 @@ def copy_the_rest(model: nn.Module) -> None:
 
 
 def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:
-    """As `beside` does; whole numbers of several formats in one that holds them all."""
+    """As `beside` does; whole numbers of several formats in one that holds them all, none larger than is multiplied."""
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
     if len(tensors) == len(weights):
         return beside(tensors, interleaved)
-    whole = [weight if isinstance(weight, Whole) else quantized(weight) for weight in weights]
+    whole = [weight.up_to(largest_byte()) if isinstance(weight, Whole) else quantized(weight) for weight in weights]
     group = min(weight.group for weight in whole)
     parts = [(one.numbers, *one.scales(group)) for one in whole]
     numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
@@ -121,11 +121,11 @@ def _whole_strips(whole: Whole, joined: int, unit: float) -> Tensor:
     return torch.cat([lines.reshape(*beside.shape[:2], -1), beside.view(torch.uint8)], dim=2)
 
 
-def quantized(weight: Tensor, largest: int = 255) -> Whole:
-    """A weight (outputs, inputs) as whole numbers: 0 is the least and `largest` the largest of its output and group of
-    inputs."""
+def quantized(weight: Tensor) -> Whole:
+    """A weight (outputs, inputs) as whole numbers: of its output and group of inputs the least is 0, and the largest is
+    the largest that can be multiplied."""
     groups = weight.float().reshape(len(weight), -1, GROUP)
     least, most = groups.amin(-1), groups.amax(-1)
-    step = (most - least) / largest
+    step = (most - least) / largest_byte()
     whole = ((groups - least[..., None]) / step.clamp_min(1e-30)[..., None]).round().to(torch.uint8)
     return Whole(whole.flatten(1), step, least)

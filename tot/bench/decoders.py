@@ -2,7 +2,8 @@
 
 The searches are the paper's: few-shot prompts, n thoughts a state of which the best is gone on with, to each task's
 depth, and a state evaluator that explains its value. Texts have their stops and ends. All sides take turns at each
-question, from a store that holds nothing but the beginning of its prompts. Serial sides decode one sample at a time.
+question, from stores that hold nothing but what the prompts of all questions begin with, as they do after the first of
+many. Serial sides decode one sample at a time.
 """
 
 from __future__ import annotations
@@ -26,19 +27,23 @@ from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, perc
 from tot.bench.options import DecodersOptions
 from tot.bench.workloads import questions
 from tot.decoders.decoder import load_decoder
+from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.local import LocalDecoder
-from tot.decoders.request import Completion, Purpose, Request, Sampling
+from tot.decoders.request import Completion, Purpose, Request
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
 from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
+from tot.state import Thought
 from tot.task import Task
 
 SERIAL, PACKED = "ar, serial", "ar, packed"
 KINDS = ("serial", "rounds", "packed")
 PURPOSES: dict[Purpose, str] = {"generate": "thoughts", "evaluate": "evaluations"}
 _COUNTED = ("forwards", "drafted", "accepted", "reached")
+_ROWS = 512
+"""Of a prompt that are computed in one forward."""
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 """Of acceptance rates."""
 
@@ -87,13 +92,28 @@ def _samples(requests: Sequence[Request]) -> Iterator[Request]:
             yield request.model_copy(update={"sampling": alone})
 
 
+def hold_beginnings(decoder: LocalDecoder, problem: Problem) -> None:
+    """Have the prompts of a task's thoughts and evaluations computed by target and draft. What other questions' prompts
+    share with them is not forgotten."""
+    task, engine, drafter = problem.task, decoder.engine, decoder.drafter
+    state = task.start(problem.question)
+    thought = state.then(Thought(parts=dict.fromkeys(task.thought, "-")))
+    runners = [engine.runner] + ([drafter.runner] if drafter is not None and drafter.runner is not None else [])
+    for prompt in (task.prompt(task.thought[0], state), Explain().prompt(task, thought)):
+        for runner in runners:
+            engine.call(partial(_hold, runner, engine.codec.encode_prompt(prompt)))
+
+
+def _hold(runner: Runner, tokens: Sequence[int]) -> None:
+    branch = runner.cache.open(tokens)
+    for start in range(runner.cache.computed_length(branch), len(tokens), _ROWS):
+        runner.forward([Chunk(branch, start, min(start + _ROWS, len(tokens)))])
+
+
 def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: Problem) -> Measured:
     """Search a question, and what that took."""
     task, engine, watched = problem.task, decoder.engine, Watched(decoder, serial)
     forget(decoder)
-    head = task.prompt(task.thought[0], task.start(problem.question))
-    decoder.generate([Request(prompt=head, sampling=Sampling(max_tokens=2))])
-    engine.call(engine.accounts.clear)
     parts: dict[str, Any] = {
         "search": BFS(thoughts=samples, breadth=1, depth=task.depth),
         "generator": Sample(temperature=temperature),
@@ -125,6 +145,8 @@ def run(asked: DecodersOptions, console: Console) -> None:
             """With a decoder for each task, as what it learns of one does not hold for another."""
             given = options if method == "ar" else {"draft": asked.draft, **options}
             decoders = {task: stack.enter_context(load_decoder(method, engine=plain.engine, **given)) for task in tasks}
+            for task, decoder in decoders.items():
+                hold_beginnings(decoder, tasks[task][0])
             return Side(name, lambda one: search(decoders[one.kind], serial, asked.samples, temperature, one))
 
         for temperature in asked.temperatures:

@@ -247,35 +247,17 @@ def _several(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-class EvalOptions(InRounds):
-    """Evaluating many questions at once against one at a time."""
-
-    data: Path = Field(description="Questions with answers, as for tot eval.")
-    task: str = Field("gsm8k", description="What they are questions of.")
-    search: str | None = Field(None, description="As for tot eval; the task's own by default.")
-    limit: int = Field(16, ge=2, description="Questions.")
-    max_tokens: int | None = Field(None, ge=1, description="Most new tokens of any text.")
-    concurrency: int = Field(16, ge=2, description="Searches at once, against one at a time.")
-    rounds: int = Field(1, ge=1, description="Rounds; the sides take turns and medians are compared.")
-
-
-class RayOptions(EvalOptions):
-    """Two Ray workers of one core each against one, on the same questions."""
-
-    limit: int = Field(32, ge=2, description="Questions.")
-    concurrency: int = Field(8, ge=1, description="Searches at once on each worker.")
-    rounds: int = Field(3, ge=1, description="Rounds; the sides take turns and medians are compared.")
-
-
-class ServersOptions(EvalOptions):
+class ServersOptions(InRounds):
     """All requests of a level in flight at an OpenAI-compatible server, against one request at a time."""
 
     base_url: str = Field(description="The server, such as http://127.0.0.1:8000/v1.")
     model: str = Field(description="The model's name at the server.")
-    search: str | None = Field("bfs:thoughts=3,breadth=2,depth=3", description="As for tot eval.")
-    max_tokens: int | None = Field(48, ge=1, description="Most new tokens of any text.")
+    data: Path = Field(description="Questions with answers, as for tot eval.")
+    task: str = Field("gsm8k", description="What they are questions of.")
+    search: str = Field("bfs:thoughts=3,breadth=2,depth=3", description="As for tot eval.")
+    limit: int = Field(16, ge=2, description="Questions.")
+    max_tokens: int = Field(48, ge=1, description="Most new tokens of any text.")
     concurrency: int = Field(64, ge=2, description="Most requests in flight, against one at a time.")
-    rounds: int = Field(3, ge=1, description="Rounds; the sides take turns and medians are compared.")
 
 
 class CLLMOptions(BenchOptions):

@@ -18,9 +18,7 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "pdos": (of.PDOSOptions, "pdos:run"),
     "peers": (of.PeersOptions, "peers:run"),
     "quality": (of.QualityOptions, "quality:run"),
-    "eval": (of.EvalOptions, "evaluation:run"),
-    "ray": (of.RayOptions, "evaluation:run_ray"),
-    "servers": (of.ServersOptions, "evaluation:run_servers"),
+    "servers": (of.ServersOptions, "servers:run"),
     "gpu": (of.GPUOptions, "gpu:run"),
 }
 """By command: its options, and the function of `tot.bench` that is given them and a console."""

@@ -114,12 +114,6 @@ async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watch
             await asyncio.gather(*workers)
 
 
-def require_ray() -> None:
-    """Raises OptionError where Ray is not installed."""
-    if find_spec("ray") is None:
-        raise OptionError("--executor ray needs Ray, which is not installed: pip install ray")
-
-
 @dataclass(eq=False)
 class _Session:
     """One process's work on a folder."""
@@ -162,7 +156,8 @@ class _Session:
         """Search what is pending, where the configuration says. Raises OptionError where Ray is wanted and absent."""
         if self.work.configuration.executor == "local":
             return await search_here(self.work, self._pending(), self._finish, self.progress.running.add)
-        require_ray()
+        if find_spec("ray") is None:
+            raise OptionError("--executor ray needs Ray, which is not installed: pip install ray")
         from tot.evaluation.ray_executor import search_on_ray
 
         return await search_on_ray(self.work, self.record, self._pending(), self._finish, self._note)

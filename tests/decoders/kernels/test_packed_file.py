@@ -49,6 +49,17 @@ def test_what_was_packed_is_found_again(tmp_path: Path, products: Any, asked: li
     assert asked == ["first", "second"]
 
 
+def test_what_was_packed_in_other_ways_goes(tmp_path: Path, products: Any) -> None:
+    packed_in_file(tmp_path, products)
+    (file,) = tmp_path.glob("*.bin")
+    older, elsewhere = (tmp_path / name for name in (f"{file.stem.rpartition('-')[0]}-v0.bin", "packed-99-255-v0.bin"))
+    for one in (older, elsewhere):
+        one.write_text("")
+    file.unlink()
+    packed_in_file(tmp_path, products)
+    assert sorted(tmp_path.glob("*.bin")) == sorted([file, elsewhere])
+
+
 def cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 

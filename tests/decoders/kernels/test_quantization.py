@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels import native
+from tot.decoders.kernels import packing
 from tot.decoders.kernels.forward import FAMILIES, NativeForward
 from tot.decoders.kernels.packing import quantized
 from tot.decoders.models.gguf_numbers import Whole
@@ -25,15 +25,17 @@ def kept(whole: Whole) -> Tensor:
     return replace(whole, step=step, least=least).floats()
 
 
-def test_weights_are_rounded_to_the_nearest_of_256_steps() -> None:
+@pytest.mark.parametrize("largest", [255, 120])
+def test_weights_are_rounded_to_the_nearest_step(monkeypatch: pytest.MonkeyPatch, largest: int) -> None:
+    monkeypatch.setattr(packing, "largest_byte", lambda: largest)
     weight = torch.randn(40, 96, generator=torch.Generator().manual_seed(0))
     whole = quantized(weight)
     assert whole.step.shape == whole.least.shape == (40, 3)
     groups = weight.unflatten(1, (-1, 32))
-    step = (groups.amax(-1) - groups.amin(-1)) / 255
+    step = (groups.amax(-1) - groups.amin(-1)) / largest
     error = (whole.floats() - weight).abs().unflatten(1, (-1, 32))
     assert bool((error <= 0.501 * step[..., None]).all())
-    assert int(whole.numbers.max()) == 255
+    assert int(whole.numbers.max()) == largest
     assert int(whole.numbers.min()) == 0
 
 
@@ -58,7 +60,7 @@ def off(
         assert isinstance(runner.backend, NativeForward)
         for layer in reference.modules():
             if isinstance(layer, nn.Linear) and quantize is not None:
-                layer.weight = nn.Parameter(kept(quantized(layer.weight.data, native.largest_byte())))
+                layer.weight = nn.Parameter(kept(quantized(layer.weight.data)))
                 layer.__class__ = rounding
         found = []
         for count in (1, 3, 8, 13):

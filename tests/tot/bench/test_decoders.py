@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from tot.bench.decoders import gain, ways
+from tot.bench.decoders import Problem, forget, gain, hold_beginnings, ways
 from tot.cli.app import main
+from tot.decoders import load_decoder
+from tot.task import Task
 
 pytestmark = pytest.mark.benches
 
@@ -70,6 +72,20 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_pat
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert "speed of ar, serial" in (tmp_path / "speed-1.0.svg").read_text()
     assert rows[-1] == "0.9"  # a copy of the target is mostly accepted
+
+
+def test_what_prompts_begin_with_is_computed_once(tiny: Callable[..., Any]) -> None:
+    examples = {"thought": "{{ 'An example. ' * 20 }}{{ question }}", "value": "{{ 'Judge. ' * 9 }}{{ question }}"}
+    short = type("Short", (Task,), {"templates": examples})()
+    with tiny() as closed:
+        small = closed.model
+    with tiny() as plain, load_decoder("sd", engine=plain.engine, draft=small) as drafting:
+        hold_beginnings(drafting, Problem("short", short, "1 2"))
+        forget(drafting)
+        for runner in (drafting.engine.runner, drafting.drafter.runner):
+            other = runner.cache.open(plain.engine.codec.encode_prompt("An example. " * 20 + "3 4"))
+            assert runner.cache.computed_length(other) == 240
+            assert runner.cache.stored > 300  # what is asked of its value, too
 
 
 def test_parts_of_it_may_be_measured_alone(compare: Callable[..., Any]) -> None:
