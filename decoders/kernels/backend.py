@@ -14,12 +14,12 @@ from torch import Tensor
 
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.attention import Plan, attend_blocks, make_blocks
-from tot.decoders.kernels.forward import FAMILIES, NativeForward, Quantization, native_forward
+from tot.decoders.kernels.forward import NativeForward, Quantization, native_forward
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.packing import GROUP
 from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import kernel_for, make_tiles
-from tot.decoders.models.supported import window_of
+from tot.decoders.models.supported import LLAMA_LIKE, window_of
 
 
 class Backend(Protocol):
@@ -124,7 +124,7 @@ def open_backend(
         return native
     if quantize is not None:
         raise OptionError(
-            f"quantize={quantize} needs a model of the families {', '.join(FAMILIES)} whose layers' inputs are "
+            f"quantize={quantize} needs a model of the families {', '.join(LLAMA_LIKE)} whose layers' inputs are "
             f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
             "leave it out"
         )

@@ -30,11 +30,10 @@ from tot.decoders.kernels.packing import (
 )
 from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.models.given_up import give_up
-from tot.decoders.models.supported import window_of
+from tot.decoders.models.supported import LLAMA_LIKE, window_of
 from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8-dynamic", "gguf"]
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _TABLE = 1024
 """Positions whose cosines and sines are computed at once, at least."""
 _BY_LENGTH = ("dynamic", "longrope")
@@ -312,7 +311,7 @@ def _kind(linears: Sequence[nn.Linear]) -> Weights:
 def _known(model: Any, quantize: Quantization | None) -> bool:
     """Whether forward.c does what this model does."""
     config = model.config
-    if config.model_type not in FAMILIES or config.hidden_act != "silu" or window_of(config) is not None:
+    if config.model_type not in LLAMA_LIKE or config.hidden_act != "silu" or window_of(config) is not None:
         return False
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     plain = all(type(module) is nn.Linear for module in linears)

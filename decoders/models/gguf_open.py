@@ -16,15 +16,16 @@ from tot.decoders.errors import OptionError
 from tot.decoders.models.gguf_convert import dequantized, in_halves, read_gguf, source_names
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
 from tot.decoders.models.given_up import give_up
-
-FAMILIES = ("llama", "qwen2", "qwen3")
+from tot.decoders.models.supported import LLAMA_LIKE
 
 
 def open_unread(path: Path, folder: Path, config: Any, dtype: torch.dtype) -> Any:
     """The model of the GGUF file at `path`, whose conversion without matrices is in `folder`. Raises OptionError for
     families that no such backend knows."""
-    if config.model_type not in FAMILIES:
-        raise OptionError(f"a file's own numbers are computed with for {', '.join(FAMILIES)}, not {config.model_type}")
+    if config.model_type not in LLAMA_LIKE:
+        raise OptionError(
+            f"a file's own numbers are computed with for {', '.join(LLAMA_LIKE)}, not {config.model_type}"
+        )
     from safetensors.torch import load_file
     from transformers import AutoModelForCausalLM, GenerationConfig
 

@@ -15,6 +15,8 @@ from tot.decoders.errors import ModelError
 
 # `config.model_type` of the families whose attention the runner's own has been tested to replace.
 TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3")
+LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
+"""Of these, the families whose whole forward there is in C."""
 
 
 def check_supported(config: Any) -> None:

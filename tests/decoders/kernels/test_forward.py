@@ -18,10 +18,11 @@ from tot.decoders import OptionError
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import forward, native, tiles
 from tot.decoders.kernels.backend import TransformersForward, open_backend
-from tot.decoders.kernels.forward import FAMILIES, NativeForward, native_forward
+from tot.decoders.kernels.forward import NativeForward, native_forward
+from tot.decoders.models.supported import LLAMA_LIKE
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LLAMA_LIKE)
 @pytest.mark.parametrize("rounded", [False, True])
 def test_it_gives_the_logits_of_the_model(
     text: Callable[..., Any],
@@ -76,7 +77,7 @@ def test_positions_are_turned_as_the_model_turns_them_however_far(
     runner.close()
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LLAMA_LIKE)
 def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
     text: Callable[..., Any],
     computed: Callable[..., Any],
@@ -156,7 +157,7 @@ def test_nothing_may_be_read(text: Callable[..., Any], computed: Callable[..., A
     torch.testing.assert_close(logits, whole, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LLAMA_LIKE)
 def test_a_long_run_of_forks_rollbacks_and_evictions(
     text: Callable[..., Any], known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:

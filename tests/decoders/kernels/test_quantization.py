@@ -14,9 +14,10 @@ from torch import Tensor, nn
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels import packing
-from tot.decoders.kernels.forward import FAMILIES, NativeForward
+from tot.decoders.kernels.forward import NativeForward
 from tot.decoders.kernels.packing import quantized
 from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.supported import LLAMA_LIKE
 
 
 def kept(whole: Whole) -> Tensor:
@@ -75,7 +76,7 @@ def off(
     return furthest
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", LLAMA_LIKE)
 def test_eight_bits_give_what_the_rounded_weights_give(off: Callable[[str, Any], float], family: str) -> None:
     assert off(family, "int8-dynamic") < 0.1
 
