@@ -26,7 +26,7 @@ _PAGE = 4096
 def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]]) -> dict[str, Packed]:
     """What is packed of these products, by name: from the file for this processor's vectors in `folder`, which is made
     first where it is not there whole. Raises ModelError where it can't be written."""
-    path = folder / f"{_kind()}-v{_FORMAT}.bin"
+    path = folder / f"packed-{lanes()}-{largest_byte()}-v{_FORMAT}.bin"
     found = _mapped(path)
     if found is None or found.keys() != products.keys():
         try:
@@ -41,11 +41,6 @@ def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]]) -
             ) from error
     assert found is not None
     return found
-
-
-def _kind() -> str:
-    """What tells apart the files for several processors."""
-    return f"packed-{lanes()}-{largest_byte()}"
 
 
 def _mapped(path: Path) -> dict[str, Packed] | None:
@@ -69,7 +64,7 @@ def _mapped(path: Path) -> dict[str, Packed] | None:
 def _make(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
     """One product at a time, so that no more than that is held besides. The index comes last. What a process that was
     killed has left goes, and so does what was packed in other ways before."""
-    older = [one for one in path.parent.glob(f"{_kind()}-v*") if one.stem != path.stem]
+    older = [one for one in path.parent.glob(f"{path.stem.rpartition('-')[0]}-v*") if one.stem != path.stem]
     for stale in (path.with_suffix(".json"), *path.parent.glob(f".{path.name}.*"), *older):
         stale.unlink(missing_ok=True)
     places = {}

@@ -59,7 +59,7 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
         if isinstance(part, Tensor) and floats:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
         else:
-            whole = part if isinstance(part, Whole) else quantized(part)
+            whole = part.up_to(largest_byte()) if isinstance(part, Whole) else quantized(part)
             made, bits, group = _whole_strips(whole, _JOINED[kind], unit), whole.bits, whole.group
         if strips is None:
             strips = made.new_empty((-(-outputs // (2 * lanes())), *made.shape[1:]))
@@ -85,7 +85,9 @@ def copy_the_rest(model: nn.Module) -> None:
 
 
 def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:
-    """As `beside` does; whole numbers of several formats in one that holds them all, none larger than is multiplied."""
+    """As `beside` does; whole numbers of several formats in one that holds them all, each rounded before if need be."""
+    if len(weights) == 1:
+        return weights[0]
     tensors = [weight for weight in weights if isinstance(weight, Tensor)]
     if len(tensors) == len(weights):
         return beside(tensors, interleaved)

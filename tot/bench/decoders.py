@@ -95,12 +95,11 @@ def _samples(requests: Sequence[Request]) -> Iterator[Request]:
 def hold_beginnings(decoder: LocalDecoder, problem: Problem) -> None:
     """Have the prompts of a task's thoughts and evaluations computed by target and draft. What other questions' prompts
     share with them is not forgotten."""
-    task, engine, drafter = problem.task, decoder.engine, decoder.drafter
+    task, engine = problem.task, decoder.engine
     state = task.start(problem.question)
     thought = state.then(Thought(parts=dict.fromkeys(task.thought, "-")))
-    runners = [engine.runner] + ([drafter.runner] if drafter is not None and drafter.runner is not None else [])
     for prompt in (task.prompt(task.thought[0], state), Explain().prompt(task, thought)):
-        for runner in runners:
+        for runner in filter(None, (engine.runner, getattr(decoder.drafter, "runner", None))):
             engine.call(partial(_hold, runner, engine.codec.encode_prompt(prompt)))
 
 
