@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.kernels.forward import Quantization
+from tot.decoders.memory import give_back
 from tot.decoders.models.loading import load_model
 from tot.decoders.models.model_names import find_model
 
@@ -40,4 +41,5 @@ def _open(
     model: Any, tokenizer: Any, dtype: str, device: str, kv_budget: int | str | None, form: Quantization | None
 ) -> Engine:
     loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=form == "gguf")
+    give_back()  # a tokenizer's file is read into many times its size, which room for keys and values would lie in
     return Engine(loaded, kv_budget, quantize=form, owned=isinstance(model, str | Path))

@@ -20,13 +20,11 @@
 typedef int8_t Input;
 #define JOINED 4                // inputs of one output beside each other
 #define LINE (LANES * JOINED)   // bytes of a line: LANES outputs
-#define SCALES (8 * LANES)      // bytes of a group's steps and least weights
 #define MOST_ROWS (LANES == 16 ? 8 : 6)
 #else
 typedef Element Input;
 #define JOINED (32 / WEIGHTS)
 #define LINE (4 * LANES)
-#define SCALES 0
 #define MOST_ROWS (LANES == 16 ? 12 : 6)
 #endif
 #define WIDENED (WEIGHTS == 16 && STEP == 1)  // bfloat16 weights for float32 inputs
@@ -35,12 +33,13 @@ typedef Element Input;
 
 typedef struct {
     // (outputs / STRIP, inputs / JOINED, WIDE, LANES, JOINED), outputs padded; of whole numbers (outputs / STRIP, inputs /
-    // group) groups of lines as above, then (WIDE, 2, LANES) halves: their steps and least weights, in `unit`s. Of four
-    // bits two lines are one: the first in the lower half of its bytes, the second in the upper.
+    // group) groups of lines as above, then (WIDE, 2, LANES) halves: their steps and least weights, in `unit`s; or
+    // (WIDE, LANES), steps alone, where a number is a weight of 0: `middle`, if it is not 0. Of four bits two lines are
+    // one: the first in the lower half of its bytes, the second in the upper.
     const uint8_t *strips;
     const float *bias;  // (outputs,) or none
     int64_t inputs, outputs, bits, group;
-    double unit;
+    double unit, middle;
 } Matrix;
 
 typedef struct {
@@ -107,20 +106,22 @@ static inline Floats silu(Floats x) {
     return x * (Floats)(((Words)(1.0f - share) & negative) | ((Words)share & ~negative));
 }
 
-static inline int64_t strip_bytes(const Matrix *matrix) {
 #if WEIGHTS == 8
-    return matrix->inputs / JOINED * WIDE * LINE * matrix->bits / 8 + matrix->inputs / matrix->group * SCALES;
-#else
-    return matrix->inputs / JOINED * WIDE * LINE;
-#endif
+// Bytes of a group's steps, and least weights if there are any, of LANES outputs.
+static inline int64_t scale_bytes(const Matrix *matrix) { return (matrix->middle != 0 ? 2 : 4) * LANES; }
+
+static inline int64_t strip_bytes(const Matrix *matrix) {
+    const int64_t lines = matrix->inputs / JOINED * LINE * matrix->bits / 8;
+    return WIDE * (lines + matrix->inputs / matrix->group * scale_bytes(matrix));
 }
 
-#if WEIGHTS == 8
 typedef Words Sum;
 static inline Words add_line(int bits, Words sum, Words inputs, Words weights) {
     return bits == 4 ? add_nibbles(sum, weights, inputs) : add_bytes(sum, weights, inputs);
 }
 #else
+static inline int64_t strip_bytes(const Matrix *matrix) { return matrix->inputs / JOINED * WIDE * LINE; }
+
 typedef Floats Sum;
 #define add_line(bits, sum, inputs, weights) multiply_add(sum, inputs, weights)
 #endif
@@ -150,7 +151,7 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
 #pragma GCC unroll 2
         for (int p = 0; p < WIDE; p++) sums[r][p] = (Floats){0};
 #if WEIGHTS == 8
-    const int64_t groups = inputs / GROUP;
+    const int64_t groups = inputs / GROUP, scales = scale_bytes(matrix);
     const int parts = GROUP / group, words = group / JOINED;
     for (int64_t g = 0; g < groups * parts; g++) {
         Words whole[MOST_ROWS][WIDE];
@@ -177,22 +178,31 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
             } else
                 add_word(rows, bits, input, inputs, word, lines, whole);
         }
-        for (int at = 0; at < SCALES; at += 64) __builtin_prefetch(line + at + ahead, 0, 2);
+        for (int at = 0; at < WIDE * scales; at += 64) __builtin_prefetch(line + at + ahead, 0, 2);
         const int of_sum = parts == 1 ? 1 : 2 + (int)(g % 2);
-#pragma GCC unroll 2
-        for (int p = 0; p < WIDE; p++) {
-            const uint8_t *scales = line + p * (SCALES / WIDE);
-            const Floats step = load_halves(scales), least = load_halves(scales + 2 * LANES);
+#define TOLD_OF(r) (input_steps + TOLD * ((r) * groups + g / parts))
+#define WHOLE(r, p) __builtin_convertvector(bits == 4 ? of_nibbles(whole[r][p]) : whole[r][p], Floats)
+        if (matrix->middle != 0) {
+            const Floats step[WIDE] = {load_halves(line), load_halves(line + scales)};
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const float *told = input_steps + TOLD * (r * groups + g / parts);
-                const Words sum = bits == 4 ? of_nibbles(whole[r][p]) : whole[r][p];
-                const Floats products = __builtin_convertvector(sum, Floats) * told[0];
-                sums[r][p] = add_product(sums[r][p], least, each(told[of_sum]));
-                sums[r][p] = add_product(sums[r][p], step, products);
+                const Floats times = each(TOLD_OF(r)[0]), more = each(-(float)matrix->middle * TOLD_OF(r)[of_sum]);
+#pragma GCC unroll 2
+                for (int p = 0; p < WIDE; p++)
+                    sums[r][p] = add_product(sums[r][p], step[p], add_product(more, WHOLE(r, p), times));
+            }
+        } else {
+#pragma GCC unroll 2
+            for (int p = 0; p < WIDE; p++) {
+                const Floats step = load_halves(line + p * scales), least = load_halves(line + p * scales + 2 * LANES);
+#pragma GCC unroll 12
+                for (int r = 0; r < rows; r++) {
+                    sums[r][p] = add_product(sums[r][p], least, each(TOLD_OF(r)[of_sum]));
+                    sums[r][p] = add_product(sums[r][p], step, WHOLE(r, p) * TOLD_OF(r)[0]);
+                }
             }
         }
-        line += SCALES;
+        line += WIDE * scales;
     }
 #pragma GCC unroll 12
     for (int r = 0; r < rows; r++)
@@ -375,9 +385,10 @@ static void unpack(const Matrix *matrix, int64_t output, float *out) {
     const int64_t lane = output % LANES, p = output / LANES % WIDE, bits = matrix->bits;
     const int64_t words = matrix->group / JOINED, lines = words * bits / 8 * WIDE * LINE;
     const uint8_t *group = matrix->strips + output / STRIP * strip_bytes(matrix);
-    for (int64_t g = 0; g < matrix->inputs / matrix->group; g++, group += lines + SCALES) {
-        const uint8_t *scales = group + lines + p * (SCALES / WIDE);
-        const float step = load_halves(scales)[lane], least = load_halves(scales + 2 * LANES)[lane];
+    for (int64_t g = 0; g < matrix->inputs / matrix->group; g++, group += lines + WIDE * scale_bytes(matrix)) {
+        const uint8_t *scales = group + lines + p * scale_bytes(matrix);
+        const float step = load_halves(scales)[lane];
+        const float least = matrix->middle != 0 ? step * -(float)matrix->middle : load_halves(scales + 2 * LANES)[lane];
         for (int64_t word = 0; word < words; word++)
             for (int64_t i = 0; i < JOINED; i++) {
                 const int byte = group[(word * bits / 8 * WIDE + p) * LINE + lane * JOINED + i];

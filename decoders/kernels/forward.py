@@ -53,7 +53,7 @@ class _Matrix(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("strips", "bias")),
         *((name, c_int64) for name in ("inputs", "outputs", "bits", "group")),
-        ("unit", c_double),
+        *((name, c_double) for name in ("unit", "middle")),
     ]
 
 

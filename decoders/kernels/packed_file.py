@@ -18,7 +18,7 @@ from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.kernels.packing import Packed
 from tot.decoders.memory import free_memory
 
-_FORMAT = 2
+_FORMAT = 3
 """Of the file and of what is packed; raise it when either changes."""
 _PAGE = 4096
 

@@ -47,32 +47,38 @@ class Packed(NamedTuple):
     """Inputs that share a step."""
     unit: float = 1.0
     """What steps and leasts are multiples of: kept in 16 bits, they are large enough not to lose any."""
+    middle: float = 0.0
+    """The number that stands for 0, where leasts are not kept."""
 
 
 def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
     """(outputs, inputs) -> strips."""
     outputs = len(weight.step if isinstance(weight, Whole) else weight)
     floats = kind in ("float32", "bfloat16")
+    middle = 0.0
+    if isinstance(weight, Whole):
+        weight = weight.up_to(largest_byte())
+        middle = weight.middle
     unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
     for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
         if isinstance(part, Tensor) and floats:
             made = _strips(part.to(getattr(torch, kind)), _JOINED[kind])
         else:
-            whole = part.up_to(largest_byte()) if isinstance(part, Whole) else quantized(part)
+            whole = part if isinstance(part, Whole) else quantized(part)
             made, bits, group = _whole_strips(whole, _JOINED[kind], unit), whole.bits, whole.group
         if strips is None:
             strips = made.new_empty((-(-outputs // (2 * lanes())), *made.shape[1:]))
         begin = first // (2 * lanes())
         strips[begin : begin + len(made)] = made
     assert strips is not None
-    return Packed(strips, bits, group, unit)
+    return Packed(strips, bits, group, unit, middle)
 
 
 def _unit(weight: Tensor | Whole) -> float:
     """A power of two, so that no step or least is more than 2^15 of them."""
     sizes = (weight.step, weight.least) if isinstance(weight, Whole) else (weight,)
-    most = max(abs(float(end)) for size in sizes for end in torch.aminmax(size))
+    most = max(abs(float(end)) for size in sizes if size is not None for end in torch.aminmax(size))
     return 2.0 ** (math.frexp(most)[1] - 15) if 0 < most < math.inf else 1.0
 
 
@@ -95,7 +101,10 @@ def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Who
     group = min(weight.group for weight in whole)
     parts = [(one.numbers, *one.scales(group)) for one in whole]
     numbers, step, least = (beside(part, interleaved) for part in zip(*parts, strict=True))
-    return Whole(numbers, step, least, max(one.bits for one in whole))
+    bits, middles = max(one.bits for one in whole), {one.middle for one in whole}
+    if all(one.least is None for one in whole) and len(middles) == 1:
+        return Whole(numbers, step, None, bits, *middles)
+    return Whole(numbers, step, least, bits)
 
 
 def beside(tensors: Sequence[Tensor], interleaved: bool) -> Tensor:
@@ -112,14 +121,15 @@ def _strips(weight: Tensor, joined: int) -> Tensor:
 
 
 def _whole_strips(whole: Whole, joined: int, unit: float) -> Tensor:
-    """-> bytes (strips, groups, ...), of each group lines as above and then (2, 2, lanes) numbers of 16 bits. Of four
-    bits every second line stands in the upper halves of the bytes of the one before."""
+    """-> bytes (strips, groups, ...), of each group lines as above and then (2, 2, lanes) numbers of 16 bits, without
+    leasts (2, lanes). Of four bits every second line stands in the upper halves of the bytes of the one before."""
     lines = _strips(whole.numbers, joined)
     if whole.bits == 4:
         lines = lines[:, ::2] | lines[:, 1::2] << 4
-    scales = torch.stack([whole.step, whole.least], -1) / unit
+    kept = [whole.step] if whole.least is None else [whole.step, whole.least]
+    scales = torch.stack(kept, -1) / unit
     scales = nn.functional.pad(scales.half(), (0, 0, 0, 0, 0, -len(scales) % (2 * lanes())))
-    beside = scales.reshape(len(lines), 2, lanes(), -1, 2).permute(0, 3, 1, 4, 2).contiguous().flatten(2)
+    beside = scales.reshape(len(lines), 2, lanes(), -1, len(kept)).permute(0, 3, 1, 4, 2).contiguous().flatten(2)
     return torch.cat([lines.reshape(*beside.shape[:2], -1), beside.view(torch.uint8)], dim=2)
 
 

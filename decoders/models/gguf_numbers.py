@@ -17,19 +17,23 @@ from torch import Tensor
 _Blocks = np.ndarray[tuple[int, int], np.dtype[np.uint8]]
 """(blocks, bytes)."""
 _Numbers = np.ndarray[tuple[int, ...], np.dtype[Any]]
+_AT_ONCE = 2048
+"""Outputs rounded at a time: that takes four times their size."""
 
 
 @dataclass(frozen=True)
 class Whole:
-    """A weight as whole numbers: least + number * step, of its output and its group of inputs."""
+    """A weight as whole numbers: least + number * step, of its output and its group of inputs; without leasts
+    (number - middle) * step."""
 
     numbers: Tensor
     """(outputs, inputs) bytes."""
     step: Tensor
     """(outputs, groups) float32."""
-    least: Tensor
+    least: Tensor | None
     bits: int = 8
     """4 where no number is over 15."""
+    middle: float = 0.0
 
     @property
     def group(self) -> int:
@@ -38,7 +42,8 @@ class Whole:
 
     def each(self, change: Callable[[Tensor], Tensor]) -> Whole:
         """With numbers, steps and leasts changed alike, such as put in another order of outputs."""
-        return replace(self, numbers=change(self.numbers), step=change(self.step), least=change(self.least))
+        least = None if self.least is None else change(self.least)
+        return replace(self, numbers=change(self.numbers), step=change(self.step), least=least)
 
     def __getitem__(self, outputs: slice) -> Whole:
         return self.each(lambda part: part[outputs])
@@ -50,15 +55,16 @@ class Whole:
 
     def scales(self, group: int) -> tuple[Tensor, Tensor]:
         """Steps and leasts for groups of so many inputs, a divisor of `group`."""
-        times = self.group // group
-        return self.step.repeat_interleave(times, 1), self.least.repeat_interleave(times, 1)
+        least, times = -self.middle * self.step if self.least is None else self.least, self.group // group
+        return self.step.repeat_interleave(times, 1), least.repeat_interleave(times, 1)
 
     def up_to(self, largest: int) -> Whole:
         """The same with no number over that: rounded, where one is."""
         if int(self.numbers.max()) <= largest:
             return self
         share = largest / 255
-        return replace(self, numbers=(self.numbers * share).round().to(torch.uint8), step=self.step / share)
+        few = [(part * share).round().to(torch.uint8) for part in self.numbers.split(_AT_ONCE)]
+        return replace(self, numbers=torch.cat(few), step=self.step / share, middle=self.middle * share)
 
 
 def numbers_of(tensor: Any) -> Whole | None:
@@ -68,9 +74,10 @@ def numbers_of(tensor: Any) -> Whole | None:
         return None
     size, bits, read = unpack
     numbers, step, least = read(np.asarray(tensor.data).reshape(-1, size))
-    outputs = len(tensor.data)
-    whole, steps, leasts = (torch.from_numpy(part.reshape(outputs, -1)) for part in (numbers, step, least))
-    return Whole(whole, steps.float(), leasts.float(), bits)
+    whole, steps = (torch.from_numpy(part.reshape(len(tensor.data), -1)) for part in (numbers, step))
+    if isinstance(least, int):
+        return Whole(whole, steps.float(), None, bits, least)
+    return Whole(whole, steps.float(), torch.from_numpy(least.reshape(steps.shape)).float(), bits)
 
 
 def _nibbles(packed: _Blocks, run: int) -> _Numbers:
@@ -102,14 +109,9 @@ def _steps_and_leasts(blocks: _Blocks) -> tuple[_Numbers, _Numbers]:
     return _half(blocks, 0) * steps, -_half(blocks, 2) * leasts
 
 
-def _about(numbers: _Numbers, step: _Numbers, middle: int) -> tuple[_Numbers, _Numbers, _Numbers]:
-    """Numbers of which `middle` stands for 0."""
-    return numbers, step, -middle * step
-
-
-def _q6_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, _Numbers]:
+def _q6_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, int]:
     numbers = _nibbles(blocks[:, :128], 64) | _shifted(blocks[:, 128:192], 32, (0, 2, 4, 6), 3) << np.uint8(4)
-    return _about(numbers, _half(blocks, 208) * blocks[:, 192:208].view(np.int8), 32)
+    return numbers, _half(blocks, 208) * blocks[:, 192:208].view(np.int8), 32
 
 
 def _q5_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, _Numbers]:
@@ -117,14 +119,15 @@ def _q5_k(blocks: _Blocks) -> tuple[_Numbers, _Numbers, _Numbers]:
     return _nibbles(blocks[:, 48:], 32) | fifth, *_steps_and_leasts(blocks)
 
 
-_FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[_Numbers, _Numbers, _Numbers]]]] = {
-    "Q4_0": (18, 4, lambda b: _about(_nibbles(b[:, 2:], 16), _half(b, 0), 8)),
+_FORMATS: dict[str, tuple[int, int, Callable[[_Blocks], tuple[_Numbers, _Numbers, _Numbers | int]]]] = {
+    "Q4_0": (18, 4, lambda b: (_nibbles(b[:, 2:], 16), _half(b, 0), 8)),
     "Q4_1": (20, 4, lambda b: (_nibbles(b[:, 4:], 16), _half(b, 0), _half(b, 2))),
-    "Q5_0": (22, 8, lambda b: _about(_nibbles(b[:, 6:], 16) | _fifth_bits(b, 2), _half(b, 0), 16)),
+    "Q5_0": (22, 8, lambda b: (_nibbles(b[:, 6:], 16) | _fifth_bits(b, 2), _half(b, 0), 16)),
     "Q5_1": (24, 8, lambda b: (_nibbles(b[:, 8:], 16) | _fifth_bits(b, 4), _half(b, 0), _half(b, 2))),
-    "Q8_0": (34, 8, lambda b: _about(b[:, 2:] ^ np.uint8(128), _half(b, 0), 128)),
+    "Q8_0": (34, 8, lambda b: (b[:, 2:] ^ np.uint8(128), _half(b, 0), 128)),
     "Q4_K": (144, 4, lambda b: (_nibbles(b[:, 16:], 32), *_steps_and_leasts(b))),
     "Q5_K": (176, 8, _q5_k),
     "Q6_K": (210, 8, _q6_k),
 }
-"""By name: bytes of a block, bits kept of a number, and what gives numbers, steps and leasts, (blocks, …) each."""
+"""By name: bytes of a block, bits kept of a number, and what gives numbers, steps and leasts, (blocks, …) each; or the
+number that stands for 0 in place of leasts."""

@@ -124,17 +124,23 @@ def _load_gguf(
     root, source = (cache_dir or cache_folder()) / "models", path if unread else None
     cached = cached_model(path, root, matrices=not unread)
     try:
-        return _load_folder(cached.folder, name, dtype, tokenizer, source)
+        return _load_folder(cached.folder, name, dtype, tokenizer, source, converted=True)
     except ModelError:  # whole by its manifest, and yet unreadable: made anew, once
         cached = cached_model(path, root, distrust=cached.build, matrices=not unread)
-        return _load_folder(cached.folder, name, dtype, tokenizer, source)
+        return _load_folder(cached.folder, name, dtype, tokenizer, source, converted=True)
 
 
 def _load_folder(
-    folder: Path, name: str, dtype: torch.dtype, tokenizer: Any, unread: Path | None = None
+    folder: Path,
+    name: str,
+    dtype: torch.dtype,
+    tokenizer: Any,
+    unread: Path | None = None,
+    converted: bool = False,
 ) -> tuple[Any, Any]:
-    """(model on the CPU, tokenizer) from a folder in transformers format, or from that of an `unread` GGUF file."""
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    """(model on the CPU, tokenizer) from a folder in transformers format: a GGUF file's when `converted`, which may
+    leave the matrices in the file, `unread`."""
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
     from tot.decoders.models.gguf_open import open_unread
 
@@ -146,7 +152,9 @@ def _load_folder(
         check_supported(config)  # again, with the defaults that config.json leaves out
         model = None if unread is None else open_unread(unread, folder, config, dtype)
         if tokenizer is None:
-            tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
+            # A converted one is whole: the family's class would build it again, from vocabulary and merges, beside it.
+            opened = PreTrainedTokenizerFast if converted else AutoTokenizer
+            tokenizer = opened.from_pretrained(folder, config=config, trust_remote_code=False)
         if model is not None:
             return model, tokenizer
         model, report = AutoModelForCausalLM.from_pretrained(

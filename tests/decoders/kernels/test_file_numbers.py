@@ -72,7 +72,7 @@ KINDS = {
     "gate_proj": "Q8_0",
     "up_proj": "Q4_1",
     "down_proj": "Q6_K",
-    "lm_head": "Q5_K",
+    "lm_head": "Q8_0",
     "embed_tokens": "Q6_K",
 }
 
@@ -131,6 +131,20 @@ def test_formats_side_by_side_are_kept_in_one_that_holds_them(monkeypatch: pytes
     assert isinstance(both, Whole)
     assert (both.bits, both.group) == (8, 16)
     assert torch.equal(both.floats()[:96], whole.floats())
+
+
+@pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
+def test_a_format_about_a_middle_needs_no_leasts(monkeypatch: pytest.MonkeyPatch, kind: str, size: float) -> None:
+    """Neither alone nor beside its like; outputs packed at once that would need no rounding are rounded as others."""
+    monkeypatch.setattr(packing, "largest_byte", lambda: 120)
+    tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
+    together = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
+    assert isinstance(together, Whole)
+    torch.testing.assert_close(together.floats(), torch.cat([floats(tensor) for tensor in tensors]), rtol=0, atol=0.001)
+    together.numbers[:2048] //= 2
+    made = packing.packed(together, "gguf")
+    assert made.middle == together.middle > 0
+    assert made.strips.nbytes == size * together.numbers.numel()
 
 
 def test_a_model_that_is_no_gguf_file_has_no_such_numbers(known: Callable[..., Any], tokenizer: Any) -> None:
