@@ -63,7 +63,7 @@ class Whole:
         if int(self.numbers.max()) <= largest:
             return self
         share = largest / 255
-        few = [(part * share).round().to(torch.uint8) for part in self.numbers.split(_AT_ONCE)]
+        few = [(part * share).round().to(torch.uint8) for part in torch.split(self.numbers, _AT_ONCE)]
         return replace(self, numbers=torch.cat(few), step=self.step / share, middle=self.middle * share)
 
 

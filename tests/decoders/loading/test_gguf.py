@@ -52,6 +52,7 @@ def test_the_cached_tokenizer_is_the_files_own(
     made = write_gguf(tmp_path / "tiny.gguf", family, **{"pre": pre, "tokenizer.ggml.add_bos_token": 0})
     direct = build_tokenizer(read_gguf(made.path))
     cached = load_model(made.path, cache_dir=tmp_path).tokenizer
+    assert cached.backend_tokenizer.to_str() == direct.backend_tokenizer.to_str()  # opened, not built again
     for text in TEXTS:
         assert cached.encode(text) == direct.encode(text)
         assert cached.decode(cached.encode(text)) == text
