@@ -83,6 +83,8 @@ def run(asked: QualityOptions, console: Console) -> None:
         )
     with Bench(asked, console, f"{asked.model}; {describe(resolve_device('auto'))}") as bench:
         bench.say(forecast(works))
+        if said := prompts_told(works):
+            bench.say(said)
         ways: dict[str, Answers] = {}
         for name, work in works.items():
             folder = folder_of(asked, name)
@@ -147,6 +149,15 @@ def forecast(works: Mapping[str, Work]) -> str:
     return (
         f"{questions} questions, {len(works)} ways: about {hours:.1f} hours, more where ways grow trees, to begin with"
     )
+
+
+def prompts_told(works: Mapping[str, Work]) -> str:
+    """Which prompts each way is asked with, where not all have the same: what its search and its decoder need decides,
+    unless it says."""
+    if len({work.task.prompts for work in works.values()}) < 2:
+        return ""
+    told = ", ".join(f"{name} {work.task.prompts}" for name, work in works.items())
+    return f"prompts differ: {told} (prompts=chat or prompts=papers in a way chooses)"
 
 
 # -- ways of answering --------------------------------------------------------------------------------------------

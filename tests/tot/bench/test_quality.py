@@ -15,7 +15,7 @@ from tot import Sample, SelfConsistency, Task, evaluate
 from tot.backend import Backend
 from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told
 from tot.bench.options import QualityOptions
-from tot.bench.quality import Answered, Leaf, read_answers, replayed, table, way
+from tot.bench.quality import Answered, Leaf, prompts_told, read_answers, replayed, table, way
 from tot.cli.app import main
 from tot.config import SearchConfig
 from tot.decoders import Completion, Request, Usage
@@ -186,6 +186,15 @@ class Letter(Task):
 
     def parse_answer(self, text: str) -> str | None:
         return next((letter.lower() for letter in text if letter.isalpha()), None)
+
+
+def test_ways_that_are_asked_with_different_prompts_are_told() -> None:
+    given = ["a: prompts=chat", "b: decoder=pdos", "c: prompts=chat"]
+    asked = QualityOptions(data="rows.jsonl", model="smollm2-135m", way=given)
+    works = {name: way(asked, options) for name, options in asked.ways.items()}
+    assert "prompts differ: a chat, b papers, c chat" in prompts_told(works)
+    del works["b"]
+    assert prompts_told(works) == ""
 
 
 def test_a_replay_is_what_would_have_been_decoded(tiny: Any, tmp_path: Path) -> None:
