@@ -55,10 +55,8 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
     """(outputs, inputs) -> strips."""
     outputs = len(weight.step if isinstance(weight, Whole) else weight)
     floats = kind in ("float32", "bfloat16")
-    middle = 0.0
     if isinstance(weight, Whole):
         weight = weight.up_to(largest_byte())
-        middle = weight.middle
     unit, strips, bits, group = 1.0 if floats else _unit(weight), None, 0, GROUP
     for first in range(0, outputs, _AT_ONCE):
         part = weight[first : first + _AT_ONCE]
@@ -72,7 +70,7 @@ def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
         begin = first // (2 * lanes())
         strips[begin : begin + len(made)] = made
     assert strips is not None
-    return Packed(strips, bits, group, unit, middle)
+    return Packed(strips, bits, group, unit, weight.middle if isinstance(weight, Whole) else 0.0)
 
 
 def _unit(weight: Tensor | Whole) -> float:
