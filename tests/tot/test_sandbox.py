@@ -33,10 +33,11 @@ def confined() -> Iterator[None]:
         if "CI" in os.environ:
             pytest.fail(str(error))
         pytest.skip(str(error))
-    before = {child.pid for child in psutil.Process().children(recursive=True)}
+    before = {child.pid for child in psutil.Process().children()}  # a browser's among them, which starts others
     yield
     time.sleep(0.02)
-    left = [child for child in psutil.Process().children(recursive=True) if child.pid not in before]
+    new = [child for child in psutil.Process().children() if child.pid not in before]
+    left = [one for child in new for one in (child, *child.children(recursive=True))]
     assert [child.cmdline() for child in left if child.status() != psutil.STATUS_ZOMBIE] == []
 
 
