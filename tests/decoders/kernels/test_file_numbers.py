@@ -135,16 +135,19 @@ def test_formats_side_by_side_are_kept_in_one_that_holds_them(monkeypatch: pytes
 
 @pytest.mark.parametrize(("kind", "size"), [("Q4_0", 1 / 2 + 2 / 32), ("Q8_0", 1 + 2 / 32), ("Q6_K", 1 + 2 / 16)])
 def test_a_format_about_a_middle_needs_no_leasts(monkeypatch: pytest.MonkeyPatch, kind: str, size: float) -> None:
-    """Neither alone nor beside its like; outputs packed at once that would need no rounding are rounded as others."""
+    """Neither alone nor beside its like; outputs packed at once that need no rounding are rounded where others do."""
     monkeypatch.setattr(packing, "largest_byte", lambda: 120)
     tensors = [stored(kind, 2048, 256, seed) for seed in (0, 1)]
     together = packing.joined([whole for whole in map(numbers_of, tensors) if whole is not None], interleaved=False)
     assert isinstance(together, Whole)
     torch.testing.assert_close(together.floats(), torch.cat([floats(tensor) for tensor in tensors]), rtol=0, atol=0.001)
-    together.numbers[:2048] //= 2
-    made = packing.packed(together, "gguf")
-    assert made.middle == together.middle > 0
-    assert made.strips.nbytes == size * together.numbers.numel()
+    alone = numbers_of(stored(kind, 2 * 2048, 256))
+    assert alone is not None
+    alone.numbers[:2048] //= 4
+    made, rounded = packing.packed(alone, "gguf"), packing.packed(alone.up_to(120), "gguf")
+    assert torch.equal(made.strips, rounded.strips)
+    assert made.middle == rounded.middle == together.middle > 0
+    assert made.strips.nbytes == size * alone.numbers.numel()
 
 
 def test_a_model_that_is_no_gguf_file_has_no_such_numbers(known: Callable[..., Any], tokenizer: Any) -> None:
