@@ -75,7 +75,7 @@ def test_answers_by_iteration_are_those_of_the_caps(engine: Engine, riddle: Task
     for cap, found in zip(caps, by_iteration(engine, asked, decoded, caps, glimpse), strict=True):
         with load_decoder("fastcot", engine=engine, window=6, cap=cap, glimpse=glimpse) as decoder:
             completions = decoder.generate([one.request for one in asked])
-        assert found.given == [one.answer(each) for one, each in zip(asked, completions, strict=True)]
+        assert found.given == [one.read(one.answer(each)) for one, each in zip(asked, completions, strict=True)]
     assert found.given == found.whole
     assert found.agreement == 1.0
 
@@ -100,7 +100,7 @@ def made_up(right: float, unchanged: float) -> Answers:
     whole = ["a"] * 5 + ["x"] * 5
     given = ["a"] * round(10 * right) + ["y"] * (5 - round(10 * right))
     given += ["x"] * round(10 * unchanged - 10 * right) + ["z"] * (5 - round(10 * unchanged - 10 * right))
-    return Answers(asked, whole, given)
+    return Answers.of(asked, given, whole)
 
 
 def test_the_cap_is_the_least_from_which_on_all_is_well() -> None:
@@ -273,11 +273,11 @@ def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[st
 
 def test_a_rationale_of_which_nothing_is_masked_gives_the_whole_ones_answer(engine: Engine, riddle: Task) -> None:
     asked = rationales(riddle, ROWS, 30)
-    (ends, uniform), (none_left, none_left_either) = masked(engine, asked, (0.0, 1.0), seeds=3)
-    assert len(ends.given) == 12
-    assert ends.unchanged == uniform.unchanged == [1.0] * 12
-    assert none_left.given == none_left_either.given  # all masked, whichever way
-    assert none_left.given[:4] == none_left.given[4:8]
+    ends, none_left = masked(engine, asked, (0.0, 1.0))
+    uniform, none_left_either = masked(engine, asked, (0.0, 1.0), seeds=3)
+    assert (len(ends.given), len(uniform.given)) == (4, 12)
+    assert ends.unchanged * 3 == uniform.unchanged == [1.0] * 12
+    assert none_left.given * 3 == none_left_either.given  # all masked, whichever way
 
 
 @pytest.mark.benches
@@ -300,6 +300,43 @@ def test_the_bench_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
     assert [cell["side"] for cell in packed] == ["CoT", "FastCoT"]
     assert [len([cell for cell in alone if cell["side"] == side]) for side in ("CoT", "no rationale")] == [3, 3]
     assert [cell["same"] for cell in alone if cell["side"] == "FastCoT, no cap"] == [1.0] * 3
+
+
+@pytest.mark.benches
+@pytest.mark.usefixtures("_here")
+def test_a_bench_that_is_stopped_goes_on_and_says_the_same(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["bench", "fastcot", "--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base"]
+    asked += ["--max-tokens", "16", "--limit", "8", "--seeds", "2", "--parts", "answers,masks", "--dtype", "fp32"]
+    decoded: list[tuple[str, int]] = []
+    most = [6]
+
+    def watched(engine: Engine, batch: list[Rationale], window: int) -> Any:
+        if len(decoded) == most[0]:
+            raise KeyboardInterrupt
+        decoded.append((str(batch[0].request.prompt), window))
+        return decode_whole(engine, batch, window)
+
+    monkeypatch.setattr("tot.bench.fastcot.BATCH", 3)
+    monkeypatch.setattr("tot.bench.fastcot.decode_whole", watched)
+    monkeypatch.setattr("tot.bench.fastcot.Buffers.width", lambda self, texts: 5)
+    assert main([*asked, "--out", "stopped.json"]) == 130
+    most[0] = 10**9
+    assert main([*asked, "--out", "stopped.json"]) == 0
+    again = capfd.readouterr().out
+    stopped, decoded[:] = list(decoded), []
+    assert main([*asked, "--out", "whole.json"]) == 0
+    assert len(stopped) == len(decoded)
+    assert sorted(stopped) == sorted(decoded)  # nothing was decoded twice
+    for table in ("accuracy after the share left", "agreement after iterations", "by window"):
+        assert table in again
+    kept = [json.loads(Path(f"{name}.json").read_text()) for name in ("stopped", "whole")]
+    for numbers in kept:
+        assert [len(cell["answers"][0]["given"]) for cell in numbers["calibration"]["cells"]] == [3, 1]
+    for title in ("calibration", "answers by window", "masks"):
+        one, other = ([cell["answers"] for cell in numbers[title]["cells"]] for numbers in kept)
+        assert one == other
 
 
 @pytest.mark.usefixtures("_here")

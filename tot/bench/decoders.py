@@ -153,8 +153,6 @@ def run(asked: DecodersOptions, console: Console) -> None:
                 side(name, method, serial, temperature, **options)
                 for name, (method, serial, options) in ways(asked.k_configs, asked.parts).items()
             ]
-            if temperature == asked.temperatures[0]:
-                bench.say(f"{_forecast(sides, tasks)} a temperature")
             results = bench.compare(
                 f"searches, T = {temperature}",
                 sides,
@@ -200,14 +198,6 @@ def ways(k_configs: Sequence[str], parts: Sequence[str] = KINDS) -> dict[str, tu
 
 def _kind(side: str) -> str:
     return next(kind for kind in KINDS if kind in side)
-
-
-def _forecast(sides: Sequence[Side], tasks: dict[str, list[Problem]]) -> str:
-    """How long all will take, by one packed search of each task."""
-    packed = next(side for side in sides if side.name == PACKED)
-    seconds = sum(packed.run(problems[0])["seconds"] * len(problems) for problems in tasks.values())
-    shares = sum(2.5 if side.name.endswith("serial") else 1.5 for side in sides)
-    return f"about {shares * seconds / 3600:.1f} hours"
 
 
 # -- tables -------------------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ and packed (table 1), and where it goes (table 2); and the evaluations of a GSM8
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -35,13 +36,18 @@ SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of rationales, that are masked."""
 TOGETHER = 8
 """Rationales decoded at once where they are packed."""
+BATCH = 16
+"""Questions that are answered at once after parts of rationales."""
 LOSS, AGREEMENT = 0.03, 0.9
 """Accuracy that a cap may lose, and the share of answers that have to stay as they are."""
+Answering = Callable[[Sequence[Rationale]], list[Answers]]
+Curves = dict[str, list[Answers]]
+"""Of each side, the answers at each of its places."""
 
 
 def run(options: FastCoTOptions, console: Console) -> None:
     """Measure, and print the tables."""
-    asked = questions(options.task, options.data, options.limit, options.max_tokens, 0)
+    asked = questions(options.task, options.data, options.limit, options.max_tokens, 0, options.prompts == "chat")
     calibrating, testing = asked[: len(asked) // 2], asked[len(asked) // 2 :]
     most = options.max_tokens
     with load_decoder("ar", options.model, **options.computed) as plain:
@@ -49,15 +55,19 @@ def run(options: FastCoTOptions, console: Console) -> None:
         width = Buffers(None, engine_latency_model(engine)).width(1)
         machine = f"{options.model}; {about(engine)}"
         with Bench(options, console, machine) as bench:
+            width = bench.numbers.get("window", width)  # what the clock says, once
+            bench.keep(window=width)
             bench.show(f"{options.task}: {len(asked)} questions, rationales of up to {most} tokens; window {width}")
             iterations = [*range(0, most + 1, max(1, most // 16))]
-            found, note = find_cap(engine, calibrating, iterations, width, LOSS, AGREEMENT)
+            sides = {"FastCoT": partial(_around, engine, iterations, width, (True,))}
+            shown = partial(_curves, "accuracy", "iterations", iterations)
+            curve = _answers(bench, "calibration", calibrating, sides, shown)["FastCoT"]
+            found, note = find_cap(iterations, curve, LOSS, AGREEMENT)
             bench.show(f"calibrated on {len(calibrating)} questions: {note}")
-            bench.keep(window=width, calibration={"cap": found.cap, "note": note})
+            bench.keep(cap=found.cap)
             cap = iterations[len(iterations) // 2] if found.cap is None else found.cap
             if "answers" in options.parts:
-                _by_iteration(bench, engine, testing, iterations, width, cap)
-                _by_window(bench, engine, testing, iterations)
+                _by_window(bench, engine, testing, iterations, width, cap)
             if "masks" in options.parts:
                 _masked(bench, engine, testing, options.seeds)
             if "times" in options.parts:
@@ -66,42 +76,84 @@ def run(options: FastCoTOptions, console: Console) -> None:
                 _state_evaluations(bench, engine, width, most)
 
 
-def _by_iteration(
+def _answers(
+    bench: Bench,
+    title: str,
+    asked: Sequence[Rationale],
+    sides: Mapping[str, Answering],
+    table: Callable[[Curves], Table],
+) -> Curves:
+    """Ask all sides in batches, of which those that are done are kept."""
+    batches = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
+
+    def answered(side: Answering, batch: Sequence[Rationale]) -> Measured:
+        seconds, found = timed(lambda: side(batch))
+        return {"seconds": seconds, "answers": [asdict(one) for one in found]}
+
+    def curves(results: Results) -> Curves:
+        done = {side: [took["answers"] for _, took in sorted(results.of(side).items())] for side in results.sides}
+        return {
+            side: [Answers.joined([Answers(**batch) for batch in place]) for place in zip(*some, strict=True)]
+            for side, some in done.items()
+        }
+
+    return curves(
+        bench.compare(
+            title,
+            [Side(name, partial(answered, side)) for name, side in sides.items()],
+            lambda _, turn: batches[turn],
+            rounds=len(batches),
+            table=lambda results: table(curves(results)),
+        )
+    )
+
+
+def _around(
+    engine: Engine, iterations: Sequence[int], window: int, glimpses: Sequence[bool], batch: Sequence[Rationale]
+) -> list[Answers]:
+    """Answers by iteration, with and without approximate tokens, one after another."""
+    decoded = decode_whole(engine, batch, window)
+    return [one for glimpse in glimpses for one in by_iteration(engine, batch, decoded, iterations, glimpse)]
+
+
+def _by_window(
     bench: Bench, engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], width: int, cap: int
 ) -> None:
-    """Figure 6: with approximate tokens, without them, and a rationale decoded one token a step and cut there."""
-    decoded, token_by_token = decode_whole(engine, asked, width), decode_whole(engine, asked, 0)
-    sides = {
-        "FastCoT": by_iteration(engine, asked, decoded, iterations),
-        "without by-products": by_iteration(engine, asked, decoded, iterations, glimpse=False),
-        "cut after as many iterations of AR": by_iteration(engine, asked, token_by_token, iterations, glimpse=False),
-    }
-    none, *_, full = sides["FastCoT"]
-    (at_cap,) = by_iteration(engine, asked, decoded, [cap])
-    bench.show(
-        f"{len(asked)} other questions, of {sum(answer is None for answer in full.whole)} no answer can be read after "
-        f"whole rationales. cap {cap}: {at_cap.against_whole()[0]}. No rationale: {none.against_whole()[0]}"
-    )
-    _curves(bench, "iterations", iterations, sides)
-    bench.keep(**{"at the cap": {"scores": at_cap.scores, "unchanged": at_cap.unchanged}})
-
-
-def _by_window(bench: Bench, engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int]) -> None:
     """Figure 8: by window, accuracy on average over caps; and what of it the approximate tokens are worth, and the
-    window, beside a rationale that is only cut after as many iterations."""
-    rows = Table("window", "accuracy", "minus without by-products", "minus cut", title="by window, over all iterations")
-    cut: list[float] = []
-    for window in WINDOWS:
-        decoded = decode_whole(engine, asked, window)
-        shown, hidden = (
-            _over_iterations(by_iteration(engine, asked, decoded, iterations, glimpse=glimpse))
-            for glimpse in (True, False)
+    window, beside a rationale that is only cut after as many iterations. Figure 6: the caps apart, of one window."""
+    both, count = (True, False), len(iterations)
+
+    def table(found: Curves) -> Table:
+        rows = Table(
+            "window", "accuracy", "minus without by-products", "minus cut", title="by window, over all iterations"
         )
-        cut = cut or hidden
-        gains = [bootstrap([a - b for a, b in zip(shown, other, strict=True)]) for other in (hidden, cut)]
-        bench.keep(**{f"window {window}": {"accuracy": shown, "without by-products": hidden}})
-        rows.add_row(str(window), f"{statistics.fmean(shown):.1%}", *(gain.format("+.1%") for gain in gains))
-    bench.show(rows)
+        cut = _over_iterations(found[_named(0)][count:])
+        for name, curve in found.items():
+            shown, hidden = _over_iterations(curve[:count]), _over_iterations(curve[count:])
+            pairs = (zip(shown, other, strict=False) for other in (hidden, cut))  # of what both have come to
+            gains = [bootstrap([a - b for a, b in pair]) for pair in pairs]
+            rows.add_row(name, f"{statistics.fmean(shown):.1%}", *(gain.format("+.1%") for gain in gains))
+        return rows
+
+    windows = sorted({width, *WINDOWS})
+    sides = {_named(window): partial(_around, engine, iterations, window, both) for window in windows}
+    found = _answers(bench, "answers by window", asked, sides, table)
+    curve = found[_named(width)]
+    none, at_cap = curve[0], curve[iterations.index(cap)]
+    bench.show(
+        f"{len(asked)} other questions, of {none.whole.count(None)} no answer can be read after whole rationales. "
+        f"cap {cap}: {at_cap.against_whole()[0]}. No rationale: {none.against_whole()[0]}"
+    )
+    by_cap = {
+        "FastCoT": curve[:count],
+        "without by-products": curve[count:],
+        "cut after as many iterations of AR": found[_named(0)][count:],
+    }
+    bench.show(*(_curves(what, "iterations", iterations, by_cap) for what in ("accuracy", "agreement")))
+
+
+def _named(window: int) -> str:
+    return f"window {window}"
 
 
 def _over_iterations(answers: Sequence[Answers]) -> list[float]:
@@ -111,21 +163,22 @@ def _over_iterations(answers: Sequence[Answers]) -> list[float]:
 
 def _masked(bench: Bench, engine: Engine, asked: Sequence[Rationale], seeds: int) -> None:
     """Figure 5: rationales masked from the end, and uniformly."""
-    pairs = masked(engine, asked, SHARES, seeds)
-    sides = dict(zip(("masked from the end", "masked uniformly"), zip(*pairs, strict=True), strict=True))
-    _curves(bench, "the share left", [f"{1 - share:.0%}" for share in SHARES], sides)
+    sides = {
+        name: partial(masked, engine, shares=SHARES, seeds=drawn)
+        for name, drawn in {"masked from the end": None, "masked uniformly": seeds}.items()
+    }
+    left = [f"{1 - share:.0%}" for share in SHARES]
+    found = _answers(bench, "masks", asked, sides, partial(_curves, "accuracy", "the share left", left))
+    bench.show(_curves("agreement", "the share left", left, found))
 
 
-def _curves(bench: Bench, after: str, at: Sequence[Any], sides: Mapping[str, Sequence[Answers]]) -> None:
-    """A table of accuracy, and one of answers that are those after whole rationales."""
-    numbers: dict[str, Any] = {"at": at}
-    for what in ("accuracy", "agreement"):
-        table = Table(f"{what} after {after}", *map(str, at), "mean")
-        for name, answers in sides.items():
-            curve = numbers[f"{name}, {what}"] = [getattr(one, what) for one in answers]
-            table.add_row(name, *(f"{value:.0%}" for value in curve), f"{statistics.fmean(curve):.1%}")
-        bench.show(table)
-    bench.keep(**{after: numbers})
+def _curves(what: str, after: str, at: Sequence[Any], sides: Curves) -> Table:
+    """A table of accuracy, or of the answers that are those after whole rationales."""
+    table = Table(f"{what} after {after}", *map(str, at), "mean")
+    for name, answers in sides.items():
+        curve = [getattr(one, what) for one in answers]
+        table.add_row(name, *(f"{value:.0%}" for value in curve), f"{statistics.fmean(curve):.1%}")
+    return table
 
 
 def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int, cap: int) -> None:
@@ -149,7 +202,7 @@ def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int
         return {
             "seconds": seconds,
             "right": statistics.fmean(one.right(answer) for one, answer in zip(batch, answers, strict=True)),
-            "answers": [_read(one, answer) for one, answer in zip(batch, answers, strict=True)],
+            "answers": [one.read(answer) for one, answer in zip(batch, answers, strict=True)],
             "iterations": sum(completion.usage.forwards for completion in done),
             "saved": sum(completion.usage.accepted for completion in done),
             "spent": dict(metrics_of(engine, "answer").seconds),
@@ -177,10 +230,6 @@ def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int
             warm_up=lambda _, together=together: batch(together, 0),  # type: ignore[misc]
             table=table,
         )
-
-
-def _read(one: Rationale, answer: Any) -> str | None:
-    return None if answer is None else str(one.task.canonical(answer))
 
 
 _TIMES = [

@@ -11,6 +11,7 @@ import json
 import math
 import statistics
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -24,7 +25,7 @@ from tot.bench.options import BenchOptions
 from tot.decoders.files import write_json
 from tot.evaluation.estimate import spread
 
-FORMAT = 2
+FORMAT = 3
 """Of the files that are written."""
 NOT_AT_ALL = 3.0
 """A cell predicted to take longer than the patience is done in the first round only; one predicted to take so many
@@ -316,7 +317,7 @@ class _Comparison:
             elif (not turn or predicted <= self.patience) and (took := self.run(side, column, asked)):
                 self.results.cells.append({**cell, **took})
                 self.bench.keep()
-                self.bench.say(f"{what}: {took['seconds']:.2f} s")
+                self.bench.say(f"{what}: {took['seconds']:.2f} s{self.left()}")
 
     def predicted(self, side: Side, column: Any, asked: Any) -> float:
         """Seconds, in proportion to size, from the cell itself or the last column that was done; 0 where none was."""
@@ -325,6 +326,22 @@ class _Comparison:
             return 0.0
         seconds, size = last.get(column) or list(last.values())[-1]
         return seconds * self.size(asked) / size
+
+    def left(self) -> str:
+        """How long all that is open may take, in words: by what each side took at each column, else by the mean."""
+        took: defaultdict[tuple[str, Any], list[float]] = defaultdict(list)
+        for cell in self.results.cells:
+            took[cell["side"], cell["column"]].append(cell["seconds"])
+        mean = statistics.fmean(map(statistics.median, took.values()))
+        seconds = 0.0
+        for column in self.results.columns:
+            for side in self.open(column, self.results.rounds - 1):
+                known = took[side.name, column]
+                each = statistics.median(known) if known else mean
+                seconds += each * (self.results.rounds - len(known)) * (each <= self.patience)
+        if seconds < 60:
+            return ""
+        return f", about {seconds / 60:.0f} min left" if seconds < 7200 else f", about {seconds / 3600:.1f} h left"
 
     def run(self, side: Side, column: Any, asked: Any) -> Measured | None:
         """What it took, or None where the side failed; it is not asked again."""

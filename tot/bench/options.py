@@ -95,6 +95,7 @@ class FastCoTOptions(Computed):
     )
     data: str = Field(description="Questions with answers, as for tot eval.")
     task: str = Field("multiple_choice", description="What they are questions of.")
+    prompts: Literal["chat", "papers"] = Field("papers", description="As for tot eval.")
     limit: int = Field(100, ge=4, description="Questions, half to calibrate on, half to test.")
     timed: int = Field(16, ge=1, description="Questions of the latter that are timed.")
     max_tokens: int = Field(128, ge=2, description="Most tokens of a rationale.")

@@ -54,13 +54,15 @@ def calibrate_command(
     from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
     from tot.report.plots import curves, save
-    from tot.training.fastcot import find_cap, questions
+    from tot.training.fastcot import by_iteration, decode_whole, find_cap, questions
 
     out = writable(out)
     asked = questions(task, data, limit, max_tokens, seed)
     with open_engine(model) as engine:
         width = Buffers(window, None if window is not None else engine_latency_model(engine)).width(1)
-        found, note = find_cap(engine, asked, [*range(0, max_tokens + 1, every)], width, loss, agreement)
+        iterations = [*range(0, max_tokens + 1, every)]
+        answers = by_iteration(engine, asked, decode_whole(engine, asked, width), iterations)
+    found, note = find_cap(iterations, answers, loss, agreement)
     write_json(out, {"model": model, "task": task, "window": width, "note": note, **asdict(found)})
     lines = {
         "accuracy": (found.iterations, [100 * value for value in found.accuracy]),

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
@@ -43,14 +43,14 @@ class Rationale:
     def right(self, answer: Any | None) -> float:
         return self.task.score(answer, self.reference)
 
-    def same(self, one: Any | None, other: Any | None) -> bool:
-        if one is None or other is None:
-            return one is other
-        return self.task.canonical(one) == self.task.canonical(other)
+    def read(self, answer: Any | None) -> str | None:
+        """An answer as it is compared with others; None where there is none."""
+        return None if answer is None else str(self.task.canonical(answer))
 
 
-def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int) -> list[Rationale]:
-    """Each row's question under the task's `chain` template and its trigger, decoded greedily.
+def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, chat: bool = False) -> list[Rationale]:
+    """Each row's question under the task's `chain` template and its trigger, which is that of the papers' prompts also
+    where it is asked as a chat; decoded greedily.
 
     Raises OptionError for a task without a trigger for it.
     """
@@ -59,6 +59,7 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int) -
         raise OptionError(
             f"task {type(task).__name__} has no answer trigger for its template {task.chain!r}: set `triggers`"
         )
+    task = task.in_chat() if chat else task
     asked = []
     for row in rows:
         state = task.start(task.question_of(row))
@@ -76,11 +77,11 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int) -
     return asked
 
 
-def questions(task: str, data: str, limit: int, max_tokens: int, seed: int) -> list[Rationale]:
+def questions(task: str, data: str, limit: int, max_tokens: int, seed: int, chat: bool = False) -> list[Rationale]:
     """The rationales of a random choice of rows. Raises OptionError where there are less than two."""
     chosen = list(rows(data))
     random.Random(seed).shuffle(chosen)
-    asked = rationales(load_task(task), islice(chosen, limit), max_tokens)
+    asked = rationales(load_task(task), islice(chosen, limit), max_tokens, chat)
     if len(asked) < 2:
         raise OptionError(f"{data} has {len(asked)} rows: give a file with more")
     return asked
@@ -90,20 +91,32 @@ def questions(task: str, data: str, limit: int, max_tokens: int, seed: int) -> l
 class Answers:
     """What was answered after a part of each rationale, beside the answers after all of it."""
 
-    asked: Sequence[Rationale]
-    whole: Sequence[Any]
-    given: Sequence[Any]
+    given: list[str | None]
+    whole: list[str | None]
+    scores: list[float]
+    """Of what was given."""
+    full: list[float]
+    """Of what is answered after whole rationales."""
 
-    @property
-    def scores(self) -> list[float]:
-        return [one.right(answer) for one, answer in zip(self.asked, self.given, strict=True)]
+    @classmethod
+    def of(cls, asked: Sequence[Rationale], given: Sequence[Any], whole: Sequence[Any]) -> Answers:
+        """To these questions, as they were read."""
+
+        def each(what: Callable[[Rationale, Any], Any], answers: Sequence[Any]) -> list[Any]:
+            return [what(one, answer) for one, answer in zip(asked, answers, strict=True)]
+
+        read, right = Rationale.read, Rationale.right
+        return cls(each(read, given), each(read, whole), each(right, given), each(right, whole))
+
+    @classmethod
+    def joined(cls, several: Sequence[Answers]) -> Answers:
+        """Those of all, one after another."""
+        return cls(*([value for one in several for value in getattr(one, each.name)] for each in fields(cls)))
 
     @property
     def unchanged(self) -> list[float]:
         """1 where the answer is that after the whole rationale."""
-        return [
-            float(one.same(answer, full)) for one, answer, full in zip(self.asked, self.given, self.whole, strict=True)
-        ]
+        return [float(answer == full) for answer, full in zip(self.given, self.whole, strict=True)]
 
     @property
     def accuracy(self) -> float:
@@ -115,9 +128,8 @@ class Answers:
 
     def against_whole(self) -> tuple[str, float]:
         """Accuracy and answers beside those of whole rationales, in words; and the lower end of the difference."""
-        full = [one.right(answer) for one, answer in zip(self.asked, self.whole, strict=True)]
-        lost = bootstrap([ours - theirs for ours, theirs in zip(self.scores, full, strict=True)])
-        told = [estimate(values).format(".0%") for values in (self.scores, full, self.unchanged)]
+        lost = bootstrap([ours - theirs for ours, theirs in zip(self.scores, self.full, strict=True)])
+        told = [estimate(values).format(".0%") for values in (self.scores, self.full, self.unchanged)]
         difference = f"{100 * lost.low:.0f} to {100 * lost.high:.0f} points"
         note = f"accuracy {told[0]}, of whole rationales {told[1]}, difference {difference}"
         return f"{note}; {told[2]} of the answers unchanged", lost.low
@@ -138,62 +150,57 @@ def by_iteration(
 ) -> list[Answers]:
     """The answers that a cap at each of these iterations would give, with or without the approximate tokens, to
     rationales that were decoded whole."""
-    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
-    results = []
-    for cap in iterations:
-        pieces: list[list[int] | None] = []
-        for completion in decoded:
-            if cap == 0:
-                pieces.append([])
-            elif cap > len(completion.trajectory):  # it has ended by itself
-                pieces.append(None)
-            else:
-                exact, approximate = completion.trajectory[cap - 1]
-                pieces.append([*completion.tokens[:exact], *(approximate if glimpse else ())])
-        results.append(Answers(asked, whole, _after(engine, asked, pieces, whole)))
-    return results
+
+    def left(completion: Completion, cap: int) -> list[int] | None:
+        if cap == 0:
+            return []
+        if cap > len(completion.trajectory):  # it has ended by itself
+            return None
+        exact, approximate = completion.trajectory[cap - 1]
+        return [*completion.tokens[:exact], *(approximate if glimpse else ())]
+
+    return _after(engine, asked, decoded, [[left(completion, cap) for completion in decoded] for cap in iterations])
 
 
 def masked(
-    engine: Engine, asked: Sequence[Rationale], shares: Sequence[float], seeds: int
-) -> list[tuple[Answers, Answers]]:
-    """Section 5.2: the answers after rationales of which a share is masked, from the end and uniformly; the results of
-    all seeds, one after another."""
+    engine: Engine, asked: Sequence[Rationale], shares: Sequence[float], seeds: int | None = None
+) -> list[Answers]:
+    """Section 5.2: the answers after rationales of which each of these shares is masked: from the end, or at random
+    places with so many seeds, whose answers are one after another."""
     with load_decoder("ar", engine=engine) as decoder:
         decoded = decoder.generate([one.request for one in asked])
-    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
+    texts = [engine.codec.encode(completion.parts[0].text) for completion in decoded]
     tokenizer = engine.loaded.tokenizer
     mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+
+    def left(number: int, share: float, seed: int) -> list[int] | None:
+        tokens = list(texts[number])
+        hidden = round(share * len(tokens))
+        places: Sequence[int] = range(len(tokens) - hidden, len(tokens))
+        if seeds is not None:
+            places = random.Random(f"{seed}/{asked[number].request.prompt}").sample(range(len(tokens)), hidden)
+        for place in places:
+            tokens[place] = mask
+        return tokens if hidden else None
+
     results = []
     for share in shares:
-        both = []
-        for uniform in (False, True):
-            pieces: list[list[int] | None] = []
-            for seed in range(seeds):
-                for number, completion in enumerate(decoded):
-                    tokens = engine.codec.encode(completion.parts[0].text)
-                    hidden = round(share * len(tokens))
-                    chance = random.Random(f"{seed}/{number}")
-                    places = (
-                        chance.sample(range(len(tokens)), hidden)
-                        if uniform
-                        else range(len(tokens) - hidden, len(tokens))
-                    )
-                    for place in places:
-                        tokens[place] = mask
-                    pieces.append(tokens if hidden else None)
-            several, full = [*asked] * seeds, whole * seeds
-            both.append(Answers(several, full, _after(engine, several, pieces, full)))
-        results.append((both[0], both[1]))
+        pieces = [[left(number, share, seed) for number in range(len(asked))] for seed in range(seeds or 1)]
+        results.append(Answers.joined(_after(engine, asked, decoded, pieces)))
     return results
 
 
 def _after(
-    engine: Engine, asked: Sequence[Rationale], pieces: Sequence[Sequence[int] | None], whole: Sequence[Any]
-) -> list[Any]:
-    """The answer after each piece of a rationale and the trigger; None stands for the whole rationale."""
+    engine: Engine,
+    asked: Sequence[Rationale],
+    decoded: Sequence[Completion],
+    pieces: Sequence[Sequence[Sequence[int] | None]],
+) -> list[Answers]:
+    """The answers after each of these rows of pieces, one of each rationale, and the trigger; None stands for the whole
+    rationale."""
+    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
     requests = []
-    for one, piece in zip(asked, pieces, strict=True):
+    for one, piece in (pair for row in pieces for pair in zip(asked, row, strict=True)):
         if piece is not None:
             before = engine.codec.encode_prompt(one.request.prompt)
             ids = (*before, *piece, *engine.codec.encode(one.request.answer_trigger or ""))
@@ -203,10 +210,14 @@ def _after(
             )
     with load_decoder("ar", engine=engine) as decoder:
         completions = iter(decoder.generate(requests))
-    return [
-        full if piece is None else one.answer(next(completions))
-        for one, piece, full in zip(asked, pieces, whole, strict=True)
-    ]
+    results = []
+    for row in pieces:
+        given = [
+            full if piece is None else one.answer(next(completions))
+            for one, full, piece in zip(asked, whole, row, strict=True)
+        ]
+        results.append(Answers.of(asked, given, whole))
+    return results
 
 
 @dataclass(frozen=True)
@@ -225,7 +236,7 @@ class Calibration:
 def calibrate(iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float) -> Calibration:
     """Section 4.4: the least cap from which on, at all later ones too, accuracy is at most `loss` below that of whole
     rationales and at least a share `agreement` of the answers are those of whole rationales."""
-    full = statistics.fmean(one.right(answer) for one, answer in zip(answers[0].asked, answers[0].whole, strict=True))
+    full = statistics.fmean(answers[0].full)
     cap = None
     for iteration, found in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
         if found.accuracy < full - loss or found.agreement < agreement:
@@ -237,14 +248,13 @@ def calibrate(iterations: Sequence[int], answers: Sequence[Answers], loss: float
 
 
 def find_cap(
-    engine: Engine, asked: Sequence[Rationale], iterations: Sequence[int], window: int, loss: float, agreement: float
+    iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float
 ) -> tuple[Calibration, str]:
-    """The cap that these questions ask for, and how sure that is, in words."""
-    answers = by_iteration(engine, asked, decode_whole(engine, asked, window), iterations)
+    """The cap that these answers ask for, and how sure that is, in words."""
     found = calibrate(iterations, answers, loss, agreement)
     if found.cap is None:
         return found, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
     note, low = answers[list(iterations).index(found.cap)].against_whole()
     if low < -loss:
-        note += f"; {len(asked)} questions are too few to be sure of {100 * loss:g} points"
+        note += f"; {len(answers[0].given)} questions are too few to be sure of {100 * loss:g} points"
     return found, f"cap {found.cap}: {note}"

@@ -126,8 +126,18 @@ def test_a_stopped_run_goes_on_from_its_file(bench: Any, tmp_path: Path) -> None
         assert "work" not in anew.numbers
 
 
+def test_what_is_left_is_told_from_the_first_cell_on(bench: Any, screen: io.StringIO) -> None:
+    taken = {"a": 60.0, "b": 240.0, "tired": 5000.0}
+    sides = [Side(name, lambda turn, seconds=seconds: {"seconds": seconds}) for name, seconds in taken.items()]
+    bench().compare("work", sides, lambda column, turn: turn, rounds=3, patience=2000.0)
+    told = [line.rpartition(" s")[2] for line in screen.getvalue().splitlines() if line.startswith("work, round")]
+    # All is taken for a minute, then for two and a half; then the tired side is known not to be asked again.
+    assert told[:3] == [", about 8 min left", ", about 18 min left", ", about 10 min left"]
+    assert told[-2:] == [", about 4 min left", ""]
+
+
 def test_a_file_of_other_questions_is_not_gone_on_with(bench: Any, tmp_path: Path) -> None:
-    (tmp_path / "n.json").write_text(json.dumps({"format": 2, "machine": "a machine", "asked": {}, "finished": False}))
+    (tmp_path / "n.json").write_text(json.dumps({"format": 3, "machine": "a machine", "asked": {}, "finished": False}))
     assert bench().numbers["asked"] == {"model": "m"}
     (tmp_path / "n.json").write_text("[no JSON")
     assert bench().numbers["asked"] == {"model": "m"}
