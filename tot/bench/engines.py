@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+import psutil
 import torch
 
 from tot.bench.harness import Measured, Metric, percent, timed
@@ -120,3 +121,9 @@ def checked(seconds: float, tokens: int, wanted: int) -> Measured:
     if tokens != wanted:
         raise SideError(f"it drew {tokens} tokens where {wanted} were asked for")
     return {"seconds": seconds, "tokens": tokens}
+
+
+def resident(pid: int | None = None) -> int:
+    """Bytes of memory that a process and all it started hold, mapped files included; without `pid`, this one alone."""
+    process = psutil.Process(pid)
+    return sum(one.memory_info().rss for one in (process, *(process.children(recursive=True) if pid else ())))

@@ -18,6 +18,7 @@ from typing import Any
 import psutil
 from rich.console import Console
 
+from tot.bench.engines import resident
 from tot.bench.harness import (
     NOT_AT_ALL,
     RATE,
@@ -29,6 +30,7 @@ from tot.bench.harness import (
     Side,
     by_column,
     percent,
+    plain,
     timed,
 )
 from tot.bench.options import PeersOptions
@@ -54,6 +56,7 @@ from tot.task import Task
 THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
 STEPS = 64
 STEP_COUNTS = (1, 4, 8, 15, 32)
+_HELD = Metric("GiB resident", lambda took: took["resident"] / 2**30 if "resident" in took else None, plain(".2f"))
 BUSY = 20.0
 """Percent of all processors, above which somebody is at work."""
 _WARM_UP_TOKENS, _WARM_UP_WAVES = 8, 3
@@ -131,16 +134,22 @@ def decode(peers: Peers) -> None:
     def warming(count: int) -> Waves:
         return branches(rotated(ids, _WARM_UP_PLACE + places[count]), count, min(_WARM_UP_TOKENS, asked.new_tokens))
 
+    def run(side: Peer, given: Waves) -> Measured:
+        """With the memory that our own process holds afterwards, where there is no other side in it."""
+        took = side.run(given)
+        alone = side.decoder is not None and set(asked.sides) <= {"llama", "vllm"}
+        return took | {"resident": resident()} if alone else took
+
     title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
     peers.decoded = peers.compare(
         title,
-        [settled(side) for side in peers.sides],
+        [settled(Side(side.name, partial(run, side), most=side.most)) for side in peers.sides],
         asking,
         columns=asked.branches,
         rounds=asked.rounds,
         warm_up=warming,
         size=rows,
-        table=lambda results: by_column(results, RATE, title, ratios=_pairs(results)),
+        table=lambda results: by_column(results, RATE, title, ratios=_pairs(results), others=[_HELD]),
     )
 
 

@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tot.bench.engines import SideError, checked
+from tot.bench.engines import SideError, checked, resident
 from tot.bench.harness import Measured
 from tot.bench.workloads import Waves, drawn
 
@@ -62,7 +62,8 @@ class Worker:
         """Have all waves run, from nothing. Raises SideError."""
         asked = [[{"prompt": asked.prompt, "new": asked.samples} for asked in wave] for wave in waves]
         reply = self._ask({"waves": asked})
-        return checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
+        took = checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
+        return took | {"resident": resident(self._process.pid)}
 
     def close(self) -> None:
         self._kill()
