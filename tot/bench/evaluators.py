@@ -21,8 +21,7 @@ from typing import Any
 from rich.table import Table
 
 from tot.backend import Backend
-from tot.bench.harness import Bench, timed
-from tot.bench.options import QualityOptions
+from tot.bench.harness import Bench, Measured, Results, Side, timed
 from tot.checked_task import CheckedTask
 from tot.context import Context
 from tot.decoders.budget import Meter
@@ -30,14 +29,14 @@ from tot.evaluation.attempt import Work
 from tot.evaluation.estimate import bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.registry import EVALUATORS, named
+from tot.evaluators.base import Evaluator
 from tot.solver import run_to_end
 from tot.state import Drawn, State, Thought
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
 
 _AT_ONCE = 16
-"""Trees whose parts are judged side by side."""
+"""Questions whose pieces are judged side by side."""
 
 
 @dataclass(frozen=True)
@@ -61,28 +60,42 @@ class Solutions:
     messages: tuple[tuple[list[tuple[Hashable, Drawn]], float], ...]
 
 
-def judge(asked: QualityOptions, work: Work, folder: Path, bench: Bench) -> None:
-    """How well evaluators tell pieces that end right from those that don't, within a question."""
-    rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
+def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evaluator], most: int) -> None:
+    """How well evaluators tell pieces that end right from those that don't, within a question; of `most` questions."""
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         tokenizer = getattr(decoders["generate"], "tokenizer", None)
         exact = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         decode = None if tokenizer is None else partial(tokenizer.decode, **exact)
-        samples = islice(read_samples(folder), asked.judged)
+        samples = islice(read_samples(folder), most)
         given = [solutions(folder, sample, work.task, decode) for sample in samples]
-        for name in asked.evaluators:
+        batches = [given[start : start + _AT_ONCE] for start in range(0, len(given), _AT_ONCE)]
+
+        def ask(evaluator: Evaluator, batch: Sequence[Solutions]) -> Measured:
             meter = Meter()
-            seconds, found = timed(
-                lambda meter=meter, name=name: run_to_end(  # type: ignore[misc]
-                    judged(given, work.task, named(name, EVALUATORS), Backend(decoders, meter))
-                )
-            )
-            bench.keep(**{f"evaluator {name}": [[asdict(one) for one in each] for each in found]})
-            pieces = max(1, sum(map(len, found)))
-            shares = [told(found, place) for place in PLACES.values()]
-            rows.add_row(name, *shares, f"{meter.usage.new_tokens / pieces:.0f}", f"{seconds:.1f}")
-    bench.show(rows)
+            asking = judged(batch, work.task, evaluator, Backend(decoders, meter))
+            seconds, found = timed(lambda: run_to_end(asking))
+            pieces = [[asdict(one) for one in each] for each in found]
+            return {"seconds": seconds, "tokens": meter.usage.new_tokens, "pieces": pieces}
+
+        bench.compare(
+            "evaluators",
+            [Side(name, partial(ask, evaluator)) for name, evaluator in evaluators.items()],
+            lambda _, turn: batches[turn],
+            rounds=len(batches),
+            table=_table,
+        )
+
+
+def _table(results: Results) -> Table:
+    rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
+    for name in results.sides:
+        done = results.of(name).values()
+        found = [[Judged(**one) for one in each] for took in done for each in took["pieces"]]
+        tokens, seconds = (sum(took[what] for took in done) for what in ("tokens", "seconds"))
+        shares = [told(found, place) for place in PLACES.values()]
+        rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, found))):.0f}", f"{seconds:.1f}")
+    return rows
 
 
 _TELLING = "pairs of a question's pieces of which the better one is valued more (AUROC), with 95% intervals"
@@ -127,9 +140,11 @@ def pieces_of(message: Drawn, decode: Callable[[Sequence[int]], str] | None) -> 
     return found
 
 
-async def judged(questions: Sequence[Solutions], task: Task, evaluator: Any, backend: Backend) -> list[list[Judged]]:
+async def judged(
+    questions: Sequence[Solutions], task: Task, evaluator: Evaluator, backend: Backend
+) -> list[list[Judged]]:
     """Every piece, judged when those at its depth are all that there is, as a search would."""
-    turn, checked = asyncio.Semaphore(_AT_ONCE), CheckedTask(task)
+    checked = CheckedTask(task)
 
     async def of(question: Solutions) -> list[Judged]:
         tree = ThoughtTree(question.root)
@@ -146,8 +161,7 @@ async def judged(questions: Sequence[Solutions], task: Task, evaluator: Any, bac
                         grown[key] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
                     ends[i] = grown[key]
                     through.setdefault(ends[i].id, []).append((right, len(pieces)))
-            async with turn:
-                values = await context.judge(evaluator, [tree[node] for node in through])
+            values = await context.judge(evaluator, [tree[node] for node in through])
             for ended, one in zip(through.values(), values, strict=True):
                 if one.value is not None:
                     right, far = map(fmean, zip(*ended, strict=True))

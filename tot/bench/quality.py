@@ -37,6 +37,7 @@ from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
 from tot.machine import describe
 from tot.messages import scoring
+from tot.registry import EVALUATORS, named
 from tot.search.session import elected
 from tot.solver import solve
 from tot.task import Task
@@ -76,7 +77,8 @@ def run(asked: QualityOptions, console: Console) -> None:
     works, mixtures = {name: way(asked, options) for name, options in asked.ways.items()}, asked.mixed
     judge_of_pairs = None if asked.judge is None else way(asked, asked.judging)
     most = max(works, key=lambda name: _samples(works[name]))
-    if asked.evaluators and _samples(works[most]) < 2:
+    evaluators = {name: named(name, EVALUATORS) for name in asked.evaluators}
+    if evaluators and _samples(works[most]) < 2:
         raise OptionError(
             "--evaluators judges the pieces of several solutions of a question: add a way that draws them, such as "
             "--way 'votes: search=self-consistency:samples=8'"
@@ -98,8 +100,8 @@ def run(asked: QualityOptions, console: Console) -> None:
         bench.show(table(ways))
         if judge_of_pairs is not None:
             bench.show(preferred(judge_of_pairs, {name: ways[name] for name in works}, bench))
-        if asked.evaluators:
-            judge(asked, works[most], folder_of(asked, most), bench)
+        if evaluators:
+            judge(bench, works[most], folder_of(asked, most), evaluators, asked.judged)
         seconds = time_each(asked, works, bench) if asked.timed else {}
         if asked.picture is not None:
             from tot.report.plots import accuracies, save

@@ -121,7 +121,7 @@ def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[s
     for said in ("about 0.0 hours", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time"):
         assert said in shown, said
     assert "seconds a question" in Path("picture.svg").read_text()  # what glyphs say stands in comments
-    judged = {name: kept[f"evaluator {name}"] for name in ("logprob", "random")}
+    judged = {cell["side"]: cell["pieces"] for cell in kept["evaluators"]["cells"]}
     assert [len(each) for each in judged["logprob"]] == [8] * 4
     truths = [(one["depth"], one["truth"]) for one in judged["random"][1]]
     assert truths == [(depth, float(said == "2")) for depth in (1, 2) for said in SAID["Bo"]]
@@ -131,6 +131,8 @@ def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[s
     refused = ("bench", "quality", "--data", "rows.jsonl", "--way", "plain: search=cot", "--evaluators", "random")
     assert main(refused) == 2
     assert "--evaluators judges the pieces of several solutions of a question" in capfd.readouterr().err
+    assert main([*asked, "logprob,beam"]) == 2  # before anything is asked
+    assert "unknown evaluator 'beam'" in capfd.readouterr().err
     before = Path("quality/plain/samples.jsonl").read_bytes()
     again = ("random", "--judged", "4", "--picture", "tokens.svg")
     assert main([*asked, *again]) == 0  # gone on with: nothing is decoded again
