@@ -2,7 +2,7 @@
 
 The cap that a random half of the questions asks for (section 4.4); on the other half answers by iteration (figure 6)
 and window (figure 8), and after rationales of which parts are masked (figure 5); then time: rationales one at a time
-and packed (table 1), and where it goes (table 2); and the evaluations of a GSM8K search, explained in full and in part.
+and packed (table 1), and where it goes (table 2).
 """
 
 from __future__ import annotations
@@ -19,16 +19,12 @@ from rich.table import Table
 from tot.bench.engines import SPENT, about, metrics_of
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Results, Side, by_metric, percent, timed
 from tot.bench.options import FastCoTOptions
-from tot.bench.workloads import grown
 from tot.decoders.decoder import load_decoder
 from tot.decoders.drafting.latency_model import engine_latency_model
 from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.fastcot import Buffers
-from tot.decoders.request import Request, Sampling
 from tot.evaluation.estimate import bootstrap
-from tot.evaluators.likelihood import Explain
-from tot.registry import load_task
 from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, questions
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
@@ -72,8 +68,6 @@ def run(options: FastCoTOptions, console: Console) -> None:
                 _masked(bench, engine, testing, options.seeds)
             if "times" in options.parts:
                 _times(bench, engine, testing[: options.timed], width, cap)
-            if "evaluations" in options.parts:
-                _state_evaluations(bench, engine, width, most)
 
 
 def _answers(
@@ -241,36 +235,3 @@ _TIMES = [
     Metric("saved", lambda took: took["saved"], lambda values: f"{sum(values):.0f}"),
     *SPENT,
 ]
-
-
-def _state_evaluations(bench: Bench, engine: Engine, window: int, max_tokens: int) -> None:
-    """Values of GSM8K's first thoughts after whole explanations and after parts of them, siblings packed."""
-    task, evaluator = load_task("gsm8k"), Explain()
-    sampling = Sampling(max_tokens=max_tokens, stop=("\n\n",))
-    plain = load_decoder("ar", engine=engine)
-    groups: list[list[Request]] = []
-    for number, row in enumerate(task.data("questions")):
-        states = grown(plain, task, task.question_of(row), number, thoughts=3, breadth=1, depth=2)
-        groups.append([evaluator.request(task, evaluator.prompt(task, state), sampling) for state in states])
-
-    def explained(decoder: LocalDecoder, asked: Sequence[Request]) -> Measured:
-        seconds, done = timed(lambda: decoder.generate(asked))
-        return {"seconds": seconds, "values": [evaluator.value(task, each) or 0.0 for each in done]}
-
-    def asking(_: Any, turn: int) -> list[Request]:
-        """With its prompts computed."""
-        plain.generate([one.model_copy(update={"answer_trigger": None}) for one in groups[turn]])
-        return groups[turn]
-
-    sides = [Side("whole explanations", partial(explained, plain))]
-    for cap in filter(None, (max_tokens // 16, max_tokens // 8, max_tokens // 4, max_tokens // 2)):
-        cutting = load_decoder("fastcot", engine=engine, window=window, cap=cap)
-        sides.append(Side(f"cap {cap}", partial(explained, cutting)))
-    whole = sides[0].name
-    results = bench.compare("GSM8K state evaluations", sides, asking, rounds=len(groups), against=[whole])
-    values = {
-        side.name: [value for cell in results.of(side.name).values() for value in cell["values"]] for side in sides
-    }
-    for name, found in values.items():
-        if name != whole and min(len(set(found)), len(set(values[whole]))) > 1:
-            bench.show(f"{name}: correlation of values {statistics.correlation(found, values[whole]):.2f}")

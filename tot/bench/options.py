@@ -88,10 +88,9 @@ class DecodersOptions(Computed):
 class FastCoTOptions(Computed):
     """FastCoT against whole rationales: time, accuracy, answers unchanged, by iteration and at the calibrated cap."""
 
-    parts: tuple[Literal["answers", "masks", "times", "evaluations"], ...] = Field(
-        ("answers", "masks", "times", "evaluations"),
-        description="With commas: answers after parts of rationales, answers where parts are masked, times, and state "
-        "evaluations of a GSM8K search.",
+    parts: tuple[Literal["answers", "masks", "times"], ...] = Field(
+        ("answers", "masks", "times"),
+        description="With commas: answers after parts of rationales, answers where parts are masked, and times.",
     )
     data: str = Field(description="Questions with answers, as for tot eval.")
     task: str = Field("multiple_choice", description="What they are questions of.")

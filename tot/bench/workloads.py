@@ -21,7 +21,6 @@ from tot.decoders.request import Completion, Request, Sampling
 from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
-from tot.state import State
 from tot.task import Task
 
 
@@ -93,15 +92,6 @@ def record(
     search: Any = {"search": BFS(thoughts=thoughts, **options), "generator": "sample", "evaluator": "likelihood"}
     seconds, _ = timed(lambda: solve(task, question, decoder=recorder, prompts="papers", **search))
     return recorder.waves, seconds
-
-
-def grown(
-    decoder: LocalDecoder, task: Task, question: str, seed: int, thoughts: int, breadth: int, depth: int, **options: Any
-) -> list[State]:
-    """The states after the thoughts of a search, whose values are chance."""
-    search: Any = {"search": BFS(thoughts=thoughts, breadth=breadth, depth=depth), "evaluator": "random"}
-    tree = solve(task, question, decoder=decoder, prompts="papers", seed=seed, **search, **options).tree
-    return [tree.state(node) for node in tree if node.parent is not None]
 
 
 class _Recorder:
