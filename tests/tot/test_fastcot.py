@@ -257,7 +257,10 @@ def _here(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_here")
-def test_a_cap_is_calibrated_and_its_curve_saved(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_cap_is_calibrated_and_its_curve_saved(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
     asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "24")
     assert main(["fastcot", "calibrate", *asked, "--window", "5", "--out", "cal.json"]) == 0
     printed = capfd.readouterr().out
@@ -316,7 +319,7 @@ def test_a_bench_that_is_stopped_goes_on_and_says_the_same(
         decoded.append((str(batch[0].request.prompt), window))
         return decode_whole(engine, batch, window)
 
-    monkeypatch.setattr("tot.bench.fastcot.BATCH", 3)
+    monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
     monkeypatch.setattr("tot.bench.fastcot.decode_whole", watched)
     monkeypatch.setattr("tot.bench.fastcot.Buffers.width", lambda self, texts: 5)
     assert main([*asked, "--out", "stopped.json"]) == 130

@@ -25,15 +25,13 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.fastcot import Buffers
 from tot.evaluation.estimate import bootstrap
-from tot.training.fastcot import Answers, Rationale, by_iteration, decode_whole, find_cap, masked, questions
+from tot.training.fastcot import Answers, Rationale, batches, by_iteration, decode_whole, find_cap, masked, questions
 
 WINDOWS = (0, 5, 10, 15, 20, 25)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
 """Of rationales, that are masked."""
 TOGETHER = 8
 """Rationales decoded at once where they are packed."""
-BATCH = 16
-"""Questions that are answered at once after parts of rationales."""
 LOSS, AGREEMENT = 0.03, 0.9
 """Accuracy that a cap may lose, and the share of answers that have to stay as they are."""
 Answering = Callable[[Sequence[Rationale]], list[Answers]]
@@ -78,7 +76,7 @@ def _answers(
     table: Callable[[Curves], Table],
 ) -> Curves:
     """Ask all sides in batches, of which those that are done are kept."""
-    batches = [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
+    parts = batches(asked)
 
     def answered(side: Answering, batch: Sequence[Rationale]) -> Measured:
         seconds, found = timed(lambda: side(batch))
@@ -95,8 +93,8 @@ def _answers(
         bench.compare(
             title,
             [Side(name, partial(answered, side)) for name, side in sides.items()],
-            lambda _, turn: batches[turn],
-            rounds=len(batches),
+            lambda _, turn: parts[turn],
+            rounds=len(parts),
             table=lambda results: table(curves(results)),
         )
     )

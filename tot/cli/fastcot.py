@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tot.cli.options import writable
-from tot.report.terminal import console
+from tot.report.terminal import console, counting
 
 app = typer.Typer(no_args_is_help=True, help="FastCoT: answers from rationales that are cut.", rich_markup_mode=None)
 
@@ -54,14 +54,19 @@ def calibrate_command(
     from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
     from tot.report.plots import curves, save
-    from tot.training.fastcot import by_iteration, decode_whole, find_cap, questions
+    from tot.training.fastcot import BATCH, Answers, batches, by_iteration, decode_whole, find_cap, questions
 
     out = writable(out)
     asked = questions(task, data, limit, max_tokens, seed)
     with open_engine(model) as engine:
         width = Buffers(window, None if window is not None else engine_latency_model(engine)).width(1)
         iterations = [*range(0, max_tokens + 1, every)]
-        answers = by_iteration(engine, asked, decode_whole(engine, asked, width), iterations)
+        done: list[list[Answers]] = []
+        with counting("calibrating", len(asked)) as tell:
+            for batch in batches(asked):
+                tell(BATCH * len(done), f"{len(asked)} questions")
+                done.append(by_iteration(engine, batch, decode_whole(engine, batch, width), iterations))
+        answers = [Answers.joined(place) for place in zip(*done, strict=True)]
     found, note = find_cap(iterations, answers, loss, agreement)
     write_json(out, {"model": model, "task": task, "window": width, "note": note, **asdict(found)})
     lines = {

@@ -23,6 +23,8 @@ from tot.registry import load_task
 from tot.task import Task
 
 ANSWER_TOKENS = 12
+BATCH = 16
+"""Questions that are answered at once after parts of rationales."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,11 @@ def questions(task: str, data: str, limit: int, max_tokens: int, seed: int, chat
     if len(asked) < 2:
         raise OptionError(f"{data} has {len(asked)} rows: give a file with more")
     return asked
+
+
+def batches(asked: Sequence[Rationale]) -> list[Sequence[Rationale]]:
+    """In parts of `BATCH`."""
+    return [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
 
 
 @dataclass
