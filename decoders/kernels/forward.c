@@ -153,7 +153,7 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
 #if WEIGHTS == 8
     const int64_t groups = inputs / GROUP, scales = scale_bytes(matrix);
     const int parts = GROUP / group, words = group / JOINED;
-    const float middle = -(float)matrix->middle;
+    const float zero = -(float)matrix->middle;  // what the number 0 stands for, in steps
     for (int64_t g = 0; g < groups * parts; g++) {
         Words whole[MOST_ROWS][WIDE];
 #pragma GCC unroll 12
@@ -183,11 +183,11 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
         const int of_sum = parts == 1 ? 1 : 2 + (int)(g % 2);
 #define TOLD_OF(r) (input_steps + TOLD * ((r) * groups + g / parts))
 #define WHOLE(r, p) __builtin_convertvector(bits == 4 ? of_nibbles(whole[r][p]) : whole[r][p], Floats)
-        if (middle != 0) {
+        if (zero != 0) {
             const Floats step[WIDE] = {load_halves(line), load_halves(line + scales)};
 #pragma GCC unroll 12
             for (int r = 0; r < rows; r++) {
-                const Floats times = each(TOLD_OF(r)[0]), more = each(middle * TOLD_OF(r)[of_sum]);
+                const Floats times = each(TOLD_OF(r)[0]), more = each(zero * TOLD_OF(r)[of_sum]);
 #pragma GCC unroll 2
                 for (int p = 0; p < WIDE; p++)
                     sums[r][p] = add_product(sums[r][p], step[p], add_product(more, WHOLE(r, p), times));
