@@ -152,9 +152,10 @@ def _load_folder(
         check_supported(config)  # again, with the defaults that config.json leaves out
         model = None if unread is None else open_unread(unread, folder, config, dtype)
         if tokenizer is None:
-            # A converted one is whole: the family's class would build it again, from vocabulary and merges, beside it.
-            opened = PreTrainedTokenizerFast if converted else AutoTokenizer
-            tokenizer = opened.from_pretrained(folder, config=config, trust_remote_code=False)
+            if converted:  # it is whole: the family's class would build it again, from vocabulary and merges, beside it
+                tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+            else:
+                tokenizer = AutoTokenizer.from_pretrained(folder, config=config, trust_remote_code=False)
         if model is not None:
             return model, tokenizer
         model, report = AutoModelForCausalLM.from_pretrained(

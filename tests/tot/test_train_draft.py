@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from filelock import FileLock
@@ -305,6 +306,18 @@ def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
     assert (stopped / ".training" / "checkpoint.safetensors").exists()
     assert tot("--text", text, "--out", str(stopped))[0] == 0
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
+
+
+def test_stopped_while_it_is_saved_it_is_saved_again(
+    tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("tot.training.train_draft.write_json", Mock(side_effect=KeyboardInterrupt))
+        assert tot("--text", text, "--out", str(tmp_path))[0] == 130
+    assert (tmp_path / "config.json").exists()
+    assert tot("--text", text, "--out", str(tmp_path))[0] == 0
+    assert json.loads((tmp_path / "report.json").read_text())["recorded"] > 0
+    assert "holds a model already" in tot("--text", text, "--out", str(tmp_path))[2]
 
 
 @pytest.mark.processes

@@ -62,9 +62,9 @@ def run(
         if next(rows(path), None) is None:
             raise OptionError(f"{path} has no rows: give a file of texts")
     folder = draft_folder(model) if out is None else out
-    if (folder / "config.json").exists():
-        raise OptionError(f"{folder} holds a model already: delete it to train anew, or give another folder by --out")
     work = folder / ".training"
+    if (folder / "config.json").exists() and not work.exists():  # which goes last
+        raise OptionError(f"{folder} holds a model already: delete it to train anew, or give another folder by --out")
     work.mkdir(parents=True, exist_ok=True)
     settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump()}
     with ExitStack() as stack:

@@ -67,6 +67,21 @@ def test_the_cached_tokenizer_is_the_files_own(
     assert cached.decode(ids, skip_special_tokens=True) == "<think>hello"
 
 
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3"])
+def test_what_is_saved_of_a_converted_model_reads_as_it_does(
+    family: str, tmp_path: Path, write_gguf: Callable[..., Any]
+) -> None:
+    """As a model that was trained from it is."""
+    made = write_gguf(tmp_path / "tiny.gguf", family, **({"pre": "qwen2"} if family != "llama" else {}))
+    converted = load_model(made.path, cache_dir=tmp_path / "cache")
+    converted.model.save_pretrained(tmp_path / "saved")
+    converted.tokenizer.save_pretrained(tmp_path / "saved")
+    again = load_model(tmp_path / "saved").tokenizer
+    for text in TEXTS:
+        assert again.encode(text) == converted.tokenizer.encode(text)
+    assert again.chat_template == TEMPLATE
+
+
 def test_smollm_splits_digits_before_anything_else(tiny: Any) -> None:
     """transformers' own GGUF tokenizer gives ['Ġ', 'Ġ', '5'] for two spaces and a digit: SmolLM was not trained so."""
     tokenizer = build_tokenizer(read_gguf(tiny.path))
