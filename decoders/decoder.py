@@ -46,30 +46,6 @@ class AsyncDecoder(Decoder, Protocol):
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
 
 
-@runtime_checkable
-class Named(Protocol):
-    """A decoder that says what it is called."""
-
-    @property
-    def name(self) -> str: ...
-
-
-@runtime_checkable
-class StepsDecoder(Decoder, Protocol):
-    """A decoder that says whether it writes the steps of a request side by side."""
-
-    @property
-    def writes_steps(self) -> bool: ...
-
-
-@runtime_checkable
-class ChatDecoder(Decoder, Protocol):
-    """A decoder that says whether messages are put into a chat format of the model's own."""
-
-    @property
-    def chats(self) -> bool: ...
-
-
 def find_method(name: str) -> Any:
     """The decoding method of that name; or a decoder of one's own, or what makes one. Raises OptionError."""
     if name in REMOTE or (":" not in name and name not in METHODS):
@@ -127,9 +103,8 @@ def load_decoder(
     chosen = checked_options(name, options)
     if engine is not None and quantize != "auto":
         raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
-    from tot.decoders.engine.opening import open_engine
     from tot.decoders.local import LocalDecoder
-    from tot.decoders.open_models import close_models
+    from tot.decoders.open_models import close_models, open_engine
 
     with ExitStack() as stack:
         owned = engine is None

@@ -5,6 +5,7 @@ The one place with state of the whole process. Loading another model closes it, 
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,14 +13,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.opening import open_engine
-from tot.decoders.errors import TotError
+from tot.decoders.errors import OptionError, TotError
 from tot.decoders.last_open import LastOpen
 from tot.decoders.memory import give_back
-from tot.decoders.models.model_names import model_key
+from tot.decoders.models.loading import load_model
+from tot.decoders.models.model_names import find_model, model_key
 
 if TYPE_CHECKING:
     from tot.decoders.decoder import Quantize
+
+log = logging.getLogger(__name__)
+
+
+def open_engine(
+    model: str | Path | Any,
+    tokenizer: Any = None,
+    dtype: str = "auto",
+    device: str = "auto",
+    kv_budget: int | str | None = None,
+    quantize: Quantize = "auto",
+) -> Engine:
+    """Load a model, and make an engine for it, all as `load_decoder` says. Its number format is chosen before."""
+    named = isinstance(model, str | Path)
+    if quantize == "auto" and dtype == "auto" and named and find_model(model).suffix == ".gguf":
+        try:
+            return open_engine(model, tokenizer, dtype, device, kv_budget, "gguf")
+        except OptionError as error:
+            log.info("%s is not computed with as its file has it: %s", model, error)
+    form = None if quantize == "auto" or quantize == "none" else quantize
+    loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=form == "gguf")
+    give_back()  # a tokenizer's file is read into many times its size, which room for keys and values would lie in
+    return Engine(loaded, kv_budget, quantize=form, owned=named)
 
 
 @contextmanager

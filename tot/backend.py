@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Any
 
 from tot.decoders.budget import Meter
-from tot.decoders.decoder import AsyncDecoder, Decoder, Named, StepsDecoder
+from tot.decoders.decoder import AsyncDecoder, Decoder
 from tot.decoders.errors import OptionError, RequestError
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.steps import is_cut
@@ -56,7 +56,7 @@ class Backend:
         decoder = self._decoders.get(purpose)
         if decoder is None:
             return None
-        return decoder.name if isinstance(decoder, Named) else type(decoder).__name__
+        return str(getattr(decoder, "name", type(decoder).__name__))
 
     def model(self, purpose: Purpose) -> Any:
         """The model object of that decoder, where it runs here."""
@@ -65,8 +65,7 @@ class Backend:
 
     def writes_steps(self, purpose: Purpose) -> bool:
         """True where that decoder writes parallel steps side by side."""
-        decoder = self._decoders.get(purpose)
-        return isinstance(decoder, StepsDecoder) and decoder.writes_steps
+        return bool(getattr(self._decoders.get(purpose), "writes_steps", False))
 
     async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """The n completions of each request, all of one purpose."""

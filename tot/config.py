@@ -13,7 +13,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import (
     REMOTE,
-    ChatDecoder,
     Decoder,
     checked_options,
     find_method,
@@ -111,7 +110,7 @@ class SearchConfig(BaseModel):
             return False
         asked = chosen["generate"]
         if not isinstance(asked, str):
-            return isinstance(asked, ChatDecoder) and asked.chats
+            return bool(getattr(asked, "chats", False))
         if asked in REMOTE:
             return bool(self.model_options.get("api", "chat") == "chat")
         if not isinstance(self.model, str | Path):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol, get_args
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -20,34 +20,6 @@ from tot.decoders.kernels.packing import GROUP
 from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.kernels.tiles import kernel_for, make_tiles
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
-
-
-class Backend(Protocol):
-    """One model over its stores of keys and values."""
-
-    @property
-    def name(self) -> str:
-        """What computes, in words."""
-
-    @property
-    def weight_bytes(self) -> float:
-        """Bytes that a weight of a linear layer takes."""
-
-    def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
-        """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
-
-    def forward(
-        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
-    ) -> tuple[Tensor, Tensor | None]:
-        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`, and
-        their hidden states at `layers`, numbered as `Request.states` does.
-
-        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
-        there are layers, (kept, layers, hidden), float32.
-        """
-
-    def close(self) -> None:
-        """Give the model back as it was, and let go of the stores."""
 
 
 class TransformersForward:
@@ -67,7 +39,8 @@ class TransformersForward:
         self._linears = PackedLinears(model)
 
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], dict[int | None, Any]]:
-        """By the window of layers."""
+        """Cut the attention of new rows, by the window of layers. Returns the order in which runs are to be packed, and
+        the pieces."""
         order, pieces = self._make(runs)
         found: dict[int | None, Any] = {None: pieces}
         if self._window is not None:
@@ -77,6 +50,12 @@ class TransformersForward:
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
+        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`, and
+        their hidden states at `layers`, numbered as `Request.states` does.
+
+        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
+        there are layers, (kept, layers, hidden), float32.
+        """
         plan = Plan(self._keys, self._values, write, self._attend, pieces)
         result = self._model(
             input_ids=tokens,
@@ -93,6 +72,10 @@ class TransformersForward:
         self._linears.close()
         self._keys = self._values = ()
         self._model = None
+
+
+Backend = NativeForward | TransformersForward
+"""One model over its stores of keys and values: `cut` and `forward` of both take and give the same."""
 
 
 def open_backend(

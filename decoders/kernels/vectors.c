@@ -1,6 +1,6 @@
 // Vectors of LANES numbers: what attention.c and forward.c are written in. Arithmetic is the compiler's own on vectors;
-// here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, NEON, and
-// with -DPORTABLE (and -DLANES=4, 8 or 16) plain C for any other.
+// here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, NEON. With
+// -DLANES=4, 8 or 16 the file that -DPORTABLE names has it instead: the tests' is in plain C.
 
 #include <math.h>
 #include <stdatomic.h>
@@ -8,29 +8,30 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if !defined(PORTABLE) && defined(__aarch64__)
+#ifdef PORTABLE
+#elif defined(__aarch64__)
 #include <arm_neon.h>
 #define NEON
 #define LANES 4
-#elif !defined(PORTABLE)
+#else
 #include <immintrin.h>
 #ifdef __AVX512F__
 #define LANES 16
 #define ON(name) _mm512_##name
 typedef __m512 Native;
 typedef __m512i NativeWords;
+#ifdef __AVX512VNNI__
+#define DOT(name) _mm512_##name##_epi32
+#endif
 #else
 #define LANES 8
 #define ON(name) _mm256_##name
 typedef __m256 Native;
 typedef __m256i NativeWords;
-#endif
-#endif
-
-#if !defined(PORTABLE) && LANES == 16 && defined(__AVX512VNNI__)
-#define DOT(name) _mm512_##name##_epi32
-#elif !defined(PORTABLE) && LANES == 8 && defined(__AVXVNNI__)
+#ifdef __AVXVNNI__
 #define DOT(name) _mm256_##name##_avx_epi32
+#endif
+#endif
 #endif
 
 typedef float Floats __attribute__((vector_size(4 * LANES)));
@@ -77,68 +78,7 @@ static inline Floats absolute(Floats x) { return (Floats)((Words)x & 0x7fffffff)
 static inline Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4B400000; }
 
 #ifdef PORTABLE
-
-static inline void rest_a_little(void) {}
-
-static inline Floats each(float number) {
-    Floats all;
-    for (int i = 0; i < LANES; i++) all[i] = number;
-    return all;
-}
-
-static inline Words each_word(int32_t number) {
-    Words all;
-    for (int i = 0; i < LANES; i++) all[i] = number;
-    return all;
-}
-
-static inline Floats add_product(Floats sum, Floats a, Floats b) { return sum + a * b; }
-
-// The second where one of them is NaN.
-static inline Floats larger_of(Floats a, Floats b) {
-    const Words first = a > b;
-    return (Floats)(((Words)a & first) | ((Words)b & ~first));
-}
-
-static inline float sum_of(Floats x) {
-    float sum = 0;
-    for (int i = 0; i < LANES; i++) sum += x[i];
-    return sum;
-}
-
-static inline float largest_of(Floats x) {
-    float most = x[0];
-    for (int i = 1; i < LANES; i++) most = most > x[i] ? most : x[i];
-    return most;
-}
-
-// To each word the products of its two halves.
-static inline Words add_halves(Words sum, Words a, Words b) {
-    for (int i = 0; i < LANES; i++)
-        sum[i] += ((Halves)a)[2 * i] * ((Halves)b)[2 * i] + ((Halves)a)[2 * i + 1] * ((Halves)b)[2 * i + 1];
-    return sum;
-}
-
-// LANES numbers of 16 bits (IEEE 754), of which a halves' exponent is 112 less than a float's.
-static inline Floats load_halves(const void *place) {
-    typedef uint16_t Narrow __attribute__((vector_size(2 * LANES)));
-    Narrow narrow;
-    memcpy(&narrow, place, sizeof narrow);
-    const Words halves = __builtin_convertvector(narrow, Words), endless = (halves & 0x7c00) == 0x7c00;
-    const Words size = (Words)((Floats)((halves & 0x7fff) << 13) * 0x1p112f);
-    return (Floats)(size | (endless & 0x7f800000) | ((halves & 0x8000) << 16));
-}
-
-// LANES rows become columns.
-static inline void transpose(Words *r) {
-    for (int i = 0; i < LANES; i++)
-        for (int j = 0; j < i; j++) {
-            const int32_t word = r[i][j];
-            r[i][j] = r[j][i];
-            r[j][i] = word;
-        }
-}
-
+#include PORTABLE
 #elif defined(NEON)
 
 static inline void rest_a_little(void) { __asm__ volatile("yield"); }
@@ -286,18 +226,15 @@ static inline Words add_bytes(Words sum, Words a, Words b) {
     const int8x16_t first = (int8x16_t)a, second = (int8x16_t)b;
     const int16x8_t low = vmull_s8(vget_low_s8(first), vget_low_s8(second)), high = vmull_high_s8(first, second);
     return sum + (Words)vpaddq_s32(vpaddlq_s16(low), vpaddlq_s16(high));
-#elif !defined(PORTABLE)
-    return sum + (Words)ON(madd_epi16)(ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), ON(set1_epi16)(1));
 #else
-    const Words even = (Words)(((Halves)b << 8) >> 8), odd = (Words)((Halves)b >> 8);
-    return add_halves(add_halves(sum, a & 0x00ff00ff, even), (a >> 8) & 0x00ff00ff, odd);
+    return sum + (Words)ON(madd_epi16)(ON(maddubs_epi16)((NativeWords)a, (NativeWords)b), ON(set1_epi16)(1));
 #endif
 }
 
 // The same where `a` is from 0 to 15. With AVX2 but no VNNI up to eight such sums fit into halves of words, which
 // of_nibbles adds up.
 static inline Words add_nibbles(Words sum, Words a, Words b) {
-#if defined(PORTABLE) || defined(NEON) || defined(DOT)
+#if defined(NEON) || defined(DOT)
     return add_bytes(sum, a, b);
 #else
     return (Words)((Halves)sum + (Halves)ON(maddubs_epi16)((NativeWords)a, (NativeWords)b));
@@ -305,7 +242,7 @@ static inline Words add_nibbles(Words sum, Words a, Words b) {
 }
 
 static inline Words of_nibbles(Words sum) {
-#if defined(PORTABLE) || defined(NEON) || defined(DOT)
+#if defined(NEON) || defined(DOT)
     return sum;
 #else
     return (Words)ON(madd_epi16)((NativeWords)sum, ON(set1_epi16)(1));

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tot import close_models, solve
-from tot.decoders import Engine, ModelError, Request, Sampling, load_decoder
-from tot.decoders.engine import opening
+from tot.decoders import Engine, ModelError, Request, Sampling, load_decoder, open_models
 from tot.decoders.open_models import shared_engine
 
 ASKED = [Request(prompt="on and on", sampling=Sampling(max_tokens=6, temperature=1.0, ignore_eos=True))]
@@ -28,13 +27,13 @@ def _closed() -> Iterator[None]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that were loaded."""
     seen: list[str] = []
-    load = opening.load_model
+    load = open_models.load_model
 
     def counted(model: Any, **options: Any) -> Any:
         seen.append(Path(str(model)).name)
         return load(model, **options)
 
-    monkeypatch.setattr(opening, "load_model", counted)
+    monkeypatch.setattr(open_models, "load_model", counted)
     return seen
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import time
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from tot.cli.app import main
 
 pytestmark = pytest.mark.real
 
@@ -103,28 +100,3 @@ def test_a_run_whose_server_is_killed_stops_and_goes_on_when_it_is_back(
     assert [sample["index"] for sample in samples] == list(range(PROBLEMS))
     assert [sample["error"] for sample in samples] == [None] * PROBLEMS
     assert len({sample["answer"] for sample in samples}) > 1
-
-
-@pytest.mark.vllm
-def test_the_benchmark_asks_both_sides_the_same_questions(
-    vllm_server: Any, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    asked = ["--base-url", vllm_server.url, "--model", vllm_server.model, "--rounds", "2", "--limit", "2"]
-    asked += [
-        "--data",
-        str(data / "gsm8k_test_0_400.jsonl"),
-        "--search",
-        "self-consistency:samples=2",
-        "--max-tokens",
-        "8",
-    ]
-    assert main(["bench", "servers", *asked, "--out", str(tmp_path / "n.json")]) == 0
-    numbers = json.loads((tmp_path / "n.json").read_text())
-    (cells,) = (found["cells"] for found in numbers.values() if isinstance(found, dict) and "cells" in found)
-    assert len(cells) == 4
-    for cell in cells:
-        assert (cell["failed"], cell["problems"]) == (0, 2)
-        assert cell["cached"] > 0.5
-    out = capsys.readouterr().out
-    assert re.search(r"all of a level in flight +│ [\d.]+ \([\d.]+ to [\d.]+\) +│ [\d.]+x", out)
-    assert vllm_server.url in out

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tot.cli.app import main
-from tot.decoders import OptionError, Request
+from tot.decoders import OptionError
 from tot.decoders.errors import TaskError
 from tot.decoders.training.cllm import trajectories
 from tot.training.questions import questions_of
@@ -50,7 +50,7 @@ def base(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder but for the model, a task, its questions and prompts; with a small store for keys and values:
+    """In an empty folder but for the model, a task and its questions; with a small store for keys and values:
     by default there would be a million tokens, and making room for them takes a second."""
     monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
     monkeypatch.chdir(tmp_path)
@@ -62,7 +62,7 @@ def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             for i, prompt in enumerate(PROMPTS)
         )
     )
-    Path("prompts.jsonl").write_text("".join(json.dumps({"prompt": prompt, "other": 1}) + "\n" for prompt in PROMPTS))
+    Path("others.jsonl").write_text('{"prompt": "one", "other": 1}\n')
     Path("empty.jsonl").write_text("")
 
 
@@ -79,7 +79,6 @@ def tot(capfd: pytest.CaptureFixture[str]) -> Tot:
 
 
 RIDDLES = ("--questions", "riddle.py:Riddle=riddles.jsonl")
-PLAIN = ("--prompts", "prompts.jsonl")
 SHORT = ("--max-tokens", "24")
 
 
@@ -92,11 +91,8 @@ def cells(printed: str) -> list[list[str]]:
 # -- all of it -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("asked", [PLAIN, RIDDLES], ids=["prompts", "questions"])
-def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
-    tot: Tot, asked: tuple[str, ...]
-) -> None:
-    status, _, err = tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *asked)
+def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(tot: Tot) -> None:
+    status, _, err = tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *RIDDLES)
     assert (status, err) == (0, "")
     assert [path.name[:12] for path in Path("data").glob("*.parquet")] == ["shard-00000-"]
     assert json.loads(Path("data/settings.json").read_text())["model"] == "base"
@@ -118,7 +114,7 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
     assert len(lines) >= 4
 
     status, out, err = tot(
-        "eval", "--model", "made", "--base", "base", "--n", "5", "--dtype", "fp32", "--out", "n.json", *SHORT, *asked
+        "eval", "--model", "made", "--base", "base", "--n", "5", "--dtype", "fp32", "--out", "n.json", *SHORT, *RIDDLES
     )
     assert (status, err) == (0, "")
     rows = cells(out)
@@ -130,17 +126,17 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
     ]
     assert [rows[0][2][:5], rows[5][3][:5]] == ["1.00x", "1.00x"]
     assert [row[4] for row in rows if row[0].endswith("+ ar")] == ["1.00", "1.00"]
-    same = [row[6 if asked is RIDDLES else 5] for row in rows[:10]]
+    same = [row[6] for row in rows[:10]]
     assert all(share.startswith("100% (") for share in same[:5])  # in float32, methods say the same
     assert len(set(same[5:])) == 1
-    assert asked is PLAIN or all(row[5].startswith("50%") for row in rows[:10])
+    assert all(row[5].startswith("50%") for row in rows[:10])
 
     numbers = json.loads(Path("n.json").read_text())
     cells_of: dict[str, list[Any]] = {name: [] for name in sides}
     for cell in numbers["8 questions, one at a time"]["cells"]:
         cells_of[cell["side"]].append(cell)
     for name, found in cells_of.items():
-        assert [cell["score"] for cell in found] == ([1.0, 0.0] * 4 if asked is RIDDLES else [None] * 8)
+        assert [cell["score"] for cell in found] == [1.0, 0.0] * 4
         assert all(cell["tokens"] == cell["forwards"] for cell in found if name.endswith("+ ar"))
         assert all(cell["tokens"] >= cell["forwards"] for cell in found)
     windows = numbers["windows"]["cells"]
@@ -149,14 +145,14 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(
 
 
 def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
-    status, out, _ = tot("eval", "--model", "base", "--base", "base", "--n", "4", *SHORT, *PLAIN, "--limit", "2")
+    status, out, _ = tot("eval", "--model", "base", "--base", "base", "--n", "4", *SHORT, *RIDDLES, "--limit", "2")
     assert status == 0
     assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
 
 
 def test_killed_while_collecting_it_goes_on(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("collect", "--model", "base", "--n", "5", "--max-tokens", "12")
-    many = (*PLAIN, *PLAIN, *PLAIN)  # 24 prompts: two shards
+    many = (*RIDDLES, *RIDDLES, *RIDDLES)  # 24 questions: two shards
     assert tot(*arguments, "--out", "whole", *many)[0] == 0
     write = trajectories._write
 
@@ -181,28 +177,21 @@ def test_questions_are_whole_solutions_of_a_task() -> None:
     Path("gsm8k.jsonl").write_text(
         json.dumps({"question": "Hana reads 24 pages and then 12. How many pages?", "answer": "24 + 12\n#### 36"})
     )
-    *riddles, gsm8k = questions_of(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], [], "prompt", 100)
+    *riddles, gsm8k = questions_of(["riddle.py:Riddle=riddles.jsonl", "gsm8k=gsm8k.jsonl"], 100)
     assert len(riddles) == 8
     assert riddles[0].request.prompt[-1].content == f"Riddle: {PROMPTS[0]}\nThink, then answer:"
     assert (riddles[0].request.sampling.max_tokens, riddles[0].request.sampling.stop) == (28, ("@@",))
-    assert [riddle.score("x") for riddle in riddles if riddle.score] == [1.0, 0.0] * 4
+    assert [riddle.score("x") for riddle in riddles] == [1.0, 0.0] * 4
     assert any("Hana reads 24 pages" in message.content for message in gsm8k.request.prompt)
     assert gsm8k.request.sampling.max_tokens == 100
     assert gsm8k.request.sampling.temperature == 0
-    assert gsm8k.score is not None
     assert [gsm8k.score(gsm8k.answer(text)) for text in ("So it is 36.\n#### 36", "#### 35", "")] == [1.0, 0.0, 0.0]
     assert gsm8k.same("36") == gsm8k.same("36.0")
 
 
-def test_prompts_are_taken_from_the_column_that_was_named() -> None:
-    (first, *_) = questions_of([], [Path("prompts.jsonl")], "other", 7)
-    assert first.request == Request(prompt="1", sampling=first.request.sampling)
-    assert (first.request.sampling.max_tokens, first.score) == (7, None)
-
-
 def test_files_are_read_as_rows_are_needed() -> None:
-    asked = questions_of([], [Path("prompts.jsonl"), Path("nowhere.jsonl")], "prompt", 7)
-    assert [next(asked).request.prompt for _ in PROMPTS] == PROMPTS
+    asked = questions_of(["riddle.py:Riddle=riddles.jsonl", "riddle.py:Riddle=nowhere.jsonl"], 7)
+    assert all(prompt in next(asked).request.prompt[-1].content for prompt in PROMPTS)
     with pytest.raises(OptionError, match=r"nowhere\.jsonl: there is no such file"):
         next(asked)
 
@@ -210,27 +199,25 @@ def test_files_are_read_as_rows_are_needed() -> None:
 def test_a_task_without_a_template_for_whole_solutions_is_refused() -> None:
     Path("other.py").write_text('from tot import Task\n\nclass Other(Task):\n    templates = {"thought": "x"}\n')
     with pytest.raises(TaskError, match="task Other has no template 'chain': define it in `templates`"):
-        next(questions_of(["other.py:Other=riddles.jsonl"], [], "prompt", 10))
+        next(questions_of(["other.py:Other=riddles.jsonl"], 10))
 
 
 # -- what can't be done ----------------------------------------------------------------------------
 
-NOTHING = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE"
+NOTHING = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
 BAD = [
-    ((), NOTHING),
-    (("--prompts", "empty.jsonl"), NOTHING),
-    ((*PLAIN, "--offset", "8"), NOTHING),
-    ((*PLAIN, "--column", "text"), "prompts.jsonl has no column 'text' (it has prompt, other): name another"),
-    (("--prompts", "nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
-    (("--prompts", "riddle.py"), "riddle.py: unknown kind of data set '.py'"),
+    ((), "Missing option '--questions'"),
+    (("--questions", "riddle.py:Riddle=empty.jsonl"), NOTHING),
+    ((*RIDDLES, "--offset", "8"), NOTHING),
+    (("--questions", "gsm8k=riddle.py"), "riddle.py: unknown kind of data set '.py'"),
     (("--questions", "gsm8k"), "--questions 'gsm8k' can't be read: write TASK=FILE, such as gsm8k=train.jsonl"),
     (("--questions", "gsm8k="), "unknown kind of data set ''"),
     (("--questions", "gsm9k=riddles.jsonl"), "unknown task 'gsm9k' (did you mean gsm8k?)"),
     (("--questions", "gsm8k=nowhere.jsonl"), "nowhere.jsonl: there is no such file"),
-    (("--questions", "gsm8k=prompts.jsonl"), "prompts.jsonl has a row without 'question' (it has prompt, other)"),
-    ((*PLAIN, "--max-tokens", "1"), "--max-tokens"),
-    ((*PLAIN, "--model", "nothing"), "unknown model 'nothing'"),
-    ((*PLAIN, "--n", "500"), "--n"),
+    (("--questions", "gsm8k=others.jsonl"), "others.jsonl has a row without 'question' (it has prompt, other)"),
+    ((*RIDDLES, "--max-tokens", "1"), "--max-tokens"),
+    ((*RIDDLES, "--model", "nothing"), "unknown model 'nothing'"),
+    ((*RIDDLES, "--n", "500"), "--n"),
 ]
 
 
@@ -267,7 +254,7 @@ def test_bad_training_is_said_in_one_line(tot: Tot, arguments: tuple[str, ...], 
 
 
 def test_trajectories_of_another_model_are_refused(tot: Tot, tiny: Any) -> None:
-    assert tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *PLAIN)[0] == 0
+    assert tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *RIDDLES)[0] == 0
     with tiny() as decoder:
         pass
     decoder.model.model.embed_tokens.weight.data[0] += 1
@@ -279,7 +266,7 @@ def test_trajectories_of_another_model_are_refused(tot: Tot, tiny: Any) -> None:
 
 
 def test_a_folder_for_the_numbers_is_refused_before_anything_is_asked(tot: Tot) -> None:
-    status, _, err = tot("eval", "--model", "base", "--base", "base", *PLAIN, "--out", "nowhere/n.json")
+    status, _, err = tot("eval", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
     assert status == 2
     assert "--out nowhere/n.json: the folder" in err
 
@@ -294,7 +281,6 @@ def test_the_rows_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> 
     status, _, err = tot("train", "--model", "base", "--data", "data", "--out", "tuned")
     assert status == 2
     assert "holds a model" in err
-    assert tot("collect", "--model", "base", "--out", "other", "--solutions", *PLAIN)[0] == 2
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
     assert "--n is about texts that a model writes" in err

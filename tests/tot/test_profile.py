@@ -14,13 +14,13 @@ import pytest
 from tot import BFS, solve
 from tot.decoders import OptionError
 from tot.decoders.timeline import Load, Span, Timeline
-from tot.report.profile import Achieved, Demand, Layers, Profile
+from tot.report.profile import Achieved, Demand, Profile
 
 DECODE, PREFILL = ("generate", "decode"), ("evaluate", "prefill")
 MIXED = Load({DECODE: 3, PREFILL: 1}, 2, 100, 40)
 DECODING = Load({DECODE: 2}, 2, 60, 30)
 PEAK = (1000.0, 4000.0)
-DEMAND = Demand(Layers(10, 20), Layers(5, 10), key_operations=1, slot_bytes=2)
+DEMAND = Demand(10, 5, weight_size=2.0, key_operations=1, slot_bytes=2)
 
 
 @pytest.fixture
@@ -88,8 +88,7 @@ def test_operations_and_bytes_of_a_tiny_model_by_hand(tiny: Any) -> None:
         demand = Demand.of(decoder.engine)
         words = decoder.model.config.vocab_size
     layer = 32 * 32 + 2 * 32 * 16 + 32 * 32 + 3 * 32 * 48  # q, k and v for 2 of 4 heads, o, the MLP
-    assert demand.body == (2 * layer, 2 * layer * 4)
-    assert demand.head == (32 * words, 32 * words * 4)
+    assert (demand.body, demand.head, demand.weight_size) == (2 * layer, 32 * words, 4)
     assert demand.key_operations == 4 * 2 * 4 * 8
     assert demand.slot_bytes == 2 * 2 * 2 * 8 * 4
     assert demand.operations(MIXED) == 2 * (2 * layer * 4 + 32 * words * 2) + 256 * 100

@@ -31,7 +31,7 @@ from tot.training.questions import NOTHING_TO_ASK, Question, questions_of
 
 def run(options: CLLMOptions, console: Console) -> None:
     """Measure, and print the tables. Raises OptionError where there is nothing to ask."""
-    found = questions_of(options.questions, options.prompts, options.column, options.max_tokens)
+    found = questions_of(options.questions, options.max_tokens)
     if options.shuffle_seed is not None:
         shuffled = list(found)
         random.Random(options.shuffle_seed).shuffle(shuffled)
@@ -95,7 +95,7 @@ def answered(decoder: LocalDecoder, question: Question) -> Measured:
         "seconds": seconds,
         "tokens": len(text.tokens),
         "forwards": text.usage.forwards,
-        "score": None if question.score is None else question.score(answer),
+        "score": question.score(answer),
         "answer": None if answer is None else str(question.same(answer)),
     }
 

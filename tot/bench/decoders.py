@@ -217,7 +217,7 @@ def _speeds(title: str, results: Results) -> Table:
     return table
 
 
-def _share(count: str, total: str, spent: bool = False) -> Callable[[Measured], float | None]:
+def _share(count: str, total: str) -> Callable[[Measured], float | None]:
     return lambda took: took[count] / took[total] if took.get(total) else None
 
 
@@ -303,21 +303,5 @@ def _a_forward(took: Measured, part: str) -> float:
 
 def gain(draft: float, verify: float, branches: int, devices: int) -> float:
     """How many times as fast as one after another `branches` texts are in rounds, where so many `devices` draft beside
-    the target: every text is verified `rounds` times, in order, and drafts in between. Simulated."""
-    rounds, free = 200, [0.0] * devices
-    ready = [(0.0, branch, 0) for branch in range(branches)]
-    target = 0.0
-    queue: list[tuple[float, int, int]] = []
-    while ready or queue:
-        while ready and (not queue or min(ready)[0] <= target):
-            when, branch, done = min(ready)
-            ready.remove((when, branch, done))
-            device = free.index(min(free))
-            free[device] = max(free[device], when) + draft
-            queue.append((free[device], branch, done))
-        finished, branch, done = min(queue)
-        queue.remove((finished, branch, done))
-        target = max(target, finished) + verify
-        if done + 1 < rounds:
-            ready.append((target, branch, done + 1))
-    return branches * rounds * (draft + verify) / target
+    the target: as fast as each text's own turns, the target or the devices allow."""
+    return min(branches, (draft + verify) / max(verify, draft / devices))

@@ -155,20 +155,6 @@ class PeersOptions(InRounds):
     llama: Path = Field(Path(".venv-llama/bin/python"), description="The Python with llama-cpp-python (make peers).")
 
 
-class GPUOptions(InRounds):
-    """Packed decoding against model.generate on a GPU, on models of 7B's sizes with random weights, in bfloat16."""
-
-    model: Literal["llama-2-7b", "qwen2.5-7b", "tiny"] = Field(
-        "llama-2-7b", description="The sizes of a model, whose weights are random."
-    )
-    device: Literal["cuda", "cpu"] = Field("cuda", description="cuda or cpu, for a try with tiny models.")
-    branches: Counts = Field((1, 4, 16, 64, 128, 256), description="Samples of one prompt, with commas.")
-    new_tokens: int = Field(64, ge=2, description="New tokens of each of them.")
-    patience: float = Field(
-        45.0, ge=0, description="Seconds: what will take longer is done once; three times as long, not at all."
-    )
-
-
 class QualityOptions(BenchOptions):
     """Whether searches answer better than asking plainly, with what each takes; and which evaluators tell."""
 
@@ -247,29 +233,14 @@ def _several(given: str | list[str]) -> list[str]:
     return [given] if isinstance(given, str) else given
 
 
-class ServersOptions(InRounds):
-    """All requests of a level in flight at an OpenAI-compatible server, against one request at a time."""
-
-    base_url: str = Field(description="The server, such as http://127.0.0.1:8000/v1.")
-    model: str = Field(description="The model's name at the server.")
-    data: Path = Field(description="Questions with answers, as for tot eval.")
-    task: str = Field("gsm8k", description="What they are questions of.")
-    search: str = Field("bfs:thoughts=3,breadth=2,depth=3", description="As for tot eval.")
-    limit: int = Field(16, ge=2, description="Questions.")
-    max_tokens: int = Field(48, ge=1, description="Most new tokens of any text.")
-    concurrency: int = Field(64, ge=2, description="Most requests in flight, against one at a time.")
-
-
 class CLLMOptions(BenchOptions):
     """A consistency LLM against its base: speed, tokens a forward, score, answers unchanged."""
 
     model: str = Field(description="The consistency LLM.")
     base: str = Field("smollm2-135m", description="The model that it was made from.")
     questions: list[str] = Field(
-        [], description="TASK=FILE: questions whose whole solutions are asked for; again for more."
+        description="TASK=FILE: questions whose whole solutions are asked for; again for more."
     )
-    prompts: list[Path] = Field([], description="Files of prompts: .jsonl, .csv, .parquet, …")
-    column: str = Field("prompt", description="The column of --prompts that holds the prompt.")
     max_tokens: int = Field(128, ge=2, description="Most new tokens of a text.")
     limit: int = Field(50, ge=1, description="Take so many questions.")
     offset: int = Field(0, ge=0, description="Leave out so many questions first.")

@@ -14,7 +14,6 @@ from typing import Any
 
 from tot.bench.harness import timed
 from tot.data import rows as read_rows
-from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
 from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling
@@ -103,29 +102,13 @@ class _Recorder:
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         done = self._decoder.generate(requests)
-        flat = iter(done)
-        self._note(requests, [[next(flat) for _ in range(request.sampling.n)] for request in requests])
+        encode, left, wave = self._decoder.engine.codec.encode_prompt, iter(done), []
+        for one in requests:
+            lengths = tuple(len(got.tokens) for got in itertools.islice(left, one.sampling.n))
+            new = () if one.choices else lengths
+            wave.append(Asked(tuple(encode(one.prompt)), new, one.choices, one.close_choices, one.sampling.seed))
+        self.waves.append(tuple(wave))
         return done
-
-    async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]:
-        done = await self._decoder.complete(requests, meter)
-        self._note(requests, done)
-        return done
-
-    def _note(self, requests: Sequence[Request], done: Sequence[Sequence[Completion]]) -> None:
-        encode = self._decoder.engine.codec.encode_prompt
-        self.waves.append(
-            tuple(
-                Asked(
-                    tuple(encode(request.prompt)),
-                    () if request.choices else tuple(len(completion.tokens) for completion in completions),
-                    request.choices,
-                    request.close_choices,
-                    request.sampling.seed,
-                )
-                for request, completions in zip(requests, done, strict=True)
-            )
-        )
 
 
 def few_shot_ids(tokenizer: Any, length: int = 1000) -> list[int]:

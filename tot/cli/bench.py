@@ -18,25 +18,24 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "pdos": (of.PDOSOptions, "pdos:run"),
     "peers": (of.PeersOptions, "peers:run"),
     "quality": (of.QualityOptions, "quality:run"),
-    "servers": (of.ServersOptions, "servers:run"),
-    "gpu": (of.GPUOptions, "gpu:run"),
 }
-"""By command: its options, and the function of `tot.bench` that is given them and a console."""
 
 app = typer.Typer(no_args_is_help=True, help="Benchmarks: all sides in one run, ratios printed.", rich_markup_mode=None)
 
 
-def _add(name: str, options: type[of.BenchOptions], place: str) -> None:
+def add(to: typer.Typer, name: str, options: type[of.BenchOptions], place: str) -> None:
+    """Add what measures as a command: its options, and the function of `tot.bench` that is given them and a console."""
+
     @takes(options)
-    def command(*, given: dict[str, Any]) -> None:
-        asked = validated(options, given, f"bench {name}")
+    def command(context: typer.Context, *, given: dict[str, Any]) -> None:
+        asked = validated(options, given, context.command_path.partition(" ")[2])
         if asked.out is not None:
             writable(asked.out)
         module, _, function = place.partition(":")
         getattr(import_module(f"tot.bench.{module}"), function)(asked, console())
 
-    app.command(name, help=options.__doc__)(command)
+    to.command(name, help=options.__doc__)(command)
 
 
 for _name, (_options, _place) in BENCHES.items():
-    _add(_name, _options, _place)
+    add(app, _name, _options, _place)

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from tot.bench.options import CLLMOptions
-from tot.cli.options import is_given, takes, writable
-from tot.decoders.errors import OptionError, validated
+from tot.cli.bench import add
+from tot.cli.options import is_given, takes
+from tot.decoders.errors import OptionError
 from tot.decoders.training.options import CollectOptions, TrainOptions
 from tot.report.terminal import console, counting
 
@@ -27,10 +28,8 @@ def collect_command(
     context: typer.Context,
     out: Annotated[Path, typer.Option(help="The folder to write trajectories to; one that was begun is gone on with.")],
     questions: Annotated[
-        list[str] | None, typer.Option(help="TASK=FILE: questions whose whole solutions are asked for; again for more.")
-    ] = None,
-    prompts: Annotated[list[Path] | None, typer.Option(help="Files of prompts: .jsonl, .csv, .parquet, …")] = None,
-    column: Annotated[str, typer.Option(help="The column of --prompts that holds the prompt.")] = "prompt",
+        list[str], typer.Option(help="TASK=FILE: questions whose whole solutions are asked for; again for more.")
+    ],
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
     max_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens of a text.")] = 128,
     limit: Annotated[int | None, typer.Option(min=1, help="Take so many questions.")] = None,
@@ -47,13 +46,11 @@ def collect_command(
     from tot.decoders.training.cllm import trajectories
     from tot.training.questions import NOTHING_TO_ASK, questions_of
 
-    if solutions and prompts:
-        raise OptionError("--prompts have no solutions: leave them or --solutions out")
     for name in [*given, "max_tokens"] if solutions else ():
         if is_given(context, name):
             flag = name.replace("_", "-")
             raise OptionError(f"--{flag} is about texts that a model writes: leave it or --solutions out")
-    found = questions_of(questions or [], prompts or [], column, max_tokens, solutions)
+    found = questions_of(questions, max_tokens, solutions)
     found = islice(found, offset, None if limit is None else offset + limit)
     first = next(found, None)
     if first is None:
@@ -100,12 +97,4 @@ def train_command(
     console().print(f"{out}: the model, losses.jsonl and losses.png")
 
 
-@app.command("eval", help=CLLMOptions.__doc__)
-@takes(CLLMOptions)
-def eval_command(*, given: dict[str, Any]) -> None:
-    from tot.bench.cllm import run
-
-    options = validated(CLLMOptions, given, "cllm eval")
-    if options.out is not None:
-        writable(options.out)
-    run(options, console())
+add(app, "eval", CLLMOptions, "cllm:run")

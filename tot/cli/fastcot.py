@@ -50,9 +50,9 @@ def calibrate_command(
     from dataclasses import asdict
 
     from tot.decoders.drafting.latency_model import engine_latency_model
-    from tot.decoders.engine.opening import open_engine
     from tot.decoders.files import write_json
     from tot.decoders.methods.fastcot import Buffers
+    from tot.decoders.open_models import open_engine
     from tot.report.plots import curves, save
     from tot.training.fastcot import BATCH, Answers, batches, by_iteration, decode_whole, find_cap, questions
 

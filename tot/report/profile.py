@@ -51,20 +51,15 @@ NO_ENGINE = (
 )
 
 
-class Layers(NamedTuple):
-    """Linear layers."""
-
-    parameters: int
-    bytes: int
-
-
 class Demand(NamedTuple):
     """What forwards of a model take at least."""
 
-    body: Layers
-    """Those that all rows go through."""
-    head: Layers
-    """The one that makes logits."""
+    body: int
+    """Weights of the linear layers that all rows go through."""
+    head: int
+    """Of the one that makes logits."""
+    weight_size: float
+    """Bytes of a weight."""
     key_operations: int
     """For each pair of a row and a key that it sees."""
     slot_bytes: int
@@ -81,23 +76,22 @@ class Demand(NamedTuple):
         linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
         heads = config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        return cls(
-            _layers((module for module in linear if module is not last), weight_size),
-            _layers((module for module in linear if module is last), weight_size),
-            4 * config.num_hidden_layers * heads * head_dim,
-            slot_bytes,
+        body, head = (
+            sum(weight.numel() for module in linear if (module is last) == wanted for weight in module.parameters())
+            for wanted in (False, True)
         )
+        return cls(body, head, weight_size, 4 * config.num_hidden_layers * heads * head_dim, slot_bytes)
 
     @property
     def weight_bytes(self) -> int:
-        return self.body.bytes + self.head.bytes
+        return round(self.weight_size * (self.body + self.head))
 
     def operations(self, load: Load) -> int:
         rows = sum(load.rows.values())
-        return 2 * (self.body.parameters * rows + self.head.parameters * load.reads) + self.key_operations * load.keys
+        return 2 * (self.body * rows + self.head * load.reads) + self.key_operations * load.keys
 
     def bytes(self, load: Load) -> int:
-        return self.body.bytes + (self.head.bytes if load.reads else 0) + self.slot_bytes * load.slots
+        return round(self.weight_size * (self.body + (self.head if load.reads else 0))) + self.slot_bytes * load.slots
 
 
 class Achieved(NamedTuple):
@@ -243,8 +237,3 @@ def _achieved(profile: Profile) -> Table:
             f"{found.limit / found.seconds:.0%}",
         )
     return table
-
-
-def _layers(modules: Iterable[nn.Linear], size: float) -> Layers:
-    parameters = sum(weight.numel() for module in modules for weight in module.parameters())
-    return Layers(parameters, round(parameters * size))

@@ -1,10 +1,9 @@
-"""What is asked to train and to measure: questions of tasks, and prompts from files, read as they are needed."""
+"""What is asked to train and to measure: questions of tasks, read as they are needed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tot.data import rows
@@ -13,7 +12,7 @@ from tot.decoders.request import Request, Sampling
 from tot.registry import load_task
 from tot.task import Task
 
-NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE or --prompts FILE, with more rows than --offset"
+NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
 
 
 def rows_of_task(source: str, scored: bool = False) -> Iterator[tuple[Task, str, Any, dict[str, Any]]]:
@@ -37,23 +36,21 @@ def rows_of_task(source: str, scored: bool = False) -> Iterator[tuple[Task, str,
 
 @dataclass(frozen=True)
 class Question:
-    """A request, and how what comes of it is read and scored, where it is a task's."""
+    """A request, and how what comes of it is read and scored."""
 
     request: Request
-    solution: str | None = None
+    solution: str | None
     """The row's own solution, where it is asked for."""
-    answer: Callable[[str], Any] = str.strip
-    same: Callable[[Any], Hashable] = str
-    score: Callable[[Any], float] | None = None
+    answer: Callable[[str], Any]
+    same: Callable[[Any], Hashable]
+    score: Callable[[Any], float]
 
 
-def questions_of(
-    questions: Sequence[str], prompts: Sequence[Path], column: str, max_tokens: int, solutions: bool = False
-) -> Iterator[Question]:
+def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = False) -> Iterator[Question]:
     """Questions whose whole solutions are asked for (a task's `chain` template), decoded greedily, from "task=file"
-    pairs, with their own solutions if asked for; then prompts from the named column of files.
+    pairs, with their own solutions if asked for.
 
-    Raises OptionError for a pair or a column that isn't one, TaskError for a task without the template.
+    Raises OptionError for what is no such pair, TaskError for a task without the template.
     """
     for source in questions:
         for task, question, reference, row in rows_of_task(source, scored=True):
@@ -66,10 +63,3 @@ def questions_of(
                 task.canonical,
                 lambda answer, task=task, reference=reference: task.score(answer, reference),  # type: ignore[misc]
             )
-    for file in prompts:
-        for row in rows(file):
-            if column not in row:
-                raise OptionError(
-                    f"{file} has no column {column!r} (it has {', '.join(row)}): name another by --column"
-                )
-            yield Question(Request(prompt=str(row[column]), sampling=Sampling(max_tokens=max_tokens)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,8 @@ def vectors(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
             pytest.skip("the processor lacks it, or has no more")
         monkeypatch.setenv("TOT_ISA", known.name)
     if kind == "portable":
-        monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, "-DPORTABLE", f"-DLANES={lanes}"))
+        plain = Path(__file__).with_name("portable.c")
+        monkeypatch.setattr(compiling, "_VECTORS", (*compiling._VECTORS, f'-DPORTABLE="{plain}"', f"-DLANES={lanes}"))
         for module in (packing, packed_file, forward):
             monkeypatch.setattr(module, "lanes", lambda: int(lanes))
 

@@ -110,4 +110,4 @@ def test_drafts_that_are_no_configuration_are_refused(tmp_path: Path, capfd: pyt
     ],
 )
 def test_what_overlap_may_gain(draft: float, verify: float, branches: int, devices: int, times: float) -> None:
-    assert gain(draft, verify, branches, devices) == pytest.approx(times, rel=0.03)
+    assert gain(draft, verify, branches, devices) == pytest.approx(times)

@@ -22,7 +22,7 @@ import pytest
         ),
         (
             ("bench", "fast"),
-            r"No such command 'fast': choose one of decoders, fastcot, .*, servers, gpu",
+            r"No such command 'fast': choose one of decoders, fastcot, .*, quality",
         ),
         (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
         (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
