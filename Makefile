@@ -58,9 +58,10 @@ pictures: $(VENV)/ready
 	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
 	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
-# Runs the notebooks and keeps what they show now.
+# Runs the notebooks and keeps what they show now, but not when.
 notebooks: $(VENV)/ready
 	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
+	perl -0pi -e 's/"metadata": \{\s*"execution": \{[^{}]*\}\s*\}/"metadata": {}/g' notebooks/*.ipynb
 
 # The built wheel, alone in an environment of its own, run from another folder, where no compiler is found.
 wheel: $(VENV)/ready

@@ -86,6 +86,7 @@ def test_cells_were_kept_from_one_run_in_order_and_begin_with_a_title(name: str)
     cells = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text(encoding="utf-8"))["cells"]
     counts = [cell["execution_count"] for cell in cells if cell["cell_type"] == "code"]
     assert counts == list(range(1, len(counts) + 1))
+    assert not any(cell["metadata"] for cell in cells), "keep no times: make notebooks"
     first = "".join(cells[0]["source"])
     assert cells[0]["cell_type"] == "markdown"
     assert first.startswith(f"# {name[0]} · ")
