@@ -1,7 +1,7 @@
 """Creative Writing: a coherent passage whose paragraphs end in given sentences (ToT, section 4.2; SEED, Appendix C).
 
 A thought is a plan and the passage written after it; or, of chat models, a paragraph. `endings` and `verify` check the
-sentences without a model; `judge` has a model score coherence.
+sentences without a model.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from tot.decoders.errors import TaskError
-from tot.decoders.request import Request, Sampling
 from tot.parallel import title
 from tot.state import State, Thought
 from tot.task import Task
 from tot.tasks.sentences import paragraphs, split, typed
-
-if TYPE_CHECKING:
-    from tot.decoders import Decoder
 
 _PASSAGE = re.compile(r"^[ \t*#]{0,9}passage[ \t*]{0,9}:[ \t*]{0,9}", re.IGNORECASE | re.MULTILINE)
 _NEXT = re.compile(r"^[ \t*#]{0,9}(?:analysis|sentences)[ \t*]{0,9}:", re.IGNORECASE | re.MULTILINE)
@@ -57,7 +52,6 @@ class CreativeWriting(Task):
         "vote": {"max_tokens": 8, "stop": ("\n",)},
         "chain": {"max_tokens": 500, "stop": _AFTER_PASSAGE},
         "answer": {"max_tokens": 400, "stop": _AFTER_PASSAGE},
-        "judge": {"max_tokens": 160},
     }
     chat: ClassVar[Mapping[str, Any]] = {
         "thought": ("paragraph",),
@@ -70,7 +64,6 @@ class CreativeWriting(Task):
             "vote": {"max_tokens": 8},
             "chain": {"max_tokens": 500},
             "answer": {"max_tokens": 500},
-            "judge": {"max_tokens": 160},
         },
     }
 
@@ -163,32 +156,6 @@ class CreativeWriting(Task):
         """The share of the sentences in `reference` that end their paragraph exactly."""
         exact = endings(str(reference), answer) if isinstance(answer, str) else []
         return sum(exact) / len(exact) if exact else 0.0
-
-    def judge(self, decoder: Decoder, passages: Sequence[str], samples: int = 5, seed: int = 0) -> list[float | None]:
-        """The coherence of each passage on the task's scale, as `decoder`'s model sees it, without the sentences.
-
-        The mean over `samples` replies at temperature 0.7, of those that can be read; None where none can (ToT,
-        section 4.2). Raises TaskError where `samples` is not at least 1.
-        """
-        if samples < 1:
-            raise TaskError(f"samples is {samples}: give at least 1")
-        sampling = Sampling(temperature=0.7, n=samples, seed=seed, **self.sampling["judge"])
-        low, high = self.scale
-        requests = [
-            Request(
-                prompt=self._templates.render("judge", passage=passage, low=low, high=high),
-                sampling=sampling,
-                purpose="evaluate",
-            )
-            for passage in passages
-        ]
-        replies = [completion.text for completion in decoder.generate(requests)] if requests else []
-        means: list[float | None] = []
-        for start in range(0, len(replies), samples):
-            read = [self.parse_value(reply) for reply in replies[start : start + samples]]
-            scores = [score for score in read if score is not None]
-            means.append(sum(scores) / len(scores) if scores else None)
-        return means
 
 
 def required(question: str) -> list[str]:

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import solve
-from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Request, Usage
 from tot.state import State, Thought
 from tot.tasks.creative_writing import CreativeWriting, endings, required
@@ -254,42 +253,6 @@ def test_a_chat_model_writes_a_passage_that_is_verified() -> None:
     assert solution.solved
     assert endings(QUESTION, solution.answer) == [True] * 4
     assert [node.depth for node in solution.tree if node.chosen][-1] == 4
-
-
-# -- the judge --------------------------------------------------------------------------------------------------
-
-
-class Echo:
-    """A decoder that gives the replies it was made with, and keeps the requests."""
-
-    def __init__(self, replies: Sequence[str]) -> None:
-        self.replies, self.requests = replies, list[Request]()
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        self.requests += requests
-        return [Completion(text, (), 0.0, "stop", Usage()) for text in self.replies]
-
-
-def test_the_judge_means_the_scores_it_can_read() -> None:
-    said = "Thus the coherency score is"
-    decoder = Echo([f"{said} 8", f"{said} 5.", "no idea", "no", "idea", "at all"])
-    assert TASK.judge(decoder, ["First.", "Second {{ 7 * 7 }}."], samples=3, seed=5) == [6.5, None]
-    first, second = decoder.requests
-    assert (first.purpose, first.sampling.n, first.sampling.seed) == ("evaluate", 3, 5)
-    assert first.sampling.temperature > 0
-    shown = [message.content for request in (first, second) for message in request.prompt]  # type: ignore[union-attr]
-    assert shown[0].endswith("Passage:\nFirst.")
-    assert shown[1].endswith("Passage:\nSecond {{ 7 * 7 }}.")  # text, not a template
-    assert shown[0].removesuffix("First.") == shown[1].removesuffix("Second {{ 7 * 7 }}.")
-    assert "the coherency score is" in shown[0]
-
-
-def test_the_judge_of_nothing_asks_nothing_and_refuses_no_samples() -> None:
-    decoder = Echo([])
-    assert TASK.judge(decoder, []) == []
-    assert decoder.requests == []
-    with pytest.raises(TaskError, match="samples is 0: give at least 1"):
-        TASK.judge(decoder, ["One."], samples=0)
 
 
 # -- prompts ----------------------------------------------------------------------------------------------------

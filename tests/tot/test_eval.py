@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tot import BFS, Budget, State, Task, ThoughtTree, TotError, Value, evaluate
-from tot.decoders import Completion, ModelError, Request, Sampling, Usage
+from tot.decoders import ModelError
 
 ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]
 """The script answers "b/c" to all of them."""
@@ -140,40 +140,6 @@ def test_an_answer_that_a_budget_left_no_room_for_is_no_parse_failure(
     whole = run(scripted(TABLE), task=mute, out=tmp_path / "whole")
     assert [sample["answer"] for sample in samples(tmp_path / "out")] == [None] * 6
     assert (short.parse_failures.mean, whole.parse_failures.mean) == (0.0, 1.0)
-
-
-def test_the_judge_is_asked_where_the_task_can_ask_one(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
-    class Judged(letters):  # type: ignore[misc]
-        def judge(self, decoder: Any, answers: Any, seed: int) -> list[float]:
-            sampling = Sampling(n=3, seed=seed)
-            asked = [Request(prompt=answer, sampling=sampling, purpose="evaluate") for answer in answers]
-            return [float(len(asked[0].prompt) + len(decoder.generate(asked)))]
-
-    class Rated(scripted):  # type: ignore[misc]
-        def _reply(self, request: Any, sample: int) -> Any:
-            if request.prompt != "b/c":
-                return super()._reply(request, sample)
-            usage = Usage(prompt_tokens=2, new_tokens=7, forwards=4, drafted=3, seconds=99.0, cost=0.5)
-            return Completion("8", (), 0.0, "eos", usage)
-
-    results = run(Rated(TABLE), task=Judged, judge=True, limit=2, budget=Budget(tokens=50))
-    found = samples(tmp_path / "out", measured=True)
-    assert [sample["judged"] for sample in found] == [6.0, 6.0]
-    assert results.judged.mean == 6.0
-    plain = run(scripted(TABLE), limit=2, out=tmp_path / "plain")
-    judge = {"calls": 3, "prompt_tokens": 6, "new_tokens": 21}
-    for sample, other in zip(found, samples(tmp_path / "plain"), strict=True):
-        assert sample["usage"] == other["usage"] | {"judge": judge}
-        assert sample["stopped"] is None
-        measured = {name: sample["measured"][name] for name in ("forwards", "drafted", "cost")}
-        assert measured == {"forwards": 4, "drafted": 9, "cost": 1.5}
-        assert sample["measured"]["seconds"] < 99
-    assert results.by_purpose["judge"] == {"calls": 6, "prompt_tokens": 12, "new_tokens": 42}
-    assert (results.tokens, results.score_at_tokens) == (plain.tokens + 42, plain.score_at_tokens)
-    with pytest.raises(TotError, match="answers are judged by a model, and there is none: give model="):
-        run("ar", task=Judged, judge=True, model=None, out=tmp_path / "none")
-    with pytest.raises(TotError, match="has no way of judging answers"):
-        run(scripted(TABLE), judge=True, out=tmp_path / "other")
 
 
 def test_a_tracker_is_told_options_each_sample_and_the_end(run: Any, scripted: Any) -> None:

@@ -86,6 +86,13 @@ def test_a_folder_that_was_written_before_is_gone_on_with_compared_and_shown(tot
     assert json.loads((old / "results.json").read_text())["score"]["mean"] == pytest.approx(2.5 / 3)
     assert "75.0%" in tot("eval", "--compare", "old", "old")[1]  # two of the three rows are one problem
     assert tot("report", "old")[0] == 0
+    assert tot("eval", "--config", "old/config.yaml", "--out", "again")[0] == 0
+    config = (old / "config.yaml").read_text()
+    assert "judge: false" in config
+    (old / "config.yaml").write_text(config.replace("judge: false", "judge: true"))
+    status, _, err = tot(*rows, *SYMBOLIC, "--decoder", "ar", "--quantize", "none", "--out", "old", "--resume")
+    assert status == 2
+    assert "another configuration: judge True there, none here." in err
 
 
 def test_without_out_each_run_gets_a_folder_of_its_own(tot: Any, rows: Any, tmp_path: Path) -> None:

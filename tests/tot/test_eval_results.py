@@ -62,7 +62,7 @@ def test_sums_are_over_samples_and_the_score_is_over_problems() -> None:
     assert (results.tokens, results.prompt_tokens, results.forwards, results.unreadable) == (780, 900, 18, 6)
     assert results.seconds == pytest.approx(7.8)
     assert (results.acceptance, results.acceptance_rate) == (0.25, 0.5)
-    assert (results.thoughts, results.judged) == (36, None)
+    assert results.thoughts == 36
     assert results.by_purpose == {
         "generate": {"calls": 24, "prompt_tokens": 600, "new_tokens": 720},
         "answer": {"calls": 6, "prompt_tokens": 300, "new_tokens": 60},
@@ -77,13 +77,6 @@ def test_where_every_search_failed_there_is_no_score() -> None:
     assert results.to_json()["score"] is None
     some = summarise([*failed, sample(2, 0.0, 40)])
     assert (some.score_text, some.score_at_tokens) == ("0.0% (0.0% to 56.1%)", {64: 0.0})
-
-
-def test_what_the_judge_took_is_counted_and_is_no_part_of_the_search() -> None:
-    judge = {"calls": 5, "prompt_tokens": 70, "new_tokens": 200}
-    results = summarise([one | {"usage": one["usage"] | {"judge": judge}} for one in [sample(0, 1.0, 40)]])
-    assert (results.tokens, results.prompt_tokens, results.by_purpose["judge"]) == (240, 220, judge)
-    assert results.score_at_tokens == {64: 1.0}
 
 
 def test_the_score_at_a_budget_counts_only_searches_that_kept_to_it() -> None:

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.registry import declared
-from tot.decoders.request import Completion, Purpose, Request, Usage
+from tot.decoders.request import Purpose, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
 from tot.options import LOADING, SAME
@@ -100,7 +100,6 @@ async def attempt(
     """
     config, task, loop = work.config, work.task, asyncio.get_running_loop()
     backend = Backend(decoders, Meter(config.budget))
-    judge = _Judge(decoders.get("evaluate")) if work.configuration.judge else None
     sample = _unanswered(question, repeat)
     session: SearchSession | None = None
     seed = derive(config.seed, question.index, repeat)
@@ -126,24 +125,17 @@ async def attempt(
             "unreadable": solution.parse_failures,
             "stopped": solution.stopped,
         }
-        if judge is not None:
-            sample["judged"] = await _judged(task, solution.answer, judge, seed)
     except (ModelError, OptionError):
         raise
     except Exception as error:  # one question's fault: a task's own code may raise anything  # noqa: BLE001
         sample["error"] = f"{type(error).__name__}: {error}"
-    spent: dict[str, tuple[int, Usage]] = {**backend.spent}
-    total = backend.meter.total
-    if judge is not None:
-        spent["judge"] = judge.calls, judge.usage
-        total += replace(judge.usage, seconds=0.0)  # the meter's went on
     sample |= {
         "thoughts": 0 if session is None else len(session.tree) - 1,
         "usage": {
             purpose: {"calls": calls, "prompt_tokens": usage.prompt_tokens, "new_tokens": usage.new_tokens}
-            for purpose, (calls, usage) in spent.items()
+            for purpose, (calls, usage) in backend.spent.items()
         },
-        "measured": _measured(total),
+        "measured": _measured(backend.meter.total),
     }
     return sample, session
 
@@ -182,31 +174,6 @@ os.register_at_fork(after_in_child=_scoring.cache_clear)  # its threads are not 
 
 def _measured(usage: Usage) -> dict[str, Any]:
     return {name: value for name, value in asdict(usage).items() if name not in ("prompt_tokens", "new_tokens")}
-
-
-async def _judged(task: Any, answer: Any, judge: Decoder, seed: int) -> float | None:
-    if answer is None:
-        return None
-    (judgement,) = await asyncio.to_thread(task.judge, judge, [answer], seed=seed)
-    return None if judgement is None else float(judgement)
-
-
-class _Judge:
-    """The decoder that states are evaluated with, lent to the task; keeps what it spent on the answer."""
-
-    def __init__(self, decoder: Decoder | None) -> None:
-        if decoder is None:
-            raise OptionError("answers are judged by a model, and there is none: give model=..., or leave judge out")
-        self._decoder = decoder
-        self.calls = 0
-        self.usage = Usage()
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        done = self._decoder.generate(requests)
-        self.calls += len(done)
-        forwards = max((completion.usage.forwards for completion in done), default=0)  # which they share
-        self.usage += replace(sum((completion.usage for completion in done), Usage()), forwards=forwards)
-        return done
 
 
 def _task_name(task: Task) -> str:

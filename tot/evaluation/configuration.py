@@ -37,7 +37,6 @@ class Configuration(SearchOptions):
         None, ge=0, description="Take the rows in a random order; other seeds, other orders."
     )
     repeats: int = Field(1, ge=1, description="How often each question is searched, by other seeds.")
-    judge: bool = Field(False, description="Also have the model judge the answers, in tasks that ask for it.")
     concurrency: int = Field(16, ge=1, description="Searches at once, which share forward passes; no other results.")
     executor: Literal["local", "ray"] = Field(
         "local", description="Where searches run: here, or on the workers of a Ray cluster."
@@ -106,9 +105,13 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise OptionError(
             f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
         )
-    if own["format"] is not None:
-        found.setdefault("prompts", "papers")  # earlier versions knew no others
+    found = found if own["format"] is None else as_now(found)
     return {str(name).replace("-", "_"): value for name, value in found.items()}
+
+
+def as_now(found: dict[Any, Any]) -> dict[Any, Any]:
+    """An evaluation's options as they are written now: earlier versions knew no prompts but the papers', and a judge."""
+    return {name: value for name, value in {"prompts": "papers", **found}.items() if (name, value) != ("judge", False)}
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:

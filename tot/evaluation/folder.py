@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
-from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, read_mapping
+from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, as_now, read_mapping
 
 UNCOMPARED = ("concurrency", "executor", *OF_RAY)
 """Options that don't change what samples are."""
@@ -158,7 +158,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise OptionError(f"{path} holds something other than an evaluation: give another folder")
     if (version := found.pop("version", None)) != VERSION:
         raise OptionError(f"{path} has version {version!r}: this program reads {VERSION}")
-    return {"prompts": "papers", **found}  # earlier versions knew no others
+    return as_now(found)
 
 
 def read_samples(path: Path) -> Iterator[dict[str, Any]]:

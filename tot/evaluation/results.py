@@ -24,8 +24,6 @@ class Results:
     """The mean over problems of the best repeat; None likewise."""
     solved: int
     """Samples whose answer the task itself verified."""
-    judged: Estimate | None
-    """The model's own judgement of the answers, where it was asked for and some of it could be read."""
     parse_failures: Estimate
     """The share of samples that ended without an answer that could be read, those left out that a budget ended."""
     unreadable: int
@@ -36,7 +34,7 @@ class Results:
     """Rows that could not be asked; they are no samples."""
     thoughts: int
     tokens: int
-    """New tokens of all samples, those that judged the answers among them."""
+    """New tokens of all samples."""
     prompt_tokens: int
     forwards: int
     """Forward passes of each search, added up: searches share them."""
@@ -49,7 +47,7 @@ class Results:
     cost: float
     """What a remote server takes for all of it, by the prices given; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
-    """Calls, prompt tokens and new tokens of what was generated, evaluated and answered, and of the judge."""
+    """Calls, prompt tokens and new tokens of what was generated, evaluated and answered."""
     score_at_tokens: dict[int, float]
     """By number of new tokens: the score if searches that took more had scored 0. None where all failed."""
     folder: Path | None = None
@@ -65,18 +63,15 @@ class Results:
         """Name, value and note of the numbers that people read."""
         each = 1 / self.samples
         repeated = self.samples > self.problems
-        judging = self.by_purpose.get("judge", {}).get("new_tokens", 0)
         bad = f"searches, and {self.bad_rows:,} rows not asked" if self.bad_rows else "searches"
         shown: list[tuple[str, str, str] | None] = [
             _mean("Score", self.score),
             ("Problems", f"{self.problems:,}", f"{self.samples:,} samples" if repeated else ""),
             _mean("Best repeat", self.any) if repeated else None,
             ("Verified", f"{self.solved:,}", "samples, by the task itself") if self.solved else None,
-            _mean("Judged", self.judged, ".2f") if self.judged else None,
             ("Unread answers", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
             ("Failed", f"{self.errors:,}", bad),
-            ("New tokens", f"{self.tokens:,}", f"{each * (self.tokens - judging):,.0f} a sample"),
-            ("Judging", f"{judging:,}", "new tokens among them") if judging else None,
+            ("New tokens", f"{self.tokens:,}", f"{each * self.tokens:,.0f} a sample"),
             ("Seconds", f"{self.seconds:,.0f}", f"of searches, added up: {each * self.seconds:,.1f} a sample"),
             ("Thoughts", f"{self.thoughts:,}", f"{each * self.thoughts:,.1f} a sample"),
             None if self.acceptance is None else ("Accepted", f"{self.acceptance:.0%}", "of drafted tokens"),
@@ -98,7 +93,6 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     """The results of at least one sample."""
     scores: defaultdict[int, list[float]] = defaultdict(list)
     spent: list[tuple[int, float]] = []
-    judged: list[float] = []
     failures: list[float] = []
     total: Counter[str] = Counter()
     seconds = cost = 0.0
@@ -108,8 +102,6 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         scores[sample["index"]].append(sample["score"])
         spent.append((tokens, sample["score"]))
         failures.append(float(sample["parse_failure"]))
-        if sample.get("judged") is not None:
-            judged.append(sample["judged"])
         measured = sample["measured"]
         seconds += measured["seconds"]
         cost += measured.get("cost", 0.0)
@@ -127,7 +119,6 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
         score=None if failed else estimate([sum(each) / len(each) for each in scores.values()]),
         any=None if failed else estimate([max(each) for each in scores.values()]),
         solved=total["solved"],
-        judged=estimate(judged) if judged else None,
         parse_failures=estimate(failures),
         unreadable=total["unreadable"],
         errors=total["errors"],
@@ -145,15 +136,15 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     )
 
 
-def _mean(name: str, of: Estimate | None, form: str = ".1%") -> tuple[str, str, str]:
+def _mean(name: str, of: Estimate | None) -> tuple[str, str, str]:
     if of is None:
         return name, "none", "every search failed"
-    return name, f"{of.mean:{form}}", f"95%: {of.low:{form}} to {of.high:{form}}"
+    return name, f"{of.mean:.1%}", f"95%: {of.low:.1%} to {of.high:.1%}"
 
 
 def tokens_of(sample: Mapping[str, Any]) -> int:
-    """The new tokens that a sample's search took; judging its answer is no part of that."""
-    return sum(usage["new_tokens"] for purpose, usage in sample["usage"].items() if purpose != "judge")
+    """The new tokens that a sample's search took."""
+    return sum(usage["new_tokens"] for usage in sample["usage"].values())
 
 
 def _at_budgets(spent: list[tuple[int, float]]) -> dict[int, float]:

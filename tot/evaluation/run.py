@@ -50,8 +50,8 @@ def evaluate(
 
     `options` are fields of `Configuration`: of the data `limit` (rows), `offset`, `shuffle_seed` and `repeats`;
     `concurrency`, so many searches (16) sharing forward passes; `executor="ray"` with `ray_address`, `replicas`,
-    `gpus_per_replica` and `cpus_per_replica`; `judge`, which has the model judge answers too, where the task can ask
-    it. The others, or `config`, say how to search, as for `solve`; the budget is that of each search.
+    `gpus_per_replica` and `cpus_per_replica`. The others, or `config`, say how to search, as for `solve`; the budget is
+    that of each search.
 
     A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
     TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
@@ -76,8 +76,6 @@ def results_folder(out: str | Path | None, resume: bool, work: Work) -> Path:
 def run_evaluation(work: Work, out: Path, resume: bool, told: Tracker | None) -> Results:
     """Do the work, in the folder `out`. Ctrl-C ends it with KeyboardInterrupt once what runs was stopped."""
     configuration, task = work.configuration, work.task
-    if configuration.judge and not hasattr(task, "judge"):
-        raise OptionError(f"task {configuration.task} has no way of judging answers: leave --judge out")
     place = located(configuration.data)
     if local := place.is_file():
         configuration = configuration.model_copy(update={"data": str(place.resolve())})
