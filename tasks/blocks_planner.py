@@ -1,63 +1,38 @@
-"""Plans for Blocksworld: exact shortest ones by A*, with the estimate it goes by, and plain ones; and problems of a
-wanted length.
+"""Plans for Blocksworld, shortest ones and plain ones; the estimate that A* goes by; and problems of a wanted length.
 
 It finds what a search over thoughts is measured against, and is never shown to one. Knows nothing of tasks or models.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import random
-from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from collections import deque
+from collections.abc import Sequence
 from functools import lru_cache
 
 from tot.decoders.errors import TaskError
-from tot.tasks.blocks import TABLE, Action, Facts, changes, legal_actions, places, unreachable
+from tot.tasks.blocks import TABLE, Action, Facts, apply, legal_actions, places
 from tot.tasks.pddl import Fact, Problem
 
 _TRIES = 5_000
 """Chance problems looked at for one of a wanted length."""
 
 
-def shortest_plan(problem: Problem, limit: int | None = None, states: int = 100_000) -> list[str] | None:
-    """A plan of the fewest steps, as PDDL; None where none of at most `limit` steps reaches the goal.
-
-    A* from a possible start. Some shortest plan picks up only blocks that have to move, and puts each where the goal
-    wants it or on the table, so nothing else is tried. Raises TaskError after `states` states; random problems of 20
-    blocks need fewer.
-    """
-    if unreachable(problem):
-        return None
-    start, goal = problem.init, problem.goal
-    first = estimate(start, goal)
-    queue = [(first, first, 0, start)]  # (steps in all, steps to come, order of arrival, facts)
-    steps = {start: 0}
-    came: dict[Facts, tuple[Facts, Action]] = {}
-    arrivals = itertools.count(1)
+def shortest_plan(problem: Problem, limit: int | None = None) -> list[str] | None:
+    """A plan of the fewest steps, as PDDL, found breadth first, so for few blocks; None where none of at most `limit`
+    steps reaches the goal."""
+    plans: dict[Facts, list[str]] = {problem.init: []}
+    queue = deque(plans)
     while queue:
-        total, ahead, _, facts = heapq.heappop(queue)
-        if limit is not None and total > limit:
-            return None
-        if goal <= facts:
-            plan = []
-            while facts in came:
-                facts, action = came[facts]
-                plan.append(action.pddl)
-            return plan[::-1]
-        if total - ahead > steps[facts]:
-            continue  # a shorter way here was found since
-        if len(steps) > states:
-            raise TaskError(f"no shortest plan found among {states} states: give fewer blocks, or raise `states`")
-        for action in _useful(facts, goal):
-            after = facts.difference(changes(action)[0]).union(changes(action)[1])
-            taken = steps[facts] + 1
-            if taken < steps.get(after, taken + 1):
-                steps[after] = taken
-                came[after] = facts, action
-                ahead = estimate(after, goal)
-                heapq.heappush(queue, (taken + ahead, ahead, next(arrivals), after))
+        facts = queue.popleft()
+        plan = plans[facts]
+        if problem.goal <= facts:
+            return plan
+        for action in legal_actions(facts) if limit is None or len(plan) < limit else ():
+            after = apply(facts, action)
+            if after is not None and after not in plans:
+                plans[after] = [*plan, action.pddl]
+                queue.append(after)
     return None
 
 
@@ -94,20 +69,6 @@ def estimate(facts: Facts, goal: Facts) -> int:
     return total
 
 
-def _useful(facts: Facts, goal: Facts) -> Iterator[Action]:
-    moving = _moving(places(facts), goal)
-    for action in legal_actions(facts):
-        match action.name:
-            case "pick-up" | "unstack":
-                if action.blocks[0] in moving:
-                    yield action
-            case "put-down":
-                yield action
-            case _:
-                if ("on", *action.blocks) in goal:
-                    yield action
-
-
 def _moving(on: dict[str, str], goal: Facts) -> set[str]:
     """The blocks that have to be picked up, now or later."""
     wanted = _wanted(goal)[0]
@@ -138,14 +99,12 @@ def _wanted(goal: Facts) -> tuple[dict[str, str], dict[str, frozenset[str]]]:
     return wanted, supports
 
 
-def plain_plan(problem: Problem) -> list[str] | None:
-    """The plan of a beginner, as PDDL, the same for the same problem; None where no plan reaches the goal.
+def plain_plan(problem: Problem) -> list[str]:
+    """The plan of a beginner, as PDDL, the same for the same problem, of which the goal can be reached.
 
     All blocks are put on the table, pile by pile and from the top, then the goal is built from the bottom. What comes
     first in the alphabet goes first. Nothing is looked for, so it is easier to learn than a shortest plan.
     """
-    if unreachable(problem):
-        return None
     if problem.goal <= problem.init:
         return []
     under, wanted = places(problem.init), places(problem.goal)
@@ -164,14 +123,14 @@ def plain_plan(problem: Problem) -> list[str] | None:
 
 
 def generate(seed: int, blocks: int, steps: int) -> Problem:
-    """A problem of 2 to 20 blocks whose shortest plan, found by A*, has `steps` steps.
+    """A problem of 2 to 6 blocks whose shortest plan has `steps` steps.
 
     Each move is a pick and a put, and 4 * (blocks - 1) steps are enough for any goal, so `steps` is even and at most
     that. The goal says what stands on what. Equal arguments give equal problems. Raises TaskError for other numbers,
     and where chance finds none.
     """
-    if not 2 <= blocks <= 20:
-        raise TaskError(f"blocks={blocks}: give from 2 to 20")
+    if not 2 <= blocks <= 6:
+        raise TaskError(f"blocks={blocks}: give from 2 to 6")
     most = 4 * (blocks - 1)
     if steps not in range(2, most + 1, 2):
         raise TaskError(f"no problem of {blocks} blocks takes {steps} steps: give an even number from 2 to {most}")
@@ -181,10 +140,9 @@ def generate(seed: int, blocks: int, steps: int) -> Problem:
         start = _pile(rng, names)
         problem = _problem(names, start, _wander(rng, start, steps // 2))
         if problem.goal and estimate(problem.init, problem.goal) <= steps:
-            with suppress(TaskError):  # too hard to tell: another may be easier
-                plan = shortest_plan(problem, steps, states=5_000)
-                if plan is not None and len(plan) == steps:
-                    return problem
+            plan = shortest_plan(problem, steps)
+            if plan is not None and len(plan) == steps:
+                return problem
     raise TaskError(f"no problem of {blocks} blocks and {steps} steps came of seed {seed}: give another seed")
 
 

@@ -74,7 +74,7 @@ def test_a_problem_is_asked_in_pddl_or_in_words(task: Blocksworld) -> None:
 
 
 def test_real_and_generated_problems_keep_their_meaning_in_words(rows: list[dict[str, Any]]) -> None:
-    problems = [read_problem(row["pddl"]) for row in rows] + [generate(seed, 20, 12) for seed in range(5)]
+    problems = [read_problem(row["pddl"]) for row in rows] + [generate(seed, 6, 12) for seed in range(5)]
     assert len(problems) == 352 + 5
     for problem in problems:
         assert read_text(render(problem)) == problem

@@ -11,10 +11,9 @@ from typing import Any
 
 import pytest
 
-from tot.decoders.errors import TaskError
 from tot.tasks.blocks import Facts, apply, check, legal_actions
 from tot.tasks.blocks import solves as solved_by
-from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
+from tot.tasks.blocks_planner import estimate, plain_plan, shortest_plan
 from tot.tasks.pddl import Problem, read_problem
 
 
@@ -117,7 +116,7 @@ def test_the_estimate_is_never_too_high_and_falls_by_one_at_most(
             plan = shortest_plan(Problem(tuple(blocks), facts, goal)) or []
             assert len(plan) == true[facts]
             assert solves(Problem(tuple(blocks), facts, goal), plan) == (True, None)
-            plain = plain_plan(Problem(tuple(blocks), facts, goal)) or []
+            plain = plain_plan(Problem(tuple(blocks), facts, goal))
             assert len(plain) >= len(plan)
             assert solves(Problem(tuple(blocks), facts, goal), plain) == (True, None)
     assert exact > 0.7 * cases  # it tells near states from far ones
@@ -135,10 +134,3 @@ def test_a_plain_plan_takes_all_down_and_builds_the_goal(problem_of: Callable[..
         "(stack c b)",
     ]
     assert plain_plan(problem_of("abc", start, "on a b")) == []
-    assert plain_plan(problem_of("abc", start, "on a z")) is None
-
-
-def test_a_search_that_grows_too_large_says_so() -> None:
-    problem = generate(seed=1, blocks=8, steps=20)
-    with pytest.raises(TaskError, match="among 3 states"):
-        shortest_plan(problem, states=3)
