@@ -14,6 +14,7 @@ from typing import Any, ClassVar
 from tot.decoders.errors import TaskError
 from tot.state import State
 from tot.task import Task
+from tot.tasks.gsm8k import GSM8K
 from tot.tasks.numbers import last, parse_value
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -69,22 +70,7 @@ class MultipleChoice(Task):
         "answer": {"max_tokens": 8, "stop": ("\n",)},
     }
 
-    chat: ClassVar[Mapping[str, Any]] = {
-        "thought": ("step",),
-        "depth": 16,
-        "triggers": {},
-        "labels": {"Yes": 1.0, "No": 0.0},
-        "sampling": {
-            **{template: {"max_tokens": 512} for template in ("step", "chain", "answer")},
-            "propose": {"max_tokens": 256},
-            "vote": {"max_tokens": 8, "stop": ("\n",)},
-            "explain": {"max_tokens": 256},
-        },
-        "search": "self-consistency:weighted=true",
-        "generator": "continue",
-        "evaluator": "logprob:window=16",
-        "filters": {"top_p": 0.8, "top_k": 20},
-    }
+    chat: ClassVar[Mapping[str, Any]] = GSM8K.chat
 
     def start(self, question: str) -> State:
         """The question in canonical text. Raises TaskError where it has fewer than two options, or a label twice."""
