@@ -7,7 +7,7 @@ for a request has it cancelled, which frees its slots. Knows no HTTP but the sta
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,25 +38,19 @@ class Outcome:
 
 
 class Service:
-    """Serves `decoder` under `name`, and as `name:method` each method that is offered, set up when first asked for.
+    """Serves `decoder` under `name`, and as `name:method` each method, set up when first asked for.
 
     `options` are for those methods that have them. The decoder is its owner's to close.
     """
 
     def __init__(
-        self,
-        name: str,
-        decoder: LocalDecoder,
-        limits: Limits | None = None,
-        options: Mapping[str, Any] | None = None,
-        offered: Sequence[str] = tuple(METHODS),
+        self, name: str, decoder: LocalDecoder, limits: Limits | None = None, options: Mapping[str, Any] | None = None
     ) -> None:
         self.name = name
         self.limits = limits or Limits()
         self.gate = Gate(self.limits)
         self.default = decoder.name
         self.engine = decoder.engine
-        self.offered = tuple(dict.fromkeys((decoder.name, *sorted(offered))))
         self.failed: str | None = None
         """Why the engine runs no more, if so."""
         self._options = dict(options or {})
@@ -67,7 +61,7 @@ class Service:
     @property
     def models(self) -> list[str]:
         """The names that a client may ask for."""
-        return [self.name, *(f"{self.name}:{method}" for method in self.offered)]
+        return [self.name, *(f"{self.name}:{method}" for method in sorted(METHODS))]
 
     def method(self, model: str) -> str:
         """The decoding method that a model's name stands for. Raises ServingError."""

@@ -20,13 +20,9 @@ class ServeOptions(ModelOptions, Limits):
     """What is served, to whom, and how much of it."""
 
     model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
-    decoder: str = Field("auto", description="The decoder that the model's plain name stands for.")
+    decoder: str = Field("auto", description="The decoder that MODEL stands for; each is MODEL:DECODER.")
     decoder_option: list[str] = Field(
         [], description="As for tot solve; given to the decoders that have such an option."
-    )
-    also: str | None = Field(
-        None,
-        description="Decoders served beside it, as MODEL:DECODER, with commas; by default all, none for none.",
     )
     name: str | None = Field(None, description="What clients call the model; by default its own name.")
     host: str = Field("127.0.0.1", description="Address to listen at; other machines reach only others than this.")
@@ -41,16 +37,6 @@ class ServeOptions(ModelOptions, Limits):
         given = {name: getattr(self, name) for name in Limits.model_fields}
         return Limits(**given | {"max_tokens": self.max_tokens_limit})
 
-    @property
-    def offered(self) -> tuple[str, ...]:
-        """The decoders beside the first. Raises OptionError for one that is not known."""
-        named = tuple(METHODS) if self.also is None else tuple(name.strip() for name in self.also.split(","))
-        named = () if self.also == "none" else named
-        for method in (self.decoder, *named):
-            if method not in METHODS:
-                raise OptionError(unknown("decoder", method, METHODS))
-        return named
-
 
 @takes(ServeOptions)
 def serve_command(given: dict[str, Any]) -> None:
@@ -63,8 +49,10 @@ def serve_command(given: dict[str, Any]) -> None:
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not key.strip():
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or give a key")
-    limits, options, offered = asked.limits, asked.decoder_options, asked.offered
-    known_by = {method: options_of(method).model_fields for method in {asked.decoder, *offered}}
+    if asked.decoder not in METHODS:
+        raise OptionError(unknown("decoder", asked.decoder, METHODS))
+    limits, options = asked.limits, asked.decoder_options
+    known_by = {method: options_of(method).model_fields for method in METHODS}
     known = {option for fields in known_by.values() for option in fields}
     for option in options:
         if option not in known:
@@ -84,7 +72,7 @@ def serve_command(given: dict[str, Any]) -> None:
     loading = asked.loading | own
     with listen(asked.host, asked.port) as listening, load_decoder(asked.decoder, asked.model, **loading) as loaded:
         called = asked.name or (Path(asked.model).name if Path(asked.model).exists() else asked.model)
-        service = Service(called, loaded, limits, options, offered)
+        service = Service(called, loaded, limits, options)
         near = is_loopback(asked.host)
         if not near and key is None:
             _say(f"{asked.host} is within reach of other machines and there is no key: set {KEY_VARIABLE}")
