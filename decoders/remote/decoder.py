@@ -210,7 +210,7 @@ class RemoteDecoder:
                         raise
         used = self._usage(reply, body)
         meter.count(new_tokens=used.new_tokens)
-        self.spent.add(used)
+        self.spent.usage += used
         return reply, used
 
     def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:

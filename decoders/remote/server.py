@@ -10,7 +10,7 @@ import json
 import logging
 import re
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import httpx2
@@ -40,19 +40,8 @@ class Spent:
     requests: int = 0
     """Sent, repetitions not counted."""
     retries: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    """Prompt tokens that the server had cached, where it says."""
-    new_tokens: int = 0
-    cost: float = 0.0
-    """In the currency of the prices given."""
-
-    def add(self, used: Usage) -> None:
-        """Count what a reply took."""
-        self.prompt_tokens += used.prompt_tokens
-        self.cached_tokens += used.reused_prompt_tokens
-        self.new_tokens += used.new_tokens
-        self.cost += used.cost
+    usage: Usage = field(default_factory=Usage)
+    """Reused are prompt tokens that the server had cached, where it says."""
 
 
 class _Attempts(openai.DefaultAsyncHttpxClient):

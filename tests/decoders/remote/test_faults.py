@@ -273,7 +273,7 @@ def test_nothing_is_lost_and_nothing_doubled_among_all_faults_at_once(server: An
     assert len(set(expected)) == 120
     assert decoder.spent.retries == len(kinds) * 4
     assert len(server.posts) == 60 + len(kinds) * 4
-    assert (decoder.spent.requests, decoder.spent.new_tokens) == (60, 360)
+    assert (decoder.spent.requests, decoder.spent.usage.new_tokens) == (60, 360)
 
 
 def test_an_outage_is_told_once_not_once_a_request(server: Any, remote: Any, fault: Any, caplog: Any) -> None:
