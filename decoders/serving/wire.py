@@ -21,6 +21,7 @@ _HARMLESS = frozenset(
     ("metadata", "prompt_cache_key", "prompt_cache_retention", "safety_identifier", "service_tier", "store", "user")
 )
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "annotations": ([],),
     "best_of": (1,),
     "frequency_penalty": (0,),
     "functions": ([],),
@@ -90,13 +91,6 @@ class ChatMessage(_Wire):
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)]
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_clients_send_replies_back(cls, given: Any) -> Any:
-        if isinstance(given, dict):
-            return {name: value for name, value in given.items() if not (name == "annotations" and value == [])}
-        return given
 
 
 class StreamOptions(_Wire):
@@ -281,12 +275,7 @@ def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tu
         return [tuple(Message(role=message.role, content=message.content) for message in wanted.messages)]
     prompt = wanted.prompt
     several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
-    prompts: list[str | tuple[int, ...] | tuple[Message, ...]]
-    prompts = [one if isinstance(one, str) else tuple(one) for one in several]
-    for place, one in enumerate(prompts):
-        if not one:
-            raise ServingError(400, f"prompt {place} is empty", "prompt")
-    return prompts
+    return [one if isinstance(one, str) else tuple(one) for one in several]
 
 
 def _check_tokens(wanted: ChatWanted | TextWanted, limits: Limits) -> None:

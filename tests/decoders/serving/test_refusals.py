@@ -122,8 +122,8 @@ def test_messages_that_can_not_be_read_are_refused(server: Any, messages: Any, s
     [
         ("", "the prompt is empty"),
         ([], "the prompt is empty"),
-        (["a", ""], "prompt 1 is empty"),
-        ([[]], "prompt 0 is empty"),
+        (["a", ""], "the prompt is empty"),
+        ([[]], "the prompt is empty"),
         ([1, 10**6], "token id 1000000 is outside the vocabulary of 259"),
         ([-1], "token id -1 is outside"),
         ([10**30], "token id 1000000000000000000000000000000 is outside"),
