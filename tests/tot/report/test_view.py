@@ -103,17 +103,10 @@ def test_a_larger_tree_is_opened_by_part(opened: Any) -> None:
     browser = opened(wide(3, 500, 4))  # 1 + 3 + 1,500 + 6,000
     assert browser.open_thoughts <= 2000
     assert browser.js("return view.tree.nodes[1].open")
-    before = browser.open_thoughts
-    browser.js("view.select(view.tree.nodes[1]); view.reveal(view.tree.nodes[1].children[199])")
-    browser.js("view.move(0, -200); view.draw()")  # what is kept back stands below its last child's own
-    assert browser.js("return view.layout.more.length") == 3  # each with 300 children kept back
-    assert browser.texts(".more")[0] == "300 more …"
-    browser.js("document.querySelector('.more').click()")
-    assert browser.open_thoughts == before + 200
-    browser.press(Keys.HOME, Keys.ARROW_RIGHT, Keys.ARROW_DOWN, "m")
-    assert browser.open_thoughts == before + 400
-    browser.press("/", "thought 499 after 3")
-    assert (browser.find("#found").text, browser.heading) == ("1 of 1", "Thought 0.2.499")
+    assert browser.open_thoughts >= 1 + 3 + 1500
+    assert browser.shown < 100  # only what is in the window
+    browser.press("/", "thought 3 after 1503")  # which was closed
+    assert (browser.find("#found").text, browser.heading) == ("1 of 1", "Thought 0.2.499.3")
 
 
 def test_the_wheel_zooms_where_it_points_and_dragging_moves(opened: Any, grown: Any) -> None:

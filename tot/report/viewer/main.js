@@ -130,7 +130,6 @@ const anywhere = {
   0: clicks.fit,
   n: clicks.next,
   p: clicks.previous,
-  m: () => view.more(view.selected),
   d: changeTheme,
   o: back,
   i: () => (document.activeElement === panel.element ? canvas : panel.element).focus(),

@@ -2,7 +2,6 @@
 
 const CARD = { width: 248, height: 88, across: 76, down: 16 };
 const FIRST = 2000; // thoughts that are open at first, at most
-const STRIP = 200; // children of one thought that are shown at a time
 
 class Tree {
   constructor(saved) {
@@ -16,7 +15,6 @@ class Tree {
       depth: 0,
       text: fields.thought ? Object.values(fields.thought.parts).join("\n") : saved.root.question,
       open: false,
-      limit: STRIP,
     }));
     for (const node of this.nodes.slice(1)) {
       node.parent = this.nodes[node.fields.parent];
@@ -48,71 +46,40 @@ class Tree {
     let count = 1;
     const waiting = [this.root];
     for (const node of waiting) {
-      const more = Math.min(node.children.length, STRIP);
+      const more = node.children.length;
       if (more === 0 || count + more > FIRST) continue;
       node.open = true;
       count += more;
-      waiting.push(...this.shown(node));
+      waiting.push(...node.children);
     }
     this.reveal(this.end);
   }
 
   shown(node) {
-    return node.open ? node.children.slice(0, node.limit) : [];
-  }
-
-  /** How many of a node's children are kept back though it is open. */
-  rest(node) {
-    return node.open ? Math.max(0, node.children.length - node.limit) : 0;
+    return node.open ? node.children : [];
   }
 
   /** Open the way to a node. */
   reveal(node) {
-    for (let child = node; child.parent !== null; child = child.parent) {
-      child.parent.open = true;
-      child.parent.limit = Math.max(child.parent.limit, child.parent.children.indexOf(child) + 1);
-    }
+    for (let child = node; child.parent !== null; child = child.parent) child.parent.open = true;
   }
 
   /** Give every open node its `x` and `y`: columns by depth, leaves in rows, parents in the middle of their children. */
   layOut() {
     const cards = this.walk((node) => this.shown(node));
-    const more = [];
-    let row = 0;
-    const waiting = [this.root];
-    while (waiting.length) {
-      const item = waiting.pop();
-      if (item.keeper) {
-        item.row = row++;
-        more.push(item);
-        continue;
-      }
-      const below = this.shown(item);
-      if (!below.length) item.row = row++;
-      if (this.rest(item)) waiting.push({ keeper: item, row: 0 });
-      for (let i = below.length - 1; i >= 0; i--) waiting.push(below[i]);
+    let [rows, deepest] = [0, 0];
+    for (const node of cards) {
+      if (!this.shown(node).length) node.row = rows++;
+      deepest = Math.max(deepest, node.depth);
     }
     for (const node of [...cards].reverse()) {
       const below = this.shown(node);
       if (below.length) node.row = (below[0].row + below[below.length - 1].row) / 2;
-    }
-    let deepest = 0;
-    for (const node of cards) {
       node.x = node.depth * (CARD.width + CARD.across);
       node.y = node.row * (CARD.height + CARD.down);
-      deepest = Math.max(deepest, node.depth);
     }
-    for (const item of more) {
-      item.x = (item.keeper.depth + 1) * (CARD.width + CARD.across);
-      item.y = item.row * (CARD.height + CARD.down);
-    }
-    const columns = deepest + (more.some((item) => item.keeper.depth === deepest) ? 2 : 1);
-    return {
-      cards,
-      more,
-      width: columns * (CARD.width + CARD.across) - CARD.across,
-      height: Math.max(1, row) * (CARD.height + CARD.down) - CARD.down,
-    };
+    const width = (deepest + 1) * (CARD.width + CARD.across) - CARD.across;
+    return { cards, width, height: rows * (CARD.height + CARD.down) - CARD.down };
   }
 
   /** The calls about a node, with whole prompts: texts are saved as what they share with the one before, and the rest. */

@@ -119,14 +119,6 @@ class TreeView {
     if (hidden) this.select(node);
   }
 
-  /** Show more of a node's children, or of its siblings. */
-  more(node) {
-    const keeper = [node, node.parent].find((one) => one !== null && this.tree.rest(one));
-    if (keeper === undefined) return;
-    keeper.limit += STRIP;
-    this.arrange(node);
-  }
-
   isBelow(node, top) {
     while (node !== null && node !== top) node = node.parent;
     return node === top;
@@ -179,24 +171,21 @@ class TreeView {
 
   drawCards(view) {
     const wanted = new Map();
-    const inside = (item) =>
-      item.x < view.right && item.x + CARD.width > view.left && item.y < view.bottom && item.y + CARD.height > view.top;
+    const inside = (node) =>
+      node.x < view.right && node.x + CARD.width > view.left && node.y < view.bottom && node.y + CARD.height > view.top;
     for (const node of this.layout.cards) {
-      if (node === this.selected || inside(node)) wanted.set(node.id, () => this.card(node));
+      if (node === this.selected || inside(node)) wanted.set(node.id, node);
     }
-    for (const item of this.layout.more) {
-      if (inside(item)) wanted.set(`more-${item.keeper.id}`, () => this.moreButton(item));
-    }
-    for (const [key, element] of this.elements) {
-      if (wanted.has(key)) continue;
+    for (const [id, element] of this.elements) {
+      if (wanted.has(id)) continue;
       element.remove();
-      this.elements.delete(key);
+      this.elements.delete(id);
     }
     const fresh = document.createDocumentFragment();
-    for (const [key, draw] of wanted) {
-      if (this.elements.has(key)) continue;
-      const element = draw();
-      this.elements.set(key, element);
+    for (const [id, node] of wanted) {
+      if (this.elements.has(id)) continue;
+      const element = this.card(node);
+      this.elements.set(id, element);
       fresh.append(element);
     }
     this.cards.append(fresh);
@@ -264,14 +253,6 @@ class TreeView {
     return count;
   }
 
-  moreButton(item) {
-    const rest = this.tree.rest(item.keeper);
-    const button = make("div", { class: "more", "aria-hidden": "true" }, `${shortNumber(rest)} more …`);
-    button.dataset.more = item.keeper.id;
-    button.style.transform = `translate(${item.x}px, ${item.y}px)`;
-    return button;
-  }
-
   drawEdges(view) {
     const lines = { plain: [], pruned: [], linked: [], chosen: [] };
     const line = (tail, head) => {
@@ -287,7 +268,6 @@ class TreeView {
       const kind = node.fields.chosen ? "chosen" : node.fields.pruned ? "pruned" : "plain";
       lines[kind].push(line(node.parent, node));
     }
-    for (const item of this.layout.more) lines.plain.push(line(item.keeper, item));
     if (this.tree.links.length) {
       const open = new Set(this.layout.cards);
       for (const { tail, head } of this.tree.links) {
@@ -348,15 +328,11 @@ class TreeView {
       const dragged = from?.dragged;
       from = null;
       if (dragged) return;
-      const more = event.target.closest(".more");
       const card = event.target.closest(".card");
-      if (more) {
-        this.more(this.tree.nodes[more.dataset.more]);
-      } else if (card) {
-        const node = this.tree.nodes[card.dataset.id];
-        if (event.target.closest(".toggle")) this.toggle(node);
-        else this.select(node);
-      }
+      if (!card) return;
+      const node = this.tree.nodes[card.dataset.id];
+      if (event.target.closest(".toggle")) this.toggle(node);
+      else this.select(node);
     });
     canvas.addEventListener("dblclick", (event) => {
       const card = event.target.closest(".card");
