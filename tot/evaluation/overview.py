@@ -1,4 +1,4 @@
-"""An evaluation's page: score, spread, failures, the slowest, and every problem's tree in the same file.
+"""An evaluation's page: score, spread, a table of all problems, and every problem's tree in the same file.
 
 One file stays whole when it is sent or moved, and the page reads a tree only when it is opened. While it is written,
 one tree at a time is in memory.

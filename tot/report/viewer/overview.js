@@ -1,4 +1,4 @@
-// An evaluation: its score, how scores and times are spread, what failed, what was slow, and a way to every tree.
+// An evaluation: its score, how scores and times are spread, a table of all problems, and a way to every tree.
 
 const PAGE = 200; // rows of the table at a time
 
@@ -7,7 +7,6 @@ function drawOverview(data) {
     data.finished ? null : make("p", { class: "notice" }, "This evaluation is not finished: these are the samples so far."),
     figures(data.figures),
     make("div", { class: "charts" }, ...data.charts.map(chart)),
-    ...lists(data.samples),
     ...table(data.samples),
     data.config ? folded("Configuration", make("pre", {}, visible(data.config))) : null,
   ].filter(Boolean);
@@ -40,26 +39,6 @@ function chart({ title, ends, bars }) {
   });
   const axis = make("div", { class: "axis" }, ...ends.map((end) => make("span", {}, end)));
   return make("figure", {}, make("figcaption", {}, title), drawing, axis);
-}
-
-function lists(samples) {
-  const failures = samples.filter((sample) => sample.error);
-  const slowest = samples.filter((sample) => sample.seconds > 0).sort((a, b) => b.seconds - a.seconds).slice(0, 8);
-  const list = (title, rows, note) =>
-    make("section", {}, make("h2", {}, title), rows.length ? make("ol", { class: "list" }, ...rows.map((sample) => make("li", {}, link(sample), make("span", { class: "quiet", dir: "auto" }, note(sample))))) : make("p", { class: "quiet" }, "None."));
-  return [
-    make(
-      "div",
-      { class: "columns" },
-      list("Slowest", slowest, (sample) => seconds(sample.seconds)),
-      list(`Failures (${failures.length})`, failures.slice(0, 50), (sample) => brief(sample.error, 140)),
-    ),
-  ];
-}
-
-function link(sample) {
-  const text = `${sample.name}  ${brief(sample.question, 70)}`;
-  return sample.tree === null ? make("span", { dir: "auto" }, text) : make("a", { href: `#${sample.tree}`, dir: "auto" }, text);
 }
 
 const COLUMNS = [
@@ -131,7 +110,7 @@ function row(sample) {
     { class: kind },
     make("td", {}, name),
     make("td", { dir: "auto" }, brief(sample.question, 110)),
-    make("td", { dir: "auto" }, brief(sample.error ?? sample.answer ?? "none", 60)),
+    make("td", { dir: "auto" }, sample.error ? brief(sample.error, 140) : brief(sample.answer ?? "none", 60)),
     make("td", { dir: "auto" }, brief(sample.reference ?? "", 40)),
     make("td", { class: "number" }, make("b", {}, sample.error ? "failed" : shortNumber(sample.score))),
     make("td", { class: "number" }, shortNumber(sample.tokens)),
