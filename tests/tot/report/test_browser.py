@@ -115,7 +115,9 @@ def test_what_is_exact_approximate_and_never_decoded_is_told_apart(opened: Any, 
         })"""
     )
     assert len(set(looks)) == len(kinds)
-    assert browser.texts("#panel .keys .key")[:3] == ["13 exact", "7 approximate", "30 never decoded"]
+    numbers = dict(zip(browser.texts("#panel .numbers dt"), browser.texts("#panel .numbers dd"), strict=True))
+    counts = ("new tokens", "approximate tokens", "tokens never decoded")
+    assert [numbers[count] for count in counts] == ["13", "7", "30"]
     assert browser.texts("#panel .message pre") == []  # made when the prompt is opened
     browser.find("#panel .call summary").click()
     assert browser.texts("#panel .message pre") == [message.content for message in asked]

@@ -22,7 +22,6 @@ class Panel {
       ...this.path(node, scale),
       ...(node.parent === null ? this.run(tree.saved.run ?? {}) : []),
       ...this.numbers(fields),
-      ...this.rationale(fields),
       ...this.world(fields),
       ...this.calls(tree, node),
     );
@@ -128,6 +127,8 @@ class Panel {
       ["acceptance rate", fields.reached ? share((fields.accepted ?? 0) / fields.reached) : undefined],
       ["accepted of drafted", fields.drafted ? share((fields.accepted ?? 0) / fields.drafted) : undefined],
       ["new tokens", fields.new_tokens],
+      ["approximate tokens", fields.approximate_tokens],
+      ["tokens never decoded", fields.undecoded_tokens],
       ["prompt tokens", fields.prompt_tokens],
       ["seconds", time ? seconds(time) : undefined],
       ["tokens/s", tokens && time ? shortNumber(tokens / time) : undefined],
@@ -135,26 +136,6 @@ class Panel {
       ["thoughts refused after it", fields.rejected],
       ["replies not read", fields.parse_failures],
     ]);
-  }
-
-  /** How much of the rationales about this thought was decoded. */
-  rationale(fields) {
-    const shares = [
-      ["exact", fields.new_tokens ?? 0],
-      ["approximate", fields.approximate_tokens ?? 0],
-      ["undecoded", fields.undecoded_tokens ?? 0],
-    ];
-    if (!shares[1][1] && !shares[2][1]) return [];
-    const bar = make("div", { class: "bar-of-parts", "aria-hidden": "true" });
-    for (const [kind, tokens] of shares) {
-      const piece = make("i", { class: kind });
-      piece.style.flexGrow = tokens;
-      bar.append(piece);
-    }
-    const words = shares.map(([kind, tokens]) =>
-      make("span", { class: `key ${kind}` }, `${shortNumber(tokens)} ${kind === "undecoded" ? "never decoded" : kind}`),
-    );
-    return [make("h3", {}, "Tokens of rationales"), bar, make("p", { class: "keys" }, ...words)];
   }
 
   world(fields) {
