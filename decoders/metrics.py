@@ -23,10 +23,6 @@ class Metrics:
     """Skeletons of parallel steps that were begun."""
     broken: int = 0
     """Of them, those that left their format: what steps they had were decoded, without any they were plain text."""
-    block_tokens: int = 0
-    """Tokens of parallel steps."""
-    block_seconds: float = 0.0
-    """Elapsed from the beginning of each block of parallel steps to the end of its last one."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Elapsed: "draft", "verify" (the target's forwards), "sampling", "scheduling" (all else)."""
 

@@ -21,7 +21,7 @@ from statistics import fmean
 from rich.console import Console
 
 from tot.bench.engines import about, forget, metrics_of
-from tot.bench.harness import Bench, Measured, Metric, Results, Side, percent, plain, timed, times
+from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
 from tot.bench.options import PDOSOptions as Asked
 from tot.bench.pdos_questions import Example, Question, listed, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, load_decoder
@@ -107,7 +107,6 @@ class Way:
             "text": text,
             "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token's keys and values are of no use
             "steps": steps,
-            "inside": account.block_tokens / account.block_seconds if account.block_seconds else None,
             "kept_format": float(kept) if self.decoder.name == "pdos" and not self.given else None,
         }
 
@@ -182,7 +181,7 @@ def run(asked: Asked, console: Console) -> None:
 
         sides = [Side(way.name, partial(answered, way)) for way in compared]
         for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():
-            results = bench.compare(
+            bench.compare(
                 name,
                 sides,
                 lambda _, turn, questions=questions: questions[turn],  # type: ignore[misc]
@@ -191,8 +190,6 @@ def run(asked: Asked, console: Console) -> None:
                 metrics=METRICS,
                 against=["normal", "CoD"],
             )
-            _where_kept(results, bench)
-            _inside_the_block(results, bench)
 
 
 def kinds(asked: Asked, holds: Callable[[Question], bool], bench: Bench) -> dict[str, list[Question]]:
@@ -216,30 +213,6 @@ def _fits(normal: Way, question: Question) -> bool:
     engine = normal.decoder.engine
     prompt = engine.codec.encode_prompt(normal.messages(question))
     return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
-
-
-def _where_kept(results: Results, bench: Bench) -> None:
-    """How many times as fast PDOS is where the model's own skeleton kept the format."""
-    for side in results.sides:
-        kept = {turn: took for turn, took in results.of(side).items() if took["kept_format"]}
-        normal = results.of("CoD" if side.startswith("CoD") else "normal")
-        if kept:
-            ratios = [normal[turn]["seconds"] / took["seconds"] for turn, took in kept.items() if turn in normal]
-            bench.show(f"{side}: {times(ratios)} as fast where the format is kept")
-
-
-def _inside_the_block(results: Results, bench: Bench) -> None:
-    """Tokens a second while steps are decoded side by side, against normal decoding of the same prompt."""
-    for side in results.sides:
-        theirs = results.of("CoD" if side.startswith("CoD") else "normal")
-        found = [
-            (took["inside"] * theirs[turn]["seconds"] / theirs[turn]["tokens"], took["steps"])
-            for turn, took in results.of(side).items()
-            if took["inside"] is not None
-        ]
-        if found:
-            a_step = times([ratio / steps for ratio, steps in found])
-            bench.show(f"{side}: {times([ratio for ratio, _ in found])} of normal inside the block, by step {a_step}")
 
 
 def mark_of(judge: Decoder, question: Question, answer: str) -> float:

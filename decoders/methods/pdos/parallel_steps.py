@@ -9,7 +9,6 @@ The text is not that of `ar`: no step has seen the others when it is drawn.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from functools import partial
@@ -209,7 +208,7 @@ class ParallelSteps(Autoregressive):
 
     def _join(self, sequence: DecodingSequence, line: Line, block: Block, stopped: bool) -> None:
         """Put the steps one after another, to be fed before the next token is drawn."""
-        form, output, account = self._form, line.output, self._job.account
+        form, output = self._form, line.output
         line.block = None
         ids = list(block.opening)
         for step in block.steps:
@@ -224,8 +223,6 @@ class ParallelSteps(Autoregressive):
         output.end_steps("" if stopped else form.end_text, block.left - (len(ids) - block.unfed))
         if stopped:
             output.end("stop")
-        account.block_tokens += sum(len(step.output.tokens) for step in block.steps)
-        account.block_seconds += time.perf_counter() - block.began
 
     def _fill(self, sequence: DecodingSequence, line: Line) -> list[Chunk]:
         """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""

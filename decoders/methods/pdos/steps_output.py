@@ -7,7 +7,6 @@ as the plain text it was after all, or steps take its place (PDOS, section 3). W
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -225,7 +224,6 @@ class Block:
     """How many of those are the prompt's."""
     left: int
     """Tokens that the text may still have, from the block on."""
-    began: float = field(default_factory=time.perf_counter)
 
     def running(self) -> list[Step]:
         return [step for step in self.steps if step.output.finish_reason is None]
