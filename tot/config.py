@@ -74,8 +74,8 @@ class SearchConfig(BaseModel):
     min_p: float | None = None
     seed: int = 0
     reproducible: bool = False
-    """Compute in float32, by "ar" in place of "auto", and `fastcot` with a fixed window: the same tree whatever else
-    is packed with it, and when resumed."""
+    """Compute in float32, by "ar" in place of "auto": the same tree whatever else is packed with it, and when
+    resumed."""
     model_options: dict[str, Any] = {}
     """What `load_decoder` is given besides: tokenizer, dtype, device, kv_budget, quantize and the decoder's own."""
 
@@ -166,8 +166,7 @@ class SearchConfig(BaseModel):
         return filters_of(self.weights, {name: getattr(self, name) for name in FILTERS}, default)
 
     def exact(self) -> SearchConfig:
-        """The same; where it is to be reproducible, in float32, by "ar" for "auto", which follows the clock, and with a
-        window for FastCoT that doesn't follow what is packed beside a request.
+        """The same; where it is to be reproducible, in float32, by "ar" for "auto", which follows the clock.
 
         Raises OptionError where something else was asked for then, or a server computes.
         """
@@ -179,26 +178,16 @@ class SearchConfig(BaseModel):
                 "reproducible runs compute in float32 here, and what a server computes is its own affair: leave "
                 "reproducible out, or take a decoder other than openai"
             )
-        from tot.decoders.methods.fastcot import FIXED, Buffers
-
         for each in chosen:
             found = str(getattr(getattr(each, "model", None), "dtype", "torch.float32"))
             if found != "torch.float32":
                 raise OptionError(f"reproducible runs compute in float32, and this decoder's model is in {found}")
-            drafter = getattr(each, "drafter", None)
-            if isinstance(drafter, Buffers) and drafter.window is None:
-                raise OptionError(
-                    "this decoder's window, and so its answers, follow what is packed beside a request: for "
-                    f"reproducible runs give it one, such as window={FIXED}"
-                )
         if not any(isinstance(each, str) for each in chosen):
             return self
         if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
             raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
         if options.get("quantize", "auto") not in ("auto", "none"):
             raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
-        if "fastcot" in chosen and options.get("window") is None:
-            options = {**options, "window": FIXED}
         decoder: Any = {purpose: "ar" if each == "auto" else each for purpose, each in self.decoders.items()}
         decoder = decoder if isinstance(self.decoder, Mapping) else decoder["generate"]
         return self.model_copy(update={"decoder": decoder, "model_options": {**options, "dtype": "fp32"}})

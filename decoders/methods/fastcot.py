@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
-from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import Job
@@ -27,13 +26,6 @@ from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import FastCoTOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
-
-WIDEST = 32
-"""Entries of a window that is chosen by measured cost, at most."""
-FIXED = 8
-"""Entries of a window that may not follow from costs and company, where none is given (figure 8 has 5 to 25)."""
-_CHEAP = 1.1
-"""A window costs next to nothing where its forward takes at most so many times as long as one without it."""
 
 
 @dataclass(slots=True)
@@ -50,30 +42,19 @@ class _Buffer:
 class Buffers(Drafter):
     """The approximate tokens of all rationales that are begun, as drafts."""
 
-    def __init__(self, window: int | None, latency: LatencyModel | None) -> None:
-        self.window = window
-        """c, or None where the latency of forwards decides."""
-        self._latency = latency
+    def __init__(self) -> None:
         self._buffers: dict[int, _Buffer] = {}
 
     def begin(self, key: int, question: Sequence[int]) -> None:
         self._buffers[key] = _Buffer(question)
 
-    def width(self, texts: int) -> int:
-        """c, while so many texts are decoded at once."""
-        if self.window is not None or self._latency is None:
-            return self.window or 0
-        most = _CHEAP * self._latency.of(texts)
-        return next((c for c in range(WIDEST, 0, -1) if self._latency.of(texts * (1 + c)) <= most), 0)
-
     def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
-        width = self.width(len(contexts))
         drafts = []
         for context in contexts:
             draft = Draft()
             if (buffer := self._buffers.get(context.key)) is not None:
                 start = len(context.tokens) - len(context.prompt)
-                for place in range(min(width, len(context.widths))):
+                for place in range(len(context.widths)):
                     draft.add(buffer.at(start + place), place - 1, "approximate")
             drafts.append(draft)
         return drafts
@@ -164,8 +145,8 @@ def _question(job: Job) -> list[int]:
 
 
 def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
-    buffers = Buffers(options.window, engine_latency_model(engine) if options.window is None else None)
-    shared = Speculation(engine, buffers, (1,) * (WIDEST if options.window is None else max(1, options.window)))
+    buffers = Buffers()
+    shared = Speculation(engine, buffers, (1,) * options.window)
     return OpenedMethod(partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers)
 
 

@@ -11,9 +11,7 @@ import pytest
 import torch
 
 from tot.decoders import Completion, LocalDecoder, Message, OptionError, Request, Sampling
-from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.engine.sampling import Draw, read
-from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import Part
 
 HEAD = "One of the others and so on, in the range.\n\n"
@@ -220,14 +218,6 @@ def test_usage_adds_up(make: Make) -> None:
         assert one.usage.new_tokens == len(one.tokens) == exact + one.parts[-1].tokens
         assert one.usage.forwards == 6 + 5
         assert exact == 6 + one.usage.accepted
-
-
-def test_the_widest_cheap_window_is_taken() -> None:
-    costs = LatencyModel((1, 4, 8, 16, 64), (1.0, 1.0, 1.05, 1.2, 4.0))
-    buffers = Buffers(None, costs)
-    assert buffers.width(1) == 9  # 10 rows cost 1.0875, 11 rows 1.1063
-    assert buffers.width(8) == 0
-    assert Buffers(5, costs).width(8) == 5
 
 
 def test_the_question_is_the_last_paragraph_of_the_user(make: Make) -> None:

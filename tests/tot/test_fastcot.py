@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -13,8 +14,6 @@ import pytest
 from tot import BFS, ChainOfThought, Explain, Sample, Task, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import Engine, OptionError, Usage, load_decoder
-from tot.decoders.drafting.latency_model import LatencyModel
-from tot.decoders.methods.fastcot import Buffers
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import load_task
 from tot.training.fastcot import Answers, Rationale, by_iteration, calibrate, decode_whole, masked, rationales
@@ -172,22 +171,13 @@ def test_without_a_trigger_of_the_tasks_own_an_explanation_is_followed_by_the_ch
     assert solution.tree[1].value == pytest.approx(0.25)
 
 
-@pytest.fixture
-def _dear_company(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By cost, a text alone has a window of 32, two have one of 19, three one of 12."""
-    costs = LatencyModel((1, 40, 64), (1.0, 1.05, 60.0))
-    monkeypatch.setattr("tot.decoders.methods.fastcot.engine_latency_model", lambda engine: costs)
-    assert [Buffers(None, costs).width(texts) for texts in (1, 2, 3)] == [32, 19, 12]
-
-
-@pytest.mark.usefixtures("_dear_company")
 def test_reproducible_answers_are_the_same_alone_and_in_company(tiny: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     spent = {}
-    for reproducible, concurrency in itertools.product((False, True), (1, 4)):
+    for window, concurrency in itertools.product((2, 20), (1, 4)):
         with tiny() as decoder:
             pass  # closed, it has its own attention back
-        out = tmp_path / f"{reproducible}-{concurrency}"
+        out = tmp_path / f"{window}-{concurrency}"
         evaluate(
             Anything,
             tmp_path / "rows.jsonl",
@@ -197,28 +187,17 @@ def test_reproducible_answers_are_the_same_alone_and_in_company(tiny: Any, tmp_p
             kv_budget=4000,
             decoder="fastcot",
             cap=6,
+            window=window,
             search=ChainOfThought(),
             max_tokens=40,
             concurrency=concurrency,
-            reproducible=reproducible,
+            reproducible=True,
         )
         lines = (out / "samples.jsonl").read_text().splitlines()
-        spent[reproducible, concurrency] = [line.partition(', "measured"')[0] for line in lines]
-    assert spent[True, 1] == spent[True, 4]
-    assert spent[False, 1] != spent[False, 4]
-
-
-@pytest.mark.usefixtures("_dear_company")
-def test_a_decoder_whose_window_follows_its_company_is_not_reproducible(tiny: Any) -> None:
-    with tiny() as plain:
-        for options in ({}, {"window": 3}):
-            with load_decoder("fastcot", engine=plain.engine, cap=2, **options) as decoder:
-                asked = {"decoder": decoder, "search": ChainOfThought(), "max_tokens": 9, "reproducible": True}
-                if options:
-                    assert solve(Guess(), "what?", **asked).usage.undecoded_tokens > 0
-                else:
-                    with pytest.raises(OptionError, match="for reproducible runs give it one, such as window=8"):
-                        solve(Guess(), "what?", **asked)
+        spent[window, concurrency] = [line.partition(', "measured"')[0] for line in lines]
+    assert spent[2, 1] == spent[2, 4]
+    assert spent[20, 1] == spent[20, 4]
+    assert spent[2, 1] != spent[20, 1]
 
 
 @pytest.mark.real
@@ -319,14 +298,19 @@ def test_a_bench_that_is_stopped_goes_on_and_says_the_same(
         decoded.append((str(batch[0].request.prompt), window))
         return decode_whole(engine, batch, window)
 
+    def default(window: int) -> None:
+        monkeypatch.setattr("tot.bench.fastcot.FastCoTOptions", lambda: SimpleNamespace(window=window))
+
     monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
     monkeypatch.setattr("tot.bench.fastcot.decode_whole", watched)
-    monkeypatch.setattr("tot.bench.fastcot.Buffers.width", lambda self, texts: 5)
+    default(5)
     assert main([*asked, "--out", "stopped.json"]) == 130
     most[0] = 10**9
+    default(3)  # the file's own is gone on with
     assert main([*asked, "--out", "stopped.json"]) == 0
     again = capfd.readouterr().out
     stopped, decoded[:] = list(decoded), []
+    default(5)
     assert main([*asked, "--out", "whole.json"]) == 0
     assert len(stopped) == len(decoded)
     assert sorted(stopped) == sorted(decoded)  # nothing was decoded twice

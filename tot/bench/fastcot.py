@@ -18,12 +18,11 @@ from rich.table import Table
 
 from tot.bench.engines import SPENT, about, metrics_of
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Results, Side, by_metric, percent, timed
-from tot.bench.options import FastCoTOptions
+from tot.bench.options import FastCoTOptions as Asked
 from tot.decoders.decoder import load_decoder
-from tot.decoders.drafting.latency_model import engine_latency_model
 from tot.decoders.engine.engine import Engine
 from tot.decoders.local import LocalDecoder
-from tot.decoders.methods.fastcot import Buffers
+from tot.decoders.methods.options import FastCoTOptions
 from tot.evaluation.estimate import bootstrap
 from tot.training.fastcot import Answers, Rationale, batches, by_iteration, decode_whole, find_cap, masked, questions
 
@@ -39,18 +38,16 @@ Curves = dict[str, list[Answers]]
 """Of each side, the answers at each of its places."""
 
 
-def run(options: FastCoTOptions, console: Console) -> None:
+def run(options: Asked, console: Console) -> None:
     """Measure, and print the tables."""
     asked = questions(options.task, options.data, options.limit, options.max_tokens, 0, options.prompts == "chat")
     calibrating, testing = asked[: len(asked) // 2], asked[len(asked) // 2 :]
     most = options.max_tokens
     with load_decoder("ar", options.model, **options.computed) as plain:
         engine = plain.engine
-        width = Buffers(None, engine_latency_model(engine)).width(1)
         machine = f"{options.model}; {about(engine)}"
         with Bench(options, console, machine) as bench:
-            width = bench.numbers.get("window", width)  # what the clock says, once
-            bench.keep(window=width)
+            width = bench.numbers.setdefault("window", FastCoTOptions().window)
             bench.show(f"{options.task}: {len(asked)} questions, rationales of up to {most} tokens; window {width}")
             iterations = [*range(0, most + 1, max(1, most // 16))]
             sides = {"FastCoT": partial(_around, engine, iterations, width, (True,))}
