@@ -11,7 +11,7 @@ from weakref import WeakSet
 from tot.decoders.budget import Meter
 from tot.decoders.errors import RequestError, TotError
 from tot.decoders.methods.options import FEW_SHOT
-from tot.decoders.request import Completion, Purpose, Request
+from tot.decoders.request import Completion, Request
 
 if TYPE_CHECKING:
     from tot.decoders.drafting.drafters import Drafter
@@ -63,11 +63,6 @@ class LocalDecoder:
     def writes_steps(self) -> bool:
         """Whether the steps of a request are written side by side."""
         return self.method.writes_steps
-
-    @property
-    def choices(self) -> dict[Purpose, str]:
-        """By purpose, what `auto` chose so far, in words; nothing for methods that choose nothing."""
-        return self.method.choices()
 
     def submit(self, requests: Sequence[Request], meter: Meter | None = None, stream: bool = False) -> list[Handle]:
         """Queue requests, to start in the same step; a handle each, to be awaited, iterated over or cancelled."""

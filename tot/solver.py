@@ -7,16 +7,15 @@ import threading
 from collections.abc import Coroutine, Mapping
 from concurrent.futures import Future
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tot.backend import Backend
 from tot.checkpoint import Checkpoint
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
-from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
-from tot.decoders.request import Purpose, Usage
+from tot.decoders.request import Usage
 from tot.search.session import SearchSession, Watcher
 from tot.state import after_thinking
 from tot.task import Task
@@ -51,8 +50,6 @@ class Solution:
     tokens (512 of 500)"), or None."""
     filters: Mapping[str, float] = field(default_factory=dict)
     """What narrowed the tokens that were drawn: top_k, top_p, min_p."""
-    choices: Mapping[Purpose, str] = field(default_factory=dict)
-    """What the decoder `auto` chose, in words, by purpose."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as it is saved: the result and the tree, with a format version."""
@@ -155,7 +152,7 @@ async def asolve(
             if not keep_best:
                 raise
             session.stopped = "interrupted"
-        return replace(conclude(session, answer), choices=_choices(decoders))
+        return conclude(session, answer)
 
 
 def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
@@ -182,16 +179,6 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         stopped=session.stopped or search.stopped,
         filters=session.context.filters,
     )
-
-
-def _choices(decoders: Mapping[Purpose, Decoder]) -> dict[Purpose, str]:
-    from tot.decoders.local import LocalDecoder
-
-    return {
-        purpose: decoder.choices[purpose]
-        for purpose, decoder in decoders.items()
-        if isinstance(decoder, LocalDecoder) and purpose in decoder.choices
-    }
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:

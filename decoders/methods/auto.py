@@ -8,14 +8,13 @@ rows than they have brought, and whatever is not lossless.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import copy
-from dataclasses import dataclass
 from functools import partial
 
 from tot.decoders.drafting.draft_model import ModelDrafter, level
-from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain, Verified
+from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter, trained_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
@@ -25,35 +24,22 @@ from tot.decoders.methods.jacobi import JacobiDrafter
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import AutoOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
-from tot.decoders.request import Purpose
 
 _LONGEST = 16
 """Tokens of a draft, at most; also of a Jacobi window."""
 _LEAST = 0.1
 """A first token that is less likely to be accepted is not drafted, however cheap its row: what drafting itself takes is
 in no measured cost."""
-_NAMES = {"lookup": "lookup", "jacobi": "jacobi", "model": "draft model"}
-
-
-@dataclass(slots=True)
-class _Tally:
-    """Drafts of one kind."""
-
-    steps: int = 0
-    drafted: int = 0
-    accepted: int = 0
 
 
 class AutoDrafter(DrafterChain):
     """For each text the draft that promises most by the plan. A model that drafts is asked for texts for which it has
-    been right more often than the others' drafts have. It can say what it chose."""
+    been right more often than the others' drafts have."""
 
     def __init__(self, model: ModelDrafter | None) -> None:
         self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(_LONGEST)]
         super().__init__([*self._quick, *([] if model is None else [model])])
         self._model = model
-        self._tallies: dict[Purpose, dict[str, _Tally]] = {}
-        """By purpose and kind of draft, "" being none."""
 
     def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
         assert planner is not None  # auto always plans
@@ -78,30 +64,6 @@ class AutoDrafter(DrafterChain):
         planner.take(plan)
         return draft
 
-    def observe(self, verified: Verified) -> None:
-        super().observe(verified)
-        draft = verified.draft
-        kind = _NAMES[draft.kinds[0][0]] if draft.tokens else ""  # type: ignore[index]
-        tally = self._tallies.setdefault(verified.context.purpose, {}).setdefault(kind, _Tally())
-        tally.steps += 1
-        tally.drafted += len(draft.tokens)
-        tally.accepted += verified.accepted
-
-    def choices(self) -> dict[Purpose, str]:
-        """By purpose, in words: "lookup in 40% of steps (3.1 tokens, 62% accepted), else ar"."""
-        return {purpose: _said(tallies) for purpose, tallies in list(self._tallies.items())}
-
-
-def _said(tallies: Mapping[str, _Tally]) -> str:
-    steps = sum(tally.steps for tally in tallies.values())
-    drafts = sorted(((tally, kind) for kind, tally in tallies.items() if kind), key=lambda one: -one[0].steps)
-    parts = [
-        f"{kind} in {tally.steps / steps:.0%} of steps ({tally.drafted / tally.steps:.1f} tokens, "
-        f"{tally.accepted / tally.drafted:.0%} accepted)"
-        for tally, kind in drafts
-    ]
-    return ", ".join([*parts, *(["else ar" if parts else "ar"] if "" in tallies else [])])
-
 
 def _open(engine: Engine, options: AutoOptions, stack: ExitStack) -> OpenedMethod:
     named = None if options.draft is None else make_drafter(options.draft, engine, stack)
@@ -109,7 +71,7 @@ def _open(engine: Engine, options: AutoOptions, stack: ExitStack) -> OpenedMetho
         raise OptionError(f"draft={options.draft!r}: auto looks up by itself, and takes one model that drafts besides")
     drafter = AutoDrafter(trained_drafter(engine, stack) if named is None else named)
     shared = Speculation(engine, drafter, (1,) * _LONGEST, adapt=True)
-    return OpenedMethod(partial(Speculative, speculation=shared), drafter, choices=drafter.choices)
+    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
 
 
 METHOD = Method(_open, AutoOptions)

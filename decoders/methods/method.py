@@ -15,7 +15,7 @@ from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.job import PolicyFactory
 from tot.decoders.methods.options import MethodOptions
-from tot.decoders.request import Purpose, Request
+from tot.decoders.request import Request
 
 
 class OpenedMethod(NamedTuple):
@@ -25,8 +25,6 @@ class OpenedMethod(NamedTuple):
     drafter: Drafter | None = None
     prepare: Callable[[Request], Request] | None = None
     """What it does to a request beforehand: adds instructions to the prompt, say."""
-    choices: Callable[[], dict[Purpose, str]] = dict
-    """What it chose by itself so far."""
     writes_steps: bool = False
     """Whether the steps of a request are written side by side."""
 
