@@ -43,6 +43,13 @@ _RENAMED = {
     "SelfConsistency": {"k": "samples"},
 }
 """Options that were called otherwise, by class."""
+_GONE: dict[str, dict[str, Any]] = {
+    "BestFirst": {"max_nodes": None},
+    "BestOfN": {"until_solved": True},
+    "DFS": {"max_children": None, "max_nodes": None},
+    "MCTS": {"output": "max_reward", "until_solved": True},
+}
+"""Options that there were, by class, with the values that are always taken now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +185,9 @@ class Checkpoint:
 
 def _as_named_now(part: Any) -> Any:
     """A part's options, those of older runs under the names that they have now."""
-    renamed = _RENAMED.get(part.get("name", ""), {}) if isinstance(part, dict) else {}
-    return {renamed.get(option, option): value for option, value in part.items()} if renamed else part
+    name = part.get("name", "") if isinstance(part, dict) else ""
+    renamed, gone = _RENAMED.get(name, {}), _GONE.get(name, {}).items()
+    return {renamed.get(one[0], one[0]): one[1] for one in part.items() if one not in gone} if name else part
 
 
 def _described(step: Step | None) -> dict[str, Any]:

@@ -166,13 +166,6 @@ def test_a_map_without_a_way_is_tried_to_the_end_and_says_so() -> None:
     assert route(search) == "sb"  # the closest, by the estimate
 
 
-@pytest.mark.parametrize(("most", "expanded", "said"), [(2, 1, "2 thoughts of 2"), (3, 2, "4 thoughts of 3")])
-def test_max_nodes_ends_the_search_and_says_so(most: int, expanded: int, said: str) -> None:
-    search = BestFirst(max_nodes=most).start(Roads(HILLS, AHEAD), "q")
-    assert ride(search) == ["s", "a"][:expanded]
-    assert search.stopped == f"max_nodes: {said}"
-
-
 def test_only_a_depth_given_to_the_search_is_a_limit_where_ends_are_named() -> None:
     search = BestFirst(depth=3).start(Roads(HILLS, AHEAD), "q")
     ride(search)

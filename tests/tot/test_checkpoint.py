@@ -127,12 +127,11 @@ EITHER_WAY = {"grow": ["n", "e"], "grow n": ["n", "e"], "grow e": ["n", "e"]}
     ("search", "merges"),
     [
         (SEARCH, False),
-        (DFS(thoughts=2, depth=3, max_children=1), False),
         (DFS(thoughts=2, depth=3, threshold=4, goals=9), False),
         (MCTS(thoughts=2, depth=3, iterations=5), False),
         (SEARCH, True),
     ],
-    ids=["bfs", "dfs-max-children", "dfs-threshold", "mcts", "merged"],
+    ids=["bfs", "dfs-threshold", "mcts", "merged"],
 )
 def test_the_tree_of_a_killed_run_is_all_that_was_known_then(
     record: Any, path: Path, compass: Any, search: Any, merges: bool

@@ -99,32 +99,6 @@ def test_a_threshold_prunes_children_below_it(drive: Any) -> None:
     assert pruned(nothing) == ["a"]
 
 
-def test_max_children_visits_the_best_and_prunes_the_others(drive: Any) -> None:
-    search = DFS(max_children=1).start(Paths(), "q")
-    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h"]
-    assert pruned(search) == ["a", "c", "b/e"]
-    two = DFS(max_children=2).start(Paths(), "q")
-    assert drive(two, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g"]
-    assert pruned(two) == ["a"]
-
-
-@pytest.mark.parametrize(
-    ("most", "expanded", "stopped"),
-    [
-        (1, [""], "max_nodes: 3 thoughts of 1"),
-        (3, [""], "max_nodes: 3 thoughts of 3"),
-        (4, ["", "b"], "max_nodes: 5 thoughts of 4"),
-        (6, ["", "b", "b/f"], "max_nodes: 6 thoughts of 6"),
-        (8, ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g", "a"], "max_nodes: 8 thoughts of 8"),
-        (9, ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g", "a", "a/d"], "no goal among 8 thoughts"),
-    ],
-)
-def test_max_nodes_ends_the_search_and_says_so(most: int, expanded: list[str], stopped: str, drive: Any) -> None:
-    search = DFS(max_nodes=most).start(Paths(), "q")
-    assert drive(search, CHILDREN, VALUES) == expanded
-    assert search.stopped == stopped
-
-
 def test_a_depth_of_t_grows_t_minus_1_levels(drive: Any) -> None:
     search = DFS(depth=3).start(Paths(), "q")
     assert drive(search, CHILDREN, VALUES) == ["", "b", "c", "a"]

@@ -81,7 +81,7 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("search", " mcts : iterations = 20 , rule=puct ", MCTS(iterations=20, rule="puct")),
         ("search", "mcts:rollout=none,thoughts=none", MCTS(rollout="none", thoughts=None)),
         ("search", "mcts:fast=none", MCTS(fast=None)),
-        ("search", "mcts:until_solved=false,cum_reward=max", MCTS(until_solved=False, cum_reward="max")),
+        ("search", "mcts:cum_reward=max,calc_q=max", MCTS(cum_reward="max", calc_q="max")),
         ("search", "bfs:thoughts=None,merge=true,aggregate=vote", BFS(thoughts=None, merge=True, aggregate="vote")),
         ("search", "bfs:", BFS()),
         ("search", "dfs:threshold=-0.5,goals=2", DFS(threshold=-0.5, goals=2)),

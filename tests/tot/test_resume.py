@@ -15,6 +15,7 @@ from tot import (
     DFS,
     MCTS,
     BestFirst,
+    BestOfN,
     Budget,
     Checkpoint,
     Combine,
@@ -29,6 +30,7 @@ from tot import (
     Vote,
     solve,
 )
+from tot.decoders import TaskError
 
 YES = Likelihood(labels={"1": 1.0, "2": 0.0})
 RUNS: dict[str, dict[str, Any]] = {
@@ -37,13 +39,14 @@ RUNS: dict[str, dict[str, Any]] = {
     "propose": {"search": BFS(thoughts=2, breadth=1, depth=3), "generator": Propose()},
     "dfs": {"search": DFS(thoughts=2, depth=3, goals=2), "evaluator": Value()},
     "best-first": {"search": BestFirst(thoughts=2, depth=3, rank="value")},
-    "mcts": {"search": MCTS(thoughts=2, depth=3, iterations=4, leaves=2, rollout="sample")},
+    "mcts": {"search": MCTS(thoughts=2, depth=3, iterations=4, leaves=2)},
     "mcts-fast": {
         "search": MCTS(thoughts=2, depth=3, iterations=3, fast=YES, rollout="greedy"),
         "generator": Sample(samples=2),
         "evaluator": Combine(parts=(YES, Prior()), weights=(0.5, 0.5), rule="product"),
     },
     "self-consistency": {"search": SelfConsistency(samples=3)},
+    "best-of-n": {"search": BestOfN(samples=3), "evaluator": Value()},
 }
 
 
@@ -127,6 +130,33 @@ def test_what_an_earlier_version_left_of_a_run_is_gone_on_with(
     with tiny() as decoder:
         resumed = run(asking, decoder, killed(whole, 3), **RUNS["bfs"])
     assert nodes(resumed) == nodes(expected)
+
+
+GONE: dict[str, dict[str, Any]] = {
+    "dfs": {"max_children": None, "max_nodes": None},
+    "best-first": {"max_nodes": None},
+    "best-of-n": {"until_solved": True},
+    "mcts": {"output": "max_reward", "until_solved": True},
+}
+
+
+@pytest.mark.parametrize("name", GONE)
+def test_a_run_with_options_that_are_gone_is_gone_on_with_where_they_were_what_is_always_done_now(
+    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
+) -> None:
+    whole = tmp_path / "whole.jsonl"
+    with tiny() as decoder:
+        expected = run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
+    header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
+    begun["search"] |= GONE[name]
+    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
+    with tiny() as decoder:
+        assert nodes(run(asking, decoder, killed(whole, 3), **RUNS[name])) == nodes(expected)
+    option = next(iter(GONE[name]))
+    begun["search"][option] = 7
+    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
+    with tiny() as decoder, pytest.raises(TaskError, match=f"of another run: its search is .*'{option}': 7"):
+        run(asking, decoder, killed(whole, 3), **RUNS[name])
 
 
 @pytest.mark.parametrize("name", ["bfs", "bfs-vote"])

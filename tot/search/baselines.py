@@ -55,12 +55,10 @@ class BestOfN(_Whole):
     """Some whole solutions; one that the task verifies, else the one that the state evaluator values most."""
 
     samples: Count = renamed("samples", "n", default=5)
-    until_solved: bool = True
-    """False values all, verified or not."""
 
     def steps(self, search: SearchState) -> Steps:
         chains = yield search.expand([search.tree.root], self.samples, whole=True)
-        if search.solved is not None and self.until_solved:
+        if search.solved is not None:
             search.best = search.solved
             return
         for chain in by_value((yield search.evaluate(chains)))[:1]:

@@ -42,8 +42,6 @@ class BestFirst(MergingSearch):
     batch: Count = 1
     """States expanded together, the first of the queue: more fill a packed batch, and may be in vain."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    max_nodes: Count | None = None
-    """No state is expanded once so many thoughts have grown."""
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
         if self._rank_for(task) == "cost" and self.thoughts is None and isinstance(generator, Enumerate):
@@ -78,9 +76,6 @@ class BestFirst(MergingSearch):
                 heapq.heappop(queue)
                 if not (node.pruned or search.is_end(node) or cost != node.cost):  # a cheaper way was queued since
                     batch.append(node)
-            if batch and self.max_nodes is not None and len(search.tree) > self.max_nodes:
-                search.stop(f"max_nodes: {len(search.tree) - 1} thoughts of {self.max_nodes}")
-                return
             children = yield search.expand(batch, self.thoughts)
             if search.solved is not None and rank != "cost":
                 search.best = search.solved

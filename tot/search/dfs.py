@@ -25,10 +25,6 @@ class DFS(MergingSearch):
     """Children asked for at a state; None: as many as the thought generator gives of itself."""
     threshold: float | None = None
     """Children of lower value are pruned."""
-    max_children: Count | None = None
-    """Children visited at a state, the best ones; the others are pruned."""
-    max_nodes: Count | None = None
-    """No state is expanded once so many thoughts have grown."""
     goals: Count = 1
     """1 stops at the first goal; k takes the best of k."""
 
@@ -46,9 +42,6 @@ class DFS(MergingSearch):
                     return
             if search.is_end(node):
                 continue
-            if self.max_nodes is not None and len(search.tree) > self.max_nodes:
-                search.stop(f"max_nodes: {len(search.tree) - 1} thoughts of {self.max_nodes}")
-                return
             children = yield search.expand([node], self.thoughts)
             if search.solved is not None and self.goals == 1:
                 search.best = search.solved
@@ -64,7 +57,6 @@ class DFS(MergingSearch):
     def _worth(self, children: Sequence[Node], search: SearchState) -> list[Node]:
         """The children to visit, in order; the others are pruned."""
         kept = [child for child in by_value(children) if self.threshold is None or _value(child) >= self.threshold]
-        kept = kept[: self.max_children]
         for child in children:
             if child not in kept:
                 search.tree.prune(child)

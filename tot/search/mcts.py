@@ -29,7 +29,8 @@ class MCTS(Search):
     An iteration follows the best children from the root to a state that was not visited yet, or to one that ends. A
     visited state is expanded when the search next comes through it (lazy expansion). The reward r of a state is its
     value plus the task's own `reward`; what is backed up to a state is `cum_reward` of the rewards from it to the end
-    of the path; Q is the mean or the max of what was backed up (`calc_q`).
+    of the path; Q is the mean or the max of what was backed up (`calc_q`). It ends as soon as the task verifies an
+    answer.
     """
 
     thoughts: Count | None = 3
@@ -42,8 +43,8 @@ class MCTS(Search):
     leaves: Count = 1
     """Leaves gathered before their calls are made, all in one batch. Until its reward is known, a gathered visit counts
     as one that gave the worst reward so far (virtual loss)."""
-    rollout: Literal["none", "greedy", "sample"] = "none"
-    """none backs up the leaf's own value. The others go on to an end, by the best child or one drawn by value."""
+    rollout: Literal["none", "greedy"] = "none"
+    """none backs up the leaf's own value; greedy goes on by the best child to an end."""
     cum_reward: Literal["sum", "mean", "max"] | Rewards = "mean"
     """mean keeps Q on the scale of a single value, and so of the fast rewards that unvisited children compete with."""
     calc_q: Literal["mean", "max"] = "mean"
@@ -51,11 +52,6 @@ class MCTS(Search):
     """What judges new children, all at once: their Q until they are visited (RAP's fast reward). "evaluator" is the
     state evaluator itself; another evaluator may be cheaper; None judges only what is visited, in the order of search.
     """
-    output: Literal["max_reward", "follow_max", "max_visit", "last_terminal"] = "max_reward"
-    """The answer's state: the end of the path with the highest cumulative reward; where the highest Q, or the most
-    visits, lead from the root; or the end that was reached last."""
-    until_solved: bool = True
-    """Stop as soon as the task verifies an answer; False spends all iterations."""
 
     @property
     def fast_evaluator(self) -> Evaluator | None:
@@ -86,7 +82,7 @@ class _Run:
         options, search = self.options, self.search
         yield from self._expand([search.tree.root])
         done = 0
-        while done < options.iterations and self.children.get(0) and not self._finished():
+        while done < options.iterations and self.children.get(0) and search.solved is None:
             paths = self._gather(min(options.leaves, options.iterations - done))
             yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_tip(path[-1])])
             for path in paths:
@@ -100,13 +96,10 @@ class _Run:
                 self._back_up(path)
             done += len(paths)
             self._choose()
-        if search.solved is not None and options.until_solved:
+        if search.solved is not None:
             search.best = search.solved
         elif not self.ends and not search.tree.root.goal:
             search.stop(f"no terminal state was reached in {done} iterations")
-
-    def _finished(self) -> bool:
-        return self.search.solved is not None and self.options.until_solved
 
     def _gather(self, wanted: int) -> list[list[Node]]:
         """Paths to different leaves, each chosen as if those before it had come back with the worst reward."""
@@ -191,14 +184,7 @@ class _Run:
 
     def _simulated_child(self, node: Node) -> Node | None:
         children = [child for child in self.children.get(node.id, ()) if not child.pruned]
-        guesses = [guess if (guess := _fast(child)) is not None else 0.0 for child in children]
-        if not children:
-            return None
-        top = max(guesses)
-        if self.options.rollout == "greedy":
-            return children[guesses.index(top)]
-        draw = self.search.random("rollout", node.id, node.visits)
-        return draw.choices(children, [math.exp(guess - top) for guess in guesses])[0]
+        return max(children, key=lambda child: _fast(child) or 0.0, default=None)
 
     def _back_up(self, path: list[Node]) -> None:
         rewards: list[float] = []
@@ -218,22 +204,16 @@ class _Run:
         self.search.emit("on_backpropagate", path)
 
     def _choose(self) -> None:
-        """Leave the answer's state behind, as things stand."""
-        output = self.options.output
-        if self.ends and output == "max_reward":
+        """Leave behind the end of the path with the highest cumulative reward; before there is one, where Q leads."""
+        if self.ends:
             self.search.best = max(self.ends, key=lambda end: end[0])[1]
-        elif self.ends and output == "last_terminal":
-            self.search.best = self.ends[-1][1]
-        else:
-            self.search.best = self._follow(by_visits=output == "max_visit")
-
-    def _follow(self, by_visits: bool) -> Node:
+            return
         node = self.search.tree.root
         while visited := [
             child for child in self.children.get(node.id, ()) if child.q is not None and not child.pruned
         ]:
-            node = max(visited, key=lambda child: (child.visits if by_visits else 0, child.q or 0.0))
-        return node
+            node = max(visited, key=lambda child: child.q or 0.0)
+        self.search.best = node
 
 
 def _fast(node: Node) -> float | None:
