@@ -157,7 +157,7 @@ def test_values_of_pieces_that_ended_by_themselves_take_no_call(
 ) -> None:
     model = make_model(readable=True)
     about = {"model": "m", "identity": identity(model), "prompts": "papers", "layer": 1}
-    ValueHead(torch.zeros(48), torch.ones(48), ((torch.randn(1, 48), torch.zeros(1)),), about).save(tmp_path / "head")
+    ValueHead(torch.zeros(48), torch.ones(48), torch.randn(48), torch.zeros(()), about).save(tmp_path / "head")
     head = Head(path=str(tmp_path / "head"))
     with load_decoder("ar", model, tokenizer=tokenizer, kv_budget=6000) as decoder:
         (whole,) = decoder.generate([Request(prompt="Why?", sampling=Sampling(max_tokens=200, temperature=1.0))])

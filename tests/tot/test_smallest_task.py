@@ -53,7 +53,7 @@ def head(decoder: LocalDecoder, tmp_path: Path) -> Path:
     """A head that knows nothing."""
     size, path = decoder.model.config.hidden_size, tmp_path / "head"
     about = {"model": "tiny", "identity": identity(decoder.model), "prompts": "papers", "layer": 1}
-    ValueHead(torch.zeros(size), torch.ones(size), ((torch.zeros(1, size), torch.zeros(1)),), about).save(path)
+    ValueHead(torch.zeros(size), torch.ones(size), torch.zeros(size), torch.zeros(()), about).save(path)
     return path
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from rich.console import Console
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tot import BFS, Combine, Head, SelfConsistency, solve
 from tot.decoders import OptionError
@@ -77,9 +77,9 @@ def random_head(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
         with tiny() as decoder:
             known = {"model": "tiny", "identity": identity(decoder.model), "prompts": "papers", "layer": 1}
         torch.manual_seed(3)
-        layers = ((torch.randn(1, 32), torch.randn(1)),)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.safetensors"
-        ValueHead(torch.randn(32), 1 + torch.rand(32), layers, {**known, **about}).save(path)
+        weight, bias = torch.randn(32), torch.randn(())
+        ValueHead(torch.randn(32), 1 + torch.rand(32), weight, bias, {**known, **about}).save(path)
         return path
 
     return make
@@ -284,8 +284,14 @@ def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp
         with pytest.raises(OptionError, match="is no head"):
             Head(path=str(random_head(**about)))
     assert named(f"head:path={path}", EVALUATORS) == Head(path=str(path))
-    ValueHead(torch.zeros(32), torch.ones(32), ((torch.zeros(1, 31), torch.zeros(1)),), load_head(path).about).save(
-        path
-    )
+    ValueHead(torch.zeros(32), torch.ones(32), torch.zeros(31), torch.zeros(()), load_head(path).about).save(path)
     with pytest.raises(OptionError, match="is no head"):
+        Head(path=str(path))
+
+
+def test_a_head_of_an_earlier_version_is_refused_and_said_to_be_trained_again(tmp_path: Path) -> None:
+    path = tmp_path / "old.safetensors"
+    save_file({"0.weight": torch.zeros(1, 32)}, path, {"format": "tot.value", "version": "1", "about": "{}"})
+    said = r"old\.safetensors is 'tot.value', version '1', .* 'tot.value', 2: train it again by tot train-value"
+    with pytest.raises(OptionError, match=said):
         Head(path=str(path))

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 FORMAT = "tot.value"
-VERSION = 1
+VERSION = 2
+_TENSORS = ("mean", "scale", "weight", "bias")
 _identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
@@ -70,15 +71,16 @@ class Head(Evaluator):
 
 @dataclass(frozen=True, eq=False)
 class ValueHead:
-    """What maps a state of a layer to a probability: standardise, linear layers with GELU between, sigmoid."""
+    """What maps a state of a layer to a probability: standardise, weigh, sigmoid."""
 
     mean: Tensor
     scale: Tensor
-    """Both (hidden,)."""
-    layers: tuple[tuple[Tensor, Tensor], ...]
-    """Weights (outputs, inputs) and biases; the last has one output."""
+    weight: Tensor
+    """All (hidden,)."""
+    bias: Tensor
+    """One number, ()."""
     about: dict[str, Any] = field(default_factory=dict)
-    """model, identity, prompts, task, layer, kind, and figures of how well it tells."""
+    """model, identity, prompts, task, layer, and figures of how well it tells."""
 
     @property
     def layer(self) -> int:
@@ -87,12 +89,7 @@ class ValueHead:
 
     def logits(self, states: Tensor) -> Tensor:
         """(n, hidden) states of any type -> (n,), float32."""
-        from torch.nn.functional import gelu, linear
-
-        x = (states.float() - self.mean) / self.scale
-        for i, (weight, bias) in enumerate(self.layers):
-            x = linear(gelu(x) if i else x, weight, bias)
-        return x[:, 0]
+        return ((states.float() - self.mean) / self.scale) @ self.weight + self.bias
 
     def probabilities(self, states: Tensor) -> Tensor:
         return self.logits(states).sigmoid()
@@ -118,12 +115,10 @@ class ValueHead:
         """Write it. Raises TaskError where that is impossible."""
         from safetensors.torch import save_file
 
-        tensors = {"mean": self.mean, "scale": self.scale}
-        for i, (weight, bias) in enumerate(self.layers):
-            tensors |= {f"{i}.weight": weight, f"{i}.bias": bias}
+        tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
         told = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(self.about, ensure_ascii=False)}
         with writing(path), replacing(path) as unfinished:
-            save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, unfinished, told)
+            save_file(tensors, unfinished, told)
 
 
 def load_head(path: str | Path) -> ValueHead:
@@ -144,21 +139,14 @@ def _read(path: Path, changed: int) -> ValueHead:
             told = file.metadata() or {}
             if (told.get("format"), told.get("version")) != (FORMAT, str(VERSION)):
                 found = f"{told.get('format')!r}, version {told.get('version')!r}"
-                raise OptionError(f"{path} is {found}: this program reads {FORMAT!r}, {VERSION} (tot train-value)")
-            names = file.keys()
-            layers = [
-                (file.get_tensor(f"{i}.weight").float(), file.get_tensor(f"{i}.bias").float())
-                for i in range((len(names) - 2) // 2)
-            ]
-            head = ValueHead(
-                file.get_tensor("mean").float(),
-                file.get_tensor("scale").float(),
-                tuple(layers),
-                json.loads(told["about"]),
-            )
+                raise OptionError(
+                    f"{path} is {found}, this program reads {FORMAT!r}, {VERSION}: train it again by tot train-value"
+                )
+            tensors = {name: file.get_tensor(name).float() for name in _TENSORS}
+            head = ValueHead(**tensors, about=json.loads(told["about"]))
             missing = {"model", "identity", "prompts", "layer"} - head.about.keys()
-            if missing or not layers or head.layer < 0:
-                raise ValueError(f"{', '.join(sorted(missing)) or 'weights or layer'} missing")
+            if missing or head.layer < 0:
+                raise ValueError(f"{', '.join(sorted(missing)) or 'layer'} missing")
             head.logits(head.mean[None])  # they fit together
             return head
     except (SafetensorError, AttributeError, ValueError, LookupError, RuntimeError, TypeError) as error:

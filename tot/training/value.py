@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
 from tot.backend import Backend
@@ -55,10 +55,8 @@ _FREE = ("limit", "concurrency")
 """Settings that may change where work goes on: the limit may rise."""
 _HELD_OUT = 5
 """Every so many questions one is not trained on, to choose by."""
-_WIDTH = 64
-"""Of the hidden layer of an MLP."""
 _DECAYS = (1e-3, 1e-2, 1e-1)
-"""Weights of the squared norm that linear heads are tried with."""
+"""Weights of the squared norm that heads are tried with."""
 _CURVE = (50, 100, 200, 400, 800, 1600)
 """Numbers of questions that the learning curve is of."""
 
@@ -101,7 +99,7 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
         paths = run_to_end(read_paths(work, rollouts, keeping, decoders))
     head = choose(paths, layers, about, console)
     head.save(out)
-    console.print(f"{out}: layer {head.layer}, {head.about['kind']}; use it as --evaluator head:path={out}")
+    console.print(f"{out}: layer {head.layer}; use it as --evaluator head:path={out}")
     return out
 
 
@@ -210,7 +208,7 @@ async def read_paths(work: Work, rollouts: Path, keeping: Keep, decoders: dict[P
 
 
 def choose(paths: Paths, layers: Sequence[int], about: dict[str, Any], console: Console) -> ValueHead:
-    """The head that tells best, of all layers and kinds, on questions that none was trained on; calibrated on these.
+    """The head that tells best, of all layers, on questions that none was trained on; calibrated on these.
 
     Prints how well each layer tells, and the learning curve. Raises OptionError where there is nothing to tell apart.
     """
@@ -224,29 +222,24 @@ def choose(paths: Paths, layers: Sequence[int], about: dict[str, Any], console: 
                 f"({float(paths.labels.mean()):.0%} of all paths end right): give more, or others, by --limit and "
                 "--questions"
             )
-    kinds = [("linear", decay) for decay in _DECAYS] + [("mlp", 0.1)]
-    tried = [(layer, kind, decay, fit(train, layer, kind, decay)) for layer in layers for kind, decay in kinds]
-    rows = Table(
-        "layer", "head", "weight decay", *_PLACES, title=f"{_TITLE}; {len(set(held_out.questions.tolist()))} apart"
-    )
-    for layer, kind, decay, head in tried:
-        rows.add_row(str(layer), kind, f"{decay:g}", *(_shown(each) for each in _figures(head, held_out).values()))
+    tried = [(layer, decay, fit(train, layer, decay)) for layer in layers for decay in _DECAYS]
+    rows = Table("layer", "weight decay", *_PLACES, title=f"{_TITLE}; {len(set(held_out.questions.tolist()))} apart")
+    for layer, decay, head in tried:
+        rows.add_row(str(layer), f"{decay:g}", *(_shown(each) for each in _figures(head, held_out).values()))
     console.print(rows)
-    layer, kind, decay, best = max(
-        tried, key=lambda one: fmean(_told(held_out, one[3].logits(held_out.states[one[0]])))
-    )
-    curve = Table("questions", *_PLACES, title=f"layer {layer}, {kind}: {_TITLE}, by questions trained on")
+    layer, decay, best = max(tried, key=lambda one: fmean(_told(held_out, one[2].logits(held_out.states[one[0]]))))
+    curve = Table("questions", *_PLACES, title=f"layer {layer}: {_TITLE}, by questions trained on")
     questions = sorted(set(train.questions.tolist()))
     for count in [number for number in _CURVE if number < len(questions)]:
         some = train.only(torch.isin(train.questions, torch.tensor(questions[:count])))
         if _told(some, some.labels):
-            figures = _figures(fit(some, layer, kind, decay), held_out)
+            figures = _figures(fit(some, layer, decay), held_out)
             curve.add_row(str(count), *map(_shown, figures.values()))
     figures = _figures(best, held_out)
     curve.add_row(str(len(questions)), *map(_shown, figures.values()))
     console.print(curve)
     told = {place: None if each is None else asdict(each) for place, each in figures.items()}
-    about = {**about, "layer": layer, "kind": kind, "questions": len(questions), "auroc": told}
+    about = {**about, "layer": layer, "questions": len(questions), "auroc": told}
     return _calibrated(replace(best, about=about), held_out)
 
 
@@ -280,27 +273,14 @@ def _told(paths: Paths, values: Tensor) -> list[float]:
     return [share for each in pairs.values() if (share := told_apart(each)) is not None]
 
 
-def fit(paths: Paths, layer: int, kind: str, decay: float) -> ValueHead:
+def fit(paths: Paths, layer: int, decay: float) -> ValueHead:
     """A head of a layer's states, by cross-entropy with the labels as probabilities. The same each time."""
     states, labels = paths.states[layer].float(), paths.labels
     mean, scale = states.mean(0), states.std(0).clamp_min(1e-6)
     x = (states - mean) / scale
-    with torch.random.fork_rng([]):
-        torch.manual_seed(0)
-        sizes = [x.shape[1], *([_WIDTH] if kind == "mlp" else []), 1]
-        linears = [nn.Linear(a, b) for a, b in pairwise(sizes)]
-        if kind == "linear":
-            nn.init.zeros_(linears[0].weight)
-        parameters = [parameter for linear in linears for parameter in linear.parameters()]
-        head = ValueHead(torch.zeros(()), torch.ones(()), tuple((one.weight, one.bias) for one in linears))
-
-        def loss() -> Tensor:
-            squares = sum(one.weight.pow(2).sum() for one in linears)
-            return cross_entropy(head.logits(x), labels) + decay / 2 * squares
-
-        _minimise(loss, parameters, steps=200 if kind == "linear" else 60)
-    found = tuple((one.weight.detach(), one.bias.detach()) for one in linears)
-    return ValueHead(mean, scale, found, {"layer": layer})
+    weight, bias = torch.zeros(x.shape[1], requires_grad=True), torch.zeros((), requires_grad=True)
+    _minimise(lambda: cross_entropy(x @ weight + bias, labels) + decay / 2 * weight.pow(2).sum(), [weight, bias], 200)
+    return ValueHead(mean, scale, weight.detach(), bias.detach(), {"layer": layer})
 
 
 def _minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: int) -> None:
@@ -322,5 +302,4 @@ def _calibrated(head: ValueHead, paths: Paths) -> ValueHead:
     slope, shift = torch.ones((), requires_grad=True), torch.zeros((), requires_grad=True)
     _minimise(lambda: cross_entropy(slope.exp() / torch.e * logits + shift, paths.labels), [slope, shift], 50)
     factor = (slope.exp() / torch.e).detach()
-    *layers, (weight, bias) = head.layers
-    return replace(head, layers=(*layers, (weight * factor, bias * factor + shift.detach())))
+    return replace(head, weight=head.weight * factor, bias=head.bias * factor + shift.detach())
