@@ -5,6 +5,7 @@ A layer keeps their shape, and their first numbers, by which models are told apa
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import torch
@@ -31,6 +32,15 @@ def first_numbers(weight: Tensor) -> Tensor:
     """(FIRST,) or fewer of a weight's numbers, also of one that was given up."""
     first: Tensor = getattr(weight, "first_numbers", weight.detach().flatten()[:FIRST])
     return first
+
+
+def hash_weights(model: Any, dtype: torch.dtype | None = None) -> str:
+    """What tells a model from others: a SHA-256 of the first numbers of each weight, as they are or as that type."""
+    digest = hashlib.sha256()
+    for name, weight in sorted(model.named_parameters(remove_duplicate=False)):
+        digest.update(f"{name} {tuple(weight.shape)}".encode())
+        digest.update(first_numbers(weight).cpu().to(dtype=dtype).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _refuse(input: Tensor) -> Tensor:

@@ -27,7 +27,11 @@ def hash_model(model: Any) -> str | None:
         from tot.decoders.models.model_names import find_model
 
         return hash_path(find_model(model))
-    return None if model is None else _hash_parameters(model)
+    if model is None:
+        return None
+    from tot.decoders.models.given_up import hash_weights
+
+    return hash_weights(model)
 
 
 def hash_path(path: Path) -> str:
@@ -38,15 +42,3 @@ def hash_path(path: Path) -> str:
     except OSError as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from None
     return hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
-
-
-def _hash_parameters(model: Any) -> str:
-    import torch
-
-    from tot.decoders.models.given_up import first_numbers
-
-    digest = hashlib.sha256()
-    for name, weight in sorted(model.named_parameters(remove_duplicate=False)):
-        digest.update(f"{name} {tuple(weight.shape)}".encode())
-        digest.update(first_numbers(weight).cpu().view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()

@@ -6,7 +6,6 @@ The states come from the forward that drew the text, so a value costs no call. H
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
@@ -157,12 +156,8 @@ def identity(model: Any) -> str:
     """What tells a model from others, however it is held: of the first numbers of each weight, as bfloat16."""
     import torch
 
-    from tot.decoders.models.given_up import first_numbers
+    from tot.decoders.models.given_up import hash_weights
 
     if model not in _identities:
-        digest = hashlib.sha256()
-        for name, weight in sorted(model.named_parameters(remove_duplicate=False)):
-            digest.update(f"{name} {tuple(weight.shape)}".encode())
-            digest.update(first_numbers(weight).cpu().bfloat16().view(torch.uint8).numpy().tobytes())
-        _identities[model] = digest.hexdigest()
+        _identities[model] = hash_weights(model, torch.bfloat16)
     return _identities[model]
