@@ -48,7 +48,6 @@ class Context:
         backend: Backend,
         *,
         seed: int = 0,
-        problem_id: str | None = None,
         max_tokens: int | None = None,
         filters: Mapping[str, float] | None = None,
         layers: Sequence[int] = (),
@@ -62,7 +61,7 @@ class Context:
         self._checked = task
         self._backend = backend
         self._seed = seed
-        self._id = problem_id or self.state(tree.root).question
+        self._question = self.state(tree.root).question
         self._max_tokens = max_tokens
         self._evaluations: dict[Hashable, Evaluation] = {}
         self._layers = tuple(layers)
@@ -293,13 +292,13 @@ class Context:
         else by the node's place, where first children that go on with a message have their parent's."""
         if self.purpose == "evaluate":
             about = [message.model_dump(include={"role", "content"}) for message in prompt]
-            return derive(self._seed, self._id, about, *([call] if call else []))
+            return derive(self._seed, self._question, about, *([call] if call else []))
         place = self.tree.place(node)
         if goes_on:
             place = re.sub(r"(?:\.0)+$", "", place)
-        return derive(
-            self._seed, self._id, place, *(["answer"] if self.purpose == "answer" else ["generate", template, call])
-        )
+        if self.purpose == "answer":
+            return derive(self._seed, self._question, place, "answer")
+        return derive(self._seed, self._question, place, "generate", template, call)
 
     def _sampling(self, template: str, temperature: float, seed: int, n: int, max_tokens: int | None) -> Sampling:
         room = {} if max_tokens is None else {"max_tokens": max_tokens}

@@ -75,7 +75,6 @@ def solve(
     question: str,
     config: SearchConfig | None = None,
     *,
-    problem_id: str | None = None,
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watcher | None = None,
@@ -93,7 +92,6 @@ def solve(
     Raises TotError for whatever the caller can put right.
     """
     given: dict[str, Any] = {
-        "problem_id": problem_id,
         "hooks": hooks,
         "checkpoint": checkpoint,
         "watch": watch,
@@ -107,7 +105,6 @@ async def asolve(
     question: str,
     config: SearchConfig | None = None,
     *,
-    problem_id: str | None = None,
     hooks: object | None = None,
     checkpoint: Checkpoint | None = None,
     watch: Watcher | None = None,
@@ -137,7 +134,6 @@ async def asolve(
             Backend(decoders, Meter(config.budget)),
             **parts,
             seed=config.seed,
-            problem_id=problem_id,
             max_tokens=config.max_tokens,
             filters=filters,
             watch=watch,

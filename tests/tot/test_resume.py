@@ -126,6 +126,7 @@ def test_what_an_earlier_version_left_of_a_run_is_gone_on_with(
     header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
     header["format"] = "tot.trace"
     begun["generator"] = {"name": "Sample", "temperature": 0.7, "n": 3, "votes": 1}
+    begun["problem_id"] = None
     whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
     with tiny() as decoder:
         resumed = run(asking, decoder, killed(whole, 3), **RUNS["bfs"])

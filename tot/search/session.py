@@ -40,7 +40,6 @@ class SearchSession:
         evaluator: Evaluator,
         *,
         seed: int = 0,
-        problem_id: str | None = None,
         max_tokens: int | None = None,
         filters: Mapping[str, float] | None = None,
         watch: Watcher | None = None,
@@ -58,7 +57,7 @@ class SearchSession:
         self._evaluator = evaluator
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
-        about: dict[str, Any] = {"seed": seed, "problem_id": problem_id, "max_tokens": max_tokens}
+        about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
         judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
         layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
         self.context = Context(self.search.checked, self.tree, backend, filters=filters, layers=layers, **about)

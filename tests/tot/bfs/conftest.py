@@ -13,9 +13,18 @@ import pytest
 from tot import BFS, Solution, ThoughtTree, Value, solve
 
 
-def grow(task: Any, decoder: Any, *, thoughts: int = 2, breadth: int = 2, depth: int = 3, **options: Any) -> Solution:
+def grow(
+    task: Any,
+    decoder: Any,
+    *,
+    question: str = "q",
+    thoughts: int = 2,
+    breadth: int = 2,
+    depth: int = 3,
+    **options: Any,
+) -> Solution:
     search = BFS(thoughts=thoughts, breadth=breadth, depth=depth)
-    return solve(task, "q", decoder=decoder, search=search, evaluator=Value(), **options)
+    return solve(task, question, decoder=decoder, search=search, evaluator=Value(), **options)
 
 
 def paths(tree: ThoughtTree) -> list[str]:

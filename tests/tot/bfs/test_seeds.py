@@ -23,8 +23,8 @@ def test_the_same_run_seed_makes_the_same_requests(
     assert first.batches == second.batches
 
 
-@pytest.mark.parametrize("other", [{"seed": 4}, {"problem_id": "17"}])
-def test_another_run_seed_or_problem_makes_every_seed_another_one(
+@pytest.mark.parametrize("other", [{"seed": 4}, {"question": "p"}])
+def test_another_run_seed_or_question_makes_every_seed_another_one(
     letters: Any, scripted: Any, other: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     first, second = scripted(two_levels), scripted(two_levels)
