@@ -95,7 +95,7 @@ class Sandbox:
 
     async def arun(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
         """`run` in a thread, as many at once as there are processors: whatever else is under way goes on."""
-        return await asyncio.get_running_loop().run_in_executor(_pool(), self.run, program, files)
+        return await asyncio.get_running_loop().run_in_executor(pool(), self.run, program, files)
 
     def _read(self, process: _Process, deadline: float) -> tuple[list[bytes], Ended | None]:
         """What a process writes until it closes both ends, and why reading ended before that."""
@@ -224,8 +224,9 @@ def _instead() -> str:
 
 
 @cache
-def _pool() -> ThreadPoolExecutor:
+def pool() -> ThreadPoolExecutor:
+    """Where programs are run, and answers scored, which may take a program's run, while searches go on."""
     return ThreadPoolExecutor(os.cpu_count(), "sandbox")
 
 
-os.register_at_fork(after_in_child=_pool.cache_clear)  # its threads are not in a copy of this process
+os.register_at_fork(after_in_child=pool.cache_clear)  # its threads are not in a copy of this process

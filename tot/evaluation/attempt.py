@@ -7,13 +7,10 @@ resumed run can tell whether they are the same.
 from __future__ import annotations
 
 import asyncio
-import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,7 @@ from tot.decoders.request import Purpose, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
 from tot.options import LOADING, SAME
+from tot.sandbox import pool
 from tot.search.session import SearchSession, Watcher
 from tot.seeds import derive
 from tot.solver import conclude
@@ -119,7 +117,7 @@ async def attempt(
         budget_ended = (solution.stopped or "").startswith("budget:")
         sample |= {
             "answer": solution.answer,
-            "score": float(await loop.run_in_executor(_scoring(), task.score, solution.answer, question.reference)),
+            "score": float(await loop.run_in_executor(pool(), task.score, solution.answer, question.reference)),
             "solved": solution.solved,
             "parse_failure": solution.answer is None and solution.calls > 0 and not budget_ended,
             "unreadable": solution.parse_failures,
@@ -161,15 +159,6 @@ def _unanswered(question: Question, repeat: int) -> dict[str, Any]:
         "stopped": None,
         "error": None,
     }
-
-
-@cache
-def _scoring() -> ThreadPoolExecutor:
-    """Where answers are scored, which may take a program's run, while searches go on."""
-    return ThreadPoolExecutor(os.cpu_count(), "scoring")
-
-
-os.register_at_fork(after_in_child=_scoring.cache_clear)  # its threads are not in a copy of this process
 
 
 def _measured(usage: Usage) -> dict[str, Any]:
