@@ -9,9 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from tot.context import Context
-from tot.decoders.request import Completion, Message, Request, Sampling
 from tot.evaluators.base import Labels, TemplateEvaluator, labels_of
-from tot.messages import scoring
 from tot.steps import Evaluation, softmax
 from tot.task import Task
 from tot.tree import Node
@@ -28,17 +26,12 @@ class Likelihood(TemplateEvaluator):
     labels: Labels | None = None
     """What each label is worth; None takes the task's own `labels`, or the numbers of its scale."""
 
-    def value(self, task: Task, completion: Completion) -> float | None:
-        """The expected value by the scores of the labels; None where a budget cut them off."""
-        logprobs = [choice.total for choice in completion.choice_logprobs]
-        return expected([*labels_of(self.labels, task).values()], logprobs) if logprobs else None
-
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
-        task, labels = ctx.task, list(labels_of(self.labels, ctx.task))
+        task, labels = ctx.task, labels_of(self.labels, ctx.task)
 
         async def judge(node: Node) -> Evaluation:
-            reply = await ctx.score(self.asked(task), node, labels, **self._explaining(task))
-            return reply.evaluation(self.value(task, reply.completion))
+            reply = await ctx.score(self.asked(task), node, list(labels), **self._explaining(task))
+            return reply.evaluation(expected([*labels.values()], reply.logprobs) if reply.logprobs else None)
 
         return await ctx.each(nodes, judge)
 
@@ -61,10 +54,6 @@ class Explain(Likelihood):
         """What comes between the explanation and the label."""
         default = f"\nThe answer, one of {', '.join(labels_of(self.labels, task))}, is:"
         return task.triggers.get(self.asked(task), default)
-
-    def request(self, task: Task, prompt: tuple[Message, ...], sampling: Sampling) -> Request:
-        """A rationale from the prompt on, then the labels scored."""
-        return scoring(prompt, list(labels_of(self.labels, task)), sampling, trigger=self.trigger(task))
 
     def _explaining(self, task: Task) -> dict[str, Any]:
         return {"trigger": self.trigger(task), "temperature": self.temperature, "max_tokens": 128}
