@@ -314,7 +314,7 @@ def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scr
         (ROWS, {"repeats": 0}, r"repeats = 0: "),
         (ROWS, {"concurrency": 0}, r"concurrency = 0: "),
         (ROWS, {"budget": 5}, "budget = 5: Input should be a valid dictionary or instance of Budget"),
-        (ROWS, {"track": "tensorbord"}, r"unknown tracker 'tensorbord': choose one of mlflow, trackio, wandb"),
+        (ROWS, {"track": "tensorbord"}, r"unknown tracker 'tensorbord': choose one of trackio, wandb"),
         (ROWS, {"resume": True, "out": None}, r"--resume goes on with a folder: name it by --out"),
         (ROWS, {"search": "bsf"}, r"unknown search 'bsf'"),
     ],

@@ -230,8 +230,8 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
         (("eval", "gsm8k", "--config", "torn.yaml"), r"torn\.yaml can't be read as YAML: .*"),
         (("eval", "gsm8k", "--config", "newer.yaml"), r"newer\.yaml is 'tot\.evaluation', version 2: this program .*"),
         (
-            ("eval", "gsm8k", "--data", "x.jsonl", "--track", "mlfow"),
-            r"unknown tracker 'mlfow' \(did you mean mlflow\?.*",
+            ("eval", "gsm8k", "--data", "x.jsonl", "--track", "wandv"),
+            r"unknown tracker 'wandv' \(did you mean wandb\?.*",
         ),
         (("eval", "gsm8k", "--plot", "a.png"), r"--plot draws what --compare compares: .*"),
         (("eval", "--compare", "a"), r"there is nothing to compare: name two folders or more, .*"),

@@ -261,20 +261,10 @@ class Recorder(ModuleType):
 
 
 BEGUN = ("init", {"project": "tot", "name": "run", "config": {"limit": 3}})
-TOLD: dict[str, list[Any]] = {
-    "wandb": [BEGUN, ("log", {"score": 0.5}, {"step": 1}), ("log", {"score": 1.0}, {}), ("finish", {})],
-    "mlflow": [
-        ("set_experiment", "tot", {}),
-        ("start_run", {"run_name": "run"}),
-        ("log_params", {"limit": 3}, {}),
-        ("log_metrics", {"score": 0.5}, {"step": 1}),
-        ("log_metrics", {"score": 1.0}, {"step": 1}),
-        ("end_run", "FINISHED", {}),
-    ],
-}
+TOLD = [BEGUN, ("log", {"score": 0.5}, {"step": 1}), ("log", {"score": 1.0}, {}), ("finish", {})]
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_tracker_passes_on_what_it_is_told(monkeypatch: Any, name: str) -> None:
     module = Recorder(name)
     monkeypatch.setitem(sys.modules, name, module)
@@ -283,7 +273,7 @@ def test_a_tracker_passes_on_what_it_is_told(monkeypatch: Any, name: str) -> Non
     told.start("run", {"limit": 3})
     told.log(1, {"score": 0.5})
     told.finish({"score": 1.0})
-    assert module.calls == TOLD[name]
+    assert module.calls == TOLD
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_how_to_get_it(monkeypatch: Any) -> None:

@@ -32,7 +32,7 @@ def eval_command(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder; by default a new one in runs/.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder that --out names.")] = False,
-    track: Annotated[str | None, typer.Option(help="Tell mlflow, wandb or trackio, where installed.")] = None,
+    track: Annotated[str | None, typer.Option(help="Tell wandb or trackio, where installed.")] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare finished folders on the problems that all of them have.")
     ] = False,

@@ -1,12 +1,12 @@
 """How far an evaluation is, told to the terminal: a bar with the time to go, the score so far, tokens a second,
-acceptance; silent in pipes, but for what went wrong. And, where asked for, to MLflow, Weights & Biases or trackio; a
-tracker of one's own is an object with the same three methods."""
+acceptance; silent in pipes, but for what went wrong. And, where asked for, to Weights & Biases or trackio; a tracker of
+one's own is an object with the same three methods."""
 
 from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from importlib import import_module
 from typing import Any, Protocol
 
@@ -103,27 +103,8 @@ class Tracker(Protocol):
         """The run has ended; where it was stopped, without numbers."""
 
 
-class _MLflow:
-    def __init__(self, module: Any) -> None:
-        self._mlflow = module
-        self._step = 0
-
-    def start(self, name: str, options: Mapping[str, Any]) -> None:
-        self._mlflow.set_experiment("tot")
-        self._mlflow.start_run(run_name=name)
-        self._mlflow.log_params(dict(options))
-
-    def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        self._step = step
-        self._mlflow.log_metrics(dict(numbers), step=step)
-
-    def finish(self, numbers: Mapping[str, float]) -> None:
-        self._mlflow.log_metrics(dict(numbers), step=self._step)
-        self._mlflow.end_run("FINISHED" if numbers else "KILLED")
-
-
 class _WeightsAndBiases:
-    """Trackio has the same functions."""
+    """Or trackio, which has the same functions."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -140,11 +121,7 @@ class _WeightsAndBiases:
         self._module.finish()
 
 
-_TRACKERS: dict[str, Callable[[Any], Tracker]] = {
-    "mlflow": _MLflow,
-    "wandb": _WeightsAndBiases,
-    "trackio": _WeightsAndBiases,
-}
+_TRACKERS = ("trackio", "wandb")
 
 
 def tracker(named: str | Tracker | None) -> Tracker | None:
@@ -154,6 +131,6 @@ def tracker(named: str | Tracker | None) -> Tracker | None:
     if named not in _TRACKERS:
         raise OptionError(unknown("tracker", named, _TRACKERS))
     try:
-        return _TRACKERS[named](import_module(named))
+        return _WeightsAndBiases(import_module(named))
     except ImportError as error:
         raise OptionError(f"{named} can't be used ({error}): pip install {named}") from None

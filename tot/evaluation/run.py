@@ -45,8 +45,8 @@ def evaluate(
     """Search every question of a data set, score the answers, and keep all of it in the folder `out`.
 
     `data` is a local file or `org/name:split` of the hub. `out` is by default a new folder in `runs/`; `resume` goes on
-    with one that a kill, Ctrl-C or a full disk left, and begins where there is none. `track` tells MLflow ("mlflow"),
-    Weights & Biases ("wandb"), trackio or an object of one's own.
+    with one that a kill, Ctrl-C or a full disk left, and begins where there is none. `track` tells Weights & Biases
+    ("wandb"), trackio or an object of one's own.
 
     `options` are fields of `Configuration`: of the data `limit` (rows), `offset`, `shuffle_seed` and `repeats`;
     `concurrency`, so many searches (16) sharing forward passes; `executor="ray"` with `ray_address`, `replicas`,
