@@ -146,9 +146,7 @@ def test_so_does_it_under_noise(seed: int, drive: Drive) -> None:
     """The reward of an arm is its mean plus noise of three times the gap between the best two."""
     noise = random.Random(seed)
     means = {"a": 0.2, "b": 0.5, "c": 0.8, "d": 0.4}
-    search = MCTS(
-        depth=2, iterations=1500, fast=None, cum_reward=lambda rewards: rewards[0] + noise.gauss(0, 0.9)
-    )
+    search = MCTS(depth=2, iterations=1500, fast=None, cum_reward=lambda rewards: rewards[0] + noise.gauss(0, 0.9))
     search, _ = drive(search, *arms(means))
     known = learnt(search)
     assert max("abcd", key=lambda arm: known[arm][0]) == "c"

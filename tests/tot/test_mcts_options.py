@@ -1,4 +1,4 @@
-"""Monte Carlo tree search: where it answers from, rollouts, leaves gathered together, fast rewards, and when it stops."""
+"""Monte Carlo tree search: where it answers from, rollouts, leaves gathered together, fast rewards, when it stops."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def calibrate_command(
     model: Model = "smollm2-135m",
     limit: Annotated[int, typer.Option(min=2, help="Questions, drawn from those in the file.")] = 50,
     max_tokens: MaxTokens = 128,
-    window: Window = FastCoTOptions().window,
+    window: Window = FastCoTOptions.model_fields["window"].default,
     loss: Loss = 0.03,
     agreement: Agreement = 0.9,
     every: Annotated[int, typer.Option(min=1, help="Iterations between the caps that are tried.")] = 4,

@@ -111,7 +111,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 def as_now(found: dict[Any, Any]) -> dict[Any, Any]:
     """An evaluation's options as they are written now: earlier versions knew no prompts but the papers', and a judge."""
-    return {name: value for name, value in {"prompts": "papers", **found}.items() if (name, value) != ("judge", False)}
+    if not found.get("judge"):
+        found.pop("judge", None)
+    return {"prompts": "papers", **found}
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:

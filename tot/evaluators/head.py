@@ -139,7 +139,7 @@ def _read(path: Path, changed: int) -> ValueHead:
             if (told.get("format"), told.get("version")) != (FORMAT, str(VERSION)):
                 found = f"{told.get('format')!r}, version {told.get('version')!r}"
                 raise OptionError(
-                    f"{path} is {found}, this program reads {FORMAT!r}, {VERSION}: train it again by tot train-value"
+                    f"{path} is {found}, and this program reads {FORMAT!r}, {VERSION}: train it by tot train-value"
                 )
             tensors = {name: file.get_tensor(name).float() for name in _TENSORS}
             head = ValueHead(**tensors, about=json.loads(told["about"]))
