@@ -188,6 +188,8 @@ class Runner:
         self, runs: list[Run], writes: list[list[int]], wanted: list[tuple[int, int]], layers: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
         """Pack the rows of `runs`. Returns (rows wanted, vocab) logits, and states where layers are asked for."""
+        order: list[int]
+        pieces: Any  # of this backend
         order, pieces = self.backend.cut(runs)
         first = dict(zip(order, accumulate((runs[run].rows for run in order), initial=0), strict=False))
         token = self.cache.token

@@ -110,7 +110,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 
 def as_now(found: dict[Any, Any]) -> dict[Any, Any]:
-    """An evaluation's options as they are written now: earlier versions knew no prompts but the papers', and a judge."""
+    """An evaluation's options as they are now: earlier versions knew no prompts but the papers', and a judge."""
     if not found.get("judge"):
         found.pop("judge", None)
     return {"prompts": "papers", **found}

@@ -141,8 +141,8 @@ def _read(path: Path, changed: int) -> ValueHead:
                 raise OptionError(
                     f"{path} is {found}, and this program reads {FORMAT!r}, {VERSION}: train it by tot train-value"
                 )
-            tensors = {name: file.get_tensor(name).float() for name in _TENSORS}
-            head = ValueHead(**tensors, about=json.loads(told["about"]))
+            mean, scale, weight, bias = (file.get_tensor(name).float() for name in _TENSORS)
+            head = ValueHead(mean, scale, weight, bias, json.loads(told["about"]))
             missing = {"model", "identity", "prompts", "layer"} - head.about.keys()
             if missing or head.layer < 0:
                 raise ValueError(f"{', '.join(sorted(missing)) or 'layer'} missing")
