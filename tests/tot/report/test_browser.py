@@ -119,7 +119,11 @@ def test_what_is_exact_approximate_and_never_decoded_is_told_apart(opened: Any, 
     counts = ("new tokens", "approximate tokens", "tokens never decoded")
     assert [numbers[count] for count in counts] == ["13", "7", "30"]
     assert browser.texts("#panel .message pre") == []  # made when the prompt is opened
-    browser.find("#panel .call summary").click()
+    browser.driver.execute_async_script(
+        """const details = document.querySelector("#panel .call details");
+        details.addEventListener("toggle", () => arguments[0]());
+        details.querySelector("summary").click()"""
+    )
     assert browser.texts("#panel .message pre") == [message.content for message in asked]
 
 
