@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
@@ -39,7 +40,7 @@ class LastOpen(Generic[_T]):
         finally:
             with self._lock:
                 opened.users -= 1
-                if not opened.users:
+                if not opened.users and not sys.is_finalizing():  # which frees all, and closing may need what is gone
                     del self._opened[key]
                     self.close_idle()
                     if self._keep(opened.value):

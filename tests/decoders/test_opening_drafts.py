@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -40,6 +42,26 @@ def test_a_draft_with_other_tokens_is_refused_and_the_target_is_free_again(
     with pytest.raises(ModelError, match=r"differs .* 2 of 279 tokens"):
         load_decoder("sd", target, tokenizer=tokenizer, kv_budget=100, draft=tmp_path)
     assert target.config._attn_implementation == "sdpa"
+
+
+OPENS = """
+import sys
+from tot.decoders import load_decoder
+
+decoder = load_decoder("sd", sys.argv[1], draft=sys.argv[1], kv_budget=100)
+print(decoder.name)
+"""
+
+
+@pytest.mark.processes
+def test_a_program_that_ends_without_closing_its_decoder_ends_quietly(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Any
+) -> None:
+    make_model().save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    done = subprocess.run([sys.executable, "-c", OPENS, tmp_path], capture_output=True, text=True, check=True)
+    assert done.stdout == "sd\n"
+    assert "Exception" not in done.stderr
 
 
 @pytest.mark.parametrize(
