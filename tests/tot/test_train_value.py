@@ -292,6 +292,6 @@ def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp
 def test_a_head_of_an_earlier_version_is_refused_and_said_to_be_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "old.safetensors"
     save_file({"0.weight": torch.zeros(1, 32)}, path, {"format": "tot.value", "version": "1", "about": "{}"})
-    said = r"old\.safetensors is 'tot.value', version '1', and .* reads 'tot.value', 2: train it by tot train-value"
+    said = r"old\.safetensors is 'tot.value', version '1', .* 'tot.value', 2: train it again by tot train-value"
     with pytest.raises(OptionError, match=said):
         Head(path=str(path))

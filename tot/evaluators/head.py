@@ -139,10 +139,10 @@ def _read(path: Path, changed: int) -> ValueHead:
             if (told.get("format"), told.get("version")) != (FORMAT, str(VERSION)):
                 found = f"{told.get('format')!r}, version {told.get('version')!r}"
                 raise OptionError(
-                    f"{path} is {found}, and this program reads {FORMAT!r}, {VERSION}: train it by tot train-value"
+                    f"{path} is {found}, this program reads {FORMAT!r}, {VERSION}: train it again by tot train-value"
                 )
-            mean, scale, weight, bias = (file.get_tensor(name).float() for name in _TENSORS)
-            head = ValueHead(mean, scale, weight, bias, json.loads(told["about"]))
+            tensors = {name: file.get_tensor(name).float() for name in _TENSORS}
+            head = ValueHead(**tensors, about=json.loads(told["about"]))
             missing = {"model", "identity", "prompts", "layer"} - head.about.keys()
             if missing or head.layer < 0:
                 raise ValueError(f"{', '.join(sorted(missing)) or 'layer'} missing")
