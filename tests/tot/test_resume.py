@@ -46,7 +46,7 @@ RUNS: dict[str, dict[str, Any]] = {
         "evaluator": Combine(parts=(YES, Prior()), weights=(0.5, 0.5), rule="product"),
     },
     "self-consistency": {"search": SelfConsistency(samples=3)},
-    "best-of-n": {"search": BestOfN(samples=3), "evaluator": Value()},
+    "best-of-n": {"search": BestOfN(samples=3), "evaluator": "random"},
 }
 
 
