@@ -137,9 +137,9 @@ def test_what_a_task_fails_on_is_not_lost(tot: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tree.graphml", "tree.dot"])
-def test_a_run_is_exported(tot: Any, tmp_path: Path, name: str) -> None:
+def test_a_run_is_written_as_a_graph(tot: Any, tmp_path: Path, name: str) -> None:
     tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.json")
-    assert tot("export", "run.json", name) == (0, "", "")
+    assert tot("report", "run.json", "--out", name)[0] == 0
     text = (tmp_path / name).read_text()
     assert "unstack b from a" in text
     if name == "tree.graphml":

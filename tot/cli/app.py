@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from tot.cli import bench, cllm, fastcot
 from tot.cli.eval import eval_command
 from tot.cli.models import models_command
-from tot.cli.report import export_command, report_command
+from tot.cli.report import report_command
 from tot.cli.serve import serve_command
 from tot.cli.solve import solve_command
 from tot.cli.training import instances_command, train_draft_command, train_value_command
@@ -41,7 +41,6 @@ app.command("models")(models_command)
 app.command("train-draft")(train_draft_command)
 app.command("train-value")(train_value_command)
 app.command("instances")(instances_command)
-app.command("export")(export_command)
 app.add_typer(bench.app, name="bench")
 app.add_typer(cllm.app, name="cllm")
 app.add_typer(fastcot.app, name="fastcot")

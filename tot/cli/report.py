@@ -1,5 +1,4 @@
-"""`tot report` and `tot export`: a run's tree as a page, a picture or a graph, an evaluation as a page with all its
-trees."""
+"""`tot report`: a run's tree as a page, a picture or a graph, an evaluation as a page with all its trees."""
 
 from __future__ import annotations
 
@@ -19,12 +18,17 @@ def report_command(
     ],
     out: Annotated[
         Path | None,
-        typer.Option(help="The file to write: .html, .svg or .png; by default a page beside the run or in the folder."),
+        typer.Option(
+            help="The file to write: .html, .svg, .png, or a graph, .graphml, .dot or .gv; by default a page beside "
+            "the run or in the folder."
+        ),
     ] = None,
 ) -> None:
-    """Draw a run's tree: one page that needs no network, or a picture. Of an evaluation, a page with all its trees."""
+    """Draw a run's tree: one page that needs no network, a picture, or a graph for other programs. Of an evaluation, a
+    page with all its trees."""
     from tot.decoders.files import write_text
     from tot.evaluation.overview import evaluation_page
+    from tot.report.graphs import GRAPHS
     from tot.report.page import tree_page
     from tot.report.picture import save
     from tot.saved import read_run
@@ -35,8 +39,9 @@ def report_command(
     evaluation = run.is_dir()
     out = out or (run / "report.html" if evaluation else run.with_suffix(".html"))
     kind = out.suffix.lower()
-    if kind not in (".html", ".png", ".svg"):
-        raise OptionError(f"--out {out}: " + unknown("kind of report", kind, (".html", ".png", ".svg")))
+    kinds = (".html", ".png", ".svg", *GRAPHS)
+    if kind not in kinds:
+        raise OptionError(f"--out {out}: " + unknown("kind of report", kind, kinds))
     if evaluation and kind != ".html":
         raise OptionError(f"--out {out}: an evaluation is shown as a page: give a .html file, or one of {run}/trees")
     if evaluation:
@@ -46,17 +51,8 @@ def report_command(
         tree = ThoughtTree.from_json(saved.pop("tree"))
         if kind == ".html":
             write_text(out, tree_page(tree, saved))
+        elif kind in GRAPHS:
+            write_text(out, GRAPHS[kind](tree))
         else:
             save(tree, out)
     console().print(Text(f"report: {out}"))
-
-
-def export_command(
-    run: Annotated[Path, typer.Argument(help="A run or a trace that tot solve --out wrote.")],
-    to: Annotated[Path, typer.Argument(help="A .graphml, .dot or .gv file.")],
-) -> None:
-    """Write a run's tree as GraphML or DOT."""
-    from tot.report.export import export
-    from tot.tree import ThoughtTree
-
-    export(ThoughtTree.load(run), to)

@@ -18,7 +18,7 @@ import pytest
         (
             ("solv",),
             r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, train-value, "
-            "instances, export, bench, cllm, fastcot",
+            "instances, bench, cllm, fastcot",
         ),
         (
             ("bench", "fast"),
@@ -29,7 +29,7 @@ import pytest
         (
             ("--quiet",),
             r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, train-value, "
-            "instances, export, bench, cllm, fastcot",
+            "instances, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),

@@ -169,7 +169,7 @@ def test_what_is_no_run_is_refused_in_one_line(
 def test_an_unknown_ending_is_refused_with_those_there_are(report: Any, saved: Path) -> None:
     status, _, err = report(saved, "--out", "tree.pdf")
     assert (status, err) == (
-        2, "tot: --out tree.pdf: unknown kind of report '.pdf': choose one of .html, .png, .svg\n"
+        2, "tot: --out tree.pdf: unknown kind of report '.pdf': choose one of .dot, .graphml, .gv, .html, .png, .svg\n"
     )  # fmt: skip
 
 

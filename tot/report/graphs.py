@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import networkx as nx
-
-from tot.decoders.errors import OptionError, unknown
-from tot.decoders.files import write_text
 
 if TYPE_CHECKING:
     from tot.tree import Node, ThoughtTree
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML can't hold, not even escaped."""
-
-
-def export(tree: ThoughtTree, path: str | Path) -> None:
-    """Write the tree to a .graphml, .dot or .gv file. Raises OptionError for another suffix."""
-    path = Path(path)
-    writers = {".graphml": graphml, ".dot": dot, ".gv": dot}
-    if path.suffix not in writers:
-        raise OptionError(f"{path}: " + unknown("kind of graph file", path.suffix, writers))
-    write_text(path, writers[path.suffix](tree))
 
 
 def graphml(tree: ThoughtTree) -> str:
@@ -68,3 +55,7 @@ def _quoted(text: str) -> str:
     """A DOT string: quoted, its quotes, backslashes and ends of lines escaped."""
     escaped = text.replace("\x00", "\ufffd").replace("\\", "\\\\").replace('"', '\\"').replace("\r", "")
     return '"' + escaped.replace("\n", "\\n") + '"'
+
+
+GRAPHS = {".graphml": graphml, ".dot": dot, ".gv": dot}
+"""What writes each kind of file."""

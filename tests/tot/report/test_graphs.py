@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import networkx as nx
 import pydot
 import pytest
 
 from tot import State, Thought, ThoughtTree
-from tot.decoders.errors import OptionError
-from tot.report.export import dot, export, graphml
+from tot.report.graphs import dot, graphml
 
 HOSTILE = 'say "<b>&amp;</b>" \\ \\n ]; x -> y [label="z"\nline two\x00\x1b é 🙂'
 
@@ -45,11 +42,3 @@ def test_dot_is_one_graph_whatever_the_thoughts_say(tree: ThoughtTree) -> None:
     assert set(nodes) == {"0", "1", "2", "3"}
     assert nodes["1"].get("label").startswith('"say \\"<b>&amp;</b>\\" \\\\ \\\\n ]; x -> y [label=\\"z\\"\\nline two')
     assert [nodes[name].get("style") for name in "0123"] == ["bold", "bold", "solid", "bold"]
-
-
-def test_the_suffix_says_which(tree: ThoughtTree, tmp_path: Path) -> None:
-    for name, written in (("t.graphml", graphml(tree)), ("t.dot", dot(tree)), ("t.gv", dot(tree))):
-        export(tree, tmp_path / name)
-        assert (tmp_path / name).read_text(encoding="utf-8") == written
-    with pytest.raises(OptionError, match=r"unknown kind of graph file '\.png': choose one of \.dot, \.graphml, \.gv"):
-        export(tree, tmp_path / "t.png")
