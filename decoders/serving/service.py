@@ -61,7 +61,7 @@ class Service:
     @property
     def models(self) -> list[str]:
         """The names that a client may ask for."""
-        return [self.name, *(f"{self.name}:{method}" for method in sorted(METHODS))]
+        return [self.name, *(f"{self.name}:{method}" for method in METHODS)]
 
     def method(self, model: str) -> str:
         """The decoding method that a model's name stands for. Raises ServingError."""
