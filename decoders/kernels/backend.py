@@ -15,6 +15,7 @@ from torch import Tensor
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.kernels.attention import Plan, attend_blocks, make_blocks
 from tot.decoders.kernels.forward import NativeForward, Quantization, native_forward
+from tot.decoders.kernels.graphs import Graphs, Rows
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.packing import GROUP
 from tot.decoders.kernels.shared_prefixes import Run
@@ -37,10 +38,14 @@ class TransformersForward:
         self._window = window_of(model.config)
         self._attend = kernel or attend_blocks
         self._linears = PackedLinears(model)
+        self._graphs = (
+            Graphs(self._compute, self._window, model.dtype, model.device) if model.device.type == "cuda" else None
+        )
 
-    def cut(self, runs: Sequence[Run]) -> tuple[list[int], dict[int | None, Any]]:
-        """Cut the attention of new rows, by the window of layers. Returns the order in which runs are to be packed, and
-        the pieces."""
+    def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
+        """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
+        if self._graphs is not None and (rows := self._graphs.cut(runs)) is not None:
+            return list(range(len(runs))), rows
         order, pieces = self._make(runs)
         found: dict[int | None, Any] = {None: pieces}
         if self._window is not None:
@@ -56,6 +61,13 @@ class TransformersForward:
         Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
         there are layers, (kept, layers, hidden), float32.
         """
+        if self._graphs is not None and isinstance(pieces, Rows):
+            return self._graphs.forward(torch.cat([tokens, positions, write[None]]), keep, pieces, layers)
+        return self._compute(tokens, positions, write, keep, pieces, layers)
+
+    def _compute(
+        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
         plan = Plan(self._keys, self._values, write, self._attend, pieces)
         result = self._model(
             input_ids=tokens,
@@ -71,7 +83,7 @@ class TransformersForward:
     def close(self) -> None:
         self._linears.close()
         self._keys = self._values = ()
-        self._model = None
+        self._model = self._graphs = None
 
 
 Backend = NativeForward | TransformersForward

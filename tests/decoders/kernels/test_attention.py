@@ -14,6 +14,8 @@ from torch import Tensor
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
 
+GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
 
 def run(path: list[int] | range, rows: int = 1) -> Run:
     return Run(np.array(path, dtype=np.int32), len(path) - rows)
@@ -133,12 +135,15 @@ def test_shapes_come_in_four_sizes_an_octave() -> None:
 
 
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 3e-2)])
-@pytest.mark.parametrize("masked", [False, True])
-def test_the_fused_kernel_and_the_one_in_steps_agree(dtype: torch.dtype, close: float, masked: bool) -> None:
+@pytest.mark.parametrize("masked", ["", "by rows", "alike"])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
+def test_the_fused_kernel_and_the_one_in_steps_agree(
+    dtype: torch.dtype, close: float, masked: str, device: str
+) -> None:
     torch.manual_seed(0)
-    query, key, value = (torch.randn(3, 2, n, 16).to(dtype) for n in (10, 48, 48))
-    bias = torch.zeros(3, 1, 10, 48, dtype=dtype)
-    bias[:, :, 4:, 30:] = torch.finfo(dtype).min
+    query, key, value = (torch.randn(3, 2, n, 16).to(device, dtype) for n in (10, 48, 48))
+    bias = torch.zeros(3, 1, 1 if masked == "alike" else 10, 48, dtype=dtype, device=device)
+    bias[:, :, bias.shape[2] // 3 :, 30:] = torch.finfo(dtype).min
     args = (query, key, value, bias if masked else None, 0.3)
     for fused, steps in zip(attend(*args), attend_in_steps(*args), strict=True):
         assert fused.shape == steps.shape
