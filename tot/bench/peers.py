@@ -38,7 +38,7 @@ from tot.bench.peers_sides import LLAMA, OURS, Peer, open_sides
 from tot.bench.workloads import (
     Waves,
     branches,
-    few_shot_ids,
+    mixed_ids,
     new_tokens,
     questions,
     record,
@@ -81,7 +81,7 @@ class Peers:
 
     @property
     def prompt(self) -> list[int]:
-        return few_shot_ids(self.ours.tokenizer, self.asked.prompt_tokens)
+        return mixed_ids(self.ours.tokenizer, self.asked.prompt_tokens)
 
     def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Results:
         """With what takes too long done once or left out, and sides that fail left out."""

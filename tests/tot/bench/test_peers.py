@@ -15,8 +15,9 @@ from tot.bench import peers
 from tot.bench.options import PeersOptions
 from tot.bench.peers import run
 from tot.bench.peers_sides import Peer, open_ours, open_sides
+from tot.bench.workloads import branches, mixed_ids, requests
 from tot.cli.app import main
-from tot.decoders import LocalDecoder
+from tot.decoders import LocalDecoder, load_decoder
 
 pytestmark = pytest.mark.benches
 
@@ -31,7 +32,7 @@ def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(*others: Peer) -> None:
         monkeypatch.setattr("tot.bench.peers_sides.load_decoder", loaded)
-        monkeypatch.setattr("tot.bench.peers.few_shot_ids", lambda *asked: list(range(10, 60)))
+        monkeypatch.setattr("tot.bench.peers.mixed_ids", lambda *asked: list(range(10, 60)))
         monkeypatch.setattr("tot.bench.peers.BUSY", 1000.0)
 
         def opened(asked: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:
@@ -138,3 +139,12 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
         "--llama PYTHON"
         for precision in ("BF16", "F16", "Q8_0", "Q4_1")
     ]
+
+
+@pytest.mark.real
+def test_branches_have_next_to_nothing_in_common(smollm2: str) -> None:
+    """Equal beginnings of samples are computed once: then branches would cost the others more than us."""
+    with load_decoder("ar", smollm2) as decoder:
+        (wave,) = branches(mixed_ids(decoder.tokenizer, 300), 8, 24)
+        texts = [one.tokens for one in decoder.generate(list(requests(wave)))]
+    assert len({text[:end] for text in texts for end in range(1, 25)}) > 0.9 * 8 * 24
