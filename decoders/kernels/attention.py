@@ -131,6 +131,7 @@ def attend(
             query, key, value, 0.0, False, attn_mask=bias, scale=scale
         )
         return out, normaliser
+    # Blocks have keys by eights, as the kernel wants them.
     if not cap and key.shape[-1] % 8 == key.shape[-2] % 8 == 0 and _fused_on(query.device, query.dtype):
         seen = None if bias is None else bias.expand(*query.shape[:-1], key.shape[-2])
         out, normaliser, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -65,10 +65,8 @@ def _padded(count: int, least: int) -> int:
 class Step:
     """A forward of one shape, whose inputs stay where they are."""
 
-    def __init__(
-        self, shape: tuple[int, int], windows: Iterable[int | None], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        """For so many rows and keys, and layers with these windows."""
+    def __init__(self, shape: tuple[int, ...], window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+        """For so many rows and keys, and layers without a window and with this one."""
         rows, keys = shape
         self._numbers = torch.empty((4, rows), dtype=torch.int64, device=device)
         """Tokens, positions, what is written to, and which rows are kept."""
@@ -76,7 +74,7 @@ class Step:
         self._slots = torch.empty(shape, dtype=torch.int64, device=device)
         self._places = torch.arange(keys, device=device)
         self._hidden = torch.tensor([torch.finfo(dtype).min, 0.0], dtype=dtype, device=device)
-        self._windows = set(windows)
+        self._windows = {None, window}
 
     def load(self, numbers: Tensor, keep: Tensor, rows: Rows) -> None:
         """Take the inputs: (3, real rows) tokens, positions and slots to write to, and (kept,) rows that are kept."""
@@ -115,7 +113,7 @@ class Graphs:
 
     def __init__(self, compute: Compute, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
         self._compute = compute
-        self._make = partial(Step, windows=(None, window), dtype=dtype, device=device)
+        self._make = partial(Step, window=window, dtype=dtype, device=device)
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._pool = torch.cuda.graph_pool_handle()

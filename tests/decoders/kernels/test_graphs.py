@@ -38,7 +38,7 @@ def test_rows_by_themselves_read_what_blocks_read(shapes: list[tuple[int, int]],
     rows = cut_rows([runs[i] for i in order])
     assert rows is not None
     count = sum(run.rows for run in runs)
-    step = Step(rows.slots.shape, (None, window), torch.float32, CPU)
+    step = Step(rows.slots.shape, window, torch.float32, CPU)
     step.load(torch.zeros((3, count), dtype=torch.int64), torch.arange(count), rows)
     keys, values = torch.randn(2, 2, 800, 16)
     query = torch.randn(4, len(rows.lengths), 16)
