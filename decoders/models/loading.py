@@ -112,8 +112,9 @@ def _cpu_computes_in_bf16() -> bool:
     if platform.machine().lower() in ("arm64", "aarch64"):
         # oneDNN's check asks for bf16 instructions there; on x86 it is content with AVX512, and emulates them.
         return bool(getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", bool)())
+    held = torch.backends.cpu.get_cpu_capability() in ("DEFAULT", "AVX2")  # by ATEN_CPU_CAPABILITY, or it has no more
     checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
-    return any(getattr(torch.cpu, check, bool)() for check in checks)
+    return not held and any(getattr(torch.cpu, check, bool)() for check in checks)
 
 
 def _load_gguf(

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import shutil
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,14 @@ def test_auto_is_bf16_where_the_processor_computes_in_it(
 ) -> None:
     monkeypatch.setattr("tot.decoders.models.loading._cpu_computes_in_bf16", lambda: native)
     assert load_model(folder, device="cpu").dtype == dtype
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="that variable is of x86")
+def test_held_to_avx2_auto_is_not_bf16() -> None:
+    asks = "import torch; from tot.decoders.models.loading import resolve_dtype as r; print(r('auto', torch.device('cpu')))"
+    held = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
+    done = subprocess.run([sys.executable, "-c", asks], env=held, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "torch.float32"
 
 
 def test_bad_dtypes_and_devices_name_the_choices(monkeypatch: pytest.MonkeyPatch) -> None:
