@@ -40,7 +40,8 @@ def test_auto_is_bf16_where_the_processor_computes_in_it(
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="that variable is of x86")
 def test_held_to_avx2_auto_is_not_bf16() -> None:
-    asks = "import torch; from tot.decoders.models.loading import resolve_dtype as r; print(r('auto', torch.device('cpu')))"
+    asks = "import torch; from tot.decoders.models import loading; "
+    asks += "print(loading.resolve_dtype('auto', torch.device('cpu')))"
     held = {**os.environ, "ATEN_CPU_CAPABILITY": "avx2"}
     done = subprocess.run([sys.executable, "-c", asks], env=held, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "torch.float32"
