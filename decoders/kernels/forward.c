@@ -20,7 +20,11 @@
 typedef int8_t Input;
 #define JOINED 4                // inputs of one output beside each other
 #define LINE (LANES * JOINED)   // bytes of a line: LANES outputs
+#if LANES == 8 && !defined(DOT)
+#define MOST_ROWS 3             // what products pass through takes registers, too, and there are 16
+#else
 #define MOST_ROWS (LANES == 16 ? 8 : 6)
+#endif
 #else
 typedef Element Input;
 #define JOINED (32 / WEIGHTS)
@@ -160,7 +164,7 @@ static inline __attribute__((always_inline)) void block(int rows, int bits, int 
         for (int r = 0; r < rows; r++)
 #pragma GCC unroll 2
             for (int p = 0; p < WIDE; p++) whole[r][p] = (Words){0};
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (int64_t word = g * words; word < (g + 1) * words; word += 8 / bits, line += WIDE * LINE) {
 #pragma GCC unroll 2
             for (int p = 0; p < WIDE; p++) {
@@ -276,14 +280,16 @@ static inline __attribute__((always_inline)) void blocks_of(int bits, int group,
                 CASE(1)
                 CASE(2)
                 CASE(3)
+#if MOST_ROWS > 3
                 CASE(4)
                 CASE(5)
                 CASE(6)
-#if LANES == 16
+#endif
+#if MOST_ROWS > 6
                 CASE(7)
                 CASE(8)
 #endif
-#if LANES == 16 && WEIGHTS != 8
+#if MOST_ROWS > 8
                 CASE(9)
                 CASE(10)
                 CASE(11)
