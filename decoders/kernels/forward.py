@@ -247,6 +247,7 @@ class NativeForward:
         made = {name: partial(self._pack, part, name.endswith("gate_up")) for name, part in found.items()}
         for name, of in packed_in_file(model.packed_in, made).items():
             self._hold(found[name], of, name.endswith("gate_up"))
+        model.let_go_of_file()
 
 
 def _products(layer: Any) -> dict[str, list[Any]]:

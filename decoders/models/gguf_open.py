@@ -1,6 +1,7 @@
 """A GGUF file's model without its matrices, for a backend that packs the file's own numbers.
 
-Such a weight says as `in_file()` what the file has for it. Nothing is read but the converted folder until one is asked.
+Such a weight says as `in_file()` what the file has for it. Nothing is read but the converted folder until one is asked;
+what was read is held until `model.let_go_of_file()`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def open_unread(path: Path, folder: Path, config: Any, dtype: torch.dtype) -> An
     model.packed_in = folder
     kept = load_file(folder / "model.safetensors")
     sources, read = source_names(kept, config), cache(partial(read_gguf, path))
+    model.let_go_of_file = read.cache_clear
 
     def numbers(source: str) -> Whole | Tensor:
         tensor = read().tensors[source]

@@ -105,8 +105,9 @@ def test_a_file_s_numbers_are_multiplied_as_they_stand(
             other.__class__ = rounding
     if tied:
         model.lm_head.weight, reference.lm_head.weight = (one.model.embed_tokens.weight for one in (model, reference))
-    model.packed_in = tmp_path
+    model.packed_in, model.let_go_of_file = tmp_path, read.clear
     runner = Runner(model, 3000, "gguf")
+    assert not read
     assert isinstance(runner.backend, NativeForward)
     assert 0.7 < runner.backend.weight_bytes < 1.2
     for count in (1, 3, 8, 13):
