@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import stat
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import TaskError, reason
+
+_MIB, _PAGE = 2**20, 4096
+_HASHED_WHOLE = 16 * _MIB
+"""Larger files are sampled."""
 
 
 @contextmanager
@@ -41,3 +47,31 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write data as indented JSON. Raises TaskError where that is impossible."""
     write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
+
+
+def fingerprint(path: Path) -> str:
+    """A SHA-256 of a file's size and content; of a file above 16 MiB, of its first MiB and the first page of each MiB
+    after it. Finds files that were cut, zeroed or replaced without reading gigabytes."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        digest = hashlib.sha256(str(size).encode())
+        file.seek(0)
+        digest.update(file.read(size if size <= _HASHED_WHOLE else _MIB))
+        if size > _HASHED_WHOLE:
+            for start in range(_MIB, size, _MIB):
+                file.seek(start)
+                digest.update(file.read(_PAGE))
+    return digest.hexdigest()
+
+
+def others_could_write(path: Path, trust_root: bool = False) -> str:
+    """Why somebody else may have written a file or folder, in words; "" where only the user could have. With
+    `trust_root` root may have, too. Raises OSError if there is no such file."""
+    if not hasattr(os, "getuid"):  # Windows: the user's folders are the user's
+        return ""
+    found = path.lstat()
+    if stat.S_ISLNK(found.st_mode):
+        return "is a link"
+    if found.st_uid != os.getuid() and not (trust_root and found.st_uid == 0):
+        return f"belongs to another user (number {found.st_uid})"
+    return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

@@ -102,14 +102,27 @@ def file_name(code: bytes, names: str, options: Sequence[str]) -> str:
 
 
 def compile_to(path: Path, compiler: str, code: bytes, options: Sequence[str]) -> None:
-    """To a file of its own first, so that whoever finds the library finds all of it."""
+    """Compile to a temporary file and rename it, so that a library under this name is whole. The library ends with a
+    SHA-256 of what precedes it, which loaders ignore and `is_whole` checks."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         written, made = Path(folder) / "source.c", Path(folder) / "library.so"
         written.write_bytes(code)
         command = [compiler, "-shared", "-fPIC", *options, str(written), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
+        made.write_bytes(sealed(made.read_bytes()))
         made.chmod(0o700)
         made.replace(path)
+
+
+def sealed(library: bytes) -> bytes:
+    """A library followed by its SHA-256."""
+    return library + hashlib.sha256(library).digest()
+
+
+def is_whole(path: Path) -> bool:
+    """Whether a library is as `compile_to` wrote it. Raises OSError if it cannot be read."""
+    content = path.read_bytes()
+    return content == sealed(content[: -hashlib.sha256().digest_size])
 
 
 def build(folder: Path, compiler: str) -> None:

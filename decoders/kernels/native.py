@@ -13,7 +13,6 @@ import logging
 import os
 import platform
 import shutil
-import stat
 import subprocess
 import sys
 import tempfile
@@ -24,8 +23,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tot.decoders.errors import OptionError, unknown
-from tot.decoders.kernels.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, source
+from tot.decoders.errors import OptionError, reason, unknown
+from tot.decoders.files import others_could_write
+from tot.decoders.kernels.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
 from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
@@ -44,24 +44,44 @@ def library(names: str, *options: str) -> ctypes.CDLL | None:
 def _opened(names: str, *options: str) -> ctypes.CDLL | None:
     code = source(names)
     name = file_name(code, names, options)
-    ready = SOURCES / BUILT / name
-    if ready.exists():
-        return ctypes.CDLL(str(ready))
+    ready, problem = SOURCES / BUILT / name, ""
+    try:
+        return open_whole(ready)
+    except FileNotFoundError:  # no wheel was installed, or it lacks this one
+        pass
+    except OSError as error:  # damaged, or it needs a newer glibc or a libgomp that is not installed
+        cause = reason(error).replace(str(ready), "library")
+        problem = f"the ready-made kernels cannot be opened ({cause}); "
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        log_once(logging.WARNING, "no C compiler is found, so decoding is slower: install cc, gcc or clang")
+        log_once(logging.WARNING, f"{problem}no C compiler is found, so decoding is slower: install cc, gcc or clang")
         return None
     path = _folder() / name
     try:
-        if path.exists() and not _others_could_write(path):
-            with suppress(OSError):  # damaged: made anew
-                return ctypes.CDLL(str(path))
-        compile_to(path, compiler, code, options)
-        return ctypes.CDLL(str(path))
+        functions = _compiled(path, compiler, code, options)
     except (OSError, subprocess.SubprocessError) as error:
-        reason = getattr(error, "stderr", None) or str(error)
-        log.warning("%s.c can't be compiled, so decoding is slower: %s", names, reason.strip()[:500])
+        cause = (getattr(error, "stderr", None) or str(error)).strip()[:500]
+        log.warning("%s%s.c can't be compiled, so decoding is slower: %s", problem, names, cause)
         return None
+    if problem:
+        log_once(logging.WARNING, f"{problem}they are compiled instead: reinstall tot to skip that")
+    return functions
+
+
+def _compiled(path: Path, compiler: str, code: bytes, options: Sequence[str]) -> ctypes.CDLL:
+    """The library at `path`, compiled first if it is missing, damaged or possibly another user's."""
+    if path.exists() and not others_could_write(path):
+        with suppress(OSError):
+            return open_whole(path)
+    compile_to(path, compiler, code, options)
+    return open_whole(path)
+
+
+def open_whole(path: Path) -> ctypes.CDLL:
+    """Open a library that `compile_to` wrote. Raises OSError if it is damaged: opening half a file ends the process."""
+    if not is_whole(path):
+        raise OSError(f"{path} is damaged")
+    return ctypes.CDLL(str(path))
 
 
 @functools.cache
@@ -95,7 +115,7 @@ def _folder() -> Path:
     folder = cache_folder() / "native"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        problem = _others_could_write(folder)
+        problem = others_could_write(folder)
         if not problem:
             folder.chmod(0o700)
             problem = "" if os.access(folder, os.W_OK | os.X_OK) else "can't be written to"
@@ -116,18 +136,6 @@ def _folder_for_now() -> Path:
     folder = tempfile.mkdtemp(prefix="tot-native-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return Path(folder)
-
-
-def _others_could_write(path: Path) -> str:
-    """Who else than the user may have put there what is to be run, in words; "" for nobody."""
-    if not hasattr(os, "getuid"):  # Windows: the user's folders are the user's
-        return ""
-    found = path.lstat()
-    if stat.S_ISLNK(found.st_mode):
-        return "is a link"
-    if found.st_uid != os.getuid():
-        return f"belongs to another user (number {found.st_uid})"
-    return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 @functools.cache

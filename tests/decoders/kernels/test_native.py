@@ -6,15 +6,15 @@ import ctypes
 import logging
 import os
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from tot.decoders.errors import OptionError
-from tot.decoders.kernels import native, tiles
-from tot.decoders.kernels.compiling import BUILT, LEVELS
+from tot.decoders.kernels import compiling, native, tiles
+from tot.decoders.kernels.compiling import BUILT, LEVELS, compile_to, sealed, source
 
 OPTIONS = ("-O1",)
 
@@ -169,6 +169,95 @@ def test_a_level_of_processors_can_be_asked_for(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.delenv("TOT_ISA")
     monkeypatch.setattr(native, "processor_flags", lambda: frozenset({"sse4_2"}))
     assert native.level() is None
+
+
+def rewrite(library: Path, content: bytes) -> None:
+    """As another file: this process has mapped the old one."""
+    library.unlink()
+    library.write_bytes(content)
+
+
+def cut(library: Path) -> None:
+    rewrite(library, library.read_bytes()[: library.stat().st_size // 2])  # to open it would end the process
+
+
+def zero(library: Path) -> None:
+    rewrite(library, bytes(library.stat().st_size))
+
+
+def empty(library: Path) -> None:
+    rewrite(library, b"")
+
+
+def flip(library: Path) -> None:
+    content = bytearray(library.read_bytes())
+    content[len(content) // 3] ^= 1
+    rewrite(library, bytes(content))
+
+
+def make_folder(library: Path) -> None:
+    library.unlink()
+    library.mkdir()
+
+
+def need_missing_library(library: Path) -> None:
+    """As where libgomp is not installed; an older glibc fails in the same call."""
+    folder = library.parent
+    subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(folder / "libmissing.so")], check=True)
+    options = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
+    compile_to(library, "cc", source("draw"), options)
+    (folder / "libmissing.so").unlink()
+
+
+DAMAGES = [cut, zero, empty, flip, make_folder, need_missing_library]
+
+
+@pytest.fixture
+def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """draw.c compiled as a wheel has it, and nothing in the cache."""
+    library = Path(made()._name)
+    (tmp_path / BUILT).mkdir()
+    placed = library.replace(tmp_path / BUILT / library.name)
+    (tmp_path / "draw.c").write_bytes(source("draw"))
+    for module in (native, compiling):
+        monkeypatch.setattr(module, "SOURCES", tmp_path)
+    forget()
+    return placed
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_ready_made_library_that_cannot_be_opened_is_compiled_with_one_warning(
+    ready: Path, cache: Path, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    damage(ready)
+    for _ in range(2):
+        assert Path(made()._name) == cache / ready.name
+    (message,) = caplog.messages
+    assert message.startswith("the ready-made kernels cannot be opened (")
+    assert message.endswith("); they are compiled instead: reinstall tot to skip that")
+    assert "\n" not in message
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_without_a_compiler_a_damaged_library_leaves_torch_with_one_warning(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, damage: Callable[[Path], None]
+) -> None:
+    damage(ready)
+    monkeypatch.setattr(native.shutil, "which", lambda name: None)
+    for _ in range(2):
+        native._opened.cache_clear()
+        assert native.library("draw", *OPTIONS) is None
+    (message,) = caplog.messages
+    assert message.startswith("the ready-made kernels cannot be opened (")
+    assert message.endswith("); no C compiler is found, so decoding is slower: install cc, gcc or clang")
+
+
+@pytest.mark.parametrize("damage", [cut, zero, empty, flip, need_missing_library])
+def test_a_damaged_library_in_the_cache_is_compiled_anew(cache: Path, damage: Callable[[Path], None]) -> None:
+    library = Path(made()._name)
+    damage(library)
+    assert made()._name == str(library)
+    assert library.read_bytes() == sealed(library.read_bytes()[:-32])
 
 
 def test_what_a_wheel_has_ready_is_not_compiled(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
