@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
+import torch
 from pyarrow import parquet
 
 from tot.decoders.decoder import load_decoder
@@ -24,6 +25,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import replacing
+from tot.decoders.models.given_up import hash_weights
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import Completion, Request
 from tot.decoders.training.options import CollectOptions
@@ -123,14 +125,12 @@ def trajectories(folder: Path, model: LoadedModel) -> Iterator[dict[str, Any]]:
 
 
 def identity(model: LoadedModel) -> dict[str, str]:
-    """What tells a model and its tokenizer from others: names, and digests of some weights and of the vocabulary."""
-    weights = hashlib.sha256()
-    for name, weight in list(model.model.named_parameters())[:: max(1, len(list(model.model.parameters())) // 8)]:
-        weights.update(name.encode() + weight.detach().flatten()[:64].float().cpu().numpy().tobytes())
+    """A model's name, and digests of its weights and its vocabulary. The first does not depend on how the weights are
+    held: whole or packed, as bfloat16 or as float32."""
     vocabulary = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=True)
     return {
         "model": model.name,
-        "weights": weights.hexdigest()[:16],
+        "weights": hash_weights(model.model, torch.bfloat16)[:16],
         "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest()[:16],
     }
 

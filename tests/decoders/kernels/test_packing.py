@@ -17,6 +17,7 @@ from tot.decoders.kernels.forward import NativeForward
 from tot.decoders.kernels.native import lanes, library
 from tot.decoders.kernels.packing import packed
 from tot.decoders.kernels.tiles import kernels_run
+from tot.decoders.training.cllm.trajectories import identity
 from tot.evaluation.fingerprint import hash_model
 
 SHAPE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "head_dim": 32, "num_hidden_layers": 6}
@@ -87,6 +88,18 @@ def test_the_first_layers_draft_with_what_the_target_has_packed(model: Any, toke
     shallow = first_layers(loaded, 2).model
     draft = NativeForward(shallow, keys[:2], values[:2], "int8-dynamic", shared=whole)
     assert held(model, whole, shallow, draft) < 1.02 * before
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_without_its_weights_is_known_to_be_the_same(
+    make_model: Callable[..., Any], tokenizer: Any, tied: bool
+) -> None:
+    model = make_model("qwen2", tie_word_embeddings=tied, **SHAPE)
+    known = identity(load_model(model, tokenizer=tokenizer))
+    NativeForward(model, *stores(model), "int8-dynamic", owned=True)
+    assert identity(load_model(model, tokenizer=tokenizer)) == known
+    other = make_model("qwen2", seed=1, tie_word_embeddings=tied, **SHAPE)
+    assert identity(load_model(other, tokenizer=tokenizer))["weights"] != known["weights"]
 
 
 def test_tied_weights_are_kept_for_the_embedding(make_model: Callable[..., Any]) -> None:

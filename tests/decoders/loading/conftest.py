@@ -61,7 +61,7 @@ def write_gguf(path: Path, family: str = "llama", **changed: Any) -> Tiny:
         rope_parameters=rope,
         **options,
     )
-    torch.manual_seed(0)
+    torch.manual_seed(changed.pop("seed", 0))
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     for weight in model.parameters():
         weight.data = torch.randn_like(weight).mul(0.2).to(torch.bfloat16).float()

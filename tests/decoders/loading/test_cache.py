@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -10,8 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from tot.decoders import ModelError, Request, Sampling, load_decoder
+from tot.decoders.kernels.tiles import kernels_run
 from tot.decoders.models.gguf_cache import read_manifest
 from tot.decoders.models.loading import load_model
+from tot.decoders.training.cllm.trajectories import collect, trajectories
+from tot.decoders.training.options import CollectOptions
 from tot.evaluation.fingerprint import hash_model
 
 
@@ -40,6 +45,24 @@ def test_matrices_that_are_left_in_the_file_are_not_converted(
     assert packed.stat().st_size < 0.3 * (next(tmp_path.glob("models/*v1/model.safetensors"))).stat().st_size
     query, whole_query = (one.model.model.layers[0].self_attn.q_proj.weight for one in (unread, whole))
     assert torch.equal(query.in_file().bfloat16(), whole_query.bfloat16())
+
+
+def test_trajectories_of_a_gguf_decoder_are_those_of_the_model_loaded_whole(
+    tmp_path: Path, write_gguf: Callable[..., Any]
+) -> None:
+    """The decoder has given up its matrices; what it collects is trained on by a model that holds them."""
+    if not kernels_run(16, 2, torch.float32, torch.device("cpu")):
+        pytest.skip("needs a C compiler, and a processor with AVX2")
+    path, out = write_gguf(tmp_path / "a.gguf").path, tmp_path / "trajectories"
+    with load_decoder("ar", path, dtype="fp32", quantize="gguf", kv_budget=500) as decoder:
+        collect(decoder.engine, [Request(prompt="hello", sampling=Sampling(max_tokens=8))], out, CollectOptions(n=4))
+    assert "weights" in json.loads((out / "settings.json").read_text())
+    for dtype in ("fp32", "bf16"):
+        assert len(list(trajectories(out, load_model(path, dtype=dtype)))) <= 1
+    for seed, family in ((1, "llama"), (0, "qwen2")):
+        other = write_gguf(tmp_path / "other.gguf", family, seed=seed).path
+        with pytest.raises(ModelError, match=r"holds trajectories of .*a\.gguf \(weights"):
+            list(trajectories(out, load_model(other)))
 
 
 def test_another_content_under_the_same_name_is_another_model(
