@@ -72,6 +72,8 @@ def others_could_write(path: Path, trust_root: bool = False) -> str:
     found = path.lstat()
     if stat.S_ISLNK(found.st_mode):
         return "is a link"
+    if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+        return "is neither a file nor a folder"
     if found.st_uid != os.getuid() and not (trust_root and found.st_uid == 0):
         return f"belongs to another user (number {found.st_uid})"
     return "can be written to by others" if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""

@@ -232,8 +232,8 @@ class NativeForward:
 
     def _hold(self, layers: Sequence[Any], of: Packed, interleaved: bool) -> None:
         strips, *form = of
-        outputs = sum(layer.weight.shape[0] for layer in layers)
-        matrix = _Matrix(strips.data_ptr(), None, layers[0].weight.shape[1], outputs, *form)
+        outputs, inputs = _shape(layers)
+        matrix = _Matrix(strips.data_ptr(), None, inputs, outputs, *form)
         self._packed[layers[0]] = _Product(matrix, [strips])
         if getattr(layers[0], "bias", None) is not None:
             bias = beside([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
@@ -245,9 +245,15 @@ class NativeForward:
         found = {f"{number}.{name}": part for number, parts in enumerate(products) for name, part in parts.items()}
         found |= {"head": [head]} | ({} if head is model.model.embed_tokens else {"table": [model.model.embed_tokens]})
         made = {name: partial(self._pack, part, name.endswith("gate_up")) for name, part in found.items()}
-        for name, of in packed_in_file(model.packed_in, made).items():
+        shapes = {name: _shape(part) for name, part in found.items()}
+        for name, of in packed_in_file(model.packed_in, made, shapes).items():
             self._hold(found[name], of, name.endswith("gate_up"))
         model.let_go_of_file()
+
+
+def _shape(layers: Sequence[Any]) -> tuple[int, int]:
+    """Outputs, all together, and inputs of layers in one product."""
+    return sum(layer.weight.shape[0] for layer in layers), layers[0].weight.shape[1]
 
 
 def _products(layer: Any) -> dict[str, list[Any]]:

@@ -1,64 +1,95 @@
 """A model's packed weights in one file of the cache folder, which is mapped: whoever opens the model next neither reads
-nor packs them again, and processes that use one model hold it once."""
+nor packs them again, and processes that use one model hold it once.
+
+C reads the file by the numbers in its index. Both are checked before use; what does not fit is packed again.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError, reason
-from tot.decoders.files import replacing, write_json
+from tot.decoders.files import fingerprint, others_could_write, replacing, write_json
 from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.kernels.packing import Packed
 from tot.decoders.memory import free_memory
 
-_FORMAT = 3
+_FORMAT = 4
 """Of the file and of what is packed; raise it when either changes."""
 _PAGE = 4096
+Shapes = Mapping[str, tuple[int, int]]
+"""Outputs and inputs of each matrix, by name."""
 
 
-def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]]) -> dict[str, Packed]:
-    """What is packed of these products, by name: from the file for this processor's vectors in `folder`, which is made
-    first where it is not there whole. Raises ModelError where it can't be written."""
+def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]], shapes: Shapes) -> dict[str, Packed]:
+    """The packed weights of these products, by name: from the file for this processor's vectors in `folder`, which is
+    made first if it is missing, damaged, or not of matrices of these shapes. Raises ModelError if it cannot be written,
+    or if others can write to the folder."""
     path = folder / f"packed-{lanes()}-{largest_byte()}-v{_FORMAT}.bin"
-    found = _mapped(path)
-    if found is None or found.keys() != products.keys():
-        try:
-            with FileLock(path.with_suffix(".lock")):
-                if (found := _mapped(path)) is None or found.keys() != products.keys():
-                    _make(path, products)
-                    found = _mapped(path)
-        except (OSError, TaskError) as error:
+    try:
+        if problem := others_could_write(folder, trust_root=True):
             raise ModelError(
-                f"packed weights can't be kept in {folder} ({reason(error)}): make room there, or set TOT_CACHE to a "
-                "folder on another disk"
-            ) from error
-    assert found is not None
+                f"{folder} {problem}, so the weights in it may be damaged on purpose: delete it, or set TOT_CACHE to a "
+                "folder of your own"
+            )
+        if (found := _mapped(path, shapes)) is not None:
+            return found
+        with FileLock(path.with_suffix(".lock")):
+            if (found := _mapped(path, shapes)) is not None:  # another process made it meanwhile
+                return found
+            _make(path, products)
+            found = _mapped(path, shapes)
+    except (OSError, TaskError) as error:
+        raise ModelError(
+            f"packed weights can't be kept in {folder} ({reason(error)}): make room there, or set TOT_CACHE to a "
+            "folder on another disk"
+        ) from error
+    if found is None:
+        raise ModelError(
+            f"the weights packed in {path} do not fit the model, or were changed while they were written: delete "
+            f"{folder}, and check that the .gguf file is whole"
+        )
     return found
 
 
-def _mapped(path: Path) -> dict[str, Packed] | None:
-    """What is in the file; None where it is not there, or not whole."""
+def _mapped(path: Path, shapes: Shapes) -> dict[str, Packed] | None:
+    """The weights in the file; None if it is missing, damaged, of other matrices, or may be another user's."""
     try:
-        index = json.loads(path.with_suffix(".json").read_text())
-        if path.stat().st_size != index["bytes"]:
+        if any(others_could_write(file, trust_root=True) for file in (path, path.with_suffix(".json"))):
             return None
-        if index["bytes"] > (free := free_memory(torch.device("cpu"))):
-            sizes = f"{index['bytes'] / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
+        index = json.loads(path.with_suffix(".json").read_text())
+        size, products = path.stat().st_size, index["products"]
+        if size != index["bytes"] or index["sha256"] != _seal(path, products) or products.keys() != shapes.keys():
+            return None
+        if size > (free := free_memory(torch.device("cpu"))):
+            sizes = f"{size / 2**30:.1f} GiB, and {free / 2**30:.1f} are free"
             log_once(logging.WARNING, f"the weights take {sizes}, so parts of them are read from disk again and again")
-        whole = torch.from_file(str(path), shared=False, size=index["bytes"], dtype=torch.uint8)
-        return {
-            name: Packed(whole[begin : begin + count].view(strips, groups, -1), *form)
-            for name, (begin, count, strips, groups, *form) in index["products"].items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError):
+        whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        found = {}
+        for name, (begin, count, strips, groups, *form) in products.items():
+            if begin < 0 or begin % _PAGE:
+                return None
+            of = Packed(whole[begin : begin + count].view(strips, groups, -1), *form)
+            if not of.fits(*shapes[name]):
+                return None
+            found[name] = of
+        return found
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError):
         return None
+
+
+def _seal(path: Path, products: Any) -> str:
+    """A SHA-256 of where the products lie and, in part, of the file."""
+    return hashlib.sha256(f"{fingerprint(path)} {json.dumps(products, sort_keys=True)}".encode()).hexdigest()
 
 
 def _make(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
@@ -77,4 +108,7 @@ def _make(path: Path, products: Mapping[str, Callable[[], Packed]]) -> None:
         file.flush()
         os.fsync(file.fileno())
         size = file.tell()
-    write_json(path.with_suffix(".json"), {"bytes": size, "products": places})
+        unfinished.chmod(0o600)
+    index = path.with_suffix(".json")
+    write_json(index, {"bytes": size, "products": places, "sha256": _seal(path, places)})
+    index.chmod(0o600)

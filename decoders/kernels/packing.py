@@ -50,6 +50,16 @@ class Packed(NamedTuple):
     middle: float = 0.0
     """The number that stands for 0, where leasts are not kept."""
 
+    def fits(self, outputs: int, inputs: int) -> bool:
+        """Whether forward.c can read this as a matrix of (outputs, inputs) whole numbers: it trusts these numbers."""
+        known = (self.bits, self.group) in ((4, GROUP), (8, GROUP), (8, GROUP // 2))
+        if not known or inputs % GROUP or not (0 < self.unit < math.inf and 0 <= self.middle <= 255):
+            return False
+        groups = inputs // self.group
+        group_bytes = self.group * self.bits // 8 + (2 if self.middle else 4)  # of one output
+        shape = (-(-outputs // (2 * lanes())), groups, 2 * lanes() * group_bytes)
+        return self.strips.dtype == torch.uint8 and self.strips.shape == shape
+
 
 def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
     """(outputs, inputs) -> strips."""

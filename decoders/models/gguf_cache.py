@@ -1,12 +1,14 @@
 """Converted GGUF files in the user's cache folder: made once, whole or not there at all.
 
 A conversion is written to a temporary folder, its manifest last, and renamed into place under a file lock. A folder
-whose manifest is missing or does not fit its files is never used. Knows nothing of how a file is converted or loaded.
+whose manifest is missing or does not fit its files is never used, nor is one that another user could have written.
+Knows nothing of how a file is converted or loaded.
 """
 
 from __future__ import annotations
 
 import errno
+import glob
 import hashlib
 import json
 import os
@@ -20,10 +22,10 @@ from pathlib import Path
 from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError
-from tot.decoders.files import write_json
+from tot.decoders.files import fingerprint, others_could_write, write_json
 from tot.decoders.models.gguf_convert import GGUFFile, convert, read_gguf
 
-FORMAT = 1  # of the manifest and of what a conversion writes; raise it when either changes
+FORMAT = 2  # of the manifest and of what a conversion writes; raise it when either changes
 MANIFEST = "manifest.json"
 
 
@@ -50,7 +52,7 @@ def hash_file(path: Path) -> str:
     state = path.stat()
     key = [str(path), state.st_size, state.st_mtime_ns]
     kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
-    with suppress(OSError, ValueError, LookupError, TypeError):
+    with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         known = json.loads(kept.read_text())
         if known["file"] == key:
             return str(known["sha256"])
@@ -72,7 +74,7 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
         digest = hash_file(path.resolve())
     except OSError as error:
         raise ModelError(f"{path} can't be read ({error.strerror}): check the path and its permissions") from error
-    folder = root / f"{path.stem}-{digest[:16]}-v{FORMAT}{'' if matrices else '-packed'}"
+    folder = _folder(root, path, digest, FORMAT, matrices)
     found = read_manifest(folder)
     if found is not None and found.build != distrust:
         return found
@@ -94,12 +96,17 @@ def cached_model(path: Path, root: Path, distrust: str | None = None, matrices: 
         ) from error
 
 
+def _folder(root: Path, path: Path, digest: str, version: int, matrices: bool) -> Path:
+    return root / f"{path.stem}-{digest[:16]}-v{version}{'' if matrices else '-packed'}"
+
+
 def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | None, matrices: bool) -> CachedModel:
     found = read_manifest(folder)
     if found is not None and found.build != distrust:
         return found  # another process made it while this one waited for the lock
-    # Only the lock's holder writes under this name, so what lies here is a killed conversion's.
-    for stale in (folder, *folder.parent.glob(f"{folder.name}.tmp-*")):
+    # Only the lock's holder writes under this name, so what lies here is damaged, or of a conversion that was killed.
+    older = [_folder(folder.parent, file.path, digest, before, matrices) for before in range(1, FORMAT)]
+    for stale in (folder, *older, *folder.parent.glob(f"{glob.escape(folder.name)}.tmp-*")):
         shutil.rmtree(stale, ignore_errors=True)
     if shutil.disk_usage(folder.parent).free < file.converted_bytes(matrices):
         raise _no_space(file, folder.parent, matrices)
@@ -112,33 +119,45 @@ def _convert_locked(file: GGUFFile, digest: str, folder: Path, distrust: str | N
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
     made = read_manifest(folder)
-    assert made is not None
+    if made is None:
+        cause = others_could_write(folder, trust_root=True) or "was changed while it was written"
+        raise ModelError(f"the converted model in {folder} {cause}: set TOT_CACHE to a folder of your own")
     return made
 
 
 def read_manifest(folder: Path) -> CachedModel | None:
-    """The conversion in `folder`, or None if it is not there, of another format, or not whole."""
+    """The conversion in `folder`, or None if it is missing, of another format, not whole, or may be another user's."""
     try:
         manifest = json.loads((folder / MANIFEST).read_text())
-        sizes = {name: (folder / name).stat().st_size for name in manifest["files"]}
-        if manifest["format"] != FORMAT or sizes != manifest["files"]:
+        if manifest["format"] != FORMAT or others_could_write(folder, trust_root=True):
+            return None
+        files = _files(folder)
+        if any(others_could_write(file, trust_root=True) for file in files):
+            return None
+        if {file.name: fingerprint(file) for file in files} != manifest["files"]:
             return None
         taken = sum(file.stat().st_size for file in folder.iterdir())
         return CachedModel(folder, str(manifest["source"]), str(manifest["build"]), taken)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
+def _files(folder: Path) -> list[Path]:
+    """The files of a conversion, without its manifest and what is packed of it later."""
+    return sorted(file for file in folder.iterdir() if not file.name.startswith((MANIFEST, "packed-", ".")))
+
+
 def _write_manifest(folder: Path, source: str, digest: str) -> None:
-    files = sorted(folder.iterdir())
+    files = _files(folder)
     for file in files:
+        file.chmod(0o600)
         _sync(file)
     manifest = {
         "format": FORMAT,
         "source": source,
         "sha256": digest,
         "build": uuid.uuid4().hex,
-        "files": {file.name: file.stat().st_size for file in files},
+        "files": {file.name: fingerprint(file) for file in files},
     }
     (folder / MANIFEST).write_text(json.dumps(manifest, indent=1))
     _sync(folder / MANIFEST)

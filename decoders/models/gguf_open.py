@@ -6,6 +6,7 @@ what was read is held until `model.let_go_of_file()`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.models.gguf_convert import dequantized, in_halves, read_gguf, source_names
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
 from tot.decoders.models.given_up import give_up
@@ -36,6 +37,7 @@ def open_unread(path: Path, folder: Path, config: Any, dtype: torch.dtype) -> An
     model.generation_config = GenerationConfig.from_pretrained(folder)
     model.packed_in = folder
     kept = load_file(folder / "model.safetensors")
+    _check(model, kept)
     sources, read = source_names(kept, config), cache(partial(read_gguf, path))
     model.let_go_of_file = read.cache_clear
 
@@ -55,3 +57,11 @@ def open_unread(path: Path, folder: Path, config: Any, dtype: torch.dtype) -> An
     if config.tie_word_embeddings:
         model.lm_head.weight = model.model.embed_tokens.weight
     return model
+
+
+def _check(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
+    """Raise ModelError unless there is a value for each weight of a model, whole for its vectors: C reads them."""
+    for name, weight in model.named_parameters():  # without lm_head, where that is the embedding
+        value = kept.get(name)
+        if value is None or value.dim() != 1 or (weight.dim() == 1 and value.shape != weight.shape):
+            raise ModelError(f"the weight {name} is missing, or has another shape than config.json says")

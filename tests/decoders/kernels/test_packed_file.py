@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,11 @@ import pytest
 import torch
 
 from tot.decoders.errors import ModelError
+from tot.decoders.kernels import packed_file
 from tot.decoders.kernels.packed_file import packed_in_file
 from tot.decoders.kernels.packing import Packed, packed
+
+SHAPES = {"first": (41, 64), "second": (42, 128)}
 
 
 @pytest.fixture
@@ -25,7 +30,7 @@ def asked() -> list[str]:
 @pytest.fixture
 def products(asked: list[str]) -> dict[str, Callable[[], Packed]]:
     torch.manual_seed(0)
-    weights = {name: torch.randn(40 + size, 64 * size) for size, name in enumerate(("first", "second"), 1)}
+    weights = {name: torch.randn(shape) for name, shape in SHAPES.items()}
 
     def pack(name: str) -> Callable[[], Packed]:
         return lambda: asked.append(name) or packed(weights[name], "int8-dynamic")  # type: ignore[func-returns-value]
@@ -43,20 +48,20 @@ def test_what_was_packed_is_found_again(tmp_path: Path, products: Any, asked: li
     whole = {name: pack() for name, pack in products.items()}
     asked.clear()
     for _ in range(2):
-        found = packed_in_file(tmp_path, products)
+        found = packed_in_file(tmp_path, products, SHAPES)
         assert same(found, whole)
         assert all(of.strips.data_ptr() % 64 == 0 for of in found.values())
     assert asked == ["first", "second"]
 
 
 def test_what_was_packed_in_other_ways_goes(tmp_path: Path, products: Any) -> None:
-    packed_in_file(tmp_path, products)
+    packed_in_file(tmp_path, products, SHAPES)
     (file,) = tmp_path.glob("*.bin")
     older, elsewhere = (tmp_path / name for name in (f"{file.stem.rpartition('-')[0]}-v0.bin", "packed-99-255-v0.bin"))
     for one in (older, elsewhere):
         one.write_text("")
     file.unlink()
-    packed_in_file(tmp_path, products)
+    packed_in_file(tmp_path, products, SHAPES)
     assert sorted(tmp_path.glob("*.bin")) == sorted([file, elsewhere])
 
 
@@ -64,32 +69,168 @@ def cut(file: Path) -> None:
     os.truncate(file, file.stat().st_size - 1)
 
 
+def zero(file: Path) -> None:
+    size = file.stat().st_size
+    os.truncate(file, 0)
+    os.truncate(file, size)
+
+
 def empty(file: Path) -> None:
     file.with_suffix(".json").write_text("")
-
-
-def other(file: Path) -> None:
-    index = {"bytes": file.stat().st_size, "products": {"first": 3}}
-    file.with_suffix(".json").write_text(json.dumps(index))
 
 
 def lost(file: Path) -> None:
     file.with_suffix(".json").unlink()
 
 
-@pytest.mark.parametrize("damage", [cut, empty, other, lost])
+def deep(file: Path) -> None:
+    file.with_suffix(".json").write_text("[" * 100_000)
+
+
+def pipe(file: Path) -> None:
+    file.unlink()
+    os.mkfifo(file)
+
+
+def link(file: Path) -> None:
+    file.rename(file.with_name("elsewhere"))
+    file.symlink_to(file.with_name("elsewhere"))
+
+
+def writable(file: Path) -> None:
+    file.chmod(0o666)
+
+
+def writable_index(file: Path) -> None:
+    file.with_suffix(".json").chmod(0o620)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
+@pytest.mark.parametrize("damage", [cut, zero, empty, lost, deep, pipe, link, writable, writable_index])
 def test_what_is_not_whole_is_made_anew(
     tmp_path: Path, products: Any, asked: list[str], damage: Callable[[Path], None]
 ) -> None:
-    whole = {name: Packed(of.strips.clone(), *of[1:]) for name, of in packed_in_file(tmp_path, products).items()}
+    whole = packed_copy(tmp_path, products)
     damage(next(tmp_path.glob("*.bin")))
-    assert same(packed_in_file(tmp_path, products), whole)
+    assert same(packed_in_file(tmp_path, products, SHAPES), whole)
     assert len(asked) == 4
 
 
+def packed_copy(folder: Path, products: Any) -> dict[str, Packed]:
+    """In memory: a mapped file may change under its tensors."""
+    return {name: Packed(of.strips.clone(), *of[1:]) for name, of in packed_in_file(folder, products, SHAPES).items()}
+
+
+BEGIN, COUNT, STRIPS, GROUPS, BITS, GROUP, UNIT, MIDDLE = range(8)
+"""Places in what the index has for a product."""
+WRONG: list[dict[int, Any]] = [
+    *({BEGIN: begin} for begin in (-4096, 1, 4097, 2**20, 2**62, 2**70, 0.5, "0", None)),
+    *({COUNT: count} for count in (0, -1, 4096, 2**40)),
+    *({STRIPS: strips} for strips in (0, 1, -1, 2**40)),
+    *({GROUPS: groups} for groups in (0, 1, 3, 8, -2)),
+    *({BITS: bits} for bits in (0, 4, 16, 1000, -8, True)),
+    *({GROUP: group} for group in (0, 1, 16, 64, -32, 2**40)),
+    *({UNIT: unit} for unit in (0.0, -1.0, math.nan, math.inf, "x", None)),
+    *({MIDDLE: middle} for middle in (8.0, -1.0, 1e308, math.nan, "x")),
+    {COUNT: 4096, STRIPS: 1, GROUPS: 1},
+    {BITS: 4, GROUP: 16},
+]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=str)
+@pytest.mark.parametrize("sealed", [True, False])
+def test_no_number_of_the_index_is_trusted(
+    tmp_path: Path, products: Any, asked: list[str], wrong: dict[int, Any], sealed: bool
+) -> None:
+    """C would read by them. Not even where whoever wrote them knows how to seal an index."""
+    whole = packed_copy(tmp_path, products)
+    file = next(tmp_path.glob("*.bin"))
+    index = json.loads(file.with_suffix(".json").read_text())
+    for place, value in wrong.items():
+        index["products"]["second"][place] = value
+    if sealed:
+        index["sha256"] = packed_file._seal(file, index["products"])
+    file.with_suffix(".json").write_text(json.dumps(index))
+    assert same(packed_in_file(tmp_path, products, SHAPES), whole)
+    assert len(asked) == 4
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda index: index["products"]["first"].pop(),
+        lambda index: index["products"]["first"].append(1),
+        lambda index: index["products"].pop("first"),
+        lambda index: index["products"].update(third=index["products"]["first"]),
+        lambda index: index["products"].update(first=index["products"]["second"]),
+        lambda index: index["products"].update(first=3),
+        lambda index: index.update(products=[]),
+        lambda index: index.update(bytes=str(index["bytes"])),
+        lambda index: index.update(bytes=index["bytes"] - 1),
+        lambda index: index.pop("sha256"),
+    ],
+)
+def test_an_edited_index_is_made_anew(
+    tmp_path: Path, products: Any, asked: list[str], change: Callable[[Any], object]
+) -> None:
+    whole = packed_copy(tmp_path, products)
+    index_file = next(tmp_path.glob("*.json"))
+    index = json.loads(index_file.read_text())
+    change(index)
+    index_file.write_text(json.dumps(index))
+    assert same(packed_in_file(tmp_path, products, SHAPES), whole)
+    assert len(asked) == 4
+
+
+def test_products_of_one_shape_that_changed_places_are_made_anew(tmp_path: Path, asked: list[str]) -> None:
+    torch.manual_seed(0)
+    weights = {name: torch.randn(40, 64) for name in ("first", "second")}
+    products = {name: partial(packed, weight, "int8-dynamic") for name, weight in weights.items()}
+    shapes = dict.fromkeys(weights, (40, 64))
+    whole = {name: of() for name, of in products.items()}
+    packed_in_file(tmp_path, products, shapes)
+    index_file = next(tmp_path.glob("*.json"))
+    index = json.loads(index_file.read_text())
+    first, second = (index["products"][name] for name in ("first", "second"))
+    index["products"] = {"first": second, "second": first}
+    index_file.write_text(json.dumps(index))
+    assert same(packed_in_file(tmp_path, products, shapes), whole)
+
+
+def test_matrices_of_other_shapes_are_not_taken_from_the_file(tmp_path: Path, products: Any) -> None:
+    """As where config.json was edited, and the file that is packed has the old shapes."""
+    packed_in_file(tmp_path, products, SHAPES)
+    for shape in ((42, 160), (65, 128), (42, 120), (0, 128)):
+        with pytest.raises(ModelError, match="do not fit the model, or were changed while they were written: delete"):
+            packed_in_file(tmp_path, products, {**SHAPES, "second": shape})
+    assert packed_in_file(tmp_path, products, SHAPES).keys() == SHAPES.keys()
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
+def test_a_folder_that_others_could_write_to_is_refused_by_name(
+    tmp_path: Path, products: Any, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed_in_file(tmp_path, products, SHAPES)
+    tmp_path.chmod(0o777)
+    with pytest.raises(ModelError, match=f"{tmp_path} can be written to by others, .*: delete it, or set TOT_CACHE"):
+        packed_in_file(tmp_path, products, SHAPES)
+    tmp_path.chmod(0o755)
+    assert len(asked) == 2
+    found = tmp_path.stat()
+    strangers = os.stat_result((found.st_mode, *found[1:4], found.st_uid + 7, *found[5:]))
+    monkeypatch.setattr(Path, "lstat", lambda path: strangers if path == tmp_path else os.lstat(path))
+    with pytest.raises(ModelError, match=rf"belongs to another user \(number {strangers.st_uid}\)"):
+        packed_in_file(tmp_path, products, SHAPES)
+    monkeypatch.undo()
+    somebody = os.getuid() + 1
+    monkeypatch.setattr(os, "getuid", lambda: somebody)
+    if somebody == 1:  # what root has made is trusted
+        assert packed_in_file(tmp_path, products, SHAPES).keys() == SHAPES.keys()
+
+
 def test_a_model_of_other_layers_is_not_taken_for_it(tmp_path: Path, products: Any) -> None:
-    packed_in_file(tmp_path, products)
-    assert packed_in_file(tmp_path, {"first": products["first"]}).keys() == {"first"}
+    packed_in_file(tmp_path, products, SHAPES)
+    assert packed_in_file(tmp_path, {"first": products["first"]}, {"first": SHAPES["first"]}).keys() == {"first"}
 
 
 def test_a_failure_leaves_nothing_behind(tmp_path: Path, products: Any) -> None:
@@ -97,5 +238,5 @@ def test_a_failure_leaves_nothing_behind(tmp_path: Path, products: Any) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ModelError, match=r"No space left on device.*set TOT_CACHE to a folder on another disk"):
-        packed_in_file(tmp_path, {**products, "second": fail})
+        packed_in_file(tmp_path, {**products, "second": fail}, SHAPES)
     assert [one.suffix for one in tmp_path.iterdir()] == [".lock"]

@@ -42,7 +42,7 @@ def test_matrices_that_are_left_in_the_file_are_not_converted(
     for name, weight in vectors.items():
         assert torch.equal(unread.model.get_parameter(name), weight)
     packed = next(tmp_path.glob("models/*-packed/model.safetensors"))
-    assert packed.stat().st_size < 0.3 * (next(tmp_path.glob("models/*v1/model.safetensors"))).stat().st_size
+    assert packed.stat().st_size < 0.3 * (next(tmp_path.glob("models/*v?/model.safetensors"))).stat().st_size
     query, whole_query = (one.model.model.layers[0].self_attn.q_proj.weight for one in (unread, whole))
     assert torch.equal(query.in_file().bfloat16(), whole_query.bfloat16())
 
