@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from tot.decoders.errors import ModelError
 from tot.decoders.models import gguf_cache, gguf_convert
 from tot.decoders.models.gguf_cache import cached_model, read_manifest
 from tot.decoders.models.loading import load_model
+
+POSIX = pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
 
 
 def cut_weights(made: Path) -> None:
@@ -53,9 +58,56 @@ def lose_config(made: Path) -> None:
     (made / "config.json").unlink()
 
 
+def zero_weights(made: Path) -> None:
+    weights = made / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
+
+
+def flip_a_weight(made: Path) -> None:
+    content = bytearray((made / "model.safetensors").read_bytes())
+    content[-100] ^= 64
+    (made / "model.safetensors").write_bytes(content)
+
+
+def change_config(made: Path) -> None:
+    text = (made / "config.json").read_text()
+    assert '"num_hidden_layers": 2' in text
+    (made / "config.json").write_text(text.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+
+
+def add_template(made: Path) -> None:
+    (made / "additional_chat_templates").mkdir()
+    (made / "added_tokens.json").write_text("{}")
+
+
+def nest_manifest(made: Path) -> None:
+    (made / "manifest.json").write_text("[" * 100_000)
+
+
+def empty_manifest(made: Path) -> None:
+    manifest = json.loads((made / "manifest.json").read_text())
+    (made / "manifest.json").write_text(json.dumps({**manifest, "files": {}}))
+
+
+def open_to_all(made: Path) -> None:
+    made.chmod(0o777)
+
+
+def open_file_to_all(made: Path) -> None:
+    (made / "config.json").chmod(0o666)
+
+
 @pytest.mark.parametrize(
     "damage",
     [
+        zero_weights,
+        flip_a_weight,
+        change_config,
+        add_template,
+        nest_manifest,
+        empty_manifest,
+        pytest.param(open_to_all, marks=POSIX),
+        pytest.param(open_file_to_all, marks=POSIX),
         cut_weights,
         break_weights,
         break_tokenizer,
@@ -78,7 +130,9 @@ def test_a_damaged_conversion_is_made_anew(
     assert cached_model(tiny.path, tmp_path / "models").build != made.build
 
 
-@pytest.mark.parametrize("damage", [cut_weights, lose_manifest, break_manifest, lose_config])
+@pytest.mark.parametrize(
+    "damage", [cut_weights, change_config, flip_a_weight, lose_manifest, break_manifest, lose_config]
+)
 def test_a_folder_that_does_not_fit_its_manifest_is_never_opened(damage: Any, tiny: Any, tmp_path: Path) -> None:
     made = cached_model(tiny.path, tmp_path)
     assert read_manifest(made.folder) == made
@@ -100,3 +154,42 @@ def test_a_conversion_that_stays_unreadable_is_an_error(
     with pytest.raises(ModelError, match="can't be loaded"):
         load_model(tiny.path, cache_dir=tmp_path)
     assert len(made) == 2
+
+
+@POSIX
+def test_a_cache_on_a_disk_without_owners_is_refused_by_name(
+    tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, one_line: Callable[..., str]
+) -> None:
+    """Everything there can be written to by others, whatever it is set to."""
+    monkeypatch.setattr(gguf_cache, "others_could_write", lambda path, trust_root: "can be written to by others")
+    with pytest.raises(ModelError, match=r"converted model in .* can be written to by others: set TOT_CACHE") as error:
+        load_model(tiny.path, cache_dir=tmp_path)
+    one_line(error)
+
+
+def lose_weight(weights: dict[str, torch.Tensor]) -> None:
+    weights.pop("model.layers.1.mlp.down_proj.weight")
+
+
+def shorten_vector(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.norm.weight"] = weights["model.norm.weight"][:8].clone()
+
+
+def square_matrix(weights: dict[str, torch.Tensor]) -> None:
+    weights["model.layers.0.mlp.up_proj.weight"] = torch.zeros(8, 8)
+
+
+@pytest.mark.parametrize("change", [lose_weight, shorten_vector, square_matrix])
+def test_weights_that_do_not_fit_the_config_are_made_anew_even_under_a_manifest_that_fits(
+    tiny: Any, tmp_path: Path, conversions: list[Path], change: Callable[[dict[str, torch.Tensor]], None]
+) -> None:
+    """C reads as many numbers as config.json says."""
+    made = cached_model(tiny.path, tmp_path / "models", matrices=False)
+    weights = load_file(made.folder / "model.safetensors")
+    change(weights)
+    save_file(weights, made.folder / "model.safetensors", metadata={"format": "pt"})
+    gguf_cache._write_manifest(made.folder, made.source, "0")
+    assert read_manifest(made.folder) is not None
+    loaded = load_model(tiny.path, cache_dir=tmp_path, unread=True)
+    assert len(conversions) == 2
+    assert loaded.model.model.norm.weight.shape == (64,)
