@@ -14,12 +14,18 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError, TotError
+from tot.decoders.kernels.compiling import DRAW
+from tot.decoders.kernels.forward import Quantization
+from tot.decoders.kernels.native import level, library
 from tot.decoders.last_open import LastOpen
 from tot.decoders.memory import give_back
-from tot.decoders.models.loading import load_model
-from tot.decoders.models.model_names import find_model, model_key
+from tot.decoders.models.loading import load_model, resolve_device
+from tot.decoders.models.model_names import find_model, gguf_text, model_key
+from tot.decoders.models.supported import LLAMA_LIKE
 
 if TYPE_CHECKING:
+    import torch
+
     from tot.decoders.decoder import Quantize
 
 log = logging.getLogger(__name__)
@@ -34,16 +40,45 @@ def open_engine(
     quantize: Quantize = "auto",
 ) -> Engine:
     """Load a model, and make an engine for it, all as `load_decoder` says. Its number format is chosen before."""
-    named = isinstance(model, str | Path)
-    if quantize == "auto" and dtype == "auto" and named and find_model(model).suffix == ".gguf":
-        try:
-            return open_engine(model, tokenizer, dtype, device, kv_budget, "gguf")
-        except OptionError as error:
-            log.info("%s is not computed with as its file has it: %s", model, error)
-    form = None if quantize == "auto" or quantize == "none" else quantize
+    if quantize == "auto":
+        if _keeps_numbers(model, dtype, device):
+            try:
+                return _open(model, tokenizer, dtype, device, kv_budget, "gguf")
+            except OptionError as error:  # it has layers that the kernels do not compute, or too little memory is free
+                log.info("%s is not computed with as its file has it: %s", model, error)
+        return _open(model, tokenizer, dtype, device, kv_budget, None)
+    if quantize != "none" and (kind := _device(model, device).type) != "cpu":
+        raise OptionError(f"quantize={quantize} is computed on the CPU, and the device is {kind}: leave quantize out")
+    return _open(model, tokenizer, dtype, device, kv_budget, None if quantize == "none" else quantize)
+
+
+def _keeps_numbers(model: Any, dtype: str, device: str) -> bool:
+    """Whether to compute with a .gguf file's whole numbers: decided before the model is loaded, which takes long."""
+    if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device).type != "cpu":
+        return False
+    path = find_model(model)
+    known = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
+    return known and level() is not None and library(*DRAW) is not None
+
+
+def _device(model: Any, device: str) -> torch.device:
+    """Where a model is to run. A model object stays where it is, by default."""
+    if device == "auto" and not isinstance(model, str | Path):
+        return model.device  # type: ignore[no-any-return]
+    return resolve_device(device)
+
+
+def _open(
+    model: str | Path | Any,
+    tokenizer: Any,
+    dtype: str,
+    device: str,
+    kv_budget: int | str | None,
+    form: Quantization | None,
+) -> Engine:
     loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=form == "gguf")
     give_back()  # a tokenizer's file is read into many times its size, which room for keys and values would lie in
-    return Engine(loaded, kv_budget, quantize=form, owned=named)
+    return Engine(loaded, kv_budget, quantize=form, owned=isinstance(model, str | Path))
 
 
 @contextmanager

@@ -40,6 +40,11 @@ _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _LLAMA3_SPLIT}
 
 
+_MOST_LISTED, _MOST_TENSORS = 2**22, 2**16
+"""Elements of all lists in a GGUF file's metadata (of vocabularies of 262,144 tokens there are 1.4 million), and its
+tensors."""
+
+
 @dataclass(frozen=True)
 class GGUFFile:
     """A GGUF file's metadata and its tensors (`gguf.ReaderTensor`), which are mapped, not read, until asked for."""
@@ -67,10 +72,8 @@ def read_gguf(path: Path) -> GGUFFile:
 
     Raises ModelError for a file that is not GGUF, is damaged, or ends too early.
     """
-    import gguf
-
     try:
-        reader = gguf.GGUFReader(path)
+        reader = _open(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         tensors = {str(tensor.name): tensor for tensor in reader.tensors}
     except FileNotFoundError:
@@ -79,6 +82,37 @@ def read_gguf(path: Path) -> GGUFFile:
     except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"{path} is not a readable GGUF file ({reason(error)}): download it again") from error
     return GGUFFile(path, metadata, tensors)
+
+
+def _open(path: Path) -> Any:
+    """A `gguf.GGUFReader`. Raises ValueError for a count that no model has, before the reader loops over it."""
+    import gguf
+    import numpy as np
+
+    class Reader(gguf.GGUFReader):  # type: ignore[misc]
+        listed = 0
+        """Elements of all lists so far."""
+
+        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
+            values = super()._get(offset, dtype, count, override_order)
+            if len(values) < count:  # past the end the reader finds no bytes, and goes on
+                raise ValueError(f"it ends at byte {len(self.data):,}")
+            return values
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
+            if raw_type == gguf.GGUFValueType.ARRAY:
+                kind, length = self._get(orig_offs, np.uint32)[0], int(self._get(orig_offs + 4, np.uint64)[0])
+                self.listed += length
+                if kind == gguf.GGUFValueType.ARRAY or self.listed > _MOST_LISTED:
+                    raise ValueError(f"a list in it has {length:,} elements of type {kind}")
+            return super()._get_field_parts(orig_offs, raw_type)
+
+        def _build_tensor_info(self, offs: int, count: int) -> Any:
+            if count > _MOST_TENSORS:
+                raise ValueError(f"it lists {count:,} tensors")
+            return super()._build_tensor_info(offs, count)
+
+    return Reader(path)
 
 
 def build_config(file: GGUFFile) -> Any:
@@ -92,6 +126,9 @@ def build_config(file: GGUFFile) -> Any:
         raise _refusal(file, "it uses sliding-window attention")
     if file.setting("rope.scaling.type", "none") != "none":
         raise _refusal(file, "it uses scaled RoPE")
+    blocks = file.setting("block_count")
+    if blocks > len(file.tensors):
+        raise _refusal(file, f"its block_count is {blocks:,}, and it has {len(file.tensors):,} tensors")
     hidden, heads = file.setting("embedding_length"), file.setting("attention.head_count")
     head_dim = file.setting("attention.key_length") or hidden // heads
     if file.setting("rope.dimension_count", head_dim) != head_dim:
@@ -102,7 +139,7 @@ def build_config(file: GGUFFile) -> Any:
         others["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
     if architecture == "gemma3":
         rope = {"full_attention": rope, "sliding_attention": {**rope, "rope_theta": _LOCAL_ROPE}}
-        layers = range(1, file.setting("block_count") + 1)
+        layers = range(1, blocks + 1)
         others |= {
             "sliding_window": file.setting("attention.sliding_window"),
             "layer_types": [f"{'sliding' if layer % _GLOBAL_EVERY else 'full'}_attention" for layer in layers],
@@ -116,7 +153,7 @@ def build_config(file: GGUFFile) -> Any:
         vocab_size=file.shape("token_embd.weight")[0],
         hidden_size=hidden,
         intermediate_size=file.setting("feed_forward_length"),
-        num_hidden_layers=file.setting("block_count"),
+        num_hidden_layers=blocks,
         num_attention_heads=heads,
         num_key_value_heads=file.setting("attention.head_count_kv", heads),
         head_dim=head_dim,

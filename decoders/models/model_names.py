@@ -11,6 +11,7 @@ import importlib.util
 import json
 import mmap
 import re
+import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,8 @@ HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 _GGUF_HEAD = 2**26
 """Bytes at the beginning of a GGUF file that its metadata fits in, vocabulary and all."""
+_GGUF_TEXT = 8
+"""The type of a text in that metadata."""
 
 
 @dataclass(frozen=True)
@@ -116,13 +119,25 @@ def has_chat_template(model: str | Path) -> bool:
     """Whether the files that a name means say how a chat is written for the model. Raises ModelError."""
     path = find_model(model)
     if path.is_file():
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return data.find(b"tokenizer.chat_template", 0, _GGUF_HEAD) >= 0
+        return bool(gguf_text(path, "tokenizer.chat_template"))
     try:
         said = json.loads((path / "tokenizer_config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         said = {}
     return (path / "chat_template.jinja").exists() or (isinstance(said, dict) and bool(said.get("chat_template")))
+
+
+def gguf_text(path: Path, key: str) -> str:
+    """A text of a GGUF file's metadata, found without reading the rest; "" if there is none, or no whole file."""
+    named = struct.pack("<Q", len(key)) + key.encode() + struct.pack("<I", _GGUF_TEXT)
+    if not path.stat().st_size:
+        return ""  # cannot be mapped
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        at = data.find(named, 0, _GGUF_HEAD) + len(named)
+        if at < len(named) or at + 8 > len(data):
+            return ""
+        (length,) = struct.unpack("<Q", data[at : at + 8])
+        return data[at + 8 : at + 8 + min(length, _GGUF_HEAD)].decode(errors="replace")
 
 
 def draft_folder(target: str, cache_dir: Path | None = None) -> Path:

@@ -8,10 +8,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
+import torch
 
 from tot import close_models, solve
-from tot.decoders import Engine, ModelError, Request, Sampling, load_decoder, open_models
+from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder, open_models
+from tot.decoders.kernels.compiling import LEVELS
 from tot.decoders.open_models import shared_engine
 
 ASKED = [Request(prompt="on and on", sampling=Sampling(max_tokens=6, temperature=1.0, ignore_eos=True))]
@@ -132,3 +135,88 @@ def test_decoders_of_one_engine_share_the_draft_that_they_name(
         with load_decoder("sd", engine=plain.engine, draft=draft) as third:
             assert third.drafter is drafter
     assert drafter.runner._closed
+
+
+# -- which numbers a .gguf file is computed with ------------------------------------------------------------------
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
+    """The device of each load, and whether matrices stay in the file. Nothing is loaded; one CUDA device is found."""
+    seen: list[tuple[str, bool]] = []
+
+    def load(model: Any, *, device: str, unread: bool, **options: Any) -> Any:
+        seen.append((device, unread))
+        raise ModelError("asked for")
+
+    monkeypatch.setattr(open_models, "load_model", load)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(open_models, "level", lambda: LEVELS[0])
+    monkeypatch.setattr(open_models, "library", lambda *names: object())
+    return seen
+
+
+@pytest.fixture
+def gguf_of(tmp_path: Path) -> Callable[[str], Path]:
+    def write(architecture: str) -> Path:
+        writer = gguf.GGUFWriter(tmp_path / f"{architecture}.gguf", architecture)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.close()
+        return tmp_path / f"{architecture}.gguf"
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("device", "architecture", "options", "unread"),
+    [
+        *[("cpu", name, {}, True) for name in ("llama", "qwen2", "qwen3")],
+        *[("auto", "qwen2", {}, True), ("cuda", "qwen2", {}, False), ("cuda:0", "llama", {}, False)],
+        *[("cpu", "gemma3", {}, False), ("cpu", "mamba", {}, False), ("cuda", "gemma3", {}, False)],
+        *[("cpu", "qwen2", {"dtype": "fp32"}, False), ("cpu", "qwen2", {"quantize": "none"}, False)],
+        *[("cpu", "qwen2", {"quantize": "int8-dynamic"}, False), ("cpu", "qwen2", {"quantize": "gguf"}, True)],
+        ("cuda", "qwen2", {"quantize": "none"}, False),
+    ],
+)
+def test_a_gguf_file_is_loaded_once_in_the_form_that_its_device_computes(
+    asked: list[tuple[str, bool]],
+    gguf_of: Callable[[str], Path],
+    device: str,
+    architecture: str,
+    options: dict[str, Any],
+    unread: bool,
+) -> None:
+    with pytest.raises(ModelError, match="asked for"):
+        open_models.open_engine(gguf_of(architecture), device=device, **options)
+    assert asked == [(device, unread)]
+
+
+@pytest.mark.parametrize("lacking", ["level", "library"])
+def test_without_kernels_a_gguf_file_is_loaded_once_and_whole(
+    asked: list[tuple[str, bool]], gguf_of: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch, lacking: str
+) -> None:
+    monkeypatch.setattr(open_models, lacking, lambda *names: None)
+    with pytest.raises(ModelError, match="asked for"):
+        open_models.open_engine(gguf_of("qwen2"), device="cpu")
+    assert asked == [("cpu", False)]
+
+
+@pytest.mark.parametrize("quantize", ["gguf", "int8-dynamic"])
+def test_whole_numbers_on_cuda_are_refused_before_loading(
+    asked: list[tuple[str, bool]], gguf_of: Callable[[str], Path], quantize: Any
+) -> None:
+    message = f"quantize={quantize} is computed on the CPU, and the device is cuda: leave quantize out"
+    with pytest.raises(OptionError, match=message):
+        open_models.open_engine(gguf_of("qwen2"), device="cuda:0", quantize=quantize)
+    assert not asked
+
+
+def test_a_model_object_on_the_cpu_is_quantized_where_there_is_a_gpu(
+    asked: list[tuple[str, bool]], make_model: Callable[..., Any], tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ModelError, match="asked for"):
+        open_models.open_engine(make_model(), tokenizer, quantize="int8-dynamic")
+    assert asked == [("auto", False)]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from tot import SearchConfig, evaluate, rap
-from tot.decoders import LocalDecoder, OptionError, load_decoder
+from tot import SearchConfig, evaluate, rap, solve
+from tot.decoders import LocalDecoder, ModelError, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
@@ -76,6 +77,35 @@ def test_a_models_files_say_whether_it_chats(smollm2: str, tmp_path: Path) -> No
     base = tmp_path / "base.gguf"
     base.write_bytes(b"GGUF and no template")
     assert not has_chat_template(base)
+
+
+def named(key: bytes, value: bytes) -> bytes:
+    return struct.pack("<Q", len(key)) + key + struct.pack("<IQ", 8, len(value)) + value
+
+
+@pytest.mark.parametrize(
+    ("content", "chats"),
+    [
+        (b"", False),
+        (b"G", False),
+        (b"GGUF" + named(b"tokenizer.chat_template", b"{{ messages }}"), True),
+        (b"GGUF" + named(b"tokenizer.chat_template", b""), False),
+        (b"GGUF" + named(b"tokenizer.chat_template.tool_use", b"{{ tools }}"), False),
+        (b"GGUF" + named(b"general.name", b"tokenizer.chat_template"), False),
+        (b"GGUF" + named(b"tokenizer.chat_template", b"")[:-3], False),
+        (b"GGUF" + named(b"tokenizer.chat_template", b"")[:-8] + b"\xff" * 8, False),
+    ],
+)
+def test_any_gguf_file_says_whether_it_has_a_chat_template(tmp_path: Path, content: bytes, chats: bool) -> None:
+    """Also one that is empty, cut, or mentions templates elsewhere."""
+    (tmp_path / "any.gguf").write_bytes(content)
+    assert has_chat_template(tmp_path / "any.gguf") == chats
+
+
+def test_an_empty_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "empty.gguf").touch()
+    with pytest.raises(ModelError, match=r"empty\.gguf is not a readable GGUF file .*: download it again"):
+        solve("gsm8k", "What is 1 + 1?", model=tmp_path / "empty.gguf")
 
 
 def test_an_evaluation_keeps_which_prompts_it_had(tiny: Any, tmp_path: Path) -> None:

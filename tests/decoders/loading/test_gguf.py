@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -166,3 +167,66 @@ def test_a_file_that_is_not_gguf_says_so(tmp_path: Path) -> None:
     (tmp_path / "page.gguf").write_text("<html>not found</html>" * 10)
     with pytest.raises(ModelError, match=r"not a readable GGUF file.*download it again"):
         load_model(tmp_path / "page.gguf", cache_dir=tmp_path)
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma3"])
+@pytest.mark.parametrize("count", [100_000, 10**9, 2 * 10**9, 2**32 - 1])
+def test_a_block_count_beyond_the_files_tensors_is_refused_before_anything_is_built(
+    tmp_path: Path, write_gguf: Callable[..., Any], one_line: Callable[..., str], family: str, count: int
+) -> None:
+    made = write_gguf(tmp_path / "odd.gguf", family, **{f"{family}.block_count": count, "pre": "qwen2"})
+    with pytest.raises(
+        ModelError, match=rf"odd\.gguf can't be used: its block_count is {count:,}, and it has"
+    ) as error:
+        load_model(made.path, cache_dir=tmp_path)
+    one_line(error)
+
+
+KINDS, STRINGS, LISTS = 5, 8, 9
+"""Types of a list's elements in a GGUF file: int32, text, lists."""
+LISTED = struct.pack("<Q", len("tokenizer.ggml.token_type")) + b"tokenizer.ggml.token_type" + struct.pack("<II", 9, 5)
+
+
+def listing(kind: int, length: int, more: bytes = b"") -> Callable[[bytes], bytes]:
+    """The file with another kind and number of elements in its list of kinds of tokens, which is one of int32."""
+
+    def change(whole: bytes) -> bytes:
+        at = whole.index(LISTED) + len(LISTED)
+        return whole[: at - 4] + struct.pack("<IQ", kind, length) + more + whole[at + 8 :]
+
+    return change
+
+
+def padded(change: Callable[[bytes], bytes]) -> Callable[[bytes], bytes]:
+    """With zeros behind, so that a reader finds something wherever it looks."""
+    return lambda whole: change(whole) + bytes(2**24)
+
+
+def with_tensors(count: int) -> Callable[[bytes], bytes]:
+    def change(whole: bytes) -> bytes:
+        end = whole.index(b"token_embd.weight") - 8
+        return whole[:8] + struct.pack("<Q", count) + whole[16:end]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(listing(kind, length) for kind in (0, KINDS, STRINGS, 12) for length in (2**23, 2**40, 2**63, 2**64 - 1)),
+        *(padded(listing(kind, length)) for kind in (0, KINDS, STRINGS) for length in (2**23, 2**40, 2**63)),
+        listing(LISTS, 2**62),
+        listing(LISTS, 1, struct.pack("<IQ", LISTS, 1) * 3000),
+        *(padded(with_tensors(count)) for count in (2**17, 2**40, 2**62, 2**64 - 1)),
+        lambda whole: whole[:16] + struct.pack("<Q", 2**62) + whole[24:],
+        lambda whole: whole[:100] + b"\xff" * 40 + whole[140:],
+    ],
+)
+def test_counts_that_no_model_has_are_refused_before_they_are_counted_to(
+    tiny: Any, tmp_path: Path, one_line: Callable[..., str], change: Callable[[bytes], bytes]
+) -> None:
+    path = tmp_path / "odd.gguf"
+    path.write_bytes(change(tiny.path.read_bytes()))
+    with pytest.raises(ModelError, match=r"odd\.gguf is not a readable GGUF file \(.+\): download it again") as error:
+        load_model(path, cache_dir=tmp_path / "cache")
+    one_line(error)
