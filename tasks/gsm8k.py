@@ -10,10 +10,11 @@ from tot import State, Task
 from tot.state import Observation, Thought, after_thinking
 from tot.tasks.code import SANDBOX, program_in
 from tot.tasks.numbers import (
+    announced_answer,
     boxed_answer,
+    complete,
     flexible_answer,
     numbers_said,
-    parse_value,
     same_number,
     strict_answer,
     value_of,
@@ -94,15 +95,17 @@ class GSM8K(Task):
         seen = state.thoughts[-1].observation if state.thoughts else None
         return None if seen is None or "program" not in state.thoughts[-1].parts else seen.data
 
-    def parse_value(self, text: str) -> float | None:
-        return parse_value(text, *self.scale)
-
     def is_answered(self, message: str) -> bool:
-        lines = message[: message.rfind("\n") + 1]  # its last line may go on
-        return strict_answer(lines) is not None or boxed_answer(lines) is not None
+        lines = message[: message.rfind("\n") + 1]  # the model may continue the last line
+        return strict_answer(lines, ending=False) is not None or boxed_answer(lines) is not None
 
     def parse_answer(self, text: str) -> str | None:
         return strict_answer(text) or flexible_answer(text)
+
+    def parse_truncated(self, text: str) -> str | None:
+        """Only an announced answer counts: the last number of a truncated text is a step on the way."""
+        sentences = complete(text)
+        return strict_answer(sentences, ending=False) or boxed_answer(text) or announced_answer(sentences)
 
     def candidate(self, state: State) -> str:
         """All steps: voters compare ways to go on, not last steps."""
@@ -113,10 +116,14 @@ class GSM8K(Task):
 
     def canonical(self, answer: Any) -> Hashable:
         """The number, however it is written."""
-        number = flexible_answer(str(answer))
-        return super().canonical(answer) if number is None else value_of(number)
+        text = str(answer)
+        value = value_of(text)
+        if value is None and (number := flexible_answer(text)) is not None:
+            value = value_of(number)
+        return super().canonical(answer) if value is None else value
 
     def score(self, answer: str | None, reference: str) -> float:
         """`reference` is a number, or a GSM8K solution that ends in `#### N`."""
-        expected = strict_answer(reference) or flexible_answer(reference)
+        reference = str(reference)  # data sets have numbers as often as texts
+        expected = reference if value_of(reference) is not None else self.parse_answer(reference)
         return float(answer is not None and expected is not None and same_number(answer, expected))

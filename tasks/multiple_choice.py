@@ -15,7 +15,7 @@ from tot.decoders.errors import TaskError
 from tot.state import State
 from tot.task import Task
 from tot.tasks.gsm8k import GSM8K
-from tot.tasks.numbers import last, parse_value
+from tot.tasks.numbers import complete, last
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION = re.compile(r"(\(?)([A-Za-z])([).:])\s*+(\S.*)")
@@ -33,11 +33,15 @@ _BARE = (
 )
 _AROUND = r"[\s*_\"'`:=$\[{(]{0,9}?"
 _ANNOUNCED = re.compile(
-    r"\b(?i:(?:answer|ans|choose|pick|select|correct[ \t]{1,3}(?:option|choice))\b"
+    r"\b(?i:(?:answer|ans|choose|pick|select|(?:correct|best|right)[ \t]{1,3}(?:option|choice))\b"
     r"(?:[ \t]{1,3}choice\b)?[ \t*_]{0,4}(?:(?:is|was|(?:would|must|should|will)[ \t]be)\b)?"
     r"[ \t:–-]{0,4}(?:(?:option|choice|letter)\b)?)"
     rf"{_AROUND}(?<![\w'’])(?:{_MARKED}|{_BARE})"
-    r"|(?<![\w'’])([A-Z])\)?[ \t]{1,3}is[ \t]{1,3}(?:the[ \t]{1,3})?(?:correct|right|answer)\b"
+)
+# Weaker, since a text may say it of other options in passing.
+_CALLED_RIGHT = re.compile(
+    r"(?<![\w'’])([A-Z])\)?[ \t]{1,3}is[ \t]{1,3}(?:the[ \t]{1,3})?(?:correct|right|answer|best)\b"
+    rf"|\b(?i:it(?:[ \t]is|['’]s)|must[ \t]be|go[ \t]with)[ \t]{{1,3}}{_AROUND}(?<![\w'’])(?:{_MARKED}|{_BARE})"
 )
 _LAST_LINE = re.compile(rf"\n{_AROUND}{_MARKED}\s{{0,9}}\Z")
 _OPENING = re.compile(rf"{_AROUND}{_MARKED}")
@@ -110,23 +114,24 @@ class MultipleChoice(Task):
             "demonstrations": [{**row, "question": self.question_of(row)} for row in demonstrations],
         }
 
-    def parse_value(self, text: str) -> float | None:
-        return parse_value(text, *self.scale)
-
     def parse_answer(self, text: str) -> str | None:
-        """The label boxed last, else announced last ("the answer is (B)"), else one that ends or opens the text, else
-        the last.
+        """The label boxed last, else announced last ("the answer is (B)"), else called right last, else one that ends
+        or opens the text, else the last.
 
         None where there is none: the text of an option alone is not read, for want of the question.
         """
-        if boxed := last(_BOXED.finditer(text)):
-            return boxed[1]
+        if announced := _announced(text):
+            return announced
         text = _LATEX.sub("", text).strip()
         end = _LAST_LINE.search(text, max(0, len(text) - 20))
-        for found in (last(_ANNOUNCED.finditer(text)), end, _OPENING.match(text), last(_NAMED.finditer(text))):
+        for found in (last(_CALLED_RIGHT.finditer(text)), end, _OPENING.match(text), last(_NAMED.finditer(text))):
             if found:
-                return next(label for label in found.groups() if label).upper()
+                return _label(found)
         return None
+
+    def parse_truncated(self, text: str) -> str | None:
+        """Only a label that is boxed or announced counts."""
+        return _announced(text, complete(text))
 
     def is_answered(self, message: str) -> bool:
         return _BOXED.search(message, 0, message.rfind("\n") + 1) is not None  # its last line may go on
@@ -139,6 +144,18 @@ class MultipleChoice(Task):
         return str(answer).strip(" \t\n().:").upper()
 
 
+def _announced(text: str, sentences: str | None = None) -> str | None:
+    """The label that a text boxes last, else the one that it, or its whole `sentences`, announce last."""
+    if boxed := last(_BOXED.finditer(text)):
+        return boxed[1]
+    found = last(_ANNOUNCED.finditer(_LATEX.sub("", text if sentences is None else sentences).strip()))
+    return _label(found) if found else None
+
+
+def _label(found: re.Match[str]) -> str:
+    return next(label for label in found.groups() if label).upper()
+
+
 def options(question: str) -> dict[str, str]:
     """The options of a question in canonical text, by label. Raises TaskError as `MultipleChoice.start` does."""
     return _parts(question)[1]
@@ -149,7 +166,7 @@ def _parts(question: str) -> tuple[str, dict[str, str]]:
     lines = question.strip().splitlines()
     found: list[tuple[str, str]] = []
     marks = None
-    while lines:
+    while lines and not (len(found) > 1 and found[-1][0] == "A"):  # above A stands the question
         option = _OPTION.fullmatch(lines[-1].strip())
         if option is None or marks not in (None, (option[1], option[3])):
             break
@@ -171,6 +188,8 @@ def _parts(question: str) -> tuple[str, dict[str, str]]:
 
 
 def _text(stem: str, given: Mapping[str, str]) -> str:
+    if empty := [label for label, text in given.items() if not text.strip()]:
+        raise TaskError(f"the question {stem[:80]!r} has an empty option {empty[0]}: give each option a text")
     return "\n".join([stem.strip(), *(f"{label}) {' '.join(text.split())}" for label, text in given.items())])
 
 
@@ -196,8 +215,8 @@ def _options_of(row: Mapping[str, Any]) -> list[tuple[str, str]] | None:
         if len(choices) > len(_LETTERS):
             raise TaskError(f"the row has {len(choices)} options: give at most {len(_LETTERS)}")
         if all(isinstance(choice, Mapping) and {"label", "text"} <= choice.keys() for choice in choices):
-            return [(str(choice["label"]).strip(), str(choice["text"])) for choice in choices]
-        texts = [str(choice) for choice in choices]
+            return [(str(choice["label"]).strip(), _option_text(choice["text"])) for choice in choices]
+        texts = [_option_text(choice) for choice in choices]
         labelled = [_LABELLED.match(text) for text in texts]
         labels = [found[1] for found in labelled if found]
         if len(set(labels)) == len(texts):
@@ -210,6 +229,10 @@ def _options_of(row: Mapping[str, Any]) -> list[tuple[str, str]] | None:
     raise TaskError(
         f"the options {str(choices)[:80]!r} are in no known form: give a list of texts, or of labels and texts"
     )
+
+
+def _option_text(option: Any) -> str:
+    return "" if option is None or option != option else str(option)  # NaN is a missing cell
 
 
 def _lettered(given: Sequence[tuple[str, str]]) -> dict[str, str]:

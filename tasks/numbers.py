@@ -5,13 +5,15 @@ state evaluator replies with a number on a scale (SEED, appendix C). Knows nothi
 these functions raise, except a malformed `number` given to `normalize`; all take time linear in the text.
 
 A number is ASCII digits with thousands commas (`1,234`; `1, 2` and `1,2` are two numbers), decimals (`3.5`, `.5`) and
-an exponent of at most two digits (`1e5`). A minus (`-` or `−`) is its sign only where it touches the number or its
+an exponent of at most two digits (`1e5`). A minus (`-`, `−` or `–`) is its sign only where it touches the number or its
 currency mark and follows no word, closing bracket, percent sign or other minus: `10-3` holds 10 and 3, `step-3` holds
-3. What stands after `^` is no number of its own: `36 cm^2` holds 36. A fraction (`1/2`, `\\frac{1}{2}`) is one number
-where nothing else is answered.
+3. What stands after `^` is no number of its own: `36 cm^2` holds 36. Thousands may also be grouped as `12{,}500`,
+`12\,500`, `12'500` or by narrow spaces. An answer that is announced, or a whole text, may also be a fraction or a mixed
+number (`1/2`, `½`, `\frac12`, `2 1/2`), or have thousands grouped by plain spaces.
 """
 
 import re
+import unicodedata
 from collections import deque
 from collections.abc import Iterable
 from decimal import Decimal
@@ -20,23 +22,28 @@ from fractions import Fraction
 # Possessive quantifiers (`*+`, `++`) and bounded ones keep every pattern linear on hostile text.
 _SPACE = r"[^\S\n]"
 _CURRENCY = r"(?:\\?[$€£])"
-_SIGN = rf"(?:(?<![\w)\]}}%^−-])(?<![0-9][$€£])[-−]{_CURRENCY}?)"
+_SIGN = rf"(?:(?<![\w)\]}}%^−–-])(?<![0-9][$€£])[-−–]{_CURRENCY}?)"
 _WHOLE = r"(?<![0-9^])(?<!\^\{)(?:[0-9]{1,3}(?:,[0-9]{3}(?![0-9]))++|[0-9]++)"
 _NUMBER = rf"(?:{_SIGN}?(?:{_WHOLE}(?:\.[0-9]++)?|(?<![\w.)\]])\.[0-9]++)(?:[eE][+-]?[0-9]{{1,2}}(?!\w|\.[0-9]))?)"
-_FRACTION = (
-    rf"(?:{_SIGN}?[0-9]{{1,15}}{_SPACE}*+/{_SPACE}*+[1-9][0-9]{{0,14}}(?![0-9/]|[.,][0-9])"
-    rf"|{_SIGN}?\\[dt]?frac\{{[0-9]{{1,15}}\}}\{{[1-9][0-9]{{0,14}}\}})"
-)
+_FRACTION = rf"(?:{_SIGN}?[0-9]{{1,15}}{_SPACE}*+/{_SPACE}*+[1-9][0-9]{{0,14}}(?![0-9/]|[.,][0-9]))"
+
+_SPACED = rf"(?:{_SIGN}?(?<![0-9.,])[0-9]{{1,3}}(?:{_SPACE}[0-9]{{3}})++(?![0-9/]|[.,][0-9]))"  # 12 500
+_MIXED = rf"(?:{_SIGN}?[0-9]{{1,15}}{_SPACE}++(?:and{_SPACE}++)?(?=[0-9]{{1,15}}/){_FRACTION})"  # 2 1/2
+_QUANTITY = rf"(?:{_MIXED}|{_SPACED}|{_FRACTION}|{_NUMBER})"
 
 # `5 apples + 3 apples = 8`: numbers joined by operators, at most three words of units before each operator.
 _FILLING = rf"(?:{_SPACE}|[()\[\]{{}}%]|{_CURRENCY}|\^[0-9{{}}]++)*+"
 _OPERATOR = r"(?:[-−+*/x×÷=]|\\times|\\cdot|\\div)"
 _LINK = rf"{_FILLING}(?:[A-Za-z]++{_SPACE}++){{0,3}}?{_OPERATOR}{_FILLING}"
-_EXPRESSION = rf"{_NUMBER}(?:{_LINK}{_NUMBER})*+"
+_EXPRESSION = rf"{_QUANTITY}(?:{_LINK}{_QUANTITY})*+"
 
 _ANY = re.compile(_NUMBER)
-_ALONE = re.compile(rf"\s*+\+?{_CURRENCY}?{_SPACE}*+({_FRACTION}|{_NUMBER})\.?(?:\\?%)?\.?\s*+")
-_STRICT = re.compile(rf"####{_SPACE}*+{_CURRENCY}?{_SPACE}*+({_FRACTION}|{_NUMBER})")
+_ANY_QUANTITY = re.compile(_QUANTITY)
+_ALONE = re.compile(rf"\s*+\+?{_CURRENCY}?{_SPACE}*+({_QUANTITY})\.?(?:\\?%)?\.?\s*+")
+# A number, or an equation, is all that a marker's line holds; a Markdown heading goes on (`#### 1. Pens`).
+_MARKER = rf"(?<!#)####(?!#){_SPACE}*+[*_$]*+({_CURRENCY}?{_SPACE}*+(?>{_EXPRESSION}))"
+_STRICT = re.compile(rf"{_MARKER}{_FILLING}[*_$.]*+{_SPACE}*+(?:\n|\Z)")
+_LAST_MARKER = re.compile(rf"{_MARKER}(?![0-9]*+[.):])(?!\*\*)[^\n]*+\s*+\Z")  # `#### 18 dollars` ends the text
 _BOXED = re.compile(r"\\boxed\s*+\{([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}")
 _ANNOUNCED = re.compile(
     r"(?<![\w-])(?<!sub )answer(?:\s++(?:to|of|for)\b[^.:\n]{0,60}?)?"  # not `Sub-answer: 5`, a step on the way
@@ -45,52 +52,70 @@ _ANNOUNCED = re.compile(
     rf"({_EXPRESSION})",
     re.IGNORECASE,
 )
-_TO_PLAIN = str.maketrans("−", "-", ",\\$€£")
 
-# parse_value's first and second choice, in lower case, where \0 stands for `/10`, `out of 10` and the like.
-_OPENING = re.compile(rf"\A[\s:=*_`\"'()\[\]{{}}\\$#]*+({_NUMBER})(?=[ *_`\"')\]}}\\$]*+(?:\Z|[\n\0.,;:!?]))")
-_MARKED = re.compile(
-    rf"({_NUMBER})(?=\s*+\0)"
-    r"|\b(?:number|score|rating|value|grade)(?:\s++(?:is|of|as|at|to|be|would|should))*+"
-    rf"[\s:=*_`\"'()\[\]{{}}\\$]*+({_NUMBER})"
+# Thousands grouped as in LaTeX and other languages: 12{,}500, 12,\!500, 12\,500, 12'500, or by narrow spaces.
+_GROUPED = re.compile(
+    r"(?<![0-9.,])[0-9]{1,3}(?:(?:\{,\}|,\\!|\\[,;:! ]|~|['’\u00a0\u2007-\u200a\u202f])[0-9]{3})++(?![0-9])"
 )
+_LATEX_FRACTION = re.compile(
+    rf"\\[dtc]?frac{_SPACE}*+(?:\{{{_SPACE}*+([-−]?[0-9.,]{{1,15}}){_SPACE}*+\}}|([0-9]))"
+    rf"{_SPACE}*+(?:\{{{_SPACE}*+([0-9.,]{{1,15}}){_SPACE}*+\}}|([0-9]))"
+)
+_VULGAR = re.compile("[¼-¾⅐-⅞]")
+_TO_PLAIN = str.maketrans("−–", "--", ",\\$€£")
 
 
-def strict_answer(text: str) -> str | None:
-    """The normalized number right after the last `#### ` that has one, or None.
+def strict_answer(text: str, ending: bool = True) -> str | None:
+    """The normalized number that fills the line of the last `#### ` marker, or None.
 
-    lm-evaluation-harness' strict-match, but the last and not the first, and also after `$`, with `−`, before a period.
+    lm-evaluation-harness' strict-match, but the last and not the first, and also of an equation (`#### 6 + 12 = 18`).
+    With `ending`, the last line of the text may go on after the number: `#### 18 dollars`.
     """
-    found = last(_STRICT.finditer(text))
-    return normalize(found[1]) if found else None
+    text = _tidy(text)
+    found = (ending and _LAST_MARKER.search(text)) or last(_STRICT.finditer(text))
+    return _outcome(found[1]) if found else None
 
 
 def boxed_answer(text: str) -> str | None:
     r"""The normalized number in the last `\boxed{}` that has one, or None."""
-    found = last(match for match in _BOXED.finditer(text) if _ANY.search(match[1]))
+    found = last(match for match in _BOXED.finditer(_tidy(text)) if _ANY.search(match[1]))
     return _outcome(found[1]) if found else None
 
 
-def flexible_answer(text: str) -> str | None:
-    r"""The normalized number that a text answers with, or None where it has no number.
+def announced_answer(text: str) -> str | None:
+    r"""The normalized number that a text announces last (`answer is 5`, `answer: 5`, `\boxed{5}`), or None.
 
-    The last announced number if any is announced (`answer is 5`, `answer: 5`, `\boxed{5}`), else the last number, which
-    is lm-evaluation-harness' flexible-extract. Of an announced equation, the last side that is one number: `answer is
-    2 x 9 = 18` gives 18. Nothing is computed: `10-3` and `18:30` give their last number, `50%` gives 50. A fraction
-    that is announced is one number: `answer is 2/4` gives 1/2.
+    Of an equation, the last side that is one number: `answer is 2 x 9 = 18` gives 18. Nothing is computed: `answer is
+    10-3` gives 3, `50%` gives 50. A fraction or a mixed number is one number: `answer is 2 1/2` gives 5/2.
     """
+    text = _tidy(text)
     announced = last(_ANNOUNCED.finditer(text))
     boxed = last(match for match in _BOXED.finditer(text) if _ANY.search(match[1]))
     later = max((match for match in (announced, boxed) if match), key=lambda match: match.start(1), default=None)
-    if later:
-        return _outcome(later[1])
-    found = last(_ANY.finditer(text))
+    return _outcome(later[1]) if later else None
+
+
+def flexible_answer(text: str) -> str | None:
+    """The normalized number that a text answers with, or None where it has no number.
+
+    The last announced number if any is announced, else the last number, which is lm-evaluation-harness'
+    flexible-extract.
+    """
+    if (announced := announced_answer(text)) is not None:
+        return announced
+    found = last(_ANY.finditer(_tidy(text)))
     return normalize(found[0]) if found else None
+
+
+def complete(text: str) -> str:
+    """A text that was cut off, up to the end of its last whole line or sentence."""
+    end = last(re.finditer(r"\n|[.!?](?=\s)", text))
+    return text[: end.end()] if end else ""
 
 
 def numbers_said(text: str) -> list[str]:
     """All numbers in a text, normalized, in their order."""
-    return [normalize(found[0]) for found in _ANY.finditer(text)]
+    return [normalize(found[0]) for found in _ANY.finditer(_tidy(text))]
 
 
 def normalize(number: str) -> str:
@@ -119,46 +144,49 @@ def same_number(a: str | None, b: str | None) -> bool:
     return first is not None and first == second
 
 
-def parse_value(text: str, low: float, high: float) -> float | None:
-    """A state evaluator's reply as a number from `low` to `high`, or None where it has none.
-
-    Mentions of the scale (on 1 to 10: `1 to 10`, `between 1 and 10`, `scale of 10`) and numbers outside it are skipped.
-    Of the others: the one that opens the reply and ends its phrase (`8.`), else the first marked as the value (`7/10`,
-    `7 out of 10`, or right after `number is`, `score`, `rating`, `value`, `grade`), else the first.
-    """
-    bottom, top = (rf"(?<![\w.]){re.escape(normalize(str(end)))}(?:\.0++)?(?!\w|[.,][0-9])" for end in (low, high))
-    between = r"\s*+(?:to|and|through|[-–—−~]|\.\.++|being\b[^0-9\n]{0,60})\s*+"
-    of_top = rf"(?:\b(?:out|scale)\s++of|/)\s*+{top}|{top}[\s-]point\s++scale"
-    text = re.sub(rf"{bottom}{between}{top}", " ", text.lower())
-    text = re.sub(of_top, "\0", text)
-    for found in (_OPENING, _MARKED, _ANY):
-        for match in found.finditer(text):
-            value = float(_plain(match[match.lastindex or 0]))
-            if low <= value <= high:
-                return value
-    return None
-
-
 def value_of(number: str) -> Decimal | Fraction | None:
     """What one number is worth, exactly; None for any other text. Equal values have equal hashes."""
-    alone = _ALONE.fullmatch(number)
+    alone = _ALONE.fullmatch(_tidy(number))
     if not alone:
         return None
-    if not re.fullmatch(_FRACTION, alone[1]):
+    if "/" not in alone[1]:
         return Decimal(_plain(alone[1]))
-    top, bottom = map(int, re.findall("[0-9]+", alone[1]))
-    return Fraction(-top if alone[1][0] in "-−" else top, bottom)
+    *whole, top, bottom = map(int, re.findall("[0-9]+", alone[1]))
+    value = sum(whole) + Fraction(top, bottom)
+    return -value if alone[1][0] in "-−–" else value
 
 
 def _outcome(expression: str) -> str:
-    sides = [[side] if value_of(side) is not None else _ANY.findall(side) for side in expression.split("=")]
+    sides = [[side] if value_of(side) is not None else _ANY_QUANTITY.findall(side) for side in expression.split("=")]
     single = [numbers for numbers in sides if len(numbers) == 1]
     return normalize((single or [numbers for numbers in sides if numbers])[-1][-1])
 
 
+def _tidy(text: str) -> str:
+    """The text with grouped digits, fractions in LaTeX and vulgar fractions (½) in plain digits: `12500`, `1/2`."""
+    text = _GROUPED.sub(lambda group: re.sub("[^0-9]", "", group[0]), text)
+    text = _LATEX_FRACTION.sub(_fraction, text)
+    return _VULGAR.sub(lambda one: _beside(one, unicodedata.normalize("NFKC", one[0]).replace("⁄", "/")), text)
+
+
+def _fraction(latex: re.Match[str]) -> str:
+    top, bottom = (_plain(latex[i] or latex[i + 1]) for i in (1, 3))
+    try:
+        value = Fraction(top) / Fraction(bottom)
+    except (ValueError, ZeroDivisionError):
+        return latex[0]
+    plain = top.lstrip("-").isdigit() and bottom.isdigit()
+    return _beside(latex, f"{top}/{bottom}" if plain else f"{value.numerator}/{value.denominator}")
+
+
+def _beside(found: re.Match[str], fraction: str) -> str:
+    """A fraction as the part of a mixed number behind a digit: 2½ is 2 1/2."""
+    return f" {fraction}" if found.string[found.start() - 1 : found.start()].isdigit() else fraction
+
+
 def _plain(number: str) -> str:
-    """A match of _NUMBER as Python reads it."""
-    return number.translate(_TO_PLAIN)
+    """A match of _NUMBER or _SPACED as Python reads it."""
+    return "".join(number.split()).translate(_TO_PLAIN)
 
 
 def last(matches: Iterable[re.Match[str]]) -> re.Match[str] | None:

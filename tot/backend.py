@@ -104,6 +104,11 @@ class Backend:
             return await decoder.complete(requests, self.meter)
         flat = await asyncio.to_thread(decoder.generate, list(requests))
         wanted = sum(request.sampling.n for request in requests)
+        if not isinstance(flat, list | tuple) or not all(isinstance(getattr(one, "text", None), str) for one in flat):
+            raise OptionError(
+                f"decoder {self.name(purpose)} returned {flat!r:.80}: its `generate` has to return a list of "
+                "Completions, the text of each a str"
+            )
         if len(flat) != wanted:
             raise OptionError(
                 f"decoder {self.name(purpose)} gave {len(flat)} completions and {wanted} were asked "

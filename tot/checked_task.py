@@ -101,8 +101,12 @@ class CheckedTask:
         """The answer that a state holds without asking, in what it says or came to; None where it holds none."""
         last = state.thoughts[-1] if state.thoughts else None
         if last is not None and self.is_whole(last) and not self.came_of(last):
-            return self._call("parse_answer", after_thinking(last.parts.get(self.task.chain) or state.message))
+            return self.answer_in(last.parts.get(self.task.chain) or state.message, last.truncated)
         return self._call("answer_at", state)
+
+    def answer_in(self, text: str, truncated: bool = False) -> Any | None:
+        """The answer in a model's text, thinking left out; `truncated` where the token limit ended the text."""
+        return self._call("parse_truncated" if truncated else "parse_answer", after_thinking(text))
 
     def claims(self, text: str) -> frozenset[Hashable]:
         return frozenset(self._call("claims", text))

@@ -99,6 +99,10 @@ class Context:
         known = self._checked.claims(state.question) | self._checked.claims(before.removesuffix(last))
         return self._checked.claims(last) - known
 
+    def answer_in(self, text: str, truncated: bool = False) -> Any | None:
+        """The answer that a model's text gives; None where there is none."""
+        return self._checked.answer_in(text, truncated)
+
     def random(self, *about: object) -> random.Random:
         """Random numbers that depend on the run's seed, the question and `about` alone."""
         return random.Random(derive(self._seed, self.state(self.tree.root).question, *about))
@@ -310,7 +314,7 @@ class Context:
     def _unread(self, completion: Completion) -> bool:
         """True for a rationale that was cut before an answer that can be read."""
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
-        return short and self.task.parse_answer(completion.text) is None
+        return short and self.answer_in(completion.text) is None
 
     async def judge(self, evaluator: Evaluator, nodes: Sequence[Node]) -> list[Evaluation]:
         """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""

@@ -17,7 +17,6 @@ from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
 from tot.search.session import SearchSession, Watcher
-from tot.state import after_thinking
 from tot.task import Task
 from tot.tree import ThoughtTree
 
@@ -160,8 +159,12 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     reads = "answer_at" not in task.defines or "parse_answer" in task.defines
     said = search.best.thought is not None and not search.checked.came_of(search.best.thought)
     if answer is None and said and reads:
-        answer = task.parse_answer(after_thinking(tree.state(search.best).text))
+        truncated = session.truncated or bool(search.best.thought and search.best.thought.truncated)
+        answer = search.checked.answer_in(tree.state(search.best).text, truncated)
     tree.choose(search.best)
+    stopped = session.stopped or search.stopped
+    if answer is None and stopped is None:
+        stopped = session.truncation()
     nodes = list(tree)
     return Solution(
         answer=answer,
@@ -172,7 +175,7 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         calls=session.calls,
         parse_failures=sum(node.parse_failures for node in nodes),
         rejected=sum(node.rejected for node in nodes),
-        stopped=session.stopped or search.stopped,
+        stopped=stopped,
         filters=session.context.filters,
     )
 

@@ -45,6 +45,8 @@ class Thought(BaseModel):
     """Of parts that a model here wrote: what it drew, so that it can go on with just that."""
     ended: bool = False
     """The model ended its message with it: what the path's thoughts say, one after another, is all that it says."""
+    truncated: bool = False
+    """The token limit ended its text, which the model would have continued."""
     observation: Observation | None = None
     """What came of it, where the task acts on thoughts."""
 

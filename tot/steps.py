@@ -109,6 +109,11 @@ class Reply:
         return is_cut(self.completion)
 
     @property
+    def truncated(self) -> bool:
+        """True where the token limit ended the text."""
+        return self.completion.finish_reason == "length"
+
+    @property
     def usage(self) -> Usage:
         return self.completion.usage
 
@@ -146,7 +151,9 @@ def as_proposal(result: Any, task: Task) -> Proposal:
     if isinstance(result, Reply):
         text = None if result.cut else task.parse_thought(result.template, result.text)
         name = result.template if result.template in task.thought else task.thought[-1]
-        thought = None if text is None else Thought(parts={name: text}, drawn=result.drawn(name))
+        thought = None
+        if text is not None:
+            thought = Thought(parts={name: text}, drawn=result.drawn(name), truncated=result.truncated)
         unread = result.unread + (text is None and not result.cut)
         return Proposal(thought, result.usage, unread, decoder=result.decoder, calls=result.calls)
     raise TaskError(f"{result!r} is not a thought: give texts, Thoughts, Replies or Proposals")

@@ -10,6 +10,7 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
+from tot import judgements
 from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message
 from tot.state import Observation, State, Thought
@@ -179,34 +180,20 @@ class Task:
         return text.strip() or None
 
     def parse_proposals(self, text: str) -> list[str]:
-        """The thoughts that one reply lists: by default its lines, without bullets and numbers."""
-        lines = (re.sub(r"^\s*(?:[-*•]|\(?\d{1,3}[.):])\s+", "", line).strip() for line in text.splitlines())
-        return [line for line in lines if line]
+        """The thoughts that one reply lists: by default its list items, or its lines."""
+        return judgements.parse_proposals(text)
 
     def parse_value(self, text: str) -> float | None:
-        """The value in an evaluator's reply: by default the first number on the scale; None if there is none."""
-        low, high = self.scale
-        numbers = (float(number) for number in re.findall(r"\d{1,9}(?:\.\d{1,9})?", text))
-        return next((number for number in numbers if low <= number <= high), None)
+        """The value in an evaluator's reply: by default the number on the scale; None if there is none."""
+        return judgements.parse_value(text, *self.scale)
 
     def candidate(self, state: State) -> str:
         """How a state is shown to voters: by default its last thought."""
         return state.thoughts[-1].text
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
-        """The number of the candidate that a reply is for, from 1 to `candidates`; None if there is none.
-
-        The last one called best, else the last one called a choice, else the first number there is.
-        """
-        text = re.sub(rf"\b(?:out\s+)?of\s+(?:the\s+)?{candidates}\b", " ", text, flags=re.IGNORECASE)
-        number = r"(?<![\w.])(\d{1,6})(?!\.?\d)"
-        best = rf"{number}\s+is\s+(?:clearly\s+|by\s+far\s+)?(?:the\s+)?best\b|\bbest\b[^\d\n.]{{0,60}}?{number}"
-        called = rf"\b(?:choice|option|candidate)\b[^\d\n.]{{0,20}}?{number}"
-        for pattern, which in ((best, -1), (called, -1), (number, 0)):
-            named = [int(next(filter(None, match.groups()))) for match in re.finditer(pattern, text, re.IGNORECASE)]
-            if valid := [choice for choice in named if 1 <= choice <= candidates]:
-                return valid[which]
-        return None
+        """The number of the candidate that a reply is for, from 1 to `candidates`; None if there is none."""
+        return judgements.parse_vote(text, candidates)
 
     def is_answered(self, message: str) -> bool:
         """True where a message that a model is writing holds its answer, and nothing more is needed of it."""
@@ -215,6 +202,13 @@ class Task:
     def parse_answer(self, text: str) -> Any | None:
         """The answer in a text; None if there is none."""
         return text.strip() or None
+
+    def parse_truncated(self, text: str) -> Any | None:
+        """The answer in a text that the token limit ended: by default as `parse_answer` reads it.
+
+        A task whose `parse_answer` guesses, such as by the last number, should only read an announced answer here.
+        """
+        return self.parse_answer(text)
 
     def actions(self, state: State) -> Sequence[str]:
         """The legal next thoughts, as a model would write them; none where there is no way on."""

@@ -305,3 +305,40 @@ def test_what_ships_with_the_task_is_its_own(rows: list[dict[str, Any]]) -> None
     for row in TASK.data("questions"):
         assert TASK.reference_of(row) in options(TASK.start(TASK.question_of(row)).question)
     assert TASK.example().startswith("A shop sells pencils")
+
+
+@pytest.mark.parametrize(
+    ("reply", "label"),
+    [
+        ("Final answer: B. Some may think C is correct, but it ignores friction.", "B"),
+        ("The answer is C. B is correct only for even n.", "C"),
+        ("**Answer: B**\n\nC is correct in other cases.", "B"),
+        ("The best choice is D, since A and B are wrong.", "D"),
+        ("The answer is not A. It is B.", "B"),
+        ("Option C is correct.", "C"),
+        ("B is correct. No, wait: C is correct.", "C"),
+    ],
+)
+def test_an_announced_label_wins_over_one_called_right_in_passing(reply: str, label: str) -> None:
+    assert TASK.parse_answer(reply) == label
+
+
+def test_a_truncated_reply_has_only_an_announced_label() -> None:
+    assert TASK.parse_truncated("Option B looks right, and (C)") is None
+    assert TASK.parse_truncated("The answer is B. Some may") == "B"
+    assert TASK.parse_truncated(r"so \boxed{B}") == "B"
+
+
+@pytest.mark.parametrize("empty", ["", " ", None, float("nan")])
+def test_an_empty_option_is_refused(empty: object) -> None:
+    with pytest.raises(TaskError, match="empty option B"):
+        TASK.question_of({"question": "Which?", "options": ["x", empty, "y"], "correct": "A"})
+
+
+@pytest.mark.parametrize(
+    "stem", ["All cats are black.\nQ) Some cats are black.", "Given that\nX) it rains\ni) it is wet"]
+)
+def test_a_last_line_of_the_question_that_looks_like_an_option_is_none(stem: str) -> None:
+    question = TASK.start(TASK.question_of({"question": stem, "options": ["yes", "no"]})).question
+    assert options(question) == {"A": "yes", "B": "no"}
+    assert question.startswith(stem)

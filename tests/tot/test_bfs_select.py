@@ -5,6 +5,7 @@ Thoughts are letters; a path of them reads "ab".
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -191,3 +192,10 @@ def test_a_merged_state_takes_one_place_among_those_kept() -> None:
         worlds: list[Any] = [state.world for state in step.states]
         search.tell([tables.get(world, []) if isinstance(step, Expand) else 1 for world in worlds])
     assert levels == [["x", "y"], ["x", "z"]]
+
+
+def test_infinite_values_are_drawn_before_finite_ones() -> None:
+    search = BFS(thoughts=2, breadth=1, select="sample")
+    for seed in range(5):
+        levels, _ = kept_by(search, lambda text: "ab", lambda text: math.inf if text.endswith("b") else 1.0, seed)
+        assert levels[0] == ["b"]

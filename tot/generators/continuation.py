@@ -94,8 +94,8 @@ class Continue(Generator):
             text = thought.parts[name]
             message = state.message + text
             ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(after_thinking(message))
-            ended = ended or ctx.room(name, (*state.thoughts, thought)) <= 0
-            proposal.thought = thought.model_copy(update={"ended": ended})
+            full = not ended and ctx.room(name, (*state.thoughts, thought)) <= 0
+            proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
             rest = self.rest_of(reply.completion.text)
             if proposal.thought.ended or reply.cut or label == _LABELS or rest is None:
                 break

@@ -84,9 +84,8 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
         return
     chosen = 0
     if len(replies) > 1:
-        answers = [
-            None if (answer := task.parse_answer(text)) is None else task.canonical(answer) for text, _ in parsed
-        ]
+        found = [ctx.answer_in(text, reply.truncated) for text, reply in parsed]
+        answers = [None if answer is None else task.canonical(answer) for answer in found]
         # Texts without an answer agree on nothing: they count only where there is nothing else.
         (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)
         chosen = answers.index(common)
@@ -94,7 +93,7 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
     text, reply = parsed[chosen]
     before = proposal.thought
     drawn = {**before.drawn, **reply.drawn(template)}
-    proposal.thought = Thought(parts={**before.parts, template: text}, drawn=drawn)
+    proposal.thought = Thought(parts={**before.parts, template: text}, drawn=drawn, truncated=reply.truncated)
 
 
 def _parsed(ctx: Context, template: str, text: str) -> str | None:

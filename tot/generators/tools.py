@@ -54,6 +54,7 @@ class UseTools(Continue):
         seen = await observed(line.removeprefix(PROMPT), self.tools)
         parts = {name: f"{written}\n{seen.text}\n"}
         # A model that ends its turn with a call waits for the result.
-        ended = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
-        proposal.thought = thought.model_copy(update={"parts": parts, "observation": seen, "ended": ended})
+        full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
+        changes = {"parts": parts, "observation": seen, "ended": full, "truncated": full}
+        proposal.thought = thought.model_copy(update=changes)
         return proposal

@@ -5,6 +5,7 @@ ToT, Algorithm 1; SEED, Algorithm 1.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -61,6 +62,8 @@ class BFS(MergingSearch):
         kept: list[Node] = []
         while left and len(kept) < self.breadth:
             weights = [max(node.value or 0.0, 0.0) for node in left]
+            if math.inf in weights:
+                weights = [float(weight == math.inf) for weight in weights]
             if not any(weights):  # nothing is worth more than nothing: all are equal
                 weights = [1.0] * len(left)
             (chosen,) = draw.choices(range(len(left)), weights)

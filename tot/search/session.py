@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from tot.backend import Backend
 from tot.checkpoint import Checkpoint, Recorded
 from tot.context import Context
+from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
@@ -52,9 +53,12 @@ class SearchSession:
         self.meter = backend.meter
         self.stopped: str | None = None
         """Why the work ended early, if it did."""
+        self.truncated = False
+        """The token limit ended the answer's own text."""
         self._backend = backend
         self._generator = generator
         self._evaluator = evaluator
+        self._max_tokens = max_tokens
         self._changed = watch or (lambda session: None)
         self._checkpoint = checkpoint
         about: dict[str, Any] = {"seed": seed, "max_tokens": max_tokens}
@@ -159,13 +163,10 @@ class SearchSession:
         """What each state says: by itself, or when asked."""
         answers = [self.search.answer_at(node) for node in nodes]
         whole = [self.search.checked.is_whole(node.thought) for node in nodes]
-        # A task whose states hold their answers need not have a template for them. A search that a budget ended before
-        # its first thought has nothing to ask about.
+        # A task whose states hold their answers need not have a template for them.
         can = "answer_at" not in self.task.defines or self.task.has_template(self.task.answer)
         asked = [
-            i
-            for i, node in enumerate(nodes)
-            if can and answers[i] is None and not whole[i] and (node.parent is not None or self.stopped is None)
+            i for i, node in enumerate(nodes) if can and answers[i] is None and not whole[i] and self._can_ask(node)
         ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
@@ -185,6 +186,19 @@ class SearchSession:
             self._checkpoint.write(None, Recorded(answers, self.calls - calls, self.meter.total - total), self.tree)
         return answers
 
+    def _can_ask(self, node: Node) -> bool:
+        """False at the root where a budget ended the search there, or no thought could be read and the template needs
+        one."""
+        if node.parent is not None:
+            return True
+        if self.stopped is not None or not node.parse_failures:
+            return self.stopped is None
+        try:
+            self._answering.prompt(self.task.answer, self.tree.state(node))
+        except TaskError:
+            return False
+        return True
+
     async def _ask(self, node: Node) -> Reply:
         if choices := list(self.task.choices(self.tree.state(node))):
             return await self._answering.score(self.task.answer, node, choices, close=False)
@@ -193,12 +207,25 @@ class SearchSession:
     def _read(self, reply: Reply) -> Any | None:
         if reply.request.choices:
             return reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip()
+        self.truncated |= reply.truncated
         # The line that the reply goes on with may say what it is ("The answer is"); those before it are no answer.
         last = reply.request.prompt[-1]
         prefix = ""
         if isinstance(last, Message) and last.role == "assistant":
             prefix = last.content.rpartition("\n")[2] + " "
-        return self.task.parse_answer(prefix + after_thinking(reply.completion.text))
+        return self._answering.answer_in(prefix + after_thinking(reply.completion.text), reply.truncated)
+
+    def truncation(self) -> str | None:
+        """What to do where a token limit ended a solution before its answer; None where none did."""
+        if not self.truncated and not any(
+            one.thought and one.thought.ended and one.thought.truncated for one in self.tree
+        ):
+            return None
+        if self._max_tokens is not None:
+            return (
+                f"the text was truncated at max_tokens={self._max_tokens}, before its answer: raise it (--max-tokens)"
+            )
+        return "the text was truncated at the task's token limit, before its answer: raise max_tokens in Task.sampling"
 
     def _replay(self, recorded: Recorded) -> list[Any]:
         """The results of a step that was done before the run was killed, and the accounts as they were then."""
@@ -224,7 +251,7 @@ def _weights(nodes: Sequence[Node]) -> dict[int, float]:
     values = {node.id: 1.0 if node.value is None else node.value for node in nodes}
     if any(value < 0 for value in values.values()):
         top = max(values.values())
-        values = {i: math.exp(value - top) for i, value in values.items()}
+        values = {i: 1.0 if value == top else math.exp(value - top) for i, value in values.items()}
     return {node.id: values[node.id] * (1 + node.merged) for node in nodes}
 
 

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tot.tasks.numbers import flexible_answer, normalize, parse_value, same_number, strict_answer
+from tot.judgements import parse_value
+from tot.tasks.numbers import flexible_answer, normalize, same_number, strict_answer
 
 HOSTILE = [
     "1,",

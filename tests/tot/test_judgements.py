@@ -1,10 +1,10 @@
-"""Values on a scale, as models say them."""
+"""Values on a scale, votes and lists, as models write them."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot.tasks.numbers import parse_value
+from tot.judgements import parse_proposals, parse_value, parse_vote
 
 
 @pytest.mark.parametrize(
@@ -46,6 +46,9 @@ def test_a_value_is_read_from_how_models_say_it(text: str, value: float) -> None
         ("On a 10-point scale, 7", 7),
         ("out of 10, 7", 7),
         ("7 on a scale from 1 to 10", 7),
+        ("From 1 (bad) to 10 (good): 2", 2),
+        ("Out of 10, I'd give it 9.", 9),
+        ("Score (out of 10): 8", 8),
         ("1 to 10", None),
         ("21 - 10 are left", 10),  # no mention of it
         ("7/100 of them, so 8/10", 8),
@@ -94,3 +97,65 @@ def test_the_scale_is_the_callers() -> None:
 def test_a_value_on_the_scale_is_found_in_every_style(tenths: int, style: str) -> None:
     value = tenths / 10
     assert parse_value(style.format(f"{value:g}"), 1, 10) == value
+
+
+@pytest.mark.parametrize(
+    ("reply", "vote"),
+    [
+        ("2", 2),
+        ("**2**", 2),
+        ("My vote: [[2]]", 2),
+        ("2. Candidate 1 forgets the tip.", 2),
+        ("Choice 2, because choice 1 adds wrong.", 2),
+        ("I looked at 2 first, but the best choice is 1.", 1),
+        ("Option 1 is better than option 2.", 1),
+        ("Choice 1 is worse than choice 2.", 2),
+        ("I choose 2 over 1 and 3.", 2),
+        ("The answer is choice 2, not choice 3.", 2),
+        ("Neither 1 nor 2; I choose 3.", 3),
+        ("Choice 1 is short. Choice 2 is wrong. Choice 3 is right. So 3.", 3),
+        ("1: clear. 2: wrong. 3: vague.\nBest: 1", 1),
+        ("Not 1. 2.", 2),
+        ("4", None),
+        ("none of them", None),
+    ],
+)
+def test_a_vote_is_for_the_candidate_that_the_reply_chooses(reply: str, vote: int | None) -> None:
+    assert parse_vote(reply, 3) == vote
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "A piano\nA map\nA clock",
+        "Here are three ideas:\n1. A piano\n2. A map\n3. A clock\n\nLet me know if you need more!",
+        "Sure!\n\n- A piano\n- A map\n- A clock",
+        "Ideas:\nA piano\nA map\nA clock",
+        "**1. A piano**\n**2. A map**\n**3. A clock**",
+        "1. **A piano**\n2. **A map**\n3. **A clock**",
+        "a) A piano\nb) A map\nc) A clock",
+        "i. A piano\nii. A map\niii. A clock",
+        "Idea 1: A piano\nIdea 2: A map\nIdea 3: A clock",
+        "- [ ] A piano\n- [ ] A map\n- [ ] A clock",
+        "```\nA piano\nA map\nA clock\n```",
+        "> A piano\n> A map\n> A clock",
+        '"A piano"\n"A map"\n"A clock"',
+    ],
+)
+def test_a_list_is_its_items_without_marks_or_introduction(reply: str) -> None:
+    assert parse_proposals(reply) == ["A piano", "A map", "A clock"]
+
+
+def test_points_below_an_item_are_no_items() -> None:
+    assert parse_proposals("1. A piano\n   - it has keys\n2. A map") == ["A piano", "A map"]
+
+
+def test_lines_with_operators_are_kept_whole() -> None:
+    assert parse_proposals("13 - 9 = 4\n-5 + 9 = 4\n4 + 9 = 13") == ["13 - 9 = 4", "-5 + 9 = 4", "4 + 9 = 13"]
+
+
+@pytest.mark.parametrize("text", ["*" * 50_000, "choice " * 20_000, "1 to " * 20_000, '"' * 50_000, "not 1 " * 20_000])
+def test_long_replies_are_read_in_time(text: str) -> None:
+    assert parse_value(text, 0, 10) in (None, 1)
+    assert parse_vote(text, 3) in (None, 1)
+    assert isinstance(parse_proposals(text), list)

@@ -1,0 +1,121 @@
+"""Numbers as LaTeX, other languages and recipes write them; Markdown headings; texts that the token limit ended."""
+
+from fractions import Fraction
+
+import pytest
+
+from tot.tasks import GSM8K
+
+TASK = GSM8K()
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        (r"so \boxed{\frac12}", "1/2"),
+        (r"so \boxed{\dfrac34 \text{ cup}}", "3/4"),
+        (r"so \boxed{\frac1{20}}", "1/20"),
+        (r"so \boxed{\frac{1}2}", "1/2"),
+        (r"so \boxed{\frac{-1}{2}}", "-1/2"),
+        (r"so \boxed{-\frac{3}{4}}", "-3/4"),
+        (r"so \boxed{\frac{1.5}{2}}", "3/4"),
+        (r"so \boxed{\frac{1,000}{3}}", "1000/3"),
+        (r"so \boxed{\frac{3}{4}\text{ cup}}", "3/4"),
+        (r"so \boxed{2\frac{1}{2}}", "5/2"),
+        (r"so \boxed{-1\frac{1}{2}}", "-3/2"),
+        ("The answer is 2 1/2 hours.", "5/2"),
+        ("The answer is 1 and 1/2 hours.", "3/2"),
+        ("#### 3 3/4", "15/4"),
+        ("The answer is ½ cup.", "1/2"),
+        ("The answer is 2½ hours.", "5/2"),
+        ("The answer is 1 ¾ cups.", "7/4"),
+    ],
+)
+def test_fractions_and_mixed_numbers_are_one_number(reply: str, value: str) -> None:
+    answer = TASK.parse_answer(reply)
+    assert Fraction(answer or 0) == Fraction(value)
+
+
+@pytest.mark.parametrize(
+    "number",
+    [
+        "12{,}500",
+        r"12,\!500",
+        r"12\,500",
+        r"12\ 500",
+        "12~500",
+        "12\u202f500",
+        "12\u00a0500",
+        "12'500",
+        "12’500",
+        "12 500",
+    ],
+)
+def test_thousands_may_be_grouped_in_other_ways(number: str) -> None:
+    assert TASK.parse_answer(f"The answer is {number} dollars.") == "12500"
+    assert TASK.parse_answer(rf"so \boxed{{{number}}}") == "12500"
+
+
+def test_plain_blanks_group_thousands_only_in_an_announced_number() -> None:
+    assert TASK.parse_answer("She fills 3 200 ml cups and 5 250 ml cups") == "250"
+    assert TASK.parse_answer("The answer is 5 25 times") == "5"
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer"),
+    [
+        ("#### 1. The pens\n3 × 4 = 12\n\n#### 2. Together\n12 + 10 is \\boxed{22}.", "22"),
+        ("#### 1) The pens\n3 × 4 = 12\n\nThe answer is 12.", "12"),
+        ("#### 24 hours in a day\nShe sleeps 8, so 24 − 8 = 16.\n\n**Answer: 16**", "16"),
+        ("#### **1. The pens**\n3 × 4 = 12\n\nSo \\boxed{12}.", "12"),
+        ("#### Step 1\n3 × 4 = 12\n#### Step 2\n12 + 1 = 13", "13"),
+        ("##### 3) Together\n7 pens", "7"),
+        ("#### $12 + $6 = $18", "18"),
+        ("#### 3 × 4 = 12 pens", "12"),
+        ("#### 18 dollars for 3 days", "18"),
+        ("#### **18**", "18"),
+    ],
+)
+def test_a_heading_is_no_answer_marker(reply: str, answer: str) -> None:
+    assert TASK.parse_answer(reply) == answer
+
+
+@pytest.mark.parametrize("heading", ["#### 1. The pens\n", "#### 2 pads\n", "##### 3) Together\n", "### 4\n"])
+def test_a_heading_does_not_end_a_message(heading: str) -> None:
+    assert not TASK.is_answered(heading)
+    assert TASK.is_answered("#### 18\n")
+    assert TASK.is_answered("#### $12 + $6 = $18\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("She has 3 pens and buys 12", None),
+        ("Step 1. She has 3 pens.\nStep 2", None),
+        ("Answer: 2", None),  # it may go on: 25
+        ("The answer is 2 x 9 =", None),
+        ("#### 12", None),
+        ("The answer is 25. So she", "25"),
+        ("Answer: 25\nThat is", "25"),
+        (r"so \boxed{25}", "25"),
+        ("#### 25\nQuestion: Tom", "25"),
+    ],
+)
+def test_a_truncated_text_has_only_an_announced_answer(text: str, answer: str | None) -> None:
+    assert TASK.parse_truncated(text) == answer
+
+
+@pytest.mark.parametrize(("one", "other"), [("1/2", "2"), ("-1/2", "2"), ("10/4", "4"), ("2 1/2", "1/2")])
+def test_a_vote_for_a_fraction_is_not_one_for_its_denominator(one: str, other: str) -> None:
+    assert TASK.canonical(one) != TASK.canonical(other)
+
+
+@pytest.mark.parametrize(("one", "other"), [("1/2", "0.5"), ("5/2", "2 1/2"), ("12 500", "12,500"), ("$3.10", "3.1")])
+def test_equal_numbers_are_one_vote(one: str, other: str) -> None:
+    assert TASK.canonical(one) == TASK.canonical(other)
+
+
+@pytest.mark.parametrize("reference", [18, 18.0, "18", "6 + 12 = 18\n#### 18"])
+def test_a_reference_may_be_a_number_or_a_solution(reference: object) -> None:
+    assert TASK.score("18", reference) == 1.0
+    assert TASK.score("17", reference) == 0.0
