@@ -21,7 +21,13 @@ log = logging.getLogger(__name__)
 Prompt = str | tuple[Message, ...] | tuple[int, ...]
 CHAT, COMPLETIONS = "/chat/completions", "/completions"
 CONTINUING = {"continue_final_message": True, "add_generation_prompt": False}
-"""vLLM's and SGLang's fields for an assistant message that is to be gone on with."""
+"""vLLM's and SGLang's fields for an assistant message that is to be continued."""
+KEEP_STOP = "include_stop_str_in_output"
+"""vLLM's field for a stop string that stays in the text."""
+_COUNT = (
+    Message(role="user", content="Count from 1 to 20."),
+    Message(role="assistant", content="1, 2, 3, 4, 5, 6, 7, 8, 9, 1"),
+)
 
 
 class RefusedError(RequestError):
@@ -33,22 +39,31 @@ class RefusedError(RequestError):
 
 
 class Dialect:
-    """What one server takes. Everything, until it refuses something."""
+    """What one server takes and does. Everything, until it shows otherwise."""
 
     def __init__(self) -> None:
         self.n = True
         """Several samples a request; else each is asked for by itself."""
-        self.continues = True
-        """It goes on with an assistant message; else it replies to it, and a beginning that is said again is cut."""
+        self.continuing = True
+        """It takes the fields that ask it to continue an assistant message."""
+        self.continues: bool | None = None
+        """It continues an assistant message, rather than starting a new reply; None until that was tried."""
+        self.repeats = False
+        """It repeats the beginning that it continues."""
+        self.keep_stop = True
+        """It takes the field that leaves a stop string in the text."""
+        self.tells_stops = True
+        """It shows which stop string ended a text; else texts that keep theirs are asked for whole, and cut here."""
         self.limit = "max_tokens"
         """Its name for the most tokens of a reply."""
         self.seeded = True
 
     def learns(self, said: str, body: dict[str, Any]) -> bool:
-        """True where a refusal is about something that `fitted` then sends otherwise."""
-        if self.continues and any(name in body and name in said for name in CONTINUING):
-            self.continues = False
-            log.warning("this server does not go on with an assistant's text: it is asked to reply to it instead")
+        """Return True where a refusal is about something that `fitted` then sends otherwise."""
+        if KEEP_STOP in body and KEEP_STOP in said:
+            self.keep_stop = False
+        elif self.continuing and any(name in body and name in said for name in CONTINUING):
+            self.continuing = False
         elif self.limit in body and "max_completion_tokens" in said and self.limit != "max_completion_tokens":
             self.limit = "max_completion_tokens"
         elif self.n and body.get("n", 1) > 1 and re.search(r"['\"`]n['\"`]|\bn\b *(must|is|=|>|should)", said):
@@ -62,9 +77,34 @@ class Dialect:
 
     def fitted(self, body: dict[str, Any]) -> dict[str, Any]:
         """A body as this server takes it; `n` is the caller's to see to."""
-        left_out = {name for name in CONTINUING if not self.continues} | ({"seed"} if not self.seeded else set())
+        left_out = {
+            *(CONTINUING if not self.continuing else ()),
+            *(["seed"] if not self.seeded else ()),
+            *([KEEP_STOP] if not self.keep_stop else ()),
+        }
         renamed = {self.limit if name == "max_tokens" else name: value for name, value in body.items()}
         return {name: value for name, value in renamed.items() if name not in left_out}
+
+    def tried(self, text: str) -> None:
+        """Learn from the reply to `counting` whether the server continues an assistant message."""
+        text = text.strip()
+        begun = _COUNT[-1].content
+        self.repeats = text.startswith(f"{begun}0")
+        self.continues = self.repeats or text.startswith("0") or not text[:1].isalnum()
+        if not self.continues:
+            log.warning(
+                "this server does not go on with an assistant message (the continuation of %r is %r): it is asked to "
+                "reply to it instead",
+                begun[-7:],
+                text[:20],
+            )
+
+
+def counting(options: RemoteOptions) -> tuple[str, dict[str, Any]]:
+    """A request that shows whether a server continues an assistant message: the next character is a 0, and nobody
+    begins a new reply with that."""
+    path, body = address(_COUNT, options)
+    return path, body | {"max_tokens": 2 + options.thinking_tokens, "temperature": 0.0}
 
 
 def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]]:
@@ -82,6 +122,19 @@ def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]
             raise RequestError("the assistant's prefix is empty: leave the message out")
         fields |= CONTINUING
     return CHAT, fields
+
+
+def for_tot(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
+    """The fields by which `tot serve` draws what a local decoder draws: the whole seed, how many tokens were drawn, and
+    which tokens of the prompt the model wrote itself."""
+    body: dict[str, Any] = {"seed": sampling.seed, "return_token_ids": True}
+    if sampling.keep_stop:
+        body["keep_stop"] = True
+    if sampling.drawn:
+        body["drawn"] = sampling.drawn
+    if messages := messages_of(prompt):
+        body["messages"] = [message.model_dump(exclude_defaults=True) for message in messages]
+    return body
 
 
 def sampled(sampling: Sampling, options: RemoteOptions, seed: int, n: int, chat: bool) -> dict[str, Any]:

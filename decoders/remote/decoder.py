@@ -18,17 +18,35 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, validated
-from tot.decoders.remote.body import Dialect, Prompt, RefusedError, address, extended, messages_of, sampled, seed_of
+from tot.decoders.remote.body import (
+    KEEP_STOP,
+    Dialect,
+    Prompt,
+    RefusedError,
+    address,
+    counting,
+    extended,
+    for_tot,
+    messages_of,
+    sampled,
+    seed_of,
+)
 from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
-from tot.decoders.remote.reply import CUT, Reply, Sample, samples_of, without
+from tot.decoders.remote.reply import Reply, apart
+from tot.decoders.remote.samples import CUT, Sample, UnknownEndError, samples_of, without
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
 
 if TYPE_CHECKING:
-    from tot.decoders.remote.server import Spent
+    from tot.decoders.remote.transport import Spent
 
 log = logging.getLogger(__name__)
+
+_CHANCE = 20
+"""Characters up to which samples may well be the same text."""
+_LONG, _MOST_CHARACTERS = 4000, 20
+"""Characters of a prompt that is checked for truncation, and the most that a token has on average."""
 
 
 class RemoteDecoder:
@@ -55,7 +73,8 @@ class RemoteDecoder:
         self._dialect = Dialect()
         self._choices = Choices(options, ServerTokens(options, self._tokenize))
         self._slots = asyncio.Semaphore(options.concurrency)
-        self._uncounted = False
+        self._trying = asyncio.Lock()
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
         return f"RemoteDecoder({self.model!r}, base_url={self.options.base_url!r})"
@@ -132,7 +151,13 @@ class RemoteDecoder:
         seed = seed_of(request.sampling.seed, index, "answer")
         sampling = request.sampling.model_copy(update={"max_tokens": request.answer_tokens, "seed": seed, "n": 1})
         (answer,) = await self._samples(prompt, sampling, meter)
-        whole = replace(answer, logprob=rationale.logprob + answer.logprob, usage=rationale.usage + answer.usage)
+        whole = replace(
+            answer,
+            logprob=rationale.logprob + answer.logprob,
+            logprobs=rationale.logprobs + answer.logprobs,
+            tokens=rationale.tokens + answer.tokens,
+            usage=rationale.usage + answer.usage,
+        )
         return _completion(whole, (*before, *answer.parts))
 
     async def _samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Sample]:
@@ -140,33 +165,92 @@ class RemoteDecoder:
         n = sampling.n if sampling.temperature else 1
         done: list[Sample] = []
         if n == 1 or self._dialect.n:
-            done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
+            try:
+                done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
+            except RefusedError:  # in whatever words: perhaps it draws one sample a request
+                if n == 1:
+                    raise
+                done = await self._drawn(prompt, sampling, 0, 1, meter)
         if len(done) < n:
-            if done:  # it was asked for n, and took no notice
+            if done and done[0] is not CUT:  # it was asked for n, and gave one
                 self._dialect.n = False
             rest = [partial(self._drawn, prompt, sampling, i, 1, meter) for i in range(len(done), n)]
             done += [samples[0] for samples in await together(rest)]
+        if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _CHANCE:
+            self._warn(
+                "all %d samples at temperature %g are the same text: does this server cache its replies?",
+                n,
+                sampling.temperature,
+            )
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
     async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Sample]:
-        """Samples from `index` on, n of them if the server can; none where it turns out that it can't."""
+        """Samples from `index` on, n of them if the server can."""
+        began = time.monotonic()
         path, body = address(prompt, self.options)
         body |= sampled(sampling, self.options, seed_of(sampling.seed, index), n, "messages" in body)
-        began = time.monotonic()
+        exact = self._server.is_tot and index == 0 and not self.options.thinking_tokens
+        if exact:
+            body |= for_tot(prompt, sampling)
+        messages = messages_of(prompt)
+        prefix = messages[-1].content if path.startswith("/chat") and messages[-1].role == "assistant" else ""
+        spent = Usage()
+        whole = "stop" not in body
         try:
-            reply, used = await self._ask(meter, path, body)
+            if path.startswith("/chat") and (prefix or sampling.keep_stop) and not self._server.is_tot:
+                await self._try_continuing(sampling, meter)
+            while True:
+                whole = whole or (sampling.keep_stop and not exact and not self._dialect.tells_stops)
+                if sampling.keep_stop and not exact:
+                    body[KEEP_STOP] = True
+                    if whole:
+                        body = {name: value for name, value in body.items() if name not in ("stop", KEEP_STOP)}
+                try:
+                    reply, used = await self._ask(meter, path, body)
+                    spent += used
+                    used = replace(spent, seconds=time.monotonic() - began)
+                    samples = samples_of(reply, sampling, self.options.logprobs, used, stops_sent=not whole)
+                    break
+                except RefusedError:
+                    if KEEP_STOP not in body or not self._dialect.keep_stop:
+                        raise
+                    self._dialect.keep_stop = False
+                except UnknownEndError as unknown:
+                    whole = True
+                    if not unknown.blank:
+                        self._dialect.tells_stops = False
+                        self._warn(
+                            "this server does not show which stop string ended a text: whole texts are asked for, "
+                            "which takes more tokens, and cut here"
+                        )
         except _SpentError:
             return [CUT] * n
-        except RefusedError:
-            if n > 1 and not self._dialect.n:
-                return []
-            raise
-        used = replace(used, seconds=time.monotonic() - began)
-        samples = samples_of(reply, sampling, self.options.logprobs, used)
-        messages = messages_of(prompt)
-        if path.startswith("/chat") and messages[-1].role == "assistant" and not self._dialect.continues:
-            samples = [without(messages[-1].content, sample) for sample in samples]
+        if prefix and (self._dialect.repeats or self._dialect.continues is False):
+            samples = [without(prefix, sample) for sample in samples]
         return samples
+
+    async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
+        """Find out once whether the server continues an assistant message. Raises OptionError where it does not, and
+        the text is a piece of one, which it would answer anew each time."""
+        async with self._trying:
+            if self._dialect.continues is None:
+                try:
+                    reply, _ = await self._ask(meter, *counting(self.options))
+                    self._dialect.tried(apart(reply.choices[0])[0])
+                except RefusedError as error:
+                    self._dialect.continues = False
+                    self._warn("this server does not go on with an assistant message: %s", error.said)
+        if sampling.keep_stop and not self._dialect.continues:
+            raise OptionError(
+                f"the server at {self.options.base_url} does not continue an assistant message, which "
+                "generator=continue needs: use generator=sample, or vLLM, SGLang or tot serve"
+            )
+
+    def _warn(self, message: str, *about: object) -> None:
+        """Log a warning, the first time."""
+        if message not in self._warned:
+            self._warned.add(message)
+            log.warning(message, *about)
 
     async def _scored(self, prompt: Prompt, request: Request, meter: Meter) -> Completion:
         """The scores of a request's choices after a prompt; none where a budget ended it before."""
@@ -221,16 +305,29 @@ class RemoteDecoder:
             return await self._server.tokenize(body)
 
     def _usage(self, reply: Reply, body: dict[str, Any]) -> Usage:
-        """What a reply took; nothing is known of one that does not say. Some servers count a token of an echo."""
-        if reply.usage is None:
-            if not self._uncounted:
-                self._uncounted = True
-                log.warning("%s does not say how many tokens its replies take: they are not counted", self)
-            return Usage()
-        used, new = reply.usage, reply.usage.completion_tokens or 0
-        cached = min(used.prompt_tokens, max(0, used.cached_tokens or 0))
-        cost = self.options.cost(used.prompt_tokens, cached, new)
-        return Usage(used.prompt_tokens, cached, new if body["max_tokens"] else 0, cost=cost)
+        """The usage of a reply; nothing is known of one that does not say. Some servers count a token of an echo."""
+        if reply.usage is None or reply.usage.completion_tokens is None:
+            self._warn("%s does not say how many tokens its replies take: they are not counted", self)
+        used = reply.usage
+        prompt, new = (used.prompt_tokens or 0, used.completion_tokens or 0) if used is not None else (0, 0)
+        characters = _characters(body)
+        if characters > _LONG and 0 < prompt * _MOST_CHARACTERS < characters:
+            self._warn(
+                "%s counts %d prompt tokens in %d characters: it may have truncated the prompt",
+                self,
+                prompt,
+                characters,
+            )
+        cached = min(prompt, (used.cached_tokens or 0) if used is not None else 0)
+        cost = self.options.cost(prompt, cached, new)
+        return Usage(prompt, cached, new if body["max_tokens"] else 0, cost=cost)
+
+
+def _characters(body: dict[str, Any]) -> int:
+    """The length of the prompt in a body; 0 for token ids."""
+    prompt = body.get("prompt", "")
+    texts = [message["content"] for message in body.get("messages", ())]
+    return sum(map(len, texts)) + (len(prompt) if isinstance(prompt, str) else 0)
 
 
 class _SpentError(Exception):
@@ -239,7 +336,9 @@ class _SpentError(Exception):
 
 def _completion(sample: Sample, parts: tuple[Part, ...]) -> Completion:
     text = "".join(part.text for part in parts if part.kind != "thinking")
-    return Completion(text, (), sample.logprob, sample.finish_reason, sample.usage, parts=parts)
+    return Completion(
+        text, sample.tokens, sample.logprob, sample.finish_reason, sample.usage, parts=parts, logprobs=sample.logprobs
+    )
 
 
 def open_remote(model: Any, given: dict[str, Any]) -> RemoteDecoder:

@@ -6,12 +6,14 @@ The key is none of them: it is read from the environment here, and nowhere else.
 from __future__ import annotations
 
 import json
-import os
 import re
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
+
+from tot.decoders.network import key_from
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 TRANSPORT = (
@@ -19,7 +21,9 @@ TRANSPORT = (
     *("backoff", "longest_wait"),
 )
 """Options that texts don't depend on; the last two are of earlier versions, as folders of theirs have them."""
-_SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)$")
+_SECRET = re.compile(
+    r"(?i)api[_-]?key|passw|passphrase|secret|credential|authorization|bearer|(?:^|[_-])(?:key|auth|token)$|(?-i:Key|Token)$"
+)
 _SET_ELSEWHERE = ("model", "messages", "prompt", "n", "stream")
 
 
@@ -30,6 +34,14 @@ def _object(given: Any) -> Any:
         return json.loads(given)
     except ValueError:
         raise ValueError('not JSON: write {"name": value}') from None
+
+
+def _names(given: Any) -> Iterator[str]:
+    """Yield the names of all fields in JSON data, nested ones too."""
+    if isinstance(given, dict):
+        yield from given
+    for value in given.values() if isinstance(given, dict) else given if isinstance(given, list) else ():
+        yield from _names(value)
 
 
 class RemoteOptions(BaseModel):
@@ -68,6 +80,9 @@ class RemoteOptions(BaseModel):
     @field_validator("base_url")
     @classmethod
     def _plain_address(cls, given: str) -> str:
+        given = given.strip()
+        if not given.isprintable() or " " in given:
+            raise ValueError("not an address: write http://host:port/v1")
         try:
             parts = urlsplit(given)
             _ = parts.port  # raises where it is no number
@@ -84,9 +99,10 @@ class RemoteOptions(BaseModel):
     @field_validator("extra")
     @classmethod
     def _harmless(cls, given: dict[str, Any]) -> dict[str, Any]:
-        for name in given:
+        for name in _names(given):
             if _SECRET.search(name):
                 raise ValueError(f"{name} looks like a key: keys come from the environment ({KEY_VARIABLE})")
+        for name in given:
             if name in _SET_ELSEWHERE:
                 raise ValueError(f"{name} is what the decoder sets itself: leave it out")
         return given
@@ -99,5 +115,5 @@ class RemoteOptions(BaseModel):
 
 
 def key() -> str | None:
-    """The key, if the environment has one."""
-    return os.environ.get(KEY_VARIABLE) or None
+    """Return the key, or None if the environment has none. Raises OptionError for one that no header can carry."""
+    return key_from(KEY_VARIABLE) or None

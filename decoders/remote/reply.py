@@ -1,23 +1,55 @@
-"""What OpenAI-compatible servers reply, as far as it is read here, and the samples in it: the text apart from the
-thinking, why it ended, its log-probability, its tokens.
+"""What OpenAI-compatible servers reply, as far as it is read here.
 
-A reply that does not have this shape is broken, as one is that is no JSON. A thinking model's thoughts come in a field
-of their own (`reasoning_content`, `reasoning`) or as a `<think>` block.
+Servers differ in what they leave out, set to null or spell otherwise; what a text does not depend on is read leniently.
+A reply without a text is broken, as one is that is not JSON. A thinking model's thoughts come in a field of their own
+(`reasoning_content`, `reasoning`), as parts of the content, or as a `<think>` block.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from itertools import zip_longest
 from typing import Annotated, Any
 
-from pydantic import AliasPath, BaseModel, ConfigDict, Field, field_validator
+from pydantic import (
+    AliasChoices,
+    AliasPath,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    field_validator,
+    model_validator,
+)
 
-from tot.decoders.errors import RequestError
-from tot.decoders.request import ChoiceLogprob, FinishReason, Part, Sampling, Usage
+from tot.decoders.request import ChoiceLogprob
 
 _OPEN, _CLOSE = "<think>", "</think>"
+_BROKEN_OFF = {"abort", "aborted", "cancelled", "error", "failed", "timeout"}
+"""Finish reasons of a server that was shut down or failed in mid-reply."""
+
+
+def _count(given: Any) -> int | None:
+    """A number of tokens; None for null, a negative number and whatever else is no count."""
+    if isinstance(given, bool) or not isinstance(given, int | float | str):
+        return None
+    try:
+        count = int(float(given))
+    except (ValueError, OverflowError):
+        return None
+    return count if count >= 0 else None
+
+
+def _text(given: Any) -> str | None:
+    return given if isinstance(given, str) else None
+
+
+def _fields(given: Any) -> Any:
+    return given if isinstance(given, Mapping) else None
+
+
+Count = Annotated[int | None, BeforeValidator(_count)]
+MaybeText = Annotated[str | None, BeforeValidator(_text)]
 
 
 class _Reply(BaseModel):
@@ -25,68 +57,117 @@ class _Reply(BaseModel):
 
 
 class Tokens(_Reply):
-    """A reply's `usage`: its tokens."""
+    """A reply's `usage`: its tokens, where it counts them."""
 
-    prompt_tokens: Annotated[int, Field(ge=0)] = 0
-    completion_tokens: Annotated[int, Field(ge=0)] | None = None
-    cached_tokens: Annotated[
-        int | None, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))
-    ] = None
+    prompt_tokens: Count = None
+    completion_tokens: Count = None
+    cached_tokens: Annotated[Count, Field(validation_alias=AliasPath("prompt_tokens_details", "cached_tokens"))] = None
 
 
 class Place(_Reply):
     """A token drawn."""
 
-    logprob: float
+    token: MaybeText = None
+    logprob: float | None = None
 
 
 class Logprobs(_Reply):
     """`content` is chat's; the lists, one entry a token, are completions' own."""
 
     content: tuple[Place, ...] | None = None
+    tokens: tuple[MaybeText, ...] | None = None
     token_logprobs: tuple[float | None, ...] | None = None
     top_logprobs: tuple[dict[str, float] | None, ...] | None = None
 
     @property
-    def drawn(self) -> tuple[float | None, ...]:
-        """The log-probability of each token."""
+    def drawn(self) -> tuple[tuple[str | None, float | None], ...]:
+        """Each token as text and its log-probability."""
         if self.content is not None:
-            return tuple(place.logprob for place in self.content)
-        return self.token_logprobs or ()
+            return tuple((place.token, place.logprob) for place in self.content)
+        logprobs = self.token_logprobs or ()
+        return tuple(zip_longest((self.tokens or ())[: len(logprobs)], logprobs))
 
 
 class ReplyMessage(_Reply):
     content: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
+    reasoning_content: MaybeText = None
+    reasoning: MaybeText = None
+    refusal: MaybeText = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _joined(cls, given: Any) -> Any:
+        """The texts of a content of parts, joined; those of thinking apart."""
+        if not isinstance(given, Mapping) or not isinstance(given.get("content"), list):
+            return given
+        said: dict[str, list[str]] = {"content": [], "reasoning_content": [], "refusal": []}
+        for part in given["content"]:
+            kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+            place = _PARTS.get(kind) if isinstance(kind, str) else None
+            if place is None:
+                raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text can be read")
+            said[place].append(_texts_in(part))
+        return {**given, **{name: "".join(texts) for name, texts in said.items() if texts}}
+
+
+_PARTS = {
+    **dict.fromkeys(("text", "output_text", "str"), "content"),
+    **dict.fromkeys(("thinking", "reasoning", "reasoning_text", "redacted_thinking"), "reasoning_content"),
+    "refusal": "refusal",
+}
+"""What the parts of a content hold, by their types."""
+
+
+def _texts_in(part: Any) -> str:
+    """The text of one part, which may itself hold parts."""
+    if isinstance(part, list):
+        return "".join(map(_texts_in, part))
+    if isinstance(part, Mapping):
+        return "".join(_texts_in(part[name]) for name in ("text", "thinking", "reasoning", "refusal") if name in part)
+    return part if isinstance(part, str) else ""
 
 
 class Choice(_Reply):
     """One sample."""
 
-    index: int = 0
+    index: Count = None
     text: str | None = None
-    message: ReplyMessage | None = None
-    finish_reason: str | None = None
-    stop_reason: Any = None
+    message: ReplyMessage | None = Field(None, validation_alias=AliasChoices("message", "delta"))
+    finish_reason: MaybeText = None
+    stop_reason: Any = Field(None, validation_alias=AliasChoices("stop_reason", "matched_stop"))
     """vLLM's and SGLang's: the stop string that ended the text; None for its own end, where it is said at all."""
-    logprobs: Logprobs | None = None
+    logprobs: Annotated[Logprobs | None, BeforeValidator(_fields)] = None
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     """`tot serve`'s: of the choices it was to score."""
+    finish: MaybeText = None
+    """`tot serve`'s: why the text ended, in the words of `Completion.finish_reason`."""
+    token_ids: tuple[int, ...] = ()
+    """`tot serve`'s: the tokens drawn."""
 
     @field_validator("finish_reason")
     @classmethod
     def _finished(cls, given: str | None) -> str | None:
-        if given in ("abort", "error"):  # what a server says that is shut down in mid-reply
+        if given is not None and given.lower() in _BROKEN_OFF:
             raise ValueError(f"the text was broken off ({given})")
-        return given
+        return given if given is None else given.lower()
+
+    @model_validator(mode="after")
+    def _has_a_text(self) -> Choice:
+        if self.text is None and self.message is None:
+            raise ValueError("it has neither a message nor a text")
+        return self
+
+    @property
+    def tells_stops(self) -> bool:
+        """Whether the server reports what ended the text, apart from its own end."""
+        return "stop_reason" in self.model_fields_set
 
 
 class Reply(_Reply):
     """Of chat and completions alike."""
 
     choices: Annotated[tuple[Choice, ...], Field(min_length=1)]
-    usage: Tokens | None = None
+    usage: Annotated[Tokens | None, BeforeValidator(_fields)] = None
 
 
 class TokenIds(_Reply):
@@ -95,68 +176,13 @@ class TokenIds(_Reply):
     tokens: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """One text that a server wrote, and its share of what the reply took."""
-
-    text: str
-    thinking: str
-    finish_reason: FinishReason
-    logprob: float
-    usage: Usage
-
-    @property
-    def parts(self) -> tuple[Part, ...]:
-        """The thinking, if there is any, and the text."""
-        thinking = (Part("thinking", self.thinking),) if self.thinking else ()
-        return (*thinking, Part("exact", self.text, self.usage.new_tokens))
-
-
-CUT = Sample("", "", "budget", 0.0, Usage())
-"""Where a budget was spent before a request was sent, or answered."""
-
-
-def samples_of(reply: Reply, sampling: Sampling, logprobs: bool, used: Usage) -> list[Sample]:
-    """A sample for each choice, in order. The first carries what was used for the prompt and what all of it costs; new
-    tokens that a server counts for all samples together are split evenly.
-
-    Raises RequestError where log-probabilities were asked for and are not there.
-    """
-    choices = sorted(reply.choices, key=lambda choice: choice.index)
-    new = _shares(choices, used.new_tokens)
-    done = []
-    for i, choice in enumerate(choices):
-        written, thinking = apart(choice)
-        text = _until(written, sampling.stop)
-        usage = replace(used, new_tokens=new[i]) if i == 0 else Usage(new_tokens=new[i], seconds=used.seconds)
-        reason: FinishReason = "stop" if text != written else _reason(choice, sampling)
-        done.append(Sample(text, thinking, reason, _logprob(choice) if logprobs else math.nan, usage))
-    return done
-
-
-def without(beginning: str, sample: Sample) -> Sample:
-    """The sample without a beginning that the server was to go on with, and said again."""
-    text = sample.text.lstrip()
-    if not text.startswith(beginning.strip()):
-        return sample
-    return replace(sample, text=text.removeprefix(beginning.strip()))
-
-
-def _shares(choices: Sequence[Choice], total: int) -> list[int]:
-    counted = [len(choice.logprobs.drawn) if choice.logprobs is not None else 0 for choice in choices]
-    if sum(counted) == total and all(counted):
-        return counted
-    share, rest = divmod(total, len(choices))
-    return [share + (i < rest) for i in range(len(choices))]
-
-
 def apart(choice: Choice) -> tuple[str, str]:
     """(text, thinking) of what was written. A block that was opened and never closed is thinking that was cut: there
     is no text."""
     if choice.message is None:
         text, thinking = choice.text or "", ""
     else:
-        text = choice.message.content or ""
+        text = choice.message.content or choice.message.refusal or ""
         thinking = choice.message.reasoning_content or choice.message.reasoning or ""
     opened = text.lstrip()
     if opened.startswith(_OPEN):
@@ -168,20 +194,12 @@ def apart(choice: Choice) -> tuple[str, str]:
     return text, thinking
 
 
-def _until(text: str, stops: Sequence[str]) -> str:
-    """The text before the first stop string: some servers leave it in."""
-    return text[: min((at for stop in stops if (at := text.find(stop)) >= 0), default=len(text))]
-
-
-def _reason(choice: Choice, sampling: Sampling) -> FinishReason:
-    if choice.finish_reason == "length":
-        return "length"
-    tells_stops = "stop_reason" in choice.model_fields_set  # apart from the model's own end
-    return "stop" if isinstance(choice.stop_reason, str) or (sampling.stop and not tells_stops) else "eos"
-
-
-def _logprob(choice: Choice) -> float:
-    drawn = choice.logprobs.drawn if choice.logprobs is not None else ()
-    if not drawn or None in drawn:
-        raise RequestError("the server gives no log-probabilities: leave logprobs out, or ask one that does")
-    return math.fsum(one for one in drawn if one is not None)
+def without_surrogates(found: Any) -> Any:
+    """JSON data with half surrogates replaced, which no text file and no other reply can hold."""
+    if isinstance(found, str):
+        return found.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(found, list):
+        return [without_surrogates(one) for one in found]
+    if isinstance(found, dict):
+        return {without_surrogates(name): without_surrogates(value) for name, value in found.items()}
+    return found

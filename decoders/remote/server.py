@@ -1,98 +1,43 @@
-"""Server: one body sent, one reply read. The `openai` package's client sends, and repeats what may pass; what it can't
-help becomes one of our errors.
+"""Server: one body sent, one reply read. The `openai` package's client sends, and repeats what may pass; a failure that
+remains becomes one of our errors.
 
 A server's words are data: in an error they are one short line, without control characters and without the key.
 """
 
 from __future__ import annotations
 
-import json
-import logging
 import re
-import time
-from dataclasses import dataclass, field
+from collections.abc import Awaitable
 from typing import Any
 
 import httpx2
 import openai
 from pydantic import ValidationError
 
-from tot.decoders.errors import ModelError, TotError
+from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.decoders.remote.body import RefusedError
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions, key
 from tot.decoders.remote.reply import Reply, TokenIds
-from tot.decoders.request import Usage
-
-log = logging.getLogger(__name__)
+from tot.decoders.remote.transport import (
+    ATTEMPT,
+    MAX_WAIT,
+    Attempts,
+    LastingError,
+    Spent,
+    failures,
+    is_about_the_request,
+    is_hopeless,
+    may_pass,
+    plain,
+    said,
+    says_why,
+    too_long,
+)
 
 _CONNECT_SECONDS = 10.0
-_BEFORE = "x-stainless-retry-count"
-"""The header in which the package says how often it has sent a request before."""
 _REQUESTS_FAULT = (400, 413, 422, 431)
-_LONGEST = 200
-"""Characters of a server's words."""
-
-
-@dataclass
-class Spent:
-    """What a decoder's requests have come to so far."""
-
-    requests: int = 0
-    """Sent, repetitions not counted."""
-    retries: int = 0
-    usage: Usage = field(default_factory=Usage)
-    """Reused are prompt tokens that the server had cached, where it says."""
-
-
-class _Attempts(openai.DefaultAsyncHttpxClient):
-    """What `openai` sends through: every attempt is seen here, and a reply that can't be read fails as one that did not
-    come does."""
-
-    def __init__(self, options: RemoteOptions, spent: Spent, secret: str | None) -> None:
-        super().__init__()
-        self._options = options
-        self._spent = spent
-        self._secret = secret
-        self._in_trouble = False
-        self._well_at = 0.0
-        """When the last good reply came, by `time.monotonic`."""
-
-    async def send(self, request: httpx2.Request, **rest: Any) -> httpx2.Response:
-        """The reply to one attempt; that to a completion is in `extensions["reply"]`, unless it is a web page."""
-        sent_at, before = time.monotonic(), int(request.headers.get(_BEFORE, 0))
-        self._spent.retries += before > 0
-        try:
-            response = await super().send(request, **rest)
-            if response.is_success and request.url.path.endswith("/completions") and "html" not in _kind(response):
-                response.extensions["reply"] = self._read(request, response)
-        except httpx2.RequestError as error:
-            self._failed(request, sent_at, plain(str(error), self._secret) or type(error).__name__, before)
-            raise
-        if response.is_success:
-            self._in_trouble, self._well_at = False, time.monotonic()
-        elif _is_hopeless(request, response):
-            response.headers["x-should-retry"] = "false"
-        elif _may_pass(response):
-            self._failed(request, sent_at, f"{response.status_code}: {said(response, self._secret)}", before)
-        return response
-
-    def _read(self, request: httpx2.Request, response: httpx2.Response) -> Reply:
-        try:
-            return Reply.model_validate_json(response.content)
-        except ValidationError as error:
-            first = error.errors(include_input=False, include_url=False)[0]
-            place = ".".join(map(str, first["loc"]))
-            reason = f"its reply ({_kind(response)}) can't be read: {place}{': ' if place else ''}{first['msg']}"
-            raise httpx2.DecodingError(reason, request=request) from None
-
-    def _failed(self, request: httpx2.Request, sent_at: float, why: str, before: int) -> None:
-        """Tell of it once an outage, not once a request: what was sent before the last good reply failed in an outage
-        that is past."""
-        more = request.method == "POST" and before < self._options.retries
-        if more and not self._in_trouble and sent_at > self._well_at:
-            self._in_trouble = True
-            where, times = self._options.base_url, self._options.retries
-            log.warning("%s: %s; trying again, up to %d times", where, why, times)
+_DEAD_AFTER = 3
+"""Requests given up in a row after which the server is at fault, not the requests."""
 
 
 class Server:
@@ -102,13 +47,16 @@ class Server:
         self.options = options
         self.model = model
         self.spent = Spent()
+        self.is_tot = False
+        """Whether `tot serve` answers there: `check` finds out."""
         self._key = key()
+        self._attempts = Attempts(options, self.spent, self._key)
         self._client = openai.AsyncOpenAI(
             api_key=self._key or "none",  # the package wants one; servers that need none read none
             base_url=options.base_url,
             max_retries=options.retries,
             timeout=httpx2.Timeout(options.timeout, connect=_CONNECT_SECONDS, pool=None),
-            http_client=_Attempts(options, self.spent, self._key),
+            http_client=self._attempts,
         )
 
     def __repr__(self) -> str:
@@ -118,7 +66,8 @@ class Server:
         """Raises ModelError where nothing answers, or the key is refused. What models there are is not asked here:
         some servers list none, or take any name."""
         try:
-            await self._get_models()
+            models = await self._get_models()
+            self.is_tot = any(model.get("owned_by") == "tot" for model in models)
         except openai.APIConnectionError as error:
             raise ModelError(
                 f"the server at {self.options.base_url} does not answer ({self._why(error)}): start it"
@@ -130,12 +79,15 @@ class Server:
     async def post(self, path: str, body: dict[str, Any]) -> Reply:
         """The reply to a body, sent again as often as the options say.
 
-        Raises RefusedError where the server faults the body, and ModelError where it does not answer, refuses the key
-        or has no such model or route.
+        Raises RefusedError where the server faults the body or fails at it alone, and ModelError where it does not
+        answer, refuses the key or has no such model or route.
         """
         self.spent.requests += 1
+        failures.set([])
         try:
-            response = await self._client.post(path, body=body, cast_to=httpx2.Response)
+            response = await self._sent(self._client.post(path, body=body, cast_to=httpx2.Response))
+        except LastingError as error:
+            raise self._given_up(str(error)) from None
         except openai.APIConnectionError as error:
             raise self._unanswered(error, self._why(error)) from None
         except openai.APIStatusError as error:
@@ -154,12 +106,13 @@ class Server:
         """
         address = f"{self.options.base_url.removesuffix('/v1')}/tokenize"
         try:
-            response = await self._client.post(address, body={"model": self.model, **body}, cast_to=httpx2.Response)
+            post = self._client.post(address, body={"model": self.model, **body}, cast_to=httpx2.Response)
+            response = await self._sent(post)
             return TokenIds.model_validate_json(response.content).tokens
         except openai.APIConnectionError as error:
             raise self._unanswered(error, self._why(error)) from None
         except openai.APIStatusError as error:
-            if error.status_code >= 500:
+            if error.status_code >= 500 and not is_about_the_request(error.response):
                 raise await self._fault(error, "/tokenize") from None
             return ()
         except ValidationError:  # another route of that name
@@ -169,22 +122,48 @@ class Server:
         """Let go of all connections."""
         await self._client.close()
 
-    async def _get_models(self) -> list[str]:
-        """The names that the server lists, asked once."""
-        once: Any = {"max_retries": 0, "timeout": _CONNECT_SECONDS}
-        response = await self._client.get("/models", cast_to=httpx2.Response, options=once)
+    async def _sent(self, attempts: Awaitable[httpx2.Response]) -> httpx2.Response:
+        """Return the response. Raises OptionError for a header that cannot be sent, without its value, which may be a
+        secret; the key has been checked before."""
+        problem = OptionError(
+            "a header for the server cannot be sent: correct OPENAI_ORG_ID, OPENAI_PROJECT_ID or OPENAI_CUSTOM_HEADERS"
+        )
         try:
-            return [str(model["id"]) for model in response.json()["data"]]
-        except (ValueError, LookupError, TypeError):
+            return await attempts
+        except UnicodeEncodeError:
+            raise problem from None
+        except openai.APIConnectionError as error:
+            if isinstance(error.__cause__, httpx2.LocalProtocolError):
+                raise problem from None
+            raise
+
+    async def _get_models(self) -> list[dict[str, Any]]:
+        """The models that the server lists, asked once."""
+        once: Any = {"max_retries": 0, "timeout": _CONNECT_SECONDS}
+        response = await self._sent(self._client.get("/models", cast_to=httpx2.Response, options=once))
+        try:
+            return [model for model in response.json()["data"] if isinstance(model, dict) and "id" in model]
+        except (ValueError, LookupError, TypeError, RecursionError):
             return []
 
     def _unanswered(self, error: openai.APIConnectionError | openai.APIStatusError, why: str) -> ModelError:
-        before = int(error.request.headers.get(_BEFORE, 0))
+        before = int(error.request.headers.get(ATTEMPT, 0))
         times = f", {before + 1} times" if before else ""
         return ModelError(
             f"the server at {self.options.base_url} does not answer ({why}{times}): see to it that it runs, then go on "
             "with --resume"
         )
+
+    def _given_up(self, why: str) -> TotError:
+        """The error for a request that the server always fails at: its own fault, unless others fail alike."""
+        self._attempts.failed_in_a_row += 1
+        times, where = len(failures.get()), f"the server at {self.options.base_url}"
+        counted = f"{why}, {times} times" if times > 1 else why
+        if self._attempts.failed_in_a_row >= _DEAD_AFTER:
+            return ModelError(
+                f"{where} fails at every request ({counted}): see to it that it runs, then go on with --resume"
+            )
+        return RefusedError(f"{where} fails at this request ({counted})", why)
 
     def _why(self, error: openai.APIConnectionError) -> str:
         if isinstance(error, openai.APITimeoutError):
@@ -200,7 +179,7 @@ class Server:
             return self._key_refused(status)
         if status == 404 or (status in _REQUESTS_FAULT and self._is_about_model(error.code, why)):
             try:
-                models = await self._get_models()
+                models = [str(model["id"]) for model in await self._get_models()]
             except openai.OpenAIError:
                 models = []
             if self.model not in models:
@@ -213,9 +192,15 @@ class Server:
             return ModelError(f"{where} has no {path} (404: {why}): is base_url right? It usually ends in /v1")
         if "logprob_token_ids" in error.request.content.decode() and "index out of range" in why:
             return RefusedError(f"{path} fails for logprob_token_ids", "logprob_token_ids")
-        if status in _REQUESTS_FAULT:
+        if status in _REQUESTS_FAULT or is_about_the_request(error.response):
             return RefusedError(f"{where} refuses the request ({status}): {why}", why)
-        if _may_pass(error.response) and not _is_hopeless(error.request, error.response):
+        if wait := too_long(error.response):
+            return self._unanswered(
+                error, f"{status}: {why}; it asks to be left alone for {wait}, and at most {MAX_WAIT:g} s are waited"
+            )
+        if says_why(error.response):
+            return self._given_up(f"{status}: {why}")
+        if may_pass(error.response) and not is_hopeless(error.request, error.response):
             return self._unanswered(error, f"{status}: {why}")
         return ModelError(f"{where} fails ({status}): {why}")
 
@@ -227,40 +212,3 @@ class Server:
         """Without the server's words, which may repeat the key."""
         what = f"the key in {KEY_VARIABLE}" if self._key else f"a request without a key: set {KEY_VARIABLE}"
         return ModelError(f"the server at {self.options.base_url} refuses ({status}) {what}")
-
-
-def _may_pass(response: httpx2.Response) -> bool:
-    """True for what the package sends again."""
-    return response.status_code in (408, 409, 429) or response.status_code >= 500
-
-
-def _is_hopeless(request: httpx2.Request, response: httpx2.Response) -> bool:
-    """True for failures that last, whatever their status: a quota that is used up, and a fault of vLLM's own for
-    `logprob_token_ids` where it speculates (0.32)."""
-    if response.status_code == 429:
-        return b"insufficient_quota" in response.content
-    return b"index out of range" in response.content and b"logprob_token_ids" in request.content
-
-
-def _kind(response: httpx2.Response) -> str:
-    return response.headers.get("content-type", "no content type").partition(";")[0]
-
-
-def said(response: httpx2.Response, secret: str | None) -> str:
-    """What a server says went wrong, whatever shape it gives that."""
-    try:
-        found: Any = json.loads(response.content)
-    except (ValueError, RecursionError):
-        found = "" if "html" in _kind(response) else response.content.decode("utf-8", "replace")
-    for name in ("error", "detail", "message"):
-        if isinstance(found, dict) and found.get(name):
-            found = found[name]
-    return plain(found if isinstance(found, str) else json.dumps(found), secret) or "it does not say why"
-
-
-def plain(text: str, secret: str | None) -> str:
-    """A server's text as an error repeats it."""
-    if secret:
-        text = text.replace(secret, "…")
-    line = " ".join("".join(c if c.isprintable() else " " for c in text[:10_000]).split())
-    return line if len(line) <= _LONGEST else line[: _LONGEST - 1] + "…"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 from collections.abc import Iterable
 from urllib.parse import urlsplit
 
@@ -17,21 +16,12 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from tot.decoders.network import is_loopback
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.options import Limits
 
 _DROPPED = 64 * 2**20
 """Bytes beyond the limit on bodies that are read on."""
-
-
-def is_loopback(host: str) -> bool:
-    """True for localhost and the addresses of this machine to itself."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class Guard:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from pydantic import Field
 from tot.cli.options import takes
 from tot.decoders.decoder import METHODS, options_of
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
 from tot.options import ModelOptions
 
@@ -46,8 +46,8 @@ def serve_command(given: dict[str, Any]) -> None:
     from tot.decoders.models.model_names import find_model
 
     asked = ServeOptions(**given)
-    key = os.environ.get(KEY_VARIABLE)
-    if key is not None and not key.strip():
+    key = key_from(KEY_VARIABLE)
+    if key == "":
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or give a key")
     if asked.decoder not in METHODS:
         raise OptionError(unknown("decoder", asked.decoder, METHODS))
@@ -62,7 +62,6 @@ def serve_command(given: dict[str, Any]) -> None:
     find_model(asked.model)
     try:
         from tot.decoders.serving.app import make_app
-        from tot.decoders.serving.guard import is_loopback
         from tot.decoders.serving.server import address_of, listen, serve
         from tot.decoders.serving.service import Service
     except ModuleNotFoundError as error:

@@ -18,6 +18,7 @@ import pytest
 from tot.decoders import RemoteDecoder, load_decoder
 
 KEY = "sk-very-secret-1234567890"
+_BLANKS = 6000
 
 
 @dataclass
@@ -40,12 +41,19 @@ class Fault:
     """Seconds before the body."""
     keep: float = 1.0
     """Share of the body that is sent before the connection is closed."""
+    drip: float = 0.0
+    """Seconds between the blanks that come before the body, thousands of them."""
     reset: bool = False
     """Close without a word."""
 
 
 def said(text: str, **fields: Any) -> dict[str, Any]:
     return {"text": text, "finish_reason": "stop", **fields}
+
+
+def counts(body: dict[str, Any]) -> bool:
+    """Whether a body asks to count: it finds out whether the server continues an assistant message."""
+    return str((body.get("messages") or [{"content": ""}])[-1]["content"]).endswith("8, 9, 1")
 
 
 class Scripted:
@@ -62,6 +70,8 @@ class Scripted:
         self.models = ["tiny"]
         self.models_status = 200
         self.takes_n = True
+        self.continues = True
+        """Continue an assistant message, rather than starting a new reply."""
         self.in_flight = self.most_in_flight = 0
         self.cut_off = 0
         """Requests whose client went away before the reply."""
@@ -87,8 +97,8 @@ class Scripted:
 
     @property
     def posts(self) -> list[Asked]:
-        """What was asked, lists of models apart."""
-        return [asked for asked in self.asked if not asked.path.endswith("/models")]
+        """What was asked, apart from lists of models and whether a message is continued."""
+        return [asked for asked in self.asked if not asked.path.endswith("/models") and not counts(asked.body)]
 
     # -- its life ---------------------------------------------------------------------------------------------------
 
@@ -197,6 +207,8 @@ class Scripted:
         fault = self.faults.popleft() if self.faults else self.always or Fault()
         if fault.raw is None:
             reply = self.reply(target, body)
+            if counts(body) and not isinstance(reply, tuple):  # what is refused is refused here too
+                reply = [said("0, 11" if self.continues else "1, 2")]
             if isinstance(reply, list):
                 reply = self._whole(target, reply)
             if isinstance(reply, tuple):
@@ -214,11 +226,16 @@ class Scripted:
             writer.transport.abort()
             return False
         raw = fault.raw or b""
-        headers = {"content-type": "application/json", "content-length": str(len(raw)), **fault.headers}
+        length = len(raw) + (_BLANKS if fault.drip else 0)
+        headers = {"content-type": "application/json", "content-length": str(length), **fault.headers}
         lines = [f"HTTP/1.1 {fault.status} Said", *(f"{name}: {value}" for name, value in headers.items())]
         writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
         await writer.drain()
         await asyncio.sleep(fault.delay)
+        for _ in range(_BLANKS if fault.drip else 0):
+            writer.write(b" ")
+            await writer.drain()
+            await asyncio.sleep(fault.drip)
         kept = raw[: int(len(raw) * fault.keep)]
         writer.write(kept)
         await writer.drain()

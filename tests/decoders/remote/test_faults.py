@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -122,9 +124,21 @@ def test_a_servers_words_are_one_short_line_without_control_characters(server: A
 # -- Retry-After --------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_wants_to_be_left_alone_for_long_stops_the_run(server: Any, remote: Any, fault: Any) -> None:
+def test_a_server_that_wants_to_be_left_alone_for_long_stops_the_run(
+    server: Any, remote: Any, fault: Any, caplog: Any
+) -> None:
     server.always = fault(429, {"retry-after": "3600"}, raw=b'{"error": "come back later"}')
-    with pytest.raises(ModelError, match=r"does not answer \(429: come back later\).*go on with --resume"):
+    with pytest.raises(ModelError) as caught:
+        remote().generate([ask()])
+    assert "does not answer (429: come back later; it asks to be left alone for 3600 s" in str(caught.value)
+    assert "at most 120 s are waited): see to it that it runs, then go on with --resume" in str(caught.value)
+    assert (len(server.posts), "trying again" in caplog.text) == (1, False)
+
+
+@pytest.mark.parametrize("headers", [{"retry-after-ms": "600000"}, {"retry-after": formatdate(time.time() + 900)}])
+def test_milliseconds_and_dates_are_bounded_too(server: Any, remote: Any, fault: Any, headers: dict[str, str]) -> None:
+    server.always = fault(503, headers, raw=b'{"error": "down"}')
+    with pytest.raises(ModelError, match=r"left alone for \d{3} s, and at most 120 s"):
         remote().generate([ask()])
     assert len(server.posts) == 1
 
@@ -152,11 +166,18 @@ def faults_of(fault: Any) -> dict[str, Any]:
         "bytes": fault(raw=b"\xff\xfe\x00", headers={"content-type": "application/octet-stream"}),
         "plain text": fault(raw=b"upstream died", headers={"content-type": "text/plain"}),
         "broken off": fault(raw=b'{"choices": [{"message": {"content": "ha"}, "finish_reason": "abort"}]}'),
-        "huge numbers": fault(raw=b'{"choices": [{"text": "a"}], "usage": {"prompt_tokens": -1}}'),
+        "neither message nor text": fault(raw=b'{"choices": [{"index": 0, "finish_reason": "stop"}]}'),
+        "message of null": fault(raw=b'{"choices": [{"message": null, "finish_reason": "stop"}]}'),
+        "content of another shape": fault(raw=b'{"choices": [{"message": {"content": {"text": "a"}}}]}'),
+        "content with an image": fault(raw=b'{"choices": [{"message": {"content": [{"type": "image_url"}]}}]}'),
+        "error with status 200": fault(raw=b'{"error": {"message": "Too many requests"}}'),
+        "error with choices of null": fault(raw=b'{"choices": null, "detail": "no capacity"}'),
     }
 
 
 NAMES = list(faults_of(lambda *args, **kwargs: None))
+LOST = ["reset", "truncated body", "no body"]
+"""Nothing came that could be read, for which the connection is at fault."""
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -168,12 +189,98 @@ def test_what_breaks_a_reply_is_asked_past(server: Any, remote: Any, fault: Any,
     assert (len(server.posts), decoder.spent.retries) == (3, 2)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_what_always_breaks_replies_ends_as_an_error_of_ours(server: Any, remote: Any, fault: Any, name: str) -> None:
+@pytest.mark.parametrize("name", LOST)
+def test_connections_that_always_break_are_an_outage(server: Any, remote: Any, fault: Any, name: str) -> None:
     server.always = faults_of(fault)[name]
-    with pytest.raises(ModelError, match="2 times"):
+    with pytest.raises(ModelError, match=r"2 times.*go on with --resume"):
         remote(retries=1).generate([ask()])
     assert len(server.posts) == 2
+
+
+@pytest.mark.parametrize("name", sorted(set(NAMES) - set(LOST)))
+def test_a_reply_that_is_always_unreadable_fails_its_request(server: Any, remote: Any, fault: Any, name: str) -> None:
+    server.always = faults_of(fault)[name]
+    with pytest.raises(RequestError, match=r"fails at this request \(.*, 2 times\)"):
+        remote(retries=1).generate([ask()])
+    assert len(server.posts) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"error": {"message": "quota exceeded", "code": 429}}, "quota exceeded"),
+        ({"error": "boom"}, "boom"),
+        ({"choices": None, "error": {"message": "flagged"}}, "flagged"),
+        ({"choices": [], "detail": "no worker"}, "no worker"),
+        ({"object": "error", "message": "died"}, "died"),
+    ],
+)
+def test_an_error_that_comes_with_status_200_is_repeated(
+    server: Any, remote: Any, fault: Any, fields: dict[str, Any], words: str
+) -> None:
+    server.always = fault(raw=json.dumps(fields).encode())
+    with pytest.raises(RequestError, match=rf"it replies with an error: {words}"):
+        remote(retries=0).generate([ask()])
+
+
+# -- errors that last ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("status", [500, 501])
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Only one completion choice is allowed",
+        "logprobs is not supported for models created with logits_all=False",
+        "Jinja Exception: Conversation roles must alternate user/assistant/user/assistant/...",
+        "System role not supported",
+        "the request exceeds the available context size. try increasing the context size",
+        "Invalid argument: stop",
+        "This model does not support n > 1: not implemented",
+    ],
+)
+def test_a_500_that_faults_the_request_is_asked_once(
+    server: Any, remote: Any, fault: Any, status: int, words: str
+) -> None:
+    server.always = fault(status, raw=json.dumps({"error": {"message": words}}).encode())
+    with pytest.raises(RequestError) as caught:
+        remote().generate([ask()])
+    assert f"refuses the request ({status}): {words}" in str(caught.value)
+    assert len(server.posts) == 1
+
+
+def test_a_500_that_says_the_same_four_times_lasts(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(500, raw=b'{"error": {"message": "tensor shapes differ"}}')
+    with pytest.raises(RequestError, match=r"fails at this request \(500: tensor shapes differ, 4 times\)"):
+        remote(retries=10).generate([ask()])
+    assert len(server.posts) == 4
+
+
+@pytest.mark.parametrize(
+    ("status", "words"), [(500, "server overloaded"), (500, "Loading model"), (503, "not supported"), (502, "boom")]
+)
+def test_an_outage_is_repeated_to_the_end_whatever_it_says(
+    server: Any, remote: Any, fault: Any, status: int, words: str
+) -> None:
+    server.always = fault(status, raw=json.dumps({"error": words}).encode())
+    with pytest.raises(ModelError, match=rf"does not answer \({status}: {words}, 7 times\)"):
+        remote(retries=6).generate([ask()])
+    assert len(server.posts) == 7
+
+
+def test_a_server_that_fails_at_three_requests_in_a_row_ends_the_run(server: Any, remote: Any, fault: Any) -> None:
+    decoder = remote(retries=0)
+    server.always = fault(500, raw=b'{"error": {"message": "engine died"}}')
+    for _ in range(2):
+        with pytest.raises(RequestError, match="fails at this request"):
+            decoder.generate([ask()])
+    with pytest.raises(ModelError, match=r"fails at every request \(500: engine died\).*--resume"):
+        decoder.generate([ask()])
+    server.always = None
+    decoder.generate([ask()])
+    server.always = fault(raw=b"{}")
+    with pytest.raises(RequestError, match="fails at this request"):  # the good reply counts anew
+        decoder.generate([ask()])
 
 
 def test_a_right_body_of_a_wrong_type_is_read(server: Any, remote: Any, fault: Any) -> None:
@@ -216,6 +323,12 @@ def test_a_server_that_is_gone_for_a_while_is_waited_for(
     (completion,) = decoder.generate([ask("after")])
     assert completion.text == text_of(server)
     assert decoder.spent.retries > 0
+
+
+def test_a_reply_that_drips_is_given_up_when_its_time_is_over(server: Any, remote: Any, fault: Any) -> None:
+    server.always = fault(drip=0.02)  # two minutes in all, and never long between two bytes
+    with pytest.raises(ModelError, match=r"no whole reply in 0\.3 s, 2 times"):
+        remote(timeout=0.3, retries=1).generate([ask()])
 
 
 async def restart(server: Any) -> None:

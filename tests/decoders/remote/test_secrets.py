@@ -6,10 +6,11 @@ import json
 import logging
 import traceback
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
-from tot.decoders import Message, OptionError, Request, TotError, load_decoder
+from tot.decoders import Message, ModelError, OptionError, Request, TotError, load_decoder
 
 
 def ask() -> Request:
@@ -55,6 +56,90 @@ def test_a_key_in_the_middle_of_nonsense_is_not_printed(server: Any, remote: Any
     assert "text/…" in str(caught.value)
 
 
+# -- keys that no header can carry --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("blanks", ["{}\n", "{}\r\n", " {}", "\t{} \r", "{}\u2028"])
+def test_blanks_around_a_key_are_dropped(
+    server: Any, remote: Any, key: str, monkeypatch: pytest.MonkeyPatch, blanks: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", blanks.format(key))
+    remote().generate([ask()])
+    assert {asked.headers["authorization"] for asked in server.asked} == {f"Bearer {key}"}
+
+
+@pytest.mark.parametrize("sign", ["\n", "\r", "\x7f", "\t", "…", "é", "\u200b", "\udce9"])
+def test_a_key_that_no_header_can_carry_is_refused_by_its_variable_and_never_shown(
+    server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any, sign: str
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("OPENAI_API_KEY", f"sk-first{sign}second")
+    with pytest.raises(OptionError, match="OPENAI_API_KEY contains a line break") as caught:
+        remote()
+    shown = "".join(traceback.format_exception(caught.value)) + caplog.text
+    assert not any(part in shown for part in ("sk-first", "second"))
+    assert server.asked == []
+
+
+@pytest.mark.parametrize("blank", ["", " ", "\n"])
+def test_an_empty_key_counts_as_none(server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, blank: str) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", blank)
+    server.models_status = 401
+    with pytest.raises(ModelError, match="a request without a key: set OPENAI_API_KEY"):
+        remote()
+
+
+@pytest.mark.parametrize("name", ["OPENAI_ORG_ID", "OPENAI_PROJECT_ID", "OPENAI_CUSTOM_HEADERS"])
+@pytest.mark.parametrize("value", ["x-org: hidden…", "x-org: hidden\rmore"])
+def test_another_header_that_cannot_be_sent_is_not_shown(
+    remote: Any, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    with pytest.raises(
+        OptionError, match="correct OPENAI_ORG_ID, OPENAI_PROJECT_ID or OPENAI_CUSTOM_HEADERS"
+    ) as caught:
+        remote()
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+
+
+@pytest.mark.parametrize("key", ['sk-"quoted"\\', "sk/with=signs&"])
+def test_a_key_is_not_shown_in_another_spelling_either(
+    server: Any, remote: Any, fault: Any, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    for words in (json.dumps({"input": [key]}), quote(key, safe="")):
+        server.always = fault(400, raw=json.dumps({"error": {"message": words}}).encode())
+        with pytest.raises(TotError) as caught:
+            remote().generate([ask()])
+        assert not any(spelled in str(caught.value) for spelled in (key, json.dumps(key)[1:-1], quote(key, safe="")))
+
+
+# -- proxies ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "ALL_PROXY", "http_proxy"])
+def test_a_server_on_this_machine_is_asked_without_a_proxy(
+    server: Any, remote: Any, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for host in ("127.0.0.1", "localhost"):
+        (completion,) = remote(base_url=f"http://{host}:{server.port}/v1", retries=0).generate([ask()])
+        assert completion.text.startswith("reply")
+
+
+@pytest.mark.parametrize("address", ["foo://me:hidden@host", "http://me:hidden@host:port", "socks5://me:hidden@host:1"])
+def test_a_proxy_that_cannot_be_used_is_refused_unseen(
+    remote: Any, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    monkeypatch.setenv("HTTPS_PROXY", address)
+    with pytest.raises(OptionError, match="the proxy in HTTP_PROXY, HTTPS_PROXY or ALL_PROXY cannot be used") as caught:
+        remote()
+    assert "hidden" not in "".join(traceback.format_exception(caught.value))
+
+
+# -- options ------------------------------------------------------------------------------------------------------
+
+
 @pytest.mark.parametrize("name", ["api_key", "key"])
 def test_the_key_is_no_option(name: str) -> None:
     with pytest.raises(OptionError, match=r"the key is no option.*OPENAI_API_KEY") as caught:
@@ -77,8 +162,22 @@ def test_an_address_with_a_key_in_it_is_refused_unseen(address: str) -> None:
     assert "sk-given" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["api_key", "password", "Authorization", "x-api-key"])
-def test_a_field_that_looks_like_a_key_is_refused_unseen(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("api_key", "password", "Authorization", "x-api-key", "apiKey", "apikey", "passwd", "accessToken"),
+        *("client_secret", "db_password_hash", "bearer"),
+    ],
+)
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_field_that_looks_like_a_key_is_refused_unseen(name: str, nested: bool) -> None:
+    extra = {"headers": [{name: "sk-given"}]} if nested else {name: "sk-given"}
     with pytest.raises(OptionError, match=f"{name} looks like a key") as caught:
-        load_decoder("openai", "tiny", base_url="http://127.0.0.1:1/v1", extra=json.dumps({name: "sk-given"}))
+        load_decoder("openai", "tiny", base_url="http://127.0.0.1:1/v1", extra=json.dumps(extra))
     assert "sk-given" not in str(caught.value)
+
+
+def test_fields_about_tokens_are_not_taken_for_keys(server: Any, remote: Any) -> None:
+    extra = {"repetition_penalty": 1.1, "skip_special_tokens": False, "stop_token_ids": [3], "keyword": "x"}
+    remote(extra=json.dumps(extra)).generate([ask()])
+    assert extra.items() <= server.posts[0].body.items()

@@ -23,7 +23,7 @@ def environment(**more: str) -> dict[str, Any]:
 
 @pytest.mark.processes
 def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> None:
-    program = start("--host", "0.0.0.0", **environment(TOT_SERVE_KEY="s3cret"))
+    program = start("--host", "0.0.0.0", **environment(TOT_SERVE_KEY="s3cret\r\n"))  # as a file with it may end
     url = program.url.replace("0.0.0.0", "127.0.0.1")
     assert httpx.get(f"{url}/v1/models").status_code == 401
     assert httpx.get(f"{url}/v1/models", headers={"authorization": "Bearer s3cret"}).status_code == 200
@@ -81,6 +81,15 @@ def test_a_port_in_use_is_said(tot: Any, folder: Path) -> None:
 def test_an_empty_key_is_no_key(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_SERVE_KEY", " ")
     assert tot("serve", "--port", "0") == (2, "", "tot: TOT_SERVE_KEY is empty: unset it, or give a key\n")
+
+
+@pytest.mark.parametrize("sign", ["\n", "\r", "…", "\x7f"])
+def test_a_key_that_no_client_can_send_is_refused_unseen(tot: Any, monkeypatch: pytest.MonkeyPatch, sign: str) -> None:
+    monkeypatch.setenv("TOT_SERVE_KEY", f"s3{sign}cret")
+    status, out, err = tot("serve", "--port", "0")
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert err.startswith("tot: TOT_SERVE_KEY contains a line break")
+    assert not any(part in err for part in ("s3", "cret"))
 
 
 def test_without_its_libraries_it_says_what_to_install(
