@@ -126,7 +126,7 @@ def address(prompt: Prompt, options: RemoteOptions) -> tuple[str, dict[str, Any]
 
 def for_tot(prompt: Prompt, sampling: Sampling) -> dict[str, Any]:
     """The fields by which `tot serve` draws what a local decoder draws: the whole seed, how many tokens were drawn, and
-    which tokens of the prompt the model wrote itself."""
+    which tokens of the prompt the model wrote itself. It returns the tokens, and their log-probabilities."""
     body: dict[str, Any] = {"seed": sampling.seed, "return_token_ids": True}
     if sampling.keep_stop:
         body["keep_stop"] = True

@@ -191,7 +191,7 @@ class RemoteDecoder:
         body |= sampled(sampling, self.options, seed_of(sampling.seed, index), n, "messages" in body)
         exact = self._server.is_tot and index == 0 and not self.options.thinking_tokens
         if exact:
-            body |= for_tot(prompt, sampling)
+            body = {name: value for name, value in body.items() if name != "logprobs"} | for_tot(prompt, sampling)
         messages = messages_of(prompt)
         prefix = messages[-1].content if path.startswith("/chat") and messages[-1].role == "assistant" else ""
         spent = Usage()

@@ -143,6 +143,8 @@ class Choice(_Reply):
     """`tot serve`'s: why the text ended, in the words of `Completion.finish_reason`."""
     token_ids: tuple[int, ...] = ()
     """`tot serve`'s: the tokens drawn."""
+    token_logprobs: tuple[float, ...] = ()
+    """`tot serve`'s: of each of them."""
 
     @field_validator("finish_reason")
     @classmethod

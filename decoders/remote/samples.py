@@ -87,7 +87,9 @@ def samples_of(reply: Reply, sampling: Sampling, logprobs: bool, used: Usage, st
         else:
             text, reason = _ended(choice, written, sampling, stops_sent)
         usage = replace(used, new_tokens=new[i]) if i == 0 else Usage(new_tokens=new[i], seconds=used.seconds)
-        each = _logprobs(choice, written, text) if logprobs else None
+        each: tuple[float, ...] | None = choice.token_logprobs
+        if not choice.token_ids:
+            each = _logprobs(choice, written, text) if logprobs else None
         total = math.nan if each is None else math.fsum(each)
         done.append(Sample(text, thinking, reason, total, usage, each or (), choice.token_ids))
     return done

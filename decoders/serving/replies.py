@@ -1,8 +1,8 @@
 """Completions as OpenAI's JSON: whole replies, chunks of streams, usage, log-probabilities.
 
 What they have no field for stands beside: `tot` (decoder, seed), `parts` and `answer` of rationales, `choice_logprobs`,
-and in `usage` the forwards, the tokens drafted, accepted, approximate and never decoded, and the drafts' positions that
-were reached.
+`token_ids`, `token_logprobs` and `finish` where a client asks for them, and in `usage` the forwards, the tokens
+drafted, accepted, approximate and never decoded, and the drafts' positions that were reached.
 """
 
 from __future__ import annotations
@@ -92,6 +92,9 @@ class Reply:
     def _beside(self, completion: Completion) -> dict[str, Any]:
         """What is ours, where there is any of it."""
         said: dict[str, Any] = {}
+        if self._asked.wanted.return_token_ids:
+            said |= {"token_ids": completion.tokens, "token_logprobs": completion.logprobs}
+            said["finish"] = completion.finish_reason
         if completion.choice_logprobs:
             said["choice_logprobs"] = [asdict(choice) for choice in completion.choice_logprobs]
         if len(completion.parts) > 1:

@@ -91,6 +91,8 @@ class ChatMessage(_Wire):
 
     role: Annotated[Literal["system", "user", "assistant"], BeforeValidator(_role_of)]
     content: Annotated[str, BeforeValidator(_text_of)]
+    written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
+    """As `Message.written`: of an assistant message to continue, the tokens that the model drew, by their place."""
 
 
 class StreamOptions(_Wire):
@@ -118,6 +120,13 @@ class Wanted(_Wire):
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]], BeforeValidator(_as_list), Field(max_length=16)
     ] = []
+    keep_stop: bool = False
+    """As `Sampling.keep_stop`: the stop string is part of the text."""
+    drawn: Annotated[int, Field(ge=0)] = 0
+    """As `Sampling.drawn`: how many tokens of the same text were drawn before, with the same seed."""
+    return_token_ids: bool = False
+    """Each choice has the tokens drawn (`token_ids`), their log-probabilities (`token_logprobs`) and why its text ended
+    (`finish`: stop, eos, length, ...)."""
     ignore_eos: bool = False
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -150,6 +159,8 @@ class Wanted(_Wire):
             raise ValueError("stream_options is for streams: set stream, or leave it out")
         if self.stream and self.choices:
             raise ValueError("choices are scored, which is nothing to stream: leave stream out")
+        if self.stream and (self.keep_stop or self.return_token_ids):
+            raise ValueError("keep_stop and return_token_ids are for whole replies: leave stream out")
         for field in ("answer_tokens", "whole_rationale"):
             if field in self.model_fields_set and self.answer_trigger is None:
                 raise ValueError(f"{field} is about the answer after a trigger: give answer_trigger too")
@@ -272,7 +283,7 @@ def asked(wanted: ChatWanted | TextWanted, decoder: str, limits: Limits) -> Aske
 
 def _prompts(wanted: ChatWanted | TextWanted) -> list[str | tuple[int, ...] | tuple[Message, ...]]:
     if isinstance(wanted, ChatWanted):
-        return [tuple(Message(role=message.role, content=message.content) for message in wanted.messages)]
+        return [tuple(Message(**message.model_dump()) for message in wanted.messages)]
     prompt = wanted.prompt
     several = prompt if isinstance(prompt, list) and not isinstance(prompt[0], int) else [prompt]
     return [one if isinstance(one, str) else tuple(one) for one in several]

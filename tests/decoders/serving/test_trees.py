@@ -1,0 +1,140 @@
+"""A search through `tot serve` grows the tree that it grows on the same decoder here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
+
+import httpx2 as httpx
+import openai
+import pytest
+
+from tot import BFS, Continue, LogProb, Random, Sample, Solution, Task, solve
+from tot.decoders import Message, Request, Sampling, load_decoder
+
+HOT = {"temperature": 1.0, "max_tokens": 24}
+FIRST, SECOND = 2**63 + 11, 5
+
+
+class Letter(Task):
+    """One message, in pieces."""
+
+    thought = ("step",)
+    depth = 9
+    templates: ClassVar = {
+        "step": "{% block user %}{{ question }}{% endblock %}"
+        "{% block assistant %}{% for t in thoughts %}{{ t.step }}{% endfor %}{{ step | default('') }}{% endblock %}",
+        "answer": "{% block user %}{{ question }}{% endblock %}",
+    }
+    sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {"step": {"max_tokens": 40}, "answer": {"max_tokens": 10}}
+
+
+def nodes(solution: Solution) -> list[dict[str, Any]]:
+    """What depends neither on the machine nor on the decoder's name. A server counts the new tokens of all samples
+    together, and log-probabilities differ by the order in which they are summed."""
+    others = ("seconds", "decoder", "reused_prompt_tokens", "forwards", "new_tokens")
+    found = []
+    for node in solution.tree.to_json()["nodes"]:
+        for part in node.get("thought", {}).get("drawn", {}).values():
+            assert len(part.pop("logprobs")) == len(part["tokens"])
+        found.append({name: value for name, value in node.items() if name not in others})
+    return found
+
+
+@pytest.fixture
+def tiny(make_model: Callable[..., Any], tokenizer: Any) -> Callable[..., Any]:
+    """Makes decoders on a model that writes characters which can end a piece."""
+    return lambda **options: load_decoder("ar", make_model(readable=True), tokenizer=tokenizer, **options)
+
+
+@pytest.fixture
+def remote(server: Any) -> Any:
+    with load_decoder("openai", "tiny", base_url=f"{server.url}/v1") as decoder:
+        yield decoder
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("until", ["e", "sentence", "paragraph"])
+def test_continue_grows_the_same_tree(server: Any, remote: Any, until: str, temperature: float) -> None:
+    asked = {"generator": Continue(temperature=temperature, until=until), "evaluator": Random(), "seed": 3}
+    here, there = (
+        solve(Letter, "Why?", decoder=decoder, search=BFS(thoughts=2, breadth=2, depth=4), **asked)
+        for decoder in (server.decoder, remote)
+    )
+    assert nodes(there) == nodes(here)
+    assert (there.answer, there.calls, there.parse_failures) == (here.answer, here.calls, here.parse_failures)
+    value = LogProb().of
+    ends = [node.id for node in here.tree.leaves() if node.thought is not None]
+    assert [value(there.tree.state(there.tree[i])) for i in ends] == pytest.approx(
+        [value(here.tree.state(here.tree[i])) for i in ends], rel=1e-4
+    )
+    assert len(here.tree) > (9 if until == "e" and temperature else 1)
+
+
+def test_samples_are_the_same_with_seeds_of_64_bits(server: Any, remote: Any) -> None:
+    request = Request(prompt=(Message(role="user", content="Why?"),), sampling=Sampling(n=3, seed=FIRST, **HOT))
+    here, there = (decoder.generate([request]) for decoder in (server.decoder, remote))
+    assert [(one.text, one.tokens, one.finish_reason) for one in there] == [
+        (one.text, one.tokens, one.finish_reason) for one in here
+    ]
+    assert len({one.text for one in here}) == 3
+    asked = {"search": BFS(thoughts=3, breadth=2, depth=2), "generator": Sample(), "evaluator": Random(), "seed": 9}
+    one, other = (solve(Letter, "Why?", decoder=decoder, **asked) for decoder in (server.decoder, remote))
+    assert nodes(one) == nodes(other)
+
+
+# -- the fields by themselves -------------------------------------------------------------------------------------
+
+
+def test_a_text_keeps_its_stop_and_goes_on_token_for_token(server: Any, client: openai.OpenAI) -> None:
+    user = {"role": "user", "content": "Why?"}
+    plain = Sampling(seed=SECOND, temperature=1.0, max_tokens=60)
+    (whole,) = server.decoder.generate([Request(prompt=(Message(**user),), sampling=plain)])
+    text, written, tokens = "", [], []
+    while len(tokens) < len(whole.tokens):
+        begun = [{"role": "assistant", "content": text, "written": written}] if text else []
+        more = {"keep_stop": True, "drawn": len(tokens), "return_token_ids": True, "continue_final_message": bool(text)}
+        left = len(whole.tokens) - len(tokens)
+        reply = client.chat.completions.create(
+            model="tiny",
+            messages=[user, *begun],
+            seed=SECOND,
+            temperature=1.0,
+            max_tokens=left,
+            stop=["e"],
+            extra_body=more,
+        )
+        (choice,) = reply.choices
+        assert choice.finish in ("stop", "length", "eos")
+        written.append([len(text), choice.token_ids])
+        text += choice.message.content
+        tokens += choice.token_ids
+    assert (text, tuple(tokens)) == (whole.text, whole.tokens)
+    assert len(written) > 2
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"stream": True, "keep_stop": True}, "are for whole replies: leave stream out"),
+        ({"stream": True, "return_token_ids": True}, "are for whole replies: leave stream out"),
+        ({"drawn": -1}, "drawn: Input should be greater than or equal to 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(server: Any, more: dict[str, Any], said: str) -> None:
+    body = {"model": "tiny", "messages": [{"role": "user", "content": "q"}], **more}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", json=body)
+    assert refused.status_code == 400
+    assert said in refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("tokens", [[-1], [10**12], [3, 4, 5], []])
+def test_tokens_that_do_not_spell_a_message_are_left_out(server: Any, client: openai.OpenAI, tokens: list[int]) -> None:
+    texts = []
+    for written in ([[0, tokens]], [[99, tokens]], []):
+        messages = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "It is", "written": written}]
+        reply = client.chat.completions.create(
+            model="tiny", messages=messages, seed=1, max_tokens=8, extra_body={"continue_final_message": True}
+        )
+        texts.append(reply.choices[0].message.content)
+    assert len(set(texts)) == 1
