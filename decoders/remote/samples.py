@@ -81,11 +81,12 @@ def samples_of(reply: Reply, sampling: Sampling, logprobs: bool, used: Usage, st
     done = []
     for i, choice in enumerate(choices):
         written, thinking = apart(choice)
+        ended: tuple[str, FinishReason] = (written, "length")
         if problems[i]:
             log.warning("one of %d samples counts as cut: %s", len(choices), problems[i])
-            text, reason = written, cast(FinishReason, "length")
         else:
-            text, reason = _ended(choice, written, sampling, stops_sent)
+            ended = _ended(choice, written, sampling, stops_sent)
+        text, reason = ended
         usage = replace(used, new_tokens=new[i]) if i == 0 else Usage(new_tokens=new[i], seconds=used.seconds)
         each: tuple[float, ...] | None = choice.token_logprobs
         if not choice.token_ids:
