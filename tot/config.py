@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -30,6 +32,7 @@ from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.search.base import Search
 from tot.task import Task
 
+log = logging.getLogger(__name__)
 FILTERS = ("top_k", "top_p", "min_p")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
 """Options that are the engine's, whatever decodes on it."""
@@ -110,15 +113,23 @@ class SearchConfig(BaseModel):
             return False
         asked = chosen["generate"]
         if not isinstance(asked, str):
+            if getattr(getattr(asked, "tokenizer", None), "chat_template", "") is None:
+                _warn_of_few_shot()
             return bool(getattr(asked, "chats", False))
         if asked in REMOTE:
             return bool(self.model_options.get("api", "chat") == "chat")
-        if not isinstance(self.model, str | Path):
-            return getattr(self.model_options.get("tokenizer"), "chat_template", None) is not None
-        try:
-            return has_chat_template(self.model)
-        except (OSError, ModelError):  # it is said when the model is loaded
+        if self.model is None:
             return False
+        if not isinstance(self.model, str | Path):
+            chats = getattr(self.model_options.get("tokenizer"), "chat_template", None) is not None
+        else:
+            try:
+                chats = has_chat_template(self.model)
+            except (OSError, ModelError):  # it is said when the model is loaded
+                return False
+        if not chats:
+            _warn_of_few_shot()
+        return chats
 
     def parts(self, task: Task) -> dict[str, Any]:
         """The search, the generator and the evaluator, by kind. Raises OptionError for what is not known."""
@@ -223,6 +234,15 @@ class SearchConfig(BaseModel):
             where = {"model": self.model} if name in REMOTE else {"engine": made[first].engine}
             made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
         return {**objects, **{purpose: made[name] for purpose, name in names.items()}}
+
+
+@functools.cache
+def _warn_of_few_shot() -> None:
+    """Say once a process why a task is not asked as a chat: the papers' searches make many more calls."""
+    log.warning(
+        "the model has no chat template, so it gets the papers' few-shot prompts, and a task's default search makes "
+        "many calls: search='cot' makes one, and a model with a chat template gets plain questions"
+    )
 
 
 def _is_remote(decoder: str | Decoder) -> bool:

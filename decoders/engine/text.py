@@ -1,11 +1,12 @@
 """Text to token ids and back: prompts, chat templates, continuations, and which tokens end a text.
 
 Text is data. A control token written out in it ("<|im_end|>" in a user's question) is encoded as the characters it
-consists of; only the chat template's own control tokens are control tokens.
+consists of; only the chat template's own control tokens are control tokens. Other added tokens ("<table>") are text.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from tot.decoders.errors import ModelError, RequestError
+from tot.decoders.kernels.native import log_once
 from tot.decoders.request import Message, Request
 
 
@@ -35,17 +37,44 @@ class TextCodec:
         ends = [listed] if isinstance(listed, int) else list(listed or ())
         if tokenizer.eos_token_id is not None:
             ends.append(tokenizer.eos_token_id)
-        self.end_ids = frozenset(ends)
+        self._added: dict[int, str] = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
+        self.end_ids = frozenset([*ends, *self._turn_ends()])
         """Tokens that end a text."""
-        added = (token.content for token in tokenizer.added_tokens_decoder.values())
-        # Longest first. Gemma, Phi and GPT-NeoX add runs of blanks too: those are text.
-        written = sorted((content for content in added if content.strip()), key=len, reverse=True)
+        special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._special = self.end_ids | special | self._markers()
+        # Longest first. Some tokenizers add runs of blanks as control tokens: those are text.
+        contents = (content for i, content in self._added.items() if i in self._special)
+        written = sorted(filter(str.strip, contents), key=len, reverse=True)
         any_control = "|".join(map(re.escape, written)) or r"(?!)"
         self._spelled_out = re.compile(any_control)
         self._begins_control = re.compile(f"(?={any_control})")  # finds overlapping ones too
-        self._special = self.end_ids | {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         # Other tokenizers drop the blank that a text begins with: what their tokens spell inside of one can't be told.
         self._spells = self._spelled(self._continuation(" x"), " x")[1] == 2
+
+    def _rendered(self, *turns: tuple[str, str], opens: bool = False) -> str:
+        """What the chat template makes of (role, content) turns; "" if there is none, or it refuses them."""
+        messages = [{"role": role, "content": content} for role, content in turns]
+        try:
+            text: str = self.tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opens)
+        except Exception:  # templates raise whatever they like; a request that meets it gets an error  # noqa: BLE001
+            return ""
+        return text
+
+    def _turn_ends(self) -> list[int]:
+        """The token that the chat template puts after an assistant's text, if it is one token of the vocabulary."""
+        said = secrets.token_hex(8)
+        turns = (("user", "x"), ("assistant", said))
+        for text in (self._rendered(*turns), self._rendered(*turns, ("user", "x"))):
+            after = text.rpartition(said)[2].lstrip() if said in text else ""
+            ends = [i for i, content in self._added.items() if content.strip() and after.startswith(content)]
+            if ends:
+                return [max(ends, key=lambda i: len(self._added[i]))]
+        return []
+
+    def _markers(self) -> set[int]:
+        """Tokens by which the chat template marks turns, also those that the tokenizer does not call special."""
+        text = self._rendered(("user", "x"), opens=True)
+        return {i for i, content in self._added.items() if content.strip() and content in text}
 
     def encode_prompt(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
         """Token ids of a prompt. Raises RequestError for ids outside the vocabulary, or if the template refuses."""
@@ -124,6 +153,11 @@ class TextCodec:
         """The chat template, filled in with stand-ins for every control token that a message spells out."""
         last = messages[-1]
         if self.tokenizer.chat_template is None:  # a base model: the messages are one text
+            log_once(
+                logging.WARNING,
+                "the model has no chat template, so messages are joined to one text without their roles: give a model "
+                "with a template for chats",
+            )
             text = "\n\n".join(message.content for message in messages)
             return [*self._opening(), *self._ids_with(last, text)] if last.written else self.encode_prompt(text)
         mark = secrets.token_hex(8)

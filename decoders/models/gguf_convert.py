@@ -30,6 +30,21 @@ _LOCAL_ROPE, _GLOBAL_EVERY = 10000.0, 6
 """Of Gemma 3 (report, section 2.1), as files don't say it: RoPE's base in layers with a window, and which have none."""
 
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token
+_ENDS = {
+    *(
+        "<|im_end|>",
+        "<|eot_id|>",
+        "<|eom_id|>",
+        "<|end|>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+        "<|return|>",
+        "<|call|>",
+    ),
+    *("<|calls|>", "<|flush|>", "<end_of_turn>", "<end_of_utterance>", "<turn|>", "<EOT>", "_<EOT>", "[EOT]"),
+    *("[EOS]", "<eos>", "</s>"),
+}
+"""Tokens that llama.cpp takes for the end of a turn or a text by their names, whatever the file calls its end."""
 
 # `tokenizer.ggml.pre` names the rule that splits text before merging; the file does not spell the rule out.
 _QWEN2_SPLIT = (
@@ -38,11 +53,6 @@ _QWEN2_SPLIT = (
 )
 _LLAMA3_SPLIT = _QWEN2_SPLIT.replace(r"\p{N}|", r"\p{N}{1,3}|")
 _SPLITS = {"gpt-2": None, "smollm": None, "qwen2": _QWEN2_SPLIT, "llama-bpe": _LLAMA3_SPLIT}
-
-
-_MOST_LISTED, _MOST_TENSORS = 2**22, 2**16
-"""Elements of all lists in a GGUF file's metadata (of vocabularies of 262,144 tokens there are 1.4 million), and its
-tensors."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +82,10 @@ def read_gguf(path: Path) -> GGUFFile:
 
     Raises ModelError for a file that is not GGUF, is damaged, or ends too early.
     """
+    from tot.decoders.models.gguf_reader import BoundedReader
+
     try:
-        reader = _open(path)
+        reader = BoundedReader(path)
         metadata = {key: field.contents() for key, field in reader.fields.items()}
         tensors = {str(tensor.name): tensor for tensor in reader.tensors}
     except FileNotFoundError:
@@ -82,37 +94,6 @@ def read_gguf(path: Path) -> GGUFFile:
     except (ValueError, LookupError, TypeError, ArithmeticError, MemoryError) as error:
         raise ModelError(f"{path} is not a readable GGUF file ({reason(error)}): download it again") from error
     return GGUFFile(path, metadata, tensors)
-
-
-def _open(path: Path) -> Any:
-    """A `gguf.GGUFReader`. Raises ValueError for a count that no model has, before the reader loops over it."""
-    import gguf
-    import numpy as np
-
-    class Reader(gguf.GGUFReader):  # type: ignore[misc]
-        listed = 0
-        """Elements of all lists so far."""
-
-        def _get(self, offset: int, dtype: Any, count: int = 1, override_order: Any = None) -> Any:
-            values = super()._get(offset, dtype, count, override_order)
-            if len(values) < count:  # past the end the reader finds no bytes, and goes on
-                raise ValueError(f"it ends at byte {len(self.data):,}")
-            return values
-
-        def _get_field_parts(self, orig_offs: int, raw_type: int) -> Any:
-            if raw_type == gguf.GGUFValueType.ARRAY:
-                kind, length = self._get(orig_offs, np.uint32)[0], int(self._get(orig_offs + 4, np.uint64)[0])
-                self.listed += length
-                if kind == gguf.GGUFValueType.ARRAY or self.listed > _MOST_LISTED:
-                    raise ValueError(f"a list in it has {length:,} elements of type {kind}")
-            return super()._get_field_parts(orig_offs, raw_type)
-
-        def _build_tensor_info(self, offs: int, count: int) -> Any:
-            if count > _MOST_TENSORS:
-                raise ValueError(f"it lists {count:,} tensors")
-            return super()._build_tensor_info(offs, count)
-
-    return Reader(path)
 
 
 def build_config(file: GGUFFile) -> Any:
@@ -129,6 +110,8 @@ def build_config(file: GGUFFile) -> Any:
     blocks = file.setting("block_count")
     if blocks > len(file.tensors):
         raise _refusal(file, f"its block_count is {blocks:,}, and it has {len(file.tensors):,} tensors")
+    if (context := file.setting("context_length")) == 0:
+        raise _refusal(file, "its context_length is 0")
     hidden, heads = file.setting("embedding_length"), file.setting("attention.head_count")
     head_dim = file.setting("attention.key_length") or hidden // heads
     if file.setting("rope.dimension_count", head_dim) != head_dim:
@@ -145,8 +128,7 @@ def build_config(file: GGUFFile) -> Any:
             "layer_types": [f"{'sliding' if layer % _GLOBAL_EVERY else 'full'}_attention" for layer in layers],
             "query_pre_attn_scalar": hidden // heads if len(layers) == 62 else head_dim,  # the 27B alone
         }
-    eos = [file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")]
-    eos = list(dict.fromkeys(token for token in eos if token is not None))
+    eos = _end_ids(file)
     return AutoConfig.for_model(
         _FAMILIES.get(architecture, architecture),
         architectures=[ARCHITECTURES[architecture]],
@@ -157,7 +139,7 @@ def build_config(file: GGUFFile) -> Any:
         num_attention_heads=heads,
         num_key_value_heads=file.setting("attention.head_count_kv", heads),
         head_dim=head_dim,
-        max_position_embeddings=file.setting("context_length"),
+        max_position_embeddings=context,
         rms_norm_eps=float(f"{file.setting('attention.layer_norm_rms_epsilon'):.7g}"),  # stored as float32
         rope_parameters=rope,
         tie_word_embeddings="output.weight" not in file.tensors,
@@ -166,6 +148,20 @@ def build_config(file: GGUFFile) -> Any:
         pad_token_id=file.metadata.get("tokenizer.ggml.padding_token_id"),
         **others,
     )
+
+
+def _end_ids(file: GGUFFile) -> list[int]:
+    """Tokens that end a text: first what the file says, then those with names that are known."""
+    said = (file.metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    tokens = file.metadata["tokenizer.ggml.tokens"]
+    kinds = file.metadata.get("tokenizer.ggml.token_type", [_CONTROL] * len(tokens))
+    named = (i for i, (token, kind) in enumerate(zip(tokens, kinds, strict=False)) if _ends(token, kind))
+    return list(dict.fromkeys([*(i for i in said if i is not None and 0 <= i < len(tokens)), *named]))
+
+
+def _ends(token: str, kind: int) -> bool:
+    """Whether a token ends a text by its name. As text, "</s>" is HTML: Gemma has such a token."""
+    return token in _ENDS and (kind == _CONTROL or token != "</s>")
 
 
 def build_tokenizer(file: GGUFFile) -> Any:
@@ -215,8 +211,9 @@ def build_tokenizer(file: GGUFFile) -> Any:
         backend.normalizer = normalizers.NFC()
     backend.decoder = decoders.ByteLevel()
     for kind, token in zip(metadata.get("token_type", ()), metadata["tokens"], strict=False):
-        if kind in (_CONTROL, _USER_DEFINED):
-            backend.add_tokens([AddedToken(token, normalized=False, special=kind == _CONTROL)])
+        control = kind == _CONTROL or _ends(token, kind)
+        if control or kind == _USER_DEFINED:
+            backend.add_tokens([AddedToken(token, normalized=False, special=control)])
     return PreTrainedTokenizerFast(tokenizer_object=backend, **options)
 
 

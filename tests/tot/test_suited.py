@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tot import SearchConfig, evaluate, rap, solve
+from tot.config import _warn_of_few_shot
 from tot.decoders import LocalDecoder, ModelError, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template
 from tot.decoders.remote.decoder import RemoteDecoder
@@ -31,6 +32,35 @@ def test_a_model_with_a_chat_template_is_asked_as_a_chat(tiny: Any, monkeypatch:
         assert prompts(decoder=decoder) == "papers"
         assert prompts(decoder=decoder, prompts="chat") == "chat"
         assert prompts(model=decoder.model, model_options={"tokenizer": decoder.tokenizer}) == "papers"
+
+
+def test_a_model_without_a_chat_template_is_asked_in_few_shot_with_one_warning(
+    tiny: Any, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    base = tmp_path / "base.gguf"
+    base.write_bytes(b"GGUF and no template")
+    with tiny() as decoder:
+        monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
+        object_given = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
+        for options in ({"model": base}, {"decoder": decoder}, object_given):
+            _warn_of_few_shot.cache_clear()
+            caplog.clear()
+            assert prompts(**options, prompts="chat") == "chat"
+            assert prompts(**options, prompts="papers") == prompts(**options, search="rap") == "papers"
+            assert not caplog.messages
+            assert prompts(**options) == prompts(**options) == "papers"
+            (message,) = caplog.messages
+            assert message.startswith("the model has no chat template, so it gets the papers' few-shot prompts")
+
+
+def test_nothing_is_said_of_templates_where_none_is_missing(
+    tiny: Any, scripted: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    _warn_of_few_shot.cache_clear()
+    with tiny() as decoder, load_decoder("fastcot", engine=decoder.engine) as needing:
+        for options in ({"decoder": needing}, {"decoder": scripted({})}, {"model": None}, {"model": "no/such.gguf"}):
+            assert prompts(**options) == "papers"
+    assert not caplog.messages
 
 
 def test_who_says_nothing_of_chats_is_asked_with_the_papers_prompts(scripted: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 
+from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError
-from tot.decoders.models.gguf_convert import build_tokenizer, read_gguf
+from tot.decoders.models import gguf_convert
+from tot.decoders.models.gguf_convert import GGUFFile, build_tokenizer, read_gguf
 from tot.decoders.models.loading import load_model
 
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -125,7 +128,44 @@ def test_sentencepiece_vocabularies_survive_the_cache(tiny: Any, tmp_path: Path)
 
 def test_eos_and_pad_reach_the_generation_config(tiny: Any, tmp_path: Path) -> None:
     settings = load_model(tiny.path, cache_dir=tmp_path).model.generation_config
-    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (1, 2, 0)
+    assert (settings.bos_token_id, settings.eos_token_id, settings.pad_token_id) == (1, [2, 0], 0)
+
+
+@pytest.mark.parametrize(
+    ("said", "tokens", "ends"),
+    [
+        ({"eos": 1}, {"<|im_end|>": 3, "<|endoftext|>": 3, "a": 1}, [1, 0]),
+        ({"eos": 0, "eot": 2, "eom": 2}, {"<eos>": 3, "<pad>": 3, "<end_of_turn>": 3}, [0, 2]),
+        ({}, {"<|eot_id|>": 3, "<|eom_id|>": 3, "<|end|>": 3, "<|end_of_text|>": 3}, [0, 1, 2, 3]),
+        ({}, {"<EOT>": 3, "_<EOT>": 3, "[EOS]": 3, "[EOT]": 3, "</s>": 3, "<s>": 3}, [0, 1, 2, 3, 4]),
+        ({}, {"<|im_end|>": 1, "<|im_start|>": 3, "<end_of_turn>": 4}, [0, 2]),  # llama.cpp goes by the name alone
+        ({}, {"</s>": 4, "<s>": 4, "<table>": 4}, []),  # HTML, as in Gemma's vocabulary
+        ({"eos": 9, "eot": 2**32 - 1, "eom": -1}, {"<|im_end|>": 3}, [0]),  # no tokens of this vocabulary
+    ],
+)
+def test_a_text_ends_where_the_file_says_and_at_the_ends_that_llama_cpp_knows_by_name(
+    said: dict[str, int], tokens: dict[str, int], ends: list[int]
+) -> None:
+    metadata = {f"tokenizer.ggml.{name}_token_id": token for name, token in said.items()}
+    metadata |= {"tokenizer.ggml.tokens": list(tokens), "tokenizer.ggml.token_type": list(tokens.values())}
+    assert gguf_convert._end_ids(GGUFFile(Path("any.gguf"), metadata, {})) == ends
+
+
+def test_a_chat_model_whose_file_names_another_end_stops_at_the_end_of_its_turn(
+    tmp_path: Path, write_gguf: Callable[..., Any]
+) -> None:
+    named = {f"tokenizer.ggml.{name}_token_id": 0 for name in ("eos", "eot")}
+    loaded = load_model(write_gguf(tmp_path / "chatml.gguf", **named).path, cache_dir=tmp_path)
+    assert loaded.tokenizer.eos_token_id == 0
+    assert TextCodec(loaded.tokenizer, loaded.model.generation_config).end_ids == {0, 2}
+
+
+def test_an_end_that_the_file_calls_normal_is_one_control_token(tiny: Any) -> None:
+    file = read_gguf(tiny.path)
+    kinds = [1 if kind == 3 and i == 2 else kind for i, kind in enumerate(file.metadata["tokenizer.ggml.token_type"])]
+    tokenizer = build_tokenizer(replace(file, metadata={**file.metadata, "tokenizer.ggml.token_type": kinds}))
+    assert tokenizer.encode("hello<|im_end|>")[-1] == 2
+    assert 2 not in TextCodec(tokenizer).encode("hello<|im_end|>")
 
 
 @pytest.mark.parametrize(
@@ -134,6 +174,7 @@ def test_eos_and_pad_reach_the_generation_config(tiny: Any, tmp_path: Path) -> N
         ({"pre": "tekken"}, "tokenizer (gpt2, tekken)"),
         ({"llama.rope.scaling.type": "yarn"}, "scaled RoPE"),
         ({"llama.attention.sliding_window": 64}, "sliding-window"),
+        ({"llama.context_length": 0}, "its context_length is 0"),
         ({"llama.rope.dimension_count": 8}, "part of each head"),
         ({"llama.embedding_length": 32}, "shape"),
         ({"llama.block_count": 3}, "it has no model.layers.2"),
