@@ -6,6 +6,7 @@ A layer keeps their shape, and their first numbers, by which models are told apa
 from __future__ import annotations
 
 import hashlib
+import math
 from typing import Any
 
 import torch
@@ -18,11 +19,11 @@ FIRST = 64
 
 
 def give_up(layer: Any, first: Tensor | None = None) -> None:
-    """Let go of a layer's weight, whose first numbers may be given; only its packed copy computes from now on. A number
-    stands for all of them, so that their shape, type and device can be read."""
+    """Let go of a layer's weight, whose first numbers may be given; only its packed copy computes from now on. One NaN
+    stands for all of them, so that their shape, type and device can be read, and nobody takes them for numbers."""
     weight = layer.weight
     first = first_numbers(weight).clone() if first is None else first
-    kept = torch.zeros((), dtype=weight.dtype, device=first.device).expand(weight.shape)
+    kept = torch.full((), math.nan, dtype=weight.dtype, device=first.device).expand(weight.shape)
     layer.weight = nn.Parameter(kept, requires_grad=False)
     layer.weight.first_numbers = first
     layer.forward = _refuse
