@@ -61,7 +61,10 @@ def _opened(names: str, *options: str) -> ctypes.CDLL | None:
         functions = _compiled(path, compiler, code, options)
     except (OSError, subprocess.SubprocessError) as error:
         cause = (getattr(error, "stderr", None) or str(error)).strip()[:500]
-        log.warning("%s%s.c can't be compiled, so decoding is slower: %s", problem, names, cause)
+        if problem:  # of all libraries alike
+            log_once(logging.WARNING, f"{problem}they can't be compiled either, so decoding is slower: reinstall tot")
+        level = logging.INFO if problem else logging.WARNING
+        log.log(level, "%s.c can't be compiled, so decoding is slower: %s", names, cause)
         return None
     if problem:
         log_once(logging.WARNING, f"{problem}they are compiled instead: reinstall tot to skip that")

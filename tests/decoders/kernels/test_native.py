@@ -252,6 +252,19 @@ def test_without_a_compiler_a_damaged_library_leaves_torch_with_one_warning(
     assert message.endswith("); no C compiler is found, so decoding is slower: install cc, gcc or clang")
 
 
+def test_libraries_that_can_neither_be_opened_nor_compiled_get_one_warning(
+    ready: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    empty(ready)
+    monkeypatch.setattr(native.shutil, "which", lambda name: "false")
+    for options in (OPTIONS, (*OPTIONS, "-DOTHER")):
+        other = ready.with_name(compiling.file_name(source("draw"), "draw", (*options, *LEVELS[0].options)))
+        other.write_bytes(b"")
+        assert native._opened("draw", *options, *LEVELS[0].options) is None
+    (message,) = caplog.messages
+    assert message.startswith("the ready-made kernels cannot be opened (library is damaged); they can't be compiled")
+
+
 @pytest.mark.parametrize("damage", [cut, zero, empty, flip, need_missing_library])
 def test_a_damaged_library_in_the_cache_is_compiled_anew(cache: Path, damage: Callable[[Path], None]) -> None:
     library = Path(made()._name)
