@@ -39,8 +39,15 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str | Iterable[str]) -> None:
-    """Write a text, or its pieces, in UTF-8. Raises TaskError where that is impossible."""
-    with writing(path), replacing(path) as unfinished, unfinished.open("w", encoding="utf-8") as file:
+    """Write a text, or its pieces, in UTF-8. Raises TaskError where that is impossible.
+
+    Half of a surrogate pair is written as its JSON escape, so that JSON is read back as it was.
+    """
+    with (
+        writing(path),
+        replacing(path) as unfinished,
+        unfinished.open("w", encoding="utf-8", errors="backslashreplace") as file,
+    ):
         file.writelines([text] if isinstance(text, str) else text)
 
 

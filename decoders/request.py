@@ -8,10 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
 Purpose = Literal["generate", "evaluate", "answer"]
 FinishReason = Literal["stop", "eos", "length", "budget", "cancelled"]
+
+
+def in_unicode(text: str) -> str:
+    """The text with a question mark for each half of a surrogate pair, which no tokenizer or server takes."""
+    return text.encode("utf-8", "replace").decode()
+
+
+UnicodeText = Annotated[str, AfterValidator(in_unicode)]
 
 
 class _Value(BaseModel):
@@ -23,7 +31,7 @@ class Message(_Value):
     on: blanks and newlines there count."""
 
     role: Literal["system", "user", "assistant"]
-    content: str
+    content: UnicodeText
     written: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """Of such a prefix, what the model wrote itself: (where it begins in `content`, the tokens drawn). A model that
     runs here is given those tokens as far as they spell `content`, whatever its tokenizer would make of the text."""
@@ -65,7 +73,7 @@ class Request(_Value):
     `prompt` is text (control tokens in it are plain text), chat messages, or token ids (taken as they are).
     """
 
-    prompt: Annotated[str | tuple[Message, ...] | tuple[int, ...], Field(union_mode="left_to_right")]
+    prompt: Annotated[UnicodeText | tuple[Message, ...] | tuple[int, ...], Field(union_mode="left_to_right")]
     sampling: Sampling = Sampling()
     purpose: Purpose = "generate"
     choices: tuple[Annotated[str, Field(min_length=1)], ...] = ()

@@ -16,6 +16,10 @@ from tot.tasks.pddl import Fact, Problem, check_name
 Facts = frozenset[Fact]
 """A state of the world: the facts that are true. All others are false."""
 
+_REASON = re.compile(
+    r"\s(?:[-–—]+|//|#|because|since|so|as|to|in order|for|which|that|while|where)(?=\s)", re.IGNORECASE
+)
+
 TABLE = ""
 """The place of a block that stands on no block."""
 
@@ -92,8 +96,16 @@ def places(facts: Facts) -> dict[str, str]:
 def parse_action(text: str) -> Action | None:
     """The action that a text is, as PDDL or in words, loosely written; None where it is none.
 
-    "(unstack b c)", "Unstack the b block from on top of block c." and "pick b up" are actions. Takes linear time.
+    "(unstack b c)", "Unstack the b block from on top of block c." and "pick b up" are actions; a reason after one
+    ("because", "to", "-") is left out. Takes linear time.
     """
+    if (action := _parse(text)) is not None:
+        return action
+    reason = _REASON.search(text)
+    return _parse(text[: reason.start()]) if reason else None
+
+
+def _parse(text: str) -> Action | None:
     words = [word.strip("`'\"*:!.[]") for word in re.findall(r"[^\s(),]++", text.lower())]
     words = [word for word in words if word and word not in ("the", "block")]
     at_table = words[-1:] == ["table"] and words[-2:-1] in (["from"], ["off"], ["on"], ["onto"])

@@ -16,7 +16,7 @@ from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
 from tot.state import State, Thought
-from tot.task import Task
+from tot.task import Task, text_of
 from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
 from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem
@@ -29,7 +29,13 @@ _FACTS = {
     "holding": re.compile(r"the hand holds (\S++)"),
     "handempty": re.compile(r"the hand is empty"),
 }
-_NUMBERED = re.compile(r"\A(?:action|step)?\s*+\d{0,3}+\s*+[.:)]?\s*+(?:and\s++)?(?:then\s++)?", re.IGNORECASE)
+_NUMBERED = re.compile(r"\A(?:action|step)?\s*+\d{0,3}+\s*+(?:[.:)]|[-–—](?=\s))?\s*+", re.IGNORECASE)
+_ORDER = re.compile(
+    r"\A(?:(?:first|second|third|fourth|fifth|next|then|now|after\s(?:that|this)|afterwards|final|last)(?:ly)?|and|i|we"
+    r"|you)[,:]?\s++",
+    re.IGNORECASE,
+)
+"""Words of order before an action, several of which may follow one another."""
 
 
 class Blocksworld(Task):
@@ -63,7 +69,7 @@ class Blocksworld(Task):
 
     def question_of(self, row: Mapping[str, Any]) -> str:
         """A row's PDDL, in `pddl` or `question`."""
-        return str(row["pddl"]) if "pddl" in row else super().question_of(row)
+        return text_of(row["pddl"], "pddl") if "pddl" in row else super().question_of(row)
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
         """The question itself: `score` does the plan in it, since many plans are right."""
@@ -118,7 +124,7 @@ class Blocksworld(Task):
 
         What is no action is passed over. None where there is none.
         """
-        pieces = re.findall(r"\([^()\n]*+\)|[^();,.\n]++", text)
+        pieces = re.findall(r"(?i:(?:un)?stack|pick-?up|put-?down)\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++", text)
         actions = (parse_action(_unnumbered(piece)) for piece in pieces)
         return [action.pddl for action in actions if action] or None
 
@@ -262,8 +268,10 @@ def _facts(state: State) -> Facts:
 
 def _unnumbered(text: str) -> str:
     """Text without `2.`, `Action 2:`, `- ` or `then` before it."""
-    bare = text.strip().lstrip("-*• ")
-    return _NUMBERED.sub("", bare, count=1)
+    bare = _NUMBERED.sub("", text.strip().lstrip("-*• "), count=1).lstrip("* ")
+    for _ in range(3):
+        bare = _ORDER.sub("", bare, count=1)
+    return bare
 
 
 def _steps(task: Task, answer: Any) -> list[str]:

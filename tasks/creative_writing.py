@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from tot.parallel import title
 from tot.state import State, Thought
-from tot.task import Task
+from tot.task import Task, text_of
 from tot.tasks.sentences import paragraphs, split, typed
 
 _PASSAGE = re.compile(r"^[ \t*#]{0,9}passage[ \t*]{0,9}:[ \t*]{0,9}", re.IGNORECASE | re.MULTILINE)
@@ -25,6 +25,9 @@ _SCORES = (  # the best sign of a score first
     re.compile(rf"\A[\s*_\[(]{{0,9}}{_NUMBER}[\s*_\]).]{{0,9}}\Z"),
 )
 _LABEL = re.compile(r"\A[\s*#_]{0,9}paragraph[ \t]{0,3}[0-9]{0,2}[\s*_]{0,9}:[\s*_]{0,9}", re.IGNORECASE)
+_RULE = re.compile(r"[-*_=#][-*_=# ]{2,}")
+_TITLE = re.compile(r"#.*|(\*\*|__|\*|_)[^\n]*\1|.*:[*_]{0,2}|(?:.*[^.!?…\"'”’)*_])")
+_EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _AFTER_PASSAGE = ("\nAnalysis:", "\nSentences:")
 
 
@@ -40,6 +43,7 @@ class CreativeWriting(Task):
     """
 
     name = "creative_writing"
+    verdict = "constraints met"
     thought = ("plan", "passage")
     depth = 2
     search = "bfs:thoughts=3,breadth=1"
@@ -68,8 +72,11 @@ class CreativeWriting(Task):
     }
 
     def question_of(self, row: Mapping[str, Any]) -> str:
-        """The sentences: the line of a text file (`text`), else `question`."""
-        return str(row["text"] if "text" in row else row["question"])
+        """The sentences: the line of a text file (`text`), else `question`, which may be a list of them."""
+        given = row["text"] if "text" in row else row["question"]
+        if isinstance(given, list) and given and all(isinstance(one, str) for one in given):
+            return json.dumps(given, ensure_ascii=False)
+        return text_of(given)
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
         """The sentences again: they are all it takes to check an answer."""
@@ -150,7 +157,7 @@ class CreativeWriting(Task):
         if not isinstance(answer, str):
             return False
         exact = endings(question, answer)
-        return len(exact) > 0 and all(exact) and len(paragraphs(answer)) == len(exact)
+        return len(exact) > 0 and all(exact) and len(_body(answer, len(exact))) == len(exact)
 
     def score(self, answer: Any | None, reference: Any) -> float:
         """The share of the sentences in `reference` that end their paragraph exactly."""
@@ -175,8 +182,22 @@ def endings(question: str, passage: str) -> list[bool]:
     """Whether each required sentence ends its paragraph, the first the first, and so on: word for word, but for spacing
     and the kind of quotes and dashes. False where the paragraph is missing; those beyond the last sentence don't count.
     """
-    written = map(typed, paragraphs(passage))
-    return [_ends_in(next(written, ""), typed(sentence)) for sentence in required(question)]
+    sentences = required(question)
+    written = iter(_body(passage, len(sentences)))
+    return [_ends_in(_unmarked(next(written, "")), _unmarked(sentence)) for sentence in sentences]
+
+
+def _body(passage: str, count: int) -> list[str]:
+    """The paragraphs of a passage; of more than `count`, without rules, and without a title or an introduction."""
+    found = [one for one in paragraphs(passage) if not _RULE.fullmatch(one)]
+    while len(found) > count and _TITLE.fullmatch(found[0]):
+        found.pop(0)
+    return found
+
+
+def _unmarked(text: str) -> str:
+    """The text as typed, without Markdown's emphasis."""
+    return typed(_EMPHASIS.sub("", text))
 
 
 def _ends_in(paragraph: str, sentence: str) -> bool:

@@ -14,13 +14,21 @@ from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
 from tot.state import State, Thought
-from tot.task import Task
+from tot.task import Task, text_of
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
 
 TARGET = 24
 
 # Bounded repeats keep the patterns linear. An operand is a whole number, a decimal or a fraction: 4, 1.5, 8/3, -5.
-_PLAIN = str.maketrans({"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-"})
+_PLAIN = str.maketrans(
+    {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")", "{": "(", "}": ")"}
+)
+_LATEX = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-z])|\\[()\[\]!,;]|\$")
+_BOXED = re.compile(r"\\boxed\s{0,3}\{([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}")
+_LATEX_FRACTION = re.compile(r"\\[dt]?frac\s{0,3}\{([^{}]*+)\}\s{0,3}\{([^{}]*+)\}")
+_NESTED = 4
+"""Fractions within fractions that are read."""
+_SIDE_BY_SIDE = re.compile(r"\)[ \t]{0,3}\(")
 _TIMES = re.compile(r"\\times|\\cdot|(?<=[0-9) ])[xX](?=[0-9( ])")
 _BULLET = re.compile(r"^\s{0,9}(?:[-*•]\s|\(?[0-9]{1,3}[.):]\s)")
 _OPERAND = r"\(?(-?[0-9]{1,12}(?:\.[0-9]{1,12}|/[0-9]{1,12})?)\)?"
@@ -77,7 +85,7 @@ class Game24(Task):
 
     def question_of(self, row: Mapping[str, Any]) -> str:
         """The numbers: `Puzzles` in ToT's file, else `question`."""
-        return str(row["Puzzles"] if "Puzzles" in row else row["question"])
+        return text_of(row["Puzzles"] if "Puzzles" in row else row["question"])
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
         """The numbers again: they are all it takes to check an answer."""
@@ -234,4 +242,11 @@ def _bare(term: str) -> str:
 
 
 def _plain(text: str) -> str:
-    return _TIMES.sub("*", text.translate(_PLAIN)).replace("\\div", "/")
+    """Arithmetic as `evaluate` reads it, whichever LaTeX, brackets and signs it is written with."""
+    text = _LATEX.sub("", _BOXED.sub(r"\1", text))
+    for _ in range(_NESTED):
+        text, found = _LATEX_FRACTION.subn(r"((\1)/(\2))", text)
+        if not found:
+            break
+    text = _TIMES.sub("*", text.translate(_PLAIN)).replace("\\div", "/")
+    return _SIDE_BY_SIDE.sub(")*(", text)

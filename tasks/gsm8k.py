@@ -7,7 +7,9 @@ from collections.abc import Hashable, Mapping
 from typing import Any, ClassVar
 
 from tot import State, Task
+from tot.decoders.errors import TaskError
 from tot.state import Observation, Thought, after_thinking
+from tot.task import text_of
 from tot.tasks.code import SANDBOX, program_in
 from tot.tasks.numbers import (
     announced_answer,
@@ -71,6 +73,13 @@ class GSM8K(Task):
         "filters": {"top_p": 0.8, "top_k": 20},
     }
 
+    def reference_of(self, row: Mapping[str, Any]) -> str:
+        """The row's answer: a number, or a solution that ends in one. Raises TaskError for any other."""
+        reference = text_of(row["answer"], "answer")
+        if self._expected(reference) is None:
+            raise TaskError(f"its answer {reference!r:.60} has no number: give one, such as 18 or '#### 18'")
+        return reference
+
     def variables(self, state: State) -> dict[str, Any]:
         return {**super().variables(state), "demonstrations": self.data("demonstrations")}
 
@@ -122,8 +131,10 @@ class GSM8K(Task):
             value = value_of(number)
         return super().canonical(answer) if value is None else value
 
-    def score(self, answer: str | None, reference: str) -> float:
+    def _expected(self, reference: str) -> str | None:
+        return reference if value_of(reference) is not None else self.parse_answer(reference)
+
+    def score(self, answer: str | None, reference: str | float) -> float:
         """`reference` is a number, or a GSM8K solution that ends in `#### N`."""
-        reference = str(reference)  # data sets have numbers as often as texts
-        expected = reference if value_of(reference) is not None else self.parse_answer(reference)
+        expected = self._expected(str(reference))  # data sets have numbers as often as texts
         return float(answer is not None and expected is not None and same_number(answer, expected))

@@ -16,6 +16,8 @@ Fact = tuple[str, ...]
 """A predicate and its blocks, such as ("on", "a", "b")."""
 
 ARITY = {"on": 2, "ontable": 1, "clear": 1, "handempty": 0, "holding": 1}
+_ALIASES = {"armempty": "handempty", "emptyhand": "handempty", "emptyarm": "handempty"}
+"""Other domains' names of predicates, without hyphens."""
 RESERVED = frozenset(
     "the block blocks on onto off top of from table up down and is hand holds empty clear".split()  # noqa: SIM905
 )
@@ -163,12 +165,14 @@ def _fact(item: _Node, objects: frozenset[str]) -> Fact:
         raise _wrong(item, "not a fact: write one such as (on a b)")
     if item.head in _CONNECTIVES:
         raise _wrong(item, f"'{item.head}' is not taken here: give positive facts only, a goal's in one (and ...)")
-    if item.head not in ARITY:
+    head = item.head.replace("-", "").replace("_", "")
+    head = _ALIASES.get(head, head)
+    if head not in ARITY:
         raise _wrong(item, f"unknown predicate '{item.items[0]}': use one of {', '.join(ARITY)}")
     arguments = item.items[1:]
-    if len(arguments) != ARITY[item.head]:
-        raise _wrong(item, f"'{item.head}' takes {ARITY[item.head]} blocks, not {len(arguments)}: give as many")
+    if len(arguments) != ARITY[head]:
+        raise _wrong(item, f"'{item.head}' takes {ARITY[head]} blocks, not {len(arguments)}: give as many")
     for argument in arguments:
         if argument.word not in objects:
             raise _wrong(item, f"there is no block '{argument}': add it to :objects, or name one of them")
-    return (item.head, *(argument.word for argument in arguments))
+    return (head, *(argument.word for argument in arguments))

@@ -21,14 +21,21 @@ _BEFORE_NUMBERS = re.compile(
     r"nos?|figs?|eq|sec|ch|vol|pp?|jan|feb|mar|apr|jun|jul|aug|sept?|oct|nov|dec", re.IGNORECASE
 )
 
+# Abbreviations with full stops inside (U.S., p.m., Ph.D.) end a sentence only where such a word begins the next one.
+_DOTTED = re.compile(r"(?:[A-Za-z]{1,2}\.)+[A-Za-z]{1,2}")
+_STARTERS = frozenset(
+    "he she it they we i you his her its our my the a this that these there then but and so when nobody no".split()  # noqa: SIM905
+)
+
 _TO_TYPED = str.maketrans(dict(zip("“”„«»‘’‚`´–—−‑", "\"\"\"\"\"'''''----", strict=True), **{"…": "..."}))
 
 
 def split(text: str) -> list[str]:
     """The sentences of `text`, in order, each with the punctuation and quotes that close it, without space around.
 
-    A sentence ends at `.`, `!`, `?` or an ellipsis, but not after a title (`Dr.`), an initial (`J. R. Smith`), in a
-    number (`3.5`), nor where the next word begins with a small letter (`"Why?" he said.`). A blank line ends one too.
+    A sentence ends at `.`, `!`, `?` or an ellipsis, but not after a title (`Dr.`), an initial (`J. R. Smith`) or a
+    dotted abbreviation before a name (`U.S. Army`), in a number (`3.5`), nor where the next word begins with a small
+    letter (`"Why?" he said.`). A blank line ends one too.
     """
     sentences = []
     for paragraph in _blocks(text):
@@ -78,6 +85,10 @@ def _ends(text: str, start: int, found: re.Match[str]) -> bool:
         return word == "I"
     if word.isdigit() and len(words) == 1:  # the number of a list's item
         return False
+    if _DOTTED.fullmatch(word):
+        if word.lower() in ("a.m", "p.m") and len(text[max(start, found.start() - 60) : found.start()].split()) > 3:
+            return True
+        return following.rstrip(",;:.!?").lower() in _STARTERS
     if _BEFORE_NUMBERS.fullmatch(word):
         return not following[:1].isdigit()
     return not _BEFORE_ANYTHING.fullmatch(word)

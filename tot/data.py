@@ -1,14 +1,18 @@
-"""Rows of a data set, one after another: from a local file (.jsonl, .json, .csv, .parquet, or lines of text), one of an
-installed package, or from the hub, through `datasets`. Lines of .jsonl (.jsonl.gz) are read one by one here, so that a
-bad one spoils no other."""
+"""Rows of a data set, one after another: of a local file, of a file in an installed package, or of the hub.
+
+Text files (.jsonl, .jsonl.gz, .json, .csv, .txt) are read here, so that values are what the file says: a CSV cell is
+text, whatever it looks like. Parquet files and the hub are read by `datasets`. A missing value (null, an empty cell) is
+left out of its row.
+"""
 
 from __future__ import annotations
 
+import csv
 import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
@@ -16,9 +20,10 @@ from typing import Any
 
 from tot.decoders.errors import OptionError, reason, unknown
 
-_BUILDERS = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet", ".txt": "text"}
+_Row = tuple[str, dict[str, Any] | OptionError]
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?:([\w.-]+)")
 """org/name:split or org/name:configuration:split."""
+_LONGEST_CELL = 2**30
 _IN_PACKAGE = re.compile(r"package:(\w+)/([\w./-]+)")
 
 
@@ -34,9 +39,18 @@ def rows(source: str | Path) -> Iterator[dict[str, Any]]:
         yield found
 
 
-def read(source: str | Path) -> Iterator[tuple[str, dict[str, Any] | OptionError]]:
-    """Each row with its place ("line 3", "row 3"; the first is 1), or what is wrong with it where others may still be
-    read. Raises OptionError where none can."""
+def read(source: str | Path) -> Iterator[_Row]:
+    """Each row with its place ("line 3", "row 3"; the first is 1), or what is wrong with it where others can be read.
+
+    Raises OptionError where none can.
+    """
+    for place, found in _read(source):
+        if isinstance(found, dict):
+            found = {name: value for name, value in found.items() if value is not None}
+        yield place, found
+
+
+def _read(source: str | Path) -> Iterator[_Row]:
     path = located(str(source))
     on_hub = _ON_HUB.fullmatch(str(source))
     if on_hub is not None and not path.exists():
@@ -44,16 +58,18 @@ def read(source: str | Path) -> Iterator[tuple[str, dict[str, Any] | OptionError
         yield from _load(str(source), name, configuration, split=split)
         return
     ending = ".jsonl" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
-    builder = _BUILDERS.get(ending)
-    if builder is None:
-        kind = unknown("kind of data set", path.suffix, _BUILDERS)
+    if ending not in _READERS and ending != ".parquet":
+        kind = unknown("kind of data set", path.suffix, [*_READERS, ".parquet"])
         raise OptionError(f"{path}: {kind}; or a data set of the hub, as org/name:split")
     if not path.is_file():
         raise OptionError(f"{path}: there is no such file")
-    if ending == ".jsonl":
-        yield from _lines(path)
-    else:
-        yield from _load(str(path), builder, data_files=str(path), split="train")
+    if ending == ".parquet":
+        yield from _load(str(path), "parquet", data_files=str(path), split="train")
+        return
+    try:
+        yield from _READERS[ending](path)
+    except (OSError, EOFError, UnicodeError, zlib.error) as error:
+        raise OptionError(f"{path} can't be read: {reason(error)}") from error
 
 
 def located(source: str) -> Path:
@@ -67,7 +83,7 @@ def located(source: str) -> Path:
     return Path(next(iter(spec.submodule_search_locations)), found[2])
 
 
-def _load(what: str, *arguments: Any, **options: Any) -> Iterator[tuple[str, dict[str, Any]]]:
+def _load(what: str, *arguments: Any, **options: Any) -> Iterator[_Row]:
     from datasets import load_dataset
 
     try:
@@ -79,14 +95,77 @@ def _load(what: str, *arguments: Any, **options: Any) -> Iterator[tuple[str, dic
         raise OptionError(f"{what} can't be read: {reason(error)}") from error
 
 
-def _lines(path: Path) -> Iterator[tuple[str, dict[str, Any] | OptionError]]:
+def _json_lines(path: Path) -> Iterator[_Row]:
+    with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", _object(f"{path} can't be read: line {number}", line)
+
+
+def _json(path: Path) -> Iterator[_Row]:
+    """A list of objects, one object, or lines of them."""
     try:
-        with gzip.open(path) if path.suffix.lower() == ".gz" else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"line {number}", _object(f"{path} can't be read: line {number}", line)
-    except (OSError, EOFError, zlib.error) as error:
-        raise OptionError(f"{path} can't be read: {reason(error)}") from error
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        if error.msg != "Extra data":
+            raise OptionError(f"{path} can't be read: {reason(error)}") from None
+        yield from _json_lines(path)
+        return
+    except (ValueError, RecursionError) as error:
+        raise OptionError(f"{path} can't be read: {reason(error)}") from None
+    for number, row in enumerate(found if isinstance(found, list) else [found], 1):
+        place = f"row {number}"
+        yield (
+            place,
+            row if isinstance(row, dict) else OptionError(f"{path} can't be read: {place} is not a JSON object"),
+        )
+
+
+def _csv(path: Path) -> Iterator[_Row]:
+    csv.field_size_limit(_LONGEST_CELL)
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        lines = csv.reader(file, strict=True)
+        header: list[str] | None = None
+        while True:
+            try:
+                cells = next(lines)
+            except StopIteration:
+                return
+            except csv.Error as error:
+                if header is None:
+                    raise OptionError(f"{path} can't be read: line {lines.line_num}: {error}") from None
+                yield _bad(path, lines.line_num, str(error))
+                continue
+            if not any(cells):
+                continue
+            if header is None:
+                header = cells
+                if repeated := [name for name in header if name and header.count(name) > 1]:
+                    raise OptionError(f"{path} can't be read: two columns are named {repeated[0]!r}: rename one")
+            elif any(cells[len(header) :]):
+                why = f"has {len(cells)} cells, and the header {len(header)}: put quotes around cells with commas"
+                yield _bad(path, lines.line_num, why)
+            else:
+                yield f"line {lines.line_num}", {name: cell or None for name, cell in zip(header, cells, strict=False)}
+
+
+def _text_lines(path: Path) -> Iterator[_Row]:
+    with path.open(encoding="utf-8-sig", newline="\n") as file:
+        for number, line in enumerate(file, 1):
+            if line.strip():
+                yield f"line {number}", {"text": line.rstrip("\r\n")}
+
+
+_READERS: dict[str, Callable[[Path], Iterator[_Row]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".csv": _csv,
+    ".txt": _text_lines,
+}
+
+
+def _bad(path: Path, line: int, why: str) -> _Row:
+    return f"line {line}", OptionError(f"{path} can't be read: line {line} {why}")
 
 
 def _object(what: str, line: bytes) -> dict[str, Any] | OptionError:
@@ -99,7 +178,9 @@ def _object(what: str, line: bytes) -> dict[str, Any] | OptionError:
 
 def row(path: str | Path, number: int) -> dict[str, Any]:
     """Row `number`, at least 0. Raises OptionError where there is none."""
-    found = list(islice(rows(path), number, number + 1))
-    if not found:
+    _, found = next(islice(read(path), number, None), ("", None))
+    if found is None:
         raise OptionError(f"{path} has no row {number}: rows are counted from 0")
-    return found[0]
+    if isinstance(found, OptionError):
+        raise found
+    return found

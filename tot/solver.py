@@ -49,6 +49,8 @@ class Solution:
     tokens (512 of 500)"), or None."""
     filters: Mapping[str, float] = field(default_factory=dict)
     """What narrowed the tokens that were drawn: top_k, top_p, min_p."""
+    verdict: str = "verified"
+    """What the task calls a solved answer."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as it is saved: the result and the tree, with a format version."""
@@ -60,6 +62,7 @@ class Solution:
             "parse_failures": self.parse_failures,
             "rejected": self.rejected,
             "stopped": self.stopped,
+            "verdict": self.verdict,
             "filters": dict(self.filters),
             "tree": self.tree.to_json(),
         }
@@ -177,6 +180,7 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         rejected=sum(node.rejected for node in nodes),
         stopped=stopped,
         filters=session.context.filters,
+        verdict=task.verdict,
     )
 
 

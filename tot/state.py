@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, JsonValue, field_validator
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from tot.decoders.request import UnicodeText
 
 
 class Drawn(BaseModel):
@@ -21,18 +23,12 @@ class Observation(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    text: str
+    text: UnicodeText
     """As a model is shown it."""
     verified: bool = False
     """It shows that the thought solves the question."""
     data: JsonValue = None
     """What else the task keeps of it."""
-
-    @field_validator("text")
-    @classmethod
-    def _as_unicode(cls, text: str) -> str:
-        """Halves of characters, which no file and no model takes, as question marks."""
-        return text.encode("utf-8", "replace").decode()
 
 
 class Thought(BaseModel):

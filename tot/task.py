@@ -81,6 +81,8 @@ class Task:
     answers in its own way; the templates for that lie in a folder `chat` beside the others. Nothing: no such suite."""
     prompts: ClassVar[Literal["papers", "chat"]] = "papers"
     """Which prompts are asked with."""
+    verdict: ClassVar[str] = "verified"
+    """What an answer is called that `verify` takes."""
     data_set: ClassVar[str] = ""
     """Where `tot eval` finds questions, unless it is told: a file, `org/name:split` on the hub, or a file of a package
     that is installed, `package:name/file`."""
@@ -115,6 +117,7 @@ class Task:
 
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a question that can't be one."""
+        question = question.strip().removeprefix("\ufeff")
         if not question.strip():
             raise TaskError("the question is empty: give some text")
         if any("\ud800" <= character <= "\udfff" for character in question):
@@ -126,8 +129,8 @@ class Task:
         return self.question_of(self.data("questions")[0])
 
     def question_of(self, row: Mapping[str, Any]) -> str:
-        """The question in a row of a data set: by default its `question`."""
-        return str(row["question"])
+        """The question in a row of a data set: by default its `question`. Raises TaskError where that is no text."""
+        return text_of(row["question"])
 
     def reference_of(self, row: Mapping[str, Any]) -> Any:
         """What a row's answer is scored against: by default its `answer`."""
@@ -274,3 +277,10 @@ class Task:
     def score(self, answer: Any | None, reference: Any) -> float:
         """How right an answer is, from 0 to 1: by default whether the texts are equal."""
         return float(answer is not None and self.canonical(answer) == self.canonical(reference))
+
+
+def text_of(value: Any, what: str = "question") -> str:
+    """A row's value as the text that it is. Raises TaskError for a list, a mapping, a boolean or NaN."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+        raise TaskError(f"its {what} is {value!r:.60}, not text: give text in quotation marks")
+    return str(value)

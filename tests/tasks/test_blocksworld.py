@@ -357,3 +357,33 @@ class Silent:
 
     def generate(self, requests: Any) -> Any:
         raise AssertionError("asked")
+
+
+def problem(init: str) -> str:
+    facts = f"{init} (on b a) (clear b)"
+    return f"(define (problem p) (:domain blocksworld) (:objects a b) (:init {facts}) (:goal (on a b)))"
+
+
+@pytest.mark.parametrize("hand", ["handempty", "hand-empty", "arm-empty", "armempty", "emptyhand", "hand_empty"])
+@pytest.mark.parametrize("table", ["ontable", "on-table", "on_table"])
+def test_predicates_may_have_the_names_of_other_domains(hand: str, table: str) -> None:
+    found = solve("blocksworld", "\ufeff" + problem(f"({hand}) ({table} a)"), model=None)
+    assert found.solved
+    assert found.answer == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "unstack b from a because b is on a\nput down b to free the hand\npick up a\nstack a on b so the goal holds",
+        "unstack b from a - frees a\nput down b (free)\npick up a\nstack a on b",
+        "First unstack b from a\nNext put down b\nNow pick up a\nFinally stack a on b",
+        "First, unstack b from a\nAfter that put down b\nThen, I pick up a\nLastly stack a on b",
+        "**Step 1:** unstack b from a\n**Step 2:** put down b\n**Step 3:** pick up a\n**Step 4:** stack a on b",
+        "Step 1 - unstack b from a\nStep 2 - put down b\nStep 3 - pick up a\nStep 4 - stack a on b",
+        "unstack(b, a)\nput-down(b)\npick-up(a)\nstack(a, b)",
+    ],
+)
+def test_a_plan_may_have_words_of_order_and_reasons(plan: str) -> None:
+    task = Blocksworld()
+    assert task.verify(problem("(handempty) (ontable a)"), task.parse_answer(plan))

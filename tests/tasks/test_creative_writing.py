@@ -117,7 +117,23 @@ def test_missing_paragraphs_count_as_wrong() -> None:
 def test_a_paragraph_too_many_does_not_verify_but_keeps_its_score() -> None:
     assert not TASK.verify(QUESTION, f"{PASSAGE}\n\nThe end.")
     assert TASK.score(f"{PASSAGE}\n\nThe end.", QUESTION) == 1
-    assert TASK.score(f"Title\n\n{PASSAGE}", QUESTION) == 0  # each ending is one paragraph late
+    assert TASK.score(f"One more. It rained.\n\n{PASSAGE}", QUESTION) == 0  # each ending is one paragraph late
+
+
+@pytest.mark.parametrize("before", ["Title", "# Title", "**Title**", "*Title*", "Title: A Day", "Here is the passage:"])
+def test_a_title_or_introduction_is_no_paragraph(before: str) -> None:
+    assert TASK.score(f"{before}\n\n{PASSAGE}", QUESTION) == 1
+    assert TASK.verify(QUESTION, f"{before}\n\n{PASSAGE}")
+
+
+@pytest.mark.parametrize("mark", ["**", "*", "_"])
+def test_the_sentence_may_be_emphasized_and_rules_may_part_paragraphs(mark: str) -> None:
+    passage = "\n\n---\n\n".join(f"Some words. {mark}{one}{mark}" for one in required(QUESTION))
+    assert TASK.score(passage, QUESTION) == 1
+
+
+def test_a_checked_passage_is_said_to_meet_its_constraints() -> None:
+    assert TASK.verdict == "constraints met"
 
 
 def test_endings_in_the_wrong_order_are_wrong() -> None:

@@ -376,3 +376,23 @@ def test_what_ships_is_solvable_and_not_from_the_data_set(data: Path) -> None:
     assert not theirs & {tuple(sorted(map(int, question.split()))) for question in ours}
     assert all(solution_of(TASK.start(question)) for question in ours)
     assert TASK.start(TASK.example()).question == "5 5 14 20"
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        r"The answer is \((4 + 4) \times (4 - 1) = 24\).",
+        r"Answer: \(\left(4 + 4\right) \times \left(4 - 1\right) = 24\)",
+        r"$$\bigl(4 + 4\bigr)\cdot\bigl(4 - 1\bigr)$$",
+        r"\boxed{(4 + 4) \times (4 - 1) = 24}",
+        "Answer: [(4 + 4) * (4 - 1)] = 24",
+        "{4 + 4}*[4 - 1] = 24",
+        "Answer: (4 + 4)(4 - 1) = 24",
+    ],
+)
+def test_an_expression_is_read_in_latex_and_any_brackets(reply: str) -> None:
+    assert TASK.verify("4 4 4 1", TASK.parse_answer(reply))
+
+
+def test_fractions_in_latex_divide() -> None:
+    assert TASK.verify("3 3 8 8", TASK.parse_answer(r"Answer: \frac{8}{3 - \frac{8}{3}} = 24"))

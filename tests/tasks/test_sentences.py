@@ -13,6 +13,11 @@ from tot.tasks.sentences import paragraphs, split, typed
 # Sentences are parted by "|": the text is the same without it.
 TEXTS = [
     "It rained. |We left.",
+    "The U.S. Army marched at dawn. |It rained.",
+    "He is from the U.S. |She left.",
+    "At 5 p.m. Tom left. |Ann stayed.",
+    "Washington D.C. Police came. |It was late.",
+    "She has a Ph.D. in math. |He left.",
     "It rained.",
     "No full stop here",
     "It rained. |And then",

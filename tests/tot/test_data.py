@@ -28,9 +28,10 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_rows_are_the_same_in_every_format(folder: Path, name: str) -> None:
-    assert list(rows(folder / name)) == ROWS
-    assert row(folder / name, 0) == ROWS[0]
-    assert row(str(folder / name), 1) == ROWS[1]
+    wanted = [{**one, "answer": str(one["answer"])} for one in ROWS] if name == "a.csv" else ROWS  # a cell is text
+    assert list(rows(folder / name)) == wanted
+    assert row(folder / name, 0) == wanted[0]
+    assert row(str(folder / name), 1) == wanted[1]
 
 
 def test_a_parquet_file_is_read_too(tmp_path: Path) -> None:
@@ -132,9 +133,67 @@ def test_a_bad_line_spoils_no_other(tmp_path: Path) -> None:
 
 
 def test_rows_of_one_file_may_have_values_of_other_types(tmp_path: Path) -> None:
-    mixed = [{"answer": 4}, {"answer": "four"}, {"question": ["x"], "answer": None}]
+    mixed = [
+        {"answer": 4},
+        {"answer": "four"},
+        {"question": ["x"]},
+        {"answer": 2**70},
+        {"answer": "2024-01-02"},
+        {"answer": [1, "a"]},
+    ]
     (tmp_path / "x.jsonl").write_text("".join(json.dumps(one) + "\n" for one in mixed))
-    assert list(rows(tmp_path / "x.jsonl")) == mixed
+    (tmp_path / "x.json").write_text(json.dumps(mixed))
+    assert list(rows(tmp_path / "x.jsonl")) == list(rows(tmp_path / "x.json")) == mixed
+
+
+@pytest.mark.parametrize(
+    "cell", ["NA", "null", "None", "007", "3.10", "1e5", "true", "12345678901234567890123", "2024-01-02", "-0", "#N/A"]
+)
+def test_a_csv_cell_is_the_text_that_is_written_in_it(tmp_path: Path, cell: str) -> None:
+    (tmp_path / "x.csv").write_text(f"question,answer\nq,{cell}\nr,18\ns,\n")
+    assert list(rows(tmp_path / "x.csv")) == [
+        {"question": "q", "answer": cell},
+        {"question": "r", "answer": "18"},
+        {"question": "s"},
+    ]
+
+
+def test_a_csv_row_with_a_cell_too_many_is_refused_by_its_line(tmp_path: Path) -> None:
+    (tmp_path / "x.csv").write_text("question,answer\nHow many, please?,5\nq,6\nr,7,\n")
+    found = dict(read(tmp_path / "x.csv"))
+    assert "line 2 has 3 cells, and the header 2" in str(found["line 2"])
+    assert found["line 3"] == {"question": "q", "answer": "6"}
+    assert found["line 4"] == {"question": "r", "answer": "7"}
+    with pytest.raises(OptionError, match="line 2 has 3 cells"):
+        row(tmp_path / "x.csv", 0)
+    assert row(tmp_path / "x.csv", 1) == {"question": "q", "answer": "6"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("x.csv", "question\nq\n", {"question": "q"}),
+        ("x.txt", "q\n", {"text": "q"}),
+        ("x.json", '[{"question": "q"}]', {"question": "q"}),
+        ("x.json", '{"question": "q"}\n{"question": "r"}\n', {"question": "q"}),
+        ("x.jsonl", '{"question": "q"}\n', {"question": "q"}),
+    ],
+)
+def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path: Path, name: str, text: str, found: dict[str, str]) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8-sig")
+    assert row(tmp_path / name, 0) == found
+
+
+def test_blank_lines_of_text_are_no_rows(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("a\u2028b\n\n \r\nc\r\n", encoding="utf-8", newline="")
+    assert dict(read(tmp_path / "x.txt")) == {"line 1": {"text": "a\u2028b"}, "line 4": {"text": "c"}}
+
+
+def test_a_row_behind_a_bad_line_can_be_read(tmp_path: Path) -> None:
+    (tmp_path / "x.jsonl").write_text('{"question": "q0"}\n{"question": broken\n{"question": "q2"}\n')
+    assert row(tmp_path / "x.jsonl", 2) == {"question": "q2"}
+    with pytest.raises(OptionError, match="line 2 is not JSON"):
+        row(tmp_path / "x.jsonl", 1)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from tot.cli.options import is_given, takes, writable
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, TaskError
 from tot.options import SearchOptions
 
 if TYPE_CHECKING:
@@ -99,19 +99,17 @@ def solve_command(
 def _question(task: str, question: str | None, data: Path | None, row: int) -> str:
     """The question as given, from standard input, from a row of data, or the task's example."""
     from tot.data import row as read_row
+    from tot.evaluation.questions import question_of
     from tot.registry import load_task
 
     chosen = load_task(task)
     if data is not None:
         if question is not None:
             raise OptionError(f"--data and a question: give one of the two, not {question[:40]!r} as well")
-        found = read_row(data, row)
         try:
-            return chosen.question_of(found)
-        except KeyError as error:
-            raise OptionError(
-                f"{data}, row {row} has no {error} (it has {', '.join(found)}): give another file"
-            ) from None
+            return question_of(chosen, read_row(data, row))
+        except TaskError as error:
+            raise OptionError(f"{data}, row {row} {error}") from None
     if question is None:
         return chosen.example()
     try:

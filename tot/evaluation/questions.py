@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from tot.data import read
-from tot.decoders.errors import OptionError, TotError
+from tot.decoders.errors import OptionError, TaskError, TotError
 from tot.task import Task
 
 _Row = tuple[int, str, dict[str, Any] | OptionError]
@@ -78,14 +79,29 @@ class Questions:
     def _read(self, index: int, place: str, row: dict[str, Any] | OptionError) -> Question | BadRow:
         if isinstance(row, OptionError):
             return BadRow(place, str(row).rpartition(f"{place} ")[2])
-        row = {name: value for name, value in row.items() if value is not None}  # of formats that fill gaps
         try:
-            text = self._task.question_of(row)
-            self._task.start(text)
-            return Question(index, text, self._task.reference_of(row))
-        except KeyError as error:
-            return BadRow(place, f"has no {error} (it has {', '.join(map(str, row)) or 'nothing'})")
-        except TotError as error:
-            return BadRow(place, f"can't be asked: {error}")
-        except Exception as error:  # a task's own reading of a row  # noqa: BLE001
-            return BadRow(place, f"can't be read by the task: {type(error).__name__}: {error}")
+            text = question_of(self._task, row)
+            with _reading(row):
+                return Question(index, text, self._task.reference_of(row))
+        except TaskError as error:
+            return BadRow(place, str(error))
+
+
+def question_of(task: Task, row: dict[str, Any]) -> str:
+    """The question in a row. Raises TaskError, saying what is wrong with the row, where the task can't ask it."""
+    with _reading(row):
+        text = task.question_of(row)
+        task.start(text)
+        return text
+
+
+@contextmanager
+def _reading(row: dict[str, Any]) -> Iterator[None]:
+    try:
+        yield
+    except KeyError as error:
+        raise TaskError(f"has no {error} (it has {', '.join(map(str, row)) or 'nothing'})") from None
+    except TotError as error:
+        raise TaskError(f"can't be asked: {error}") from None
+    except Exception as error:  # a task's own reading of a row  # noqa: BLE001
+        raise TaskError(f"can't be read by the task: {type(error).__name__}: {error}") from None

@@ -159,7 +159,7 @@ def show(solution: Solution) -> None:
     answer = solution.answer
     if isinstance(answer, list):
         answer = "  ".join(map(str, answer)) or "nothing has to be done"
-    verified = " (verified)" if solution.solved else ""
+    verified = f" ({plain(solution.verdict)})" if solution.solved else ""
     shown.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
     shown.print(Text(usage_line(solution), style="dim"))
 

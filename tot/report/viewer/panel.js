@@ -86,7 +86,7 @@ class Panel {
     const usage = run.usage ?? {};
     const said = (value) => (Array.isArray(value) ? value.join("\n") : typeof value === "object" ? JSON.stringify(value) : String(value));
     const texts = [
-      [run.solved ? "Answer (verified)" : "Answer", run.answer],
+      [run.solved ? `Answer (${run.verdict ?? "verified"})` : "Answer", run.answer],
       ["Reference", run.reference],
       ["Ended", run.stopped],
       ["Failed", run.error],
