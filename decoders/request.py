@@ -194,7 +194,7 @@ class Completion:
     choice_logprobs: tuple[ChoiceLogprob, ...] = ()
     parts: tuple[Part, ...] = ()
     logprobs: tuple[float, ...] = ()
-    """Those of each of `tokens`, where a model here drew them."""
+    """Log-probabilities of each token drawn, from a model here or a server that gave them."""
     trajectory: tuple[tuple[int, tuple[int, ...]], ...] = ()
     """By step, of a decoder that was asked to keep it: (position, the guesses for the tokens from there on). `jacobi`
     keeps what a step verified, `fastcot` what it left."""

@@ -12,7 +12,10 @@ from tot.state import Thought
 def tokens_of(thoughts: Sequence[Thought]) -> Hashable:
     """What tells a path by the tokens that were drawn for it; of one that was not drawn here, nothing does."""
     drawn = [
-        (name, thought.drawn[name].tokens) for thought in thoughts for name in thought.parts if name in thought.drawn
+        (name, drawn.tokens)
+        for thought in thoughts
+        for name in thought.parts
+        if (drawn := thought.drawn.get(name)) is not None and drawn.tokens
     ]
     whole = len(drawn) == sum(len(thought.parts) for thought in thoughts)
     names = tuple(dict.fromkeys(name for name, _ in drawn))
@@ -77,7 +80,7 @@ def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tupl
             if found < 0:
                 continue
             at = found + len(text)
-            if (drawn := thought.drawn.get(name)) is None:
+            if (drawn := thought.drawn.get(name)) is None or not drawn.tokens:
                 continue
             own = drawn.text.lstrip() if thought.observation is not None else text  # a result may stand behind it
             if own in drawn.text and text.startswith(own):

@@ -14,6 +14,7 @@ class Drawn(BaseModel):
 
     text: str
     tokens: tuple[int, ...]
+    """None from a server that gives log-probabilities alone."""
     logprobs: tuple[float, ...] = ()
     """Of each token, in nats, where they are known."""
 

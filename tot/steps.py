@@ -127,11 +127,11 @@ class Reply:
         return [choice.total for choice in self.completion.choice_logprobs]
 
     def drawn(self, name: str) -> dict[str, Drawn]:
-        """The tokens drawn, where a model here drew them, as those of the thought's part `name`."""
+        """The tokens drawn as those of the thought's part `name`; a server may give log-probabilities alone."""
         completion = self.completion
         return (
             {name: Drawn(text=completion.text, tokens=completion.tokens, logprobs=completion.logprobs)}
-            if completion.tokens
+            if completion.tokens or completion.logprobs
             else {}
         )
 

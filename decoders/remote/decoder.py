@@ -35,7 +35,7 @@ from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import Reply, apart
-from tot.decoders.remote.samples import CUT, Sample, UnknownEndError, samples_of, without
+from tot.decoders.remote.samples import CUT, Sample, UnknownEndError, samples_of
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Sampling, Usage
 
 if TYPE_CHECKING:
@@ -209,8 +209,8 @@ class RemoteDecoder:
                     reply, used = await self._ask(meter, path, body)
                     spent += used
                     used = replace(spent, seconds=time.monotonic() - began)
-                    samples = samples_of(reply, sampling, self.options.logprobs, used, stops_sent=not whole)
-                    break
+                    repeated = prefix if self._dialect.repeats or self._dialect.continues is False else ""
+                    return samples_of(reply, sampling, self.options.logprobs, used, not whole, repeated)
                 except RefusedError:
                     if KEEP_STOP not in body or not self._dialect.keep_stop:
                         raise
@@ -225,9 +225,6 @@ class RemoteDecoder:
                         )
         except _SpentError:
             return [CUT] * n
-        if prefix and (self._dialect.repeats or self._dialect.continues is False):
-            samples = [without(prefix, sample) for sample in samples]
-        return samples
 
     async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
         """Find out once whether the server continues an assistant message. Raises OptionError where it does not, and

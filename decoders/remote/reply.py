@@ -107,7 +107,8 @@ class ReplyMessage(_Reply):
             if place is None:
                 raise ValueError(f"content has a part of type {str(kind)[:40]!r}, and only text can be read")
             said[place].append(_texts_in(part))
-        return {**given, **{name: "".join(texts) for name, texts in said.items() if texts}}
+        joined = {name: "".join(texts) for name, texts in said.items()}
+        return {**given, **{name: text for name, text in joined.items() if text or name == "content"}}
 
 
 _PARTS = {

@@ -63,9 +63,17 @@ class UnknownEndError(Exception):
         self.blank = blank
 
 
-def samples_of(reply: Reply, sampling: Sampling, logprobs: bool, used: Usage, stops_sent: bool = True) -> list[Sample]:
+def samples_of(
+    reply: Reply,
+    sampling: Sampling,
+    logprobs: bool,
+    used: Usage,
+    stops_sent: bool = True,
+    beginning: str = "",
+) -> list[Sample]:
     """A sample for each choice, in order. The first carries the usage of the prompt and the cost; new tokens that a
-    server counts for all samples together are split evenly.
+    server counts for all samples together are split evenly. `beginning` is an assistant message that the server was to
+    continue, and may have repeated.
 
     Raises:
         RequestError: Log-probabilities were asked for and are missing, or there is no text: filtered, or a tool call.
@@ -81,6 +89,8 @@ def samples_of(reply: Reply, sampling: Sampling, logprobs: bool, used: Usage, st
     done = []
     for i, choice in enumerate(choices):
         written, thinking = apart(choice)
+        if beginning:
+            written = _without(beginning, written)
         ended: tuple[str, FinishReason] = (written, "length")
         if problems[i]:
             log.warning("one of %d samples counts as cut: %s", len(choices), problems[i])
@@ -96,12 +106,12 @@ def samples_of(reply: Reply, sampling: Sampling, logprobs: bool, used: Usage, st
     return done
 
 
-def without(beginning: str, sample: Sample) -> Sample:
-    """The sample without a beginning that the server was to continue, and repeated."""
-    text = sample.text.lstrip()
-    if not text.startswith(beginning.strip()):
-        return sample
-    return replace(sample, text=text.removeprefix(beginning.strip()))
+def _without(beginning: str, text: str) -> str:
+    """The text after a beginning that it repeats, with or without the blanks around it."""
+    for repeated in (beginning.lstrip(), beginning.strip()):
+        if text.lstrip().startswith(repeated):
+            return text.lstrip().removeprefix(repeated)
+    return text
 
 
 def _problem(choice: Choice) -> str:

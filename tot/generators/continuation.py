@@ -119,7 +119,7 @@ def _longer(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
     )
     text = thought.parts.get(name, "") + completion.text
     text = text.lstrip() if first else text
-    return Thought(parts={name: text}, drawn={name: drawn} if drawn.tokens else {})
+    return Thought(parts={name: text}, drawn={name: drawn} if drawn.tokens or drawn.logprobs else {})
 
 
 def _words(text: str) -> list[str]:

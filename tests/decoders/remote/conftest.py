@@ -72,6 +72,8 @@ class Scripted:
         self.takes_n = True
         self.continues = True
         """Continue an assistant message, rather than starting a new reply."""
+        self.repeats = False
+        """Repeat its beginning."""
         self.in_flight = self.most_in_flight = 0
         self.cut_off = 0
         """Requests whose client went away before the reply."""
@@ -208,7 +210,8 @@ class Scripted:
         if fault.raw is None:
             reply = self.reply(target, body)
             if counts(body) and not isinstance(reply, tuple):  # what is refused is refused here too
-                reply = [said("0, 11" if self.continues else "1, 2")]
+                text = "0, 11" if self.continues else "1, 2"
+                reply = [said(body["messages"][-1]["content"] + text if self.repeats else text)]
             if isinstance(reply, list):
                 reply = self._whole(target, reply)
             if isinstance(reply, tuple):

@@ -12,9 +12,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, Task, Value, asolve, evaluate, solve
+from tot import BFS, LogProb, Task, Value, asolve, evaluate, solve
 from tot.cli.app import main
 from tot.decoders import ModelError, OptionError
+from tot.search.baselines import SelfConsistency
 
 PATH = "{{ thoughts | map(attribute='thought') | join('/') }}"
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value(), "max_tokens": 6}
@@ -86,6 +87,37 @@ def test_searches_run_in_a_notebooks_loop_and_side_by_side_on_one_decoder(
         return [inside, *(solution.answer for solution in together)]
 
     assert asyncio.run(notebook()) == [alone[0], *alone]
+
+
+@pytest.mark.parametrize(("asked", "answer"), [(True, "b"), (False, "c")])
+def test_votes_count_by_their_log_probabilities_where_the_server_gives_them(
+    server: Any, options: dict[str, Any], asked: bool, answer: str
+) -> None:
+    said = [("b", -0.1), ("c", -5.0), ("c", -5.0)]
+
+    def reply(path: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+        return [{"text": text, "logprobs": {"content": [{"token": text, "logprob": value}]}} for text, value in said]
+
+    class Word(Task):
+        templates: ClassVar = {"chain": "{{ question }}", "answer": "{{ question }}"}
+        claims = staticmethod(lambda text: [])
+
+        def answer_at(self, state: Any) -> str | None:
+            return state.text or None
+
+    server.reply = reply
+    solution = solve(
+        Word,
+        "q",
+        search=SelfConsistency(samples=3, weighted=True),
+        evaluator=LogProb(),
+        **options,
+        logprobs=asked,
+    )
+    assert solution.answer == answer
+    assert [len(part.logprobs) for node in solution.tree if node.thought for part in node.thought.drawn.values()] == (
+        [1, 1, 1] if asked else []
+    )
 
 
 def test_a_levels_requests_go_out_together(server: Any, options: dict[str, Any]) -> None:
@@ -179,6 +211,31 @@ def test_a_request_that_a_server_refuses_fails_its_sample_alone(
     failed = json.loads((tmp_path / "out" / "samples.jsonl").read_text().splitlines()[3])
     assert failed["error"].startswith("RefusedError: ")
     assert "maximum context length" in failed["error"]
+
+
+BROKEN = {
+    "status 400": (400, {"error": {"message": "This content was flagged"}}),
+    "error with status 200": (200, {"error": {"message": "This content was flagged"}}),
+    "status 500": (500, {"error": {"message": "cannot render these messages"}}),
+    "no message": (200, {"choices": [{"index": 0}]}),
+    "content filter": (200, {"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]}),
+}
+
+
+@pytest.mark.parametrize("how", list(BROKEN))
+@pytest.mark.parametrize("concurrency", [1, 4])
+def test_a_question_that_the_server_always_fails_at_fails_alone_and_a_resumed_run_goes_past_it(
+    server: Any, options: dict[str, Any], rows: Path, tmp_path: Path, how: str, concurrency: int
+) -> None:
+    server.reply = lambda path, body: BROKEN[how] if "what is 3?" in str(body) else script(path, body)
+    arguments = {**SEARCH, **options, "out": tmp_path / "out", "concurrency": concurrency}
+    results = evaluate(Letters, rows, **arguments)
+    assert (results.samples, results.errors) == (8, 1)
+    failed = [line for line in map(json.loads, lines_whole(tmp_path / "out")) if line["error"]]
+    assert [line["index"] for line in failed] == [3]
+    posts = len(server.posts)
+    assert evaluate(Letters, rows, **arguments, resume=True).errors == 1
+    assert len(server.posts) == posts
 
 
 def test_a_budget_in_tokens_ends_searches_on_a_server(
