@@ -38,7 +38,8 @@ class TextCodec:
         if tokenizer.eos_token_id is not None:
             ends.append(tokenizer.eos_token_id)
         self._added: dict[int, str] = {i: token.content for i, token in tokenizer.added_tokens_decoder.items()}
-        self.end_ids = frozenset([*ends, *self._turn_ends()])
+        self._turn_end = self._find_turn_end()
+        self.end_ids = frozenset(ends if self._turn_end is None else [*ends, self._turn_end])
         """Tokens that end a text."""
         special = {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         self._special = self.end_ids | special | self._markers()
@@ -60,7 +61,7 @@ class TextCodec:
             return ""
         return text
 
-    def _turn_ends(self) -> list[int]:
+    def _find_turn_end(self) -> int | None:
         """The token that the chat template puts after an assistant's text, if it is one token of the vocabulary."""
         said = secrets.token_hex(8)
         turns = (("user", "x"), ("assistant", said))
@@ -68,8 +69,8 @@ class TextCodec:
             after = text.rpartition(said)[2].lstrip() if said in text else ""
             ends = [i for i, content in self._added.items() if content.strip() and after.startswith(content)]
             if ends:
-                return [max(ends, key=lambda i: len(self._added[i]))]
-        return []
+                return max(ends, key=lambda i: len(self._added[i]))
+        return None
 
     def _markers(self) -> set[int]:
         """Tokens by which the chat template marks turns, also those that the tokenizer does not call special."""
@@ -96,11 +97,18 @@ class TextCodec:
 
     def encode_choices(self, request: Request) -> list[list[int]]:
         """The continuations a request wants scored, closed by the end-of-turn token if it says so."""
-        end = self.tokenizer.eos_token_id
-        if request.close_choices and end is None:
-            raise RequestError("close_choices needs an end-of-text token, and this tokenizer has none")
-        closing = self._checked([end]) if request.close_choices else []
+        closing: list[int] = []
+        if request.close_choices:
+            if (end := self.end_of(request)) is None:
+                raise RequestError("close_choices needs an end-of-text token, and this tokenizer has none")
+            closing = self._checked([end])
         return [self.encode(choice) + closing for choice in request.choices]
+
+    def end_of(self, request: Request) -> int | None:
+        """The token that ends a reply: in a chat as the template ends it, else the tokenizer's end of text, if any."""
+        chat = any(isinstance(part, Message) for part in request.prompt)
+        end: int | None = self._turn_end if chat and self._turn_end is not None else self.tokenizer.eos_token_id
+        return end
 
     def after_rationale(self, request: Request) -> int:
         """The most tokens that come after the text decoded first: trigger, answer or choices."""

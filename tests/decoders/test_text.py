@@ -433,6 +433,16 @@ def test_choices_are_continuations_closed_on_request(codec: TextCodec) -> None:
     assert codec.encode_choices(request.model_copy(update={"close_choices": True})) == [[*ids, END] for ids in plain]
 
 
+def test_choices_in_a_chat_are_closed_as_the_template_closes_a_turn(tokenizer: Any) -> None:
+    """As a server's are, whatever the tokenizer calls its end of text."""
+    other = copy.deepcopy(tokenizer)
+    other.eos_token = "<|endoftext|>"
+    for prompt, end in (("x", 0), (chat(("user", "x")), END), ((5, 6), 0)):
+        request = Request(prompt=prompt, choices=("1",), close_choices=True)
+        assert TextCodec(other).encode_choices(request) == [[*TextCodec(other).encode("1"), end]]
+        assert TextCodec(other).end_of(request) == end
+
+
 def test_closing_choices_takes_an_end_token(tokenizer: Any) -> None:
     endless = copy.deepcopy(tokenizer)
     endless.eos_token = None

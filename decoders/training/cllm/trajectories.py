@@ -95,7 +95,7 @@ def given(
         if not path.exists():
             rows = []
             for request, text in batch:
-                response = [*codec.encode(text), loaded.tokenizer.eos_token_id]
+                response = [*codec.encode(text), codec.end_of(request)]
                 prompt = codec.encode_prompt(request.prompt)
                 rows.append({"prompt": prompt, "response": response, "starts": [], "points": [], "corrected": []})
             _write(rows, path)
