@@ -1,0 +1,124 @@
+"""Sampler: n samples of a prompt from one server, whatever it makes of `n`, of stop strings that are to stay in a text,
+and of an assistant message that it is to continue."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from functools import partial
+
+from tot.decoders.budget import Meter
+from tot.decoders.errors import OptionError
+from tot.decoders.remote.body import (
+    KEEP_STOP,
+    Prompt,
+    RefusedError,
+    address,
+    counting,
+    for_tot,
+    messages_of,
+    sampled,
+    seed_of,
+)
+from tot.decoders.remote.endpoint import Endpoint, SpentError
+from tot.decoders.remote.loop import together
+from tot.decoders.remote.reply import apart
+from tot.decoders.remote.samples import CUT, Sample, UnknownEndError, samples_of
+from tot.decoders.request import Sampling, Usage
+
+_CHANCE = 20
+"""Characters up to which samples may well be the same text."""
+
+
+class Sampler:
+    """Samples of one endpoint."""
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        self._endpoint = endpoint
+        self._dialect = endpoint.dialect
+        self._options = endpoint.options
+        self._trying = asyncio.Lock()
+
+    async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Sample]:
+        """n samples of a prompt."""
+        n = sampling.n if sampling.temperature else 1
+        done: list[Sample] = []
+        if n == 1 or self._dialect.n:
+            try:
+                done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
+            except RefusedError:  # in whatever words: perhaps it draws one sample a request
+                if n == 1:
+                    raise
+                done = await self._drawn(prompt, sampling, 0, 1, meter)
+        if len(done) < n:
+            if done and done[0] is not CUT:  # it was asked for n, and gave one
+                self._dialect.n = False
+            rest = [partial(self._drawn, prompt, sampling, i, 1, meter) for i in range(len(done), n)]
+            done += [samples[0] for samples in await together(rest)]
+        if n > 2 and len({sample.text for sample in done}) == 1 and len(done[0].text) > _CHANCE:
+            self._endpoint.warn(
+                "all %d samples at temperature %g are the same text: does this server cache its replies?",
+                n,
+                sampling.temperature,
+            )
+        return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
+
+    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Sample]:
+        """Samples from `index` on, n of them if the server can."""
+        began = time.monotonic()
+        path, body = address(prompt, self._options)
+        body |= sampled(sampling, self._options, seed_of(sampling.seed, index), n, "messages" in body)
+        exact = self._endpoint.server.is_tot and index == 0 and not self._options.thinking_tokens
+        if exact:
+            body = {name: value for name, value in body.items() if name != "logprobs"} | for_tot(prompt, sampling)
+        messages = messages_of(prompt)
+        prefix = messages[-1].content if path.startswith("/chat") and messages[-1].role == "assistant" else ""
+        spent = Usage()
+        whole = "stop" not in body
+        try:
+            if path.startswith("/chat") and (prefix or sampling.keep_stop) and not self._endpoint.server.is_tot:
+                await self._try_continuing(sampling, meter)
+            while True:
+                whole = whole or (sampling.keep_stop and not exact and not self._dialect.tells_stops)
+                if sampling.keep_stop and not exact:
+                    body[KEEP_STOP] = True
+                    if whole:
+                        body = {name: value for name, value in body.items() if name not in ("stop", KEEP_STOP)}
+                try:
+                    reply, used = await self._endpoint.ask(meter, path, body)
+                    spent += used
+                    used = replace(spent, seconds=time.monotonic() - began)
+                    repeated = prefix if self._dialect.repeats or self._dialect.continues is False else ""
+                    return samples_of(reply, sampling, self._options.logprobs, used, not whole, repeated)
+                except RefusedError:
+                    if KEEP_STOP not in body or not self._dialect.keep_stop:
+                        raise
+                    self._dialect.keep_stop = False
+                except UnknownEndError as unknown:
+                    whole = True
+                    if not unknown.blank:
+                        self._dialect.tells_stops = False
+                        self._endpoint.warn(
+                            "this server does not show which stop string ended a text: whole texts are asked for, "
+                            "which takes more tokens, and cut here"
+                        )
+        except SpentError:
+            return [CUT] * n
+
+    async def _try_continuing(self, sampling: Sampling, meter: Meter) -> None:
+        """Find out once whether the server continues an assistant message. Raises OptionError where it does not, and
+        the text is a piece of one, which it would answer anew each time."""
+        async with self._trying:
+            if self._dialect.continues is None:
+                try:
+                    reply, _ = await self._endpoint.ask(meter, *counting(self._options))
+                    self._dialect.tried(apart(reply.choices[0])[0])
+                except RefusedError as error:
+                    self._dialect.continues = False
+                    self._endpoint.warn("this server does not go on with an assistant message: %s", error.said)
+        if sampling.keep_stop and not self._dialect.continues:
+            raise OptionError(
+                f"the server at {self._options.base_url} does not continue an assistant message, which "
+                "generator=continue needs: use generator=sample, or vLLM, SGLang or tot serve"
+            )
