@@ -48,6 +48,8 @@ class Dialect:
         """It takes the fields that ask it to continue an assistant message."""
         self.continues: bool | None = None
         """It continues an assistant message, rather than starting a new reply; None until that was tried."""
+        self.instead = ""
+        """What it did when that was tried, in words."""
         self.repeats = False
         """It repeats the beginning that it continues."""
         self.keep_stop = True
@@ -91,13 +93,7 @@ class Dialect:
         begun = _COUNT[-1].content
         self.repeats = text.startswith(f"{begun}0")
         self.continues = self.repeats or text.startswith("0") or not text[:1].isalnum()
-        if not self.continues:
-            log.warning(
-                "this server does not go on with an assistant message (the continuation of %r is %r): it is asked to "
-                "reply to it instead",
-                begun[-7:],
-                text[:20],
-            )
+        self.instead = f"after {begun[-7:]!r} it writes {text[:20]!r}"
 
 
 def counting(options: RemoteOptions) -> tuple[str, dict[str, Any]]:

@@ -22,6 +22,7 @@ from tot.decoders.remote.body import COMPLETIONS, CONTINUING, Prompt, RefusedErr
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.remote.reply import Logprobs, Reply, apart
+from tot.decoders.remote.samples import no_text, problem_with
 from tot.decoders.request import ChoiceLogprob, Message, Request
 
 log = logging.getLogger(__name__)
@@ -206,6 +207,8 @@ class Choices:
         path, body = address(prompt, self._options)
         limit = _WORDS + self._options.thinking_tokens
         reply = await ask(path, {**body, "max_tokens": limit, "temperature": 0.0})
+        if problem := problem_with(reply.choices[0]):
+            raise no_text(problem)
         return by_text(request.choices, apart(reply.choices[0])[0])
 
 

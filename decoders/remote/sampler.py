@@ -115,10 +115,13 @@ class Sampler:
                     reply, _ = await self._endpoint.ask(meter, *counting(self._options))
                     self._dialect.tried(apart(reply.choices[0])[0])
                 except RefusedError as error:
-                    self._dialect.continues = False
-                    self._endpoint.warn("this server does not go on with an assistant message: %s", error.said)
-        if sampling.keep_stop and not self._dialect.continues:
+                    self._dialect.continues, self._dialect.instead = False, error.said
+        if self._dialect.continues:
+            return
+        problem = f"{self._options.base_url} does not continue an assistant message ({self._dialect.instead})"
+        if sampling.keep_stop:
             raise OptionError(
-                f"the server at {self._options.base_url} does not continue an assistant message, which "
-                "generator=continue needs: use generator=sample, or vLLM, SGLang or tot serve"
+                f"the server at {problem}, which generator=continue needs: use generator=sample, or vLLM, SGLang or "
+                "tot serve"
             )
+        self._endpoint.warn(f"{problem}: asked to go on with one, it replies to it instead")

@@ -82,9 +82,9 @@ def samples_of(
     choices = list(reply.choices)
     if all(choice.index is not None for choice in choices):
         choices.sort(key=lambda choice: choice.index or 0)
-    problems = [_problem(choice) for choice in choices]
+    problems = [problem_with(choice) for choice in choices]
     if all(problems):
-        raise RequestError(f"the server gives no text: {problems[0]}")
+        raise no_text(problems[0])
     new = _shares(choices, used.new_tokens)
     done = []
     for i, choice in enumerate(choices):
@@ -114,7 +114,12 @@ def _without(beginning: str, text: str) -> str:
     return text
 
 
-def _problem(choice: Choice) -> str:
+def no_text(problem: str) -> RequestError:
+    """The error for a reply that `problem_with` finds unusable."""
+    return RequestError(f"the server gives no text: {problem}")
+
+
+def problem_with(choice: Choice) -> str:
     """Why a choice is no text that can be used; empty where it is one."""
     if choice.finish_reason in _FILTERED:
         return f"its content filter cut the reply ({choice.finish_reason})"

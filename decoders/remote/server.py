@@ -87,11 +87,11 @@ class Server:
         try:
             response = await self._sent(self._client.post(path, body=body, cast_to=httpx2.Response))
         except LastingError as error:
-            raise self._given_up(str(error)) from None
+            raise self._given_up(str(error), body) from None
         except openai.APIConnectionError as error:
             raise self._unanswered(error, self._why(error)) from None
         except openai.APIStatusError as error:
-            raise await self._fault(error, path) from None
+            raise await self._fault(error, path, body) from None
         reply: Reply | None = response.extensions.get("reply")
         if reply is None:
             raise ModelError(
@@ -113,7 +113,7 @@ class Server:
             raise self._unanswered(error, self._why(error)) from None
         except openai.APIStatusError as error:
             if error.status_code >= 500 and not is_about_the_request(error.response):
-                raise await self._fault(error, "/tokenize") from None
+                raise await self._fault(error, "/tokenize", body) from None
             return ()
         except ValidationError:  # another route of that name
             return ()
@@ -154,9 +154,10 @@ class Server:
             "with --resume"
         )
 
-    def _given_up(self, why: str) -> TotError:
-        """The error for a request that the server always fails at: its own fault, unless others fail alike."""
-        self._attempts.failed_in_a_row += 1
+    def _given_up(self, why: str, body: dict[str, Any]) -> TotError:
+        """The error for a request that the server always fails at: its own fault, unless others fail alike. One for
+        several samples is asked again for one."""
+        self._attempts.failed_in_a_row += body.get("n", 1) == 1
         times, where = len(failures.get()), f"the server at {self.options.base_url}"
         counted = f"{why}, {times} times" if times > 1 else why
         if self._attempts.failed_in_a_row >= _DEAD_AFTER:
@@ -171,7 +172,7 @@ class Server:
             return f"no whole reply in {_CONNECT_SECONDS if connecting else self.options.timeout:g} s"
         return plain(str(error.__cause__ or error), self._key) or type(error.__cause__).__name__
 
-    async def _fault(self, error: openai.APIStatusError, path: str) -> TotError:
+    async def _fault(self, error: openai.APIStatusError, path: str, body: dict[str, Any]) -> TotError:
         """Our error for a status that no repetition helped."""
         status, why = error.status_code, said(error.response, self._key)
         where = f"the server at {self.options.base_url}"
@@ -199,7 +200,7 @@ class Server:
                 error, f"{status}: {why}; it asks to be left alone for {wait}, and at most {MAX_WAIT:g} s are waited"
             )
         if says_why(error.response):
-            return self._given_up(f"{status}: {why}")
+            return self._given_up(f"{status}: {why}", body)
         if may_pass(error.response) and not is_hopeless(error.request, error.response):
             return self._unanswered(error, f"{status}: {why}")
         return ModelError(f"{where} fails ({status}): {why}")

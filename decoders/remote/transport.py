@@ -78,7 +78,8 @@ class Attempts(openai.DefaultAsyncHttpxClient):
         """Raises OptionError where the environment names a proxy that cannot be used."""
         host = urlsplit(options.base_url).hostname or ""
         # No proxy leads back to this machine, whatever HTTP_PROXY says.
-        direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None} if is_loopback(host) else None
+        near = is_loopback(host) or host in ("0.0.0.0", "::")
+        direct = {f"all://[{host}]" if ":" in host else f"all://{host}": None} if near else None
         try:
             super().__init__(mounts=direct)
         except (ImportError, ValueError, httpx2.InvalidURL) as error:

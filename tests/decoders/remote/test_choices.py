@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tot.decoders import Budget, Message, Meter, ModelError, Request, Sampling
+from tot.decoders import Budget, Message, Meter, ModelError, Request, RequestError, Sampling
 from tot.decoders.remote.choices import by_text
 
 START, END = 1, 2
@@ -185,6 +185,12 @@ def test_a_server_that_says_nothing_of_likelihoods_is_read(server: Any, remote: 
     (completion,) = remote().generate([Request(prompt=CHAT, choices=("1", " 10", "2"))])
     assert totals(completion) == [-100.0, 0.0, -100.0]
     assert "by what the model writes" in caplog.text
+
+
+def test_a_filtered_reply_chooses_nothing(server: Any, remote: Any) -> None:
+    server.reply = lambda path, body: [{"text": "", "finish_reason": "content_filter"}]
+    with pytest.raises(RequestError, match="its content filter cut the reply"):
+        remote().generate([Request(prompt=CHAT, choices=("1", "2"))])
 
 
 def test_an_outage_is_no_reason_to_score_another_way(server: Any, remote: Any, fault: Any) -> None:

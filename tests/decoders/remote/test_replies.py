@@ -269,6 +269,15 @@ def test_a_server_that_refuses_several_samples_is_asked_for_one_before_giving_up
     assert not any("n" in post.body for post in server.posts[4:])
 
 
+def test_a_failure_in_unknown_words_is_asked_for_one_sample_too(server: Any, remote: Any) -> None:
+    def fail(path: str, body: dict[str, Any]) -> Any:
+        return (500, {"error": "assert width == 1"}) if "n" in body else server.hashed(path, body)
+
+    server.reply = fail
+    done = remote().generate([ask(temperature=1, n=2, seed=seed) for seed in range(6)])  # all of them at once
+    assert len({one.text for one in done}) == 12
+
+
 def test_a_refusal_that_is_not_about_several_samples_stays_one(server: Any, remote: Any) -> None:
     server.reply = lambda path, body: (400, {"error": {"message": "the prompt is too long"}})
     decoder = remote()
