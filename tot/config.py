@@ -100,9 +100,11 @@ class SearchConfig(BaseModel):
         Raises OptionError for a task or prompts that are not known, TaskError for a file that can't be run.
         """
         found = load_task(task)
-        if self.prompts is not None or not found.chat:
-            return found.in_chat() if self.prompts == "chat" else found
-        search = None if self.search is None else named(self.search, SEARCHES)
+        if self.prompts is not None:
+            return found.in_chat() if self.prompts == "chat" else found.in_papers()
+        if found.prompts == "chat" or not found.chat:
+            return found
+        search = named(found.search if self.search is None else self.search, SEARCHES)
         few_shot = isinstance(search, Search) and search.few_shot
         return found.in_chat() if not few_shot and self._chats() else found
 
@@ -213,6 +215,11 @@ class SearchConfig(BaseModel):
         objects = {purpose: each for purpose, each in chosen.items() if not isinstance(each, str)}
         if options and not names:
             raise OptionError(f"{', '.join(options)}: a decoder object has its model already; leave these out")
+        if self.model is None and options:
+            known = {*_OF_ENGINE, *(option for name in names.values() for option in _options_of(name))}
+            if other := [option for option in options if option not in known]:
+                raise OptionError(unknown("option", other[0], {*type(self).model_fields, *known}))
+            raise OptionError(f"{', '.join(options)}: there is no model to load (model=None): leave these options out")
         if self.model is None or not names:
             return objects
         first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)

@@ -86,18 +86,20 @@ class Context:
         return self._checked.heuristic(self.state(node))
 
     def claims(self, node: Node, whole: bool = False) -> frozenset[Hashable]:
-        """What a path has come to: its answer, where it has one, else what its last thought claims and nothing before
-        it does; with `whole` the answer and all claims of the path."""
+        """A path's answer, if it has one, otherwise the claims of its last thought that nothing before it makes.
+
+        With `whole`, the answer and all claims of the path.
+        """
         state = self.state(node)
         answer = self._checked.answer_at(state)
         answers = frozenset() if answer is None else frozenset([self.task.canonical(answer)])
         if answers and not whole:
             return answers
-        before, last = state.message, state.thoughts[-1].text if state.thoughts else ""
+        claimed = [self._checked.claims(thought.text) for thought in state.thoughts]
         if whole:
-            return answers | self._checked.claims(before)
-        known = self._checked.claims(state.question) | self._checked.claims(before.removesuffix(last))
-        return self._checked.claims(last) - known
+            return answers.union(*claimed)
+        *before, last = claimed or [frozenset()]
+        return last.difference(self._checked.claims(state.question), *before)
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
         """The answer that a model's text gives; None where there is none."""

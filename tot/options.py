@@ -51,8 +51,8 @@ class ModelOptions(BaseModel):
 
     @property
     def loading(self) -> dict[str, Any]:
-        """What `load_decoder` is given for the model."""
-        return {name: getattr(self, name) for name in LOADING}
+        """What `load_decoder` is given for the model, where it is not the default."""
+        return {name: value for name in LOADING if (value := getattr(self, name)) not in (None, "auto")}
 
     @property
     def decoder_options(self) -> dict[str, str]:

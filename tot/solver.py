@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Mapping
-from concurrent.futures import Future
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tot.backend import Backend
 from tot.checkpoint import Checkpoint
@@ -16,14 +14,13 @@ from tot.config import SearchConfig
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
+from tot.running import run_to_end
 from tot.search.session import SearchSession, Watcher
 from tot.task import Task
 from tot.tree import ThoughtTree
 
 if TYPE_CHECKING:
     from tot.report.profile import Profile
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,29 +179,3 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         filters=session.context.filters,
         verdict=task.verdict,
     )
-
-
-def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run to the end, in a thread of its own where this one has an event loop running."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(coroutine)
-    result: Future[_T] = Future()
-    loop = asyncio.new_event_loop()
-    task = loop.create_task(coroutine)
-
-    def work() -> None:
-        try:
-            result.set_result(loop.run_until_complete(task))
-        except BaseException as error:  # handed to the caller's thread  # noqa: BLE001
-            result.set_exception(error)
-        finally:
-            loop.close()
-
-    threading.Thread(target=work, name="tot-solve", daemon=True).start()
-    try:
-        return result.result()
-    except KeyboardInterrupt:
-        loop.call_soon_threadsafe(task.cancel)
-        return result.result()

@@ -105,15 +105,23 @@ class Task:
 
     def __init__(self) -> None:
         self._templates = Templates(self)
+        self._papers: Self | None = None
 
     def in_chat(self) -> Self:
         """The same task with its prompts for chat models. Raises OptionError where it has none."""
         if not self.chat:
             raise OptionError(f"task {type(self).__name__} has no prompts for chat models: leave prompts='chat' out")
+        if self.prompts == "chat":
+            return self
         other = copy(self)
         vars(other).update(self.chat, prompts="chat")
         other._templates = Templates(other, "chat")
+        other._papers = self
         return other
+
+    def in_papers(self) -> Self:
+        """The same task with the papers' prompts."""
+        return self._papers or self
 
     def start(self, question: str) -> State:
         """The root state. Raises TaskError for a question that can't be one."""

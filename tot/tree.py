@@ -165,7 +165,8 @@ class ThoughtTree:
         return len(self.graph)
 
     def __iter__(self) -> Iterator[Node]:
-        return (self.graph.nodes[i]["node"] for i in self.graph.nodes)
+        """The nodes as they stand: another thread may add some meanwhile."""
+        return iter([self.graph.nodes[i]["node"] for i in list(self.graph.nodes)])
 
     @property
     def root(self) -> Node:

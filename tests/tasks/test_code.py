@@ -12,8 +12,8 @@ import pytest
 from tot import Observation, State, Task, Thought, load_task, solve
 from tot.data import rows
 from tot.decoders.errors import OptionError
+from tot.running import run_to_end
 from tot.sandbox import Sandbox, confines
-from tot.solver import run_to_end
 from tot.tasks import MBPP, Code, HumanEval
 from tot.tasks.checks import check
 from tot.tasks.code import examples, whole

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, solve
+from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, asolve, solve
 from tot.decoders.errors import OptionError, TaskError
 from tot.report.terminal import tree_text
 from tot.tree import ThoughtTree
@@ -321,3 +321,47 @@ class Always:
 
     async def propose(self, ctx: Any, nodes: Any, count: int | None) -> list[list[str]]:
         return [list(self.moves) for _ in nodes]
+
+
+# -- by hand ----------------------------------------------------------------------------------------------------
+
+
+def test_an_injected_thought_is_acted_on_and_verified() -> None:
+    search = BFS(thoughts=1).start(Spell(), "q")
+    injected = search.inject(search.tree.root, "dog")
+    assert Spell.acted == [("", "dog")]
+    assert injected is not None
+    assert injected.verified
+    assert search.solved is injected
+
+
+def test_thoughts_that_are_told_by_hand_are_acted_on_once_each() -> None:
+    search = BFS(thoughts=3).start(Spell(), "q")
+    search.ask()
+    search.tell([["cat", "dog", "cat"]])
+    assert sorted(Spell.acted) == [("", "cat"), ("", "dog")]
+    assert texts(search.tree) == [("cat", "3 wrong"), ("dog", "0 wrong")]
+    assert search.solved is not None
+
+
+def test_a_thought_is_injected_inside_a_running_event_loop(scripted: Any) -> None:
+    class Injects:
+        def on_expand(self, search: Any, nodes: list[Any]) -> list[Any]:
+            return [*nodes, search.inject(search.tree.root, "dog")]
+
+    async def run() -> Any:
+        return await asolve(Spell, "q", decoder=scripted({"try q": ["cat"]}), search=BFS(thoughts=1), hooks=Injects())
+
+    solution = asyncio.run(run())
+    assert (solution.answer, solution.solved) == ("dog", True)
+
+
+def test_refine_mends_no_draft_that_a_hook_pruned(scripted: Any) -> None:
+    class Prunes:
+        def on_expand(self, search: Any, nodes: list[Any]) -> list[Any]:
+            return [node for node in nodes if node.thought.text != "dot"]
+
+    decoder = scripted({"try q": ["dot", "dot", "cat"], "mend cat, 3 wrong": ["dog"], "mend dot, 1 wrong": ["dog"]})
+    solution = solve(Spell, "q", decoder=decoder, search=Refine(thoughts=1), evaluator="heuristic", hooks=Prunes())
+    assert all("mend dot" not in prompt for batch in decoder.asked for prompt in batch)
+    assert solution.answer != "dot"

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from tot import BestOfN, ChainOfThought, Observation, SelfConsistency, State, Task, Thought, Value, solve
+from tot import BestOfN, ChainOfThought, Observation, Sample, SelfConsistency, State, Task, Thought, Value, solve
 from tot.decoders.errors import TaskError
 from tot.tasks.game24 import Game24
 
@@ -43,6 +43,14 @@ def test_chain_of_thought_is_one_solution_decoded_greedily_and_nothing_more_is_a
     assert (request.sampling.n, request.sampling.temperature, request.purpose) == (1, 0.0, "generate")
     assert (solution.answer, solution.calls, solution.stopped) == ("yes", 1, None)
     assert [(node.depth, node.terminal, node.chosen) for node in solution.tree] == [(0, False, True), (1, True, True)]
+
+
+def test_a_single_solution_is_drawn_at_a_temperature_that_was_given(scripted: Any) -> None:
+    decoder = scripted({"solve q": "so yes"})
+    solve(Riddle, "q", decoder=decoder, search=ChainOfThought(), generator=Sample(temperature=0.7))
+    solve(Riddle, "q", decoder=decoder, search=ChainOfThought(), generator="sample:temperature=1")
+    solve(Riddle, "q", decoder=decoder, search=ChainOfThought(), generator=Sample())
+    assert [request.sampling.temperature for request in decoder.requests] == [0.7, 1.0, 0.0]
 
 
 def test_a_chain_without_an_answer_gives_none(scripted: Any) -> None:

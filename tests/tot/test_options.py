@@ -9,7 +9,7 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
-from tot import Budget
+from tot import Budget, solve
 from tot.cli.options import is_given, takes
 from tot.decoders import OptionError
 from tot.options import SearchOptions
@@ -81,7 +81,7 @@ def test_options_become_arguments_of_what_does_the_work() -> None:
     assert (config.search.breadth, config.generator.temperature) == (2, 0.5)
     assert (config.model, config.decoder) == (None, {"generate": "seed", "evaluate": "ar"})
     assert config.budget == Budget(tokens=9)
-    assert config.model_options == {"dtype": "auto", "device": "auto", "kv_budget": None, "quantize": "auto", "k": "4"}
+    assert config.model_options == {"k": "4"}
 
 
 def test_what_can_not_be_read_is_refused() -> None:
@@ -91,3 +91,16 @@ def test_what_can_not_be_read_is_refused() -> None:
         SearchOptions(decoder_option=["dtype=fp32"]).opened("gsm8k")
     with pytest.raises(ValidationError, match="max_tokens"):
         SearchOptions(max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"serach": "mcts"}, r"unknown option 'serach' \(did you mean search\?\)"),
+        ({"breath": 3}, "unknown option 'breath'"),
+        ({"dtype": "fp32"}, "there is no model to load"),
+    ],
+)
+def test_an_option_that_nothing_takes_is_refused_without_a_model_too(option: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        solve("game24", "4 9 10 13", model=None, generator="enumerate:prior=uniform", evaluator="random", **option)

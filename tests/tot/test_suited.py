@@ -161,3 +161,19 @@ def test_an_evaluation_keeps_which_prompts_it_had(tiny: Any, tmp_path: Path) -> 
         with pytest.raises(OptionError, match="prompts papers there, chat here"):
             run(decoder, resume=True)
         run(decoder, resume=True, prompts="papers")
+
+
+def test_a_tasks_own_few_shot_search_gets_the_papers_prompts(tiny: Any) -> None:
+    class Planned(GSM8K):
+        search = "rap"
+
+    with tiny() as decoder:
+        assert prompts(Planned, decoder=decoder) == "papers"
+        assert prompts(Planned, decoder=decoder, search="bfs") == "chat"
+
+
+def test_the_papers_prompts_are_to_be_had_of_a_task_already_in_chat() -> None:
+    task = GSM8K().in_chat()
+    assert prompts(task) == prompts(task, prompts="chat") == "chat"
+    papers = SearchConfig(prompts="papers").suited(task)
+    assert (papers.prompts, papers.thought, papers.search) == ("papers", GSM8K.thought, GSM8K.search)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+import re
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot import BFS, Likelihood, Solution, Task, Value, solve
+from tot import BFS, Agreement, Likelihood, Solution, Task, Value, solve
 from tot.decoders import Request
 from tot.decoders.request import ChoiceLogprob
 from tot.evaluators.likelihood import expected
@@ -162,3 +163,23 @@ def test_a_value_template_sees_the_last_thoughts_parts_as_variables(scripted: An
     decoder = scripted({"ask": "why", "tell": "so"})
     evaluate(Pair, decoder, Value())
     assert [request.prompt[-1].content for request in evaluations(decoder)] == ["value why-so why of q"]
+
+
+def test_branches_that_claim_the_same_agree_though_a_thought_has_two_templates(scripted: Any) -> None:
+    class Steps(Task):
+        thought = ("question_part", "answer_part")
+        templates: ClassVar = {
+            "question_part": "ask {{ question }}",
+            "answer_part": "tell {{ question_part }}",
+            "answer": "answer",
+        }
+        depth = 2
+
+        def claims(self, text: str) -> set[str]:
+            return set(re.findall(r"\d+", text))
+
+    decoder = scripted(
+        {"ask q": ["a?", "b?", "c?"], "tell a?": "It is 12.", "tell b?": "So 12.", "tell c?": "That is 7."}
+    )
+    solution = solve(Steps, "q", decoder=decoder, search=BFS(thoughts=3), evaluator=Agreement())
+    assert [node.value for node in solution.tree if node.thought] == [0.5, 0.5, 0.0]

@@ -30,7 +30,7 @@ from tot.evaluation.estimate import bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluators.base import Evaluator
-from tot.solver import run_to_end
+from tot.running import run_to_end
 from tot.state import Drawn, State, Thought
 from tot.task import Task
 from tot.tree import Node, ThoughtTree

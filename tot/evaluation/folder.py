@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
@@ -134,13 +135,15 @@ class Folder:
         write_json(self.path / "results.json", results)
 
     def close(self) -> None:
-        """Let others at it. A folder in which nothing was done is left as if it had not been begun."""
-        self._file.close()
-        if not self.done:
-            for name in ("samples.jsonl", "log.txt", "config.yaml"):
-                (self.path / name).unlink(missing_ok=True)
-            (self.path / "trees").rmdir()
-        self._lock.release()
+        """Release the folder. One without a finished sample is left as if it had not been begun."""
+        try:
+            self._file.close()
+            if not self.done:
+                for name in ("samples.jsonl", "log.txt", "config.yaml"):
+                    (self.path / name).unlink(missing_ok=True)
+                shutil.rmtree(self.path / "trees", ignore_errors=True)  # a tree may lack its sample
+        finally:
+            self._lock.release()
 
     def __enter__(self) -> Self:
         return self

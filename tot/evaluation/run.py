@@ -27,8 +27,8 @@ from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
+from tot.running import run_to_end
 from tot.search.session import SearchSession, Watcher
-from tot.solver import run_to_end
 from tot.task import Task
 
 

@@ -102,9 +102,15 @@ def _parsed(ctx: Context, template: str, text: str) -> str | None:
 
 
 async def chains(
-    ctx: Context, nodes: Sequence[Node], count: int, generator: Generator, solutions: Sequence[str] = ()
+    ctx: Context,
+    nodes: Sequence[Node],
+    count: int,
+    generator: Generator,
+    solutions: Sequence[str] = (),
+    greedy_draft: bool = False,
 ) -> list[list[Proposal]]:
-    """`count` whole solutions after each node, at the generator's temperature; a single one is decoded greedily.
+    """`count` whole solutions after each node, at the generator's temperature; a single one is decoded greedily unless
+    a temperature was given, with `greedy_draft` always.
 
     The templates `solutions` take turns in asking for them; without any it is the task's `chain`. Of a task that has
     none, and no world in which a single thought is no solution, a thought each: the answer is then asked for after it,
@@ -112,7 +118,8 @@ async def chains(
     """
     task = ctx.task
     temperature = generator.temperature if isinstance(generator, Generator) else 0.7
-    temperature = temperature if count > 1 else 0.0
+    if count == 1 and (greedy_draft or "temperature" not in getattr(generator, "model_fields_set", ())):
+        temperature = 0.0
     if not solutions and not task.has_template(task.chain) and "step" not in task.defines:
         return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), task.thought, temperature))
     ways = solutions or (task.chain,)

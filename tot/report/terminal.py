@@ -170,6 +170,6 @@ def search_line(sessions: Sequence[SearchSession], started: float) -> str:
     if not sessions:
         return f"loading the model … {elapsed:.0f} s"
     tree, meter = sessions[0].tree, sessions[0].meter
-    level = max(node.depth for node in list(tree))
+    level = max(node.depth for node in tree)
     rate = meter.new_tokens / max(meter.seconds, 1e-9)
     return f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"

@@ -30,6 +30,8 @@ class Search(BaseModel):
     """Whether it is made for the papers' few-shot prompts."""
     whole: ClassVar[bool] = False
     """Whether it has whole solutions written in one go."""
+    greedy_draft: ClassVar[bool] = False
+    """Whether a whole solution that is asked for alone is decoded greedily, whatever the temperature."""
     wanders: ClassVar[bool] = False
     """Whether a path may lead back to a state that it has been in."""
     depth: Depth = None

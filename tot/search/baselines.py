@@ -28,7 +28,7 @@ class _Whole(Search):
 
 
 class ChainOfThought(_Whole):
-    """One whole solution, decoded greedily."""
+    """One whole solution, decoded greedily unless a temperature is given."""
 
     def steps(self, search: SearchState) -> Steps:
         for chain in (yield search.expand([search.tree.root], 1, whole=True)):

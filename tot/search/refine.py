@@ -17,6 +17,7 @@ class Refine(Search):
     mending is better than what it mends, at most T - 2 times. It ends with the first solution."""
 
     whole = True
+    greedy_draft = True
     thoughts: Count = 5
 
     def steps(self, search: SearchState) -> Steps:
@@ -34,5 +35,5 @@ class Refine(Search):
         new = yield search.expand([node], count, whole)
         search.best = next(iter(search.goals), search.best)  # a budget may leave no more than that
         yield search.evaluate(new)
-        tried = by_value([one for one in search.tree if one.parent is not None])
+        tried = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
         search.best = next(iter([*search.goals, *tried]), search.best)

@@ -20,7 +20,7 @@ from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
 from tot.generators.sample import chains
 from tot.search.base import Search, by_value
-from tot.state import Observation, after_thinking
+from tot.state import after_thinking
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
@@ -99,7 +99,7 @@ class SearchSession:
             else:
                 results = await self._results(step)
             try:
-                self.search.tell(results)
+                self.search.tell(results, acted=True)
                 self.search.ask()  # on to the next step: what the search makes of the results belongs to this one
             finally:  # a task that fails on the results is no reason to lose them
                 self.meter.count(nodes=len(self.tree) - nodes)
@@ -113,30 +113,13 @@ class SearchSession:
         if isinstance(step, Evaluate):
             return await self._judging.judge(self._evaluator_of(step), step.nodes)
         if step.whole:
-            ways = getattr(self.search.options, "solutions", ())
-            return await self._acted(
-                step, await chains(self.context, step.nodes, step.count or 1, self._generator, ways)
-            )
-        found = await self._generator.propose(self.context, step.nodes, step.count)
-        return await self._acted(step, [[as_proposal(one, self.task) for one in proposals] for proposals in found])
-
-    async def _acted(self, step: Expand, found: list[list[Proposal]]) -> list[list[Proposal]]:
-        """The proposals, each thought with what came of it; those that say the same are acted on once."""
-        if "act" not in self.task.defines:
-            return found
-        about = {
-            (i, one.thought.text): (state, one.thought)
-            for i, (state, proposals) in enumerate(zip(step.states, found, strict=True))
-            for one in proposals
-            if one.thought is not None
-        }
-        results = await self.context.each(list(about.values()), lambda each: self.search.checked.act(*each))
-        seen: dict[tuple[int, str], Observation | None] = dict(zip(about, results, strict=True))
-        for i, proposals in enumerate(found):
-            for one in proposals:
-                if one.thought is not None and (came := seen[i, one.thought.text]) is not None:
-                    one.thought = one.thought.model_copy(update={"observation": came})
-        return found
+            options = self.search.options
+            ways, greedy = getattr(options, "solutions", ()), options.greedy_draft
+            found = await chains(self.context, step.nodes, step.count or 1, self._generator, ways, greedy)
+            return await self.search.checked.acted(step.states, found)
+        grown = await self._generator.propose(self.context, step.nodes, step.count)
+        proposals = [[as_proposal(one, self.task) for one in siblings] for siblings in grown]
+        return await self.search.checked.acted(step.states, proposals)
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.checked_task import CheckedTask
 from tot.decoders.errors import TaskError
+from tot.running import run_to_end
 from tot.search.hooks import Hooks
 from tot.seeds import derive
 from tot.state import State, Thought
@@ -86,11 +87,12 @@ class SearchState:
                 self._waiting = step
         return None if self._over else self._waiting
 
-    def tell(self, results: Sequence[Any]) -> list[Node]:
-        """What came of the step asked for. Returns the new children, or the nodes valued.
+    def tell(self, results: Sequence[Any], *, acted: bool = False) -> list[Node]:
+        """Give the results of the step asked for. Returns the new children, or the nodes valued.
 
         For each node of an Expand some thoughts (texts, Thoughts, Replies or Proposals), for each of an Evaluate a
-        value (a number, None or an Evaluation).
+        value (a number, None or an Evaluation). A task that acts on thoughts does so here, unless the caller has had
+        that done (`acted`).
 
         Raises TaskError where nothing was asked, where results are missing, and where a method of the task fails.
         """
@@ -100,7 +102,8 @@ class SearchState:
         if len(results) != len(step.nodes):
             raise TaskError(f"{len(results)} results for {len(step.nodes)} nodes: tell one for each, in their order")
         if isinstance(step, Expand):
-            proposals = [[as_proposal(one, self.task) for one in _each(proposals)] for proposals in results]
+            given = [[as_proposal(one, self.task) for one in _each(proposals)] for proposals in results]
+            proposals = given if acted else run_to_end(self.checked.acted(step.states, given))
             self._waiting = None
             grown: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
@@ -126,7 +129,8 @@ class SearchState:
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
         """A thought of the caller's own as a child of `parent`; None where it is not legal, or there already."""
-        return self._grow(parent, as_proposal(thought, self.task), whole=False)
+        ((proposal,),) = run_to_end(self.checked.acted([self.tree.state(parent)], [[as_proposal(thought, self.task)]]))
+        return self._grow(parent, proposal, whole=False)
 
     def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False) -> Expand:
         """The step that grows thoughts after each of `nodes`."""

@@ -44,8 +44,8 @@ from tot.evaluators.base import Evaluator
 from tot.evaluators.head import ValueHead, identity
 from tot.generators.continuation import Continue
 from tot.report.terminal import counting
+from tot.running import run_to_end
 from tot.seeds import derive
-from tot.solver import run_to_end
 from tot.steps import Evaluation
 from tot.tree import Node
 

@@ -218,7 +218,5 @@ def test_a_server_that_takes_no_assistant_message_at_the_end_is_refused_in_its_w
         return [{"text": "One.\n\nTwo."}]
 
     server.reply = reply
-    with pytest.raises(
-        OptionError, match=r"does not continue .* \(Conversation roles must alternate\)"
-    ):
+    with pytest.raises(OptionError, match=r"does not continue .* \(Conversation roles must alternate\)"):
         grown(remote())

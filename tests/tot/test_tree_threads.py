@@ -1,0 +1,17 @@
+"""A tree that another thread walks while a search grows it, as a terminal's progress does."""
+
+from __future__ import annotations
+
+from tot import State, Thought, ThoughtTree
+
+
+def test_a_tree_may_grow_while_its_nodes_are_walked() -> None:
+    tree = ThoughtTree(State(question="q"))
+    for text in "abc":
+        tree.add(tree.root, Thought(parts={"thought": text}), None)
+    seen = []
+    for node in tree:
+        seen.append(node.id)
+        tree.add(tree.root, Thought(parts={"thought": f"more {node.id}"}), None)
+    assert seen == [0, 1, 2, 3]
+    assert len(tree) == 8
