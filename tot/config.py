@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import json
-import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,7 +22,7 @@ from tot.decoders.decoder import (
 )
 from tot.decoders.errors import ModelError, OptionError, readable, unknown
 from tot.decoders.methods.options import FEW_SHOT
-from tot.decoders.models.model_names import find_model, has_chat_template
+from tot.decoders.models.model_names import find_model, has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Sampling
@@ -32,7 +30,6 @@ from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.search.base import Search
 from tot.task import Task
 
-log = logging.getLogger(__name__)
 FILTERS = ("top_k", "top_p", "min_p")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
 """Options that are the engine's, whatever decodes on it."""
@@ -116,7 +113,7 @@ class SearchConfig(BaseModel):
         asked = chosen["generate"]
         if not isinstance(asked, str):
             if getattr(getattr(asked, "tokenizer", None), "chat_template", "") is None:
-                _warn_of_few_shot()
+                warn_of_no_template()
             return bool(getattr(asked, "chats", False))
         if asked in REMOTE:
             return bool(self.model_options.get("api", "chat") == "chat")
@@ -130,7 +127,7 @@ class SearchConfig(BaseModel):
             except (OSError, ModelError):  # it is said when the model is loaded
                 return False
         if not chats:
-            _warn_of_few_shot()
+            warn_of_no_template()
         return chats
 
     def parts(self, task: Task) -> dict[str, Any]:
@@ -241,15 +238,6 @@ class SearchConfig(BaseModel):
             where = {"model": self.model} if name in REMOTE else {"engine": made[first].engine}
             made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
         return {**objects, **{purpose: made[name] for purpose, name in names.items()}}
-
-
-@functools.cache
-def _warn_of_few_shot() -> None:
-    """Say once a process why a task is not asked as a chat: the papers' searches make many more calls."""
-    log.warning(
-        "the model has no chat template, so it gets the papers' few-shot prompts, and a task's default search makes "
-        "many calls: search='cot' makes one, and a model with a chat template gets plain questions"
-    )
 
 
 def _is_remote(decoder: str | Decoder) -> bool:

@@ -6,7 +6,6 @@ consists of; only the chat template's own control tokens are control tokens. Oth
 
 from __future__ import annotations
 
-import logging
 import re
 import secrets
 from collections.abc import Iterable, Sequence
@@ -16,7 +15,7 @@ from typing import Any
 from tokenizers.decoders import DecodeStream
 
 from tot.decoders.errors import ModelError, RequestError
-from tot.decoders.kernels.native import log_once
+from tot.decoders.models.model_names import warn_of_no_template
 from tot.decoders.request import Message, Request
 
 
@@ -161,11 +160,7 @@ class TextCodec:
         """The chat template, filled in with stand-ins for every control token that a message spells out."""
         last = messages[-1]
         if self.tokenizer.chat_template is None:  # a base model: the messages are one text
-            log_once(
-                logging.WARNING,
-                "the model has no chat template, so messages are joined to one text without their roles: give a model "
-                "with a template for chats",
-            )
+            warn_of_no_template()
             text = "\n\n".join(message.content for message in messages)
             return [*self._opening(), *self._ids_with(last, text)] if last.written else self.encode_prompt(text)
         mark = secrets.token_hex(8)

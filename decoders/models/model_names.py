@@ -6,9 +6,11 @@ only for a hub id that is not whole in the hub cache, and once. Knows nothing of
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import json
+import logging
 import mmap
 import re
 import struct
@@ -19,6 +21,7 @@ from pathlib import Path
 from tot.decoders.errors import ModelError, reason, unknown
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
 
+log = logging.getLogger(__name__)
 SMALL_FILES = ["*.json", "*.jinja", "*.model", "*.txt"]  # what a hub repository holds beside weights
 OTHER_FORMATS = ["*/*", "consolidated*"]  # the same weights again, for other programs
 HUB_TIMEOUT = 10.0  # seconds in which the hub must begin to answer
@@ -125,6 +128,15 @@ def has_chat_template(model: str | Path) -> bool:
     except (OSError, ValueError):
         said = {}
     return (path / "chat_template.jinja").exists() or (isinstance(said, dict) and bool(said.get("chat_template")))
+
+
+@functools.cache
+def warn_of_no_template() -> None:
+    """Say once a process what a base model is not asked as."""
+    log.warning(
+        "the model has no chat template: messages become one text without their roles, and searches use the papers' "
+        "few-shot prompts, by default in many calls (search='cot' makes one)"
+    )
 
 
 def gguf_text(path: Path, key: str) -> str:

@@ -17,14 +17,18 @@ from tot.decoders.errors import ModelError
 TESTED_FAMILIES = ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3")
 LLAMA_LIKE = ("llama", "mistral", "qwen2", "qwen3")
 """Of these, the families whose whole forward there is in C."""
+_MOST_LAYERS = 2**12
 
 
 def check_supported(config: Any) -> None:
     """Raise ModelError if the engine can't run a model with this config, naming what stands in the way."""
     family = getattr(config, "model_type", None)
     other_layers = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    layers = getattr(config, "num_hidden_layers", None)
     unusual = None
-    if family not in TESTED_FAMILIES:
+    if isinstance(layers, int) and layers > _MOST_LAYERS:  # each would be built before any weight is missed
+        unusual = f"models of {layers:,} layers"
+    elif family not in TESTED_FAMILIES:
         unusual = f"models of the family {family!r}"
     elif other_layers:
         unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"

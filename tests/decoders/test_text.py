@@ -15,7 +15,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tot.decoders import Message, ModelError, Request, RequestError
 from tot.decoders.engine.text import TextCodec
-from tot.decoders.kernels.native import log_once
+from tot.decoders.models.model_names import warn_of_no_template
 
 END = 2
 """<|im_end|>"""
@@ -405,7 +405,7 @@ def test_tokens_that_mark_turns_are_control_whatever_the_tokenizer_calls_them(to
 
 
 def test_that_roles_are_dropped_is_said_once(tokenizer: Any, caplog: pytest.LogCaptureFixture) -> None:
-    log_once.cache_clear()
+    warn_of_no_template.cache_clear()
     base = copy.deepcopy(tokenizer)
     base.chat_template = None
     codec = TextCodec(base)
@@ -414,7 +414,7 @@ def test_that_roles_are_dropped_is_said_once(tokenizer: Any, caplog: pytest.LogC
     for _ in range(2):
         codec.encode_prompt(chat(("system", "a"), ("user", "b")))
     (message,) = caplog.messages
-    assert message.startswith("the model has no chat template, so messages are joined to one text without their roles")
+    assert message.startswith("the model has no chat template: messages become one text without their roles")
 
 
 def test_a_tokenizer_without_a_fast_backend_is_refused() -> None:

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from tot import SearchConfig, evaluate, rap, solve
-from tot.config import _warn_of_few_shot
 from tot.decoders import LocalDecoder, ModelError, OptionError, load_decoder
-from tot.decoders.models.model_names import has_chat_template
+from tot.decoders.models.model_names import has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.evaluation.configuration import read_yaml
@@ -43,20 +42,23 @@ def test_a_model_without_a_chat_template_is_asked_in_few_shot_with_one_warning(
         monkeypatch.setattr(decoder.tokenizer, "chat_template", None)
         object_given = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
         for options in ({"model": base}, {"decoder": decoder}, object_given):
-            _warn_of_few_shot.cache_clear()
+            warn_of_no_template.cache_clear()
             caplog.clear()
             assert prompts(**options, prompts="chat") == "chat"
             assert prompts(**options, prompts="papers") == prompts(**options, search="rap") == "papers"
             assert not caplog.messages
             assert prompts(**options) == prompts(**options) == "papers"
             (message,) = caplog.messages
-            assert message.startswith("the model has no chat template, so it gets the papers' few-shot prompts")
+            assert message.startswith(
+                "the model has no chat template: messages become one text without their roles, and"
+            )
+            assert "few-shot prompts, by default in many calls (search='cot' makes one)" in message
 
 
 def test_nothing_is_said_of_templates_where_none_is_missing(
     tiny: Any, scripted: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _warn_of_few_shot.cache_clear()
+    warn_of_no_template.cache_clear()
     with tiny() as decoder, load_decoder("fastcot", engine=decoder.engine) as needing:
         for options in ({"decoder": needing}, {"decoder": scripted({})}, {"model": None}, {"model": "no/such.gguf"}):
             assert prompts(**options) == "papers"

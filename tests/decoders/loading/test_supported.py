@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,6 +34,17 @@ def test_models_the_engine_cannot_run_are_refused(
         check_supported(AutoConfig.for_model(family, num_hidden_layers=2, **options))
     assert named in one_line(error)
     assert ", ".join(TESTED_FAMILIES) in str(error.value)
+
+
+@pytest.mark.parametrize("layers", [10**5, 10**9, 2**70])
+def test_a_config_of_more_layers_than_any_model_has_is_refused_before_they_are_built(
+    folder: Path, tmp_path: Path, layers: int
+) -> None:
+    shutil.copytree(folder, tmp_path / "many")
+    config = json.loads((tmp_path / "many" / "config.json").read_text())
+    (tmp_path / "many" / "config.json").write_text(json.dumps({**config, "num_hidden_layers": layers}))
+    with pytest.raises(ModelError, match=f"^models of {layers:,} layers can't be run here"):
+        load_model(tmp_path / "many")
 
 
 @pytest.mark.parametrize(
