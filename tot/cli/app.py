@@ -4,6 +4,7 @@ standard error."""
 from __future__ import annotations
 
 import io
+import logging
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ from tot.cli.serve import serve_command
 from tot.cli.solve import solve_command
 from tot.cli.training import instances_command, train_draft_command, train_value_command
 from tot.decoders.errors import TotError, readable
+from tot.report.terminal import PlainFormatter, complain
 
 # OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
 # as slow; none at all costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
@@ -52,6 +54,9 @@ def main(arguments: list[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a terminal that has no star is no reason to lose the answer
+    if logging.lastResort is not None:  # prints records where the program has set up no logging
+        logging.lastResort.setFormatter(PlainFormatter())
+    logging.captureWarnings(True)
     try:
         return int(command.main(args=arguments, prog_name="tot", standalone_mode=False) or 0)
     except ValidationError as error:
@@ -61,16 +66,18 @@ def main(arguments: list[str] | None = None) -> int:
     except typer.TyperException as error:
         message = error.format_message()
         if message.startswith("Usage:"):  # `tot` and `tot bench` alone: their help
-            sys.stderr.write(f"{message}\n")
+            complain(message)
             return 2
         return _say(_usage_message(error))
     except (typer.Abort, KeyboardInterrupt):
         _say("interrupted")
         return 130
+    finally:
+        logging.captureWarnings(False)
 
 
 def _say(message: str) -> int:
-    sys.stderr.write(f"tot: {message}\n")
+    complain(f"tot: {message}")
     return 2
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from rich.table import Table
 from tot.cli.options import takes, writable
 from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.configuration import Configuration, read_yaml
-from tot.report.terminal import console
+from tot.report.terminal import complain, console
 
 _PICTURES = (".png", ".svg", ".pdf")
 
@@ -66,7 +65,7 @@ def eval_command(
     try:
         results = run_evaluation(work, out, resume, tracker(track))
     except KeyboardInterrupt:
-        sys.stderr.write(f"tot: interrupted; the same command with --resume --out {out} goes on\n")
+        complain(f"tot: interrupted; the same command with --resume --out {out} goes on")
         raise typer.Exit(130) from None
     shown = Table.grid(padding=(0, 2))
     for row in (*results.figures, ("Folder", str(results.folder), "")):

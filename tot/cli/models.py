@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from rich.text import Text
-
 
 def models_command() -> None:
     """List the models that can be loaded here, and where they are."""
@@ -14,4 +12,4 @@ def models_command() -> None:
     for entry in list_models():
         place = entry.where if entry.where is not None else "not here"
         size = f"{entry.size / 2**20:.0f} MiB" if entry.size else ""
-        shown.print(Text("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note)))))
+        shown.print("  ".join(filter(None, (entry.name, entry.kind, size, str(place), entry.note))))

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from tot.decoders.errors import OptionError, TaskError, unknown
 from tot.report.terminal import console
@@ -55,4 +54,4 @@ def report_command(
             write_text(out, GRAPHS[kind](tree))
         else:
             save(tree, out)
-    console().print(Text(f"report: {out}"))
+    console().print(f"report: {out}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from tot.decoders.errors import OptionError, unknown
 from tot.decoders.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
 from tot.options import ModelOptions
+from tot.report.terminal import complain
 
 
 class ServeOptions(ModelOptions, Limits):
@@ -85,5 +85,4 @@ def serve_command(given: dict[str, Any]) -> None:
 
 
 def _say(line: str) -> None:
-    sys.stderr.write(f"tot serve: {line}\n")
-    sys.stderr.flush()
+    complain(f"tot serve: {line}")

@@ -21,6 +21,7 @@ from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, as_now, read_mapping
+from tot.report.terminal import plain
 
 UNCOMPARED = ("concurrency", "executor", *OF_RAY)
 """Options that don't change what samples are."""
@@ -118,7 +119,7 @@ class Folder:
         """A line in log.txt, with the time."""
         path, time = self.path / "log.txt", datetime.now().astimezone().isoformat(timespec="seconds")
         with writing(path, _MAKE_ROOM), path.open("a", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(f"{time}  {' '.join(text.split())}\n")
+            file.write(f"{time}  {plain(' '.join(text.split()))}\n")
 
     def finish(self, results: dict[str, Any]) -> None:
         """Put the samples in order, and write the results."""

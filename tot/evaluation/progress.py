@@ -11,12 +11,11 @@ from importlib import import_module
 from typing import Any, Protocol
 
 from rich.progress import BarColumn, MofNCompleteColumn, TimeRemainingColumn
-from rich.text import Text
 
 from tot.decoders.errors import OptionError, unknown
 from tot.evaluation.estimate import wilson
 from tot.evaluation.results import tokens_of
-from tot.report.terminal import plain, progress
+from tot.report.terminal import progress
 from tot.search.session import SearchSession
 
 _DRAFTED = ("drafted", "accepted", "reached")
@@ -78,7 +77,7 @@ class Progress:
         """Say what went wrong, above the bar; not any number of times."""
         self._complaints += 1
         if self._complaints <= _SHOWN:
-            self._bars.console.print(Text(plain(" ".join(text.split()))))
+            self._bars.console.print(" ".join(text.split()))
         elif self._complaints == _SHOWN + 1:
             self._bars.console.print("more of these are in log.txt")
 

@@ -1,21 +1,24 @@
 """A search and what it came to, as text for a terminal: progress, tree, answer.
 
-Model output is shown as text: no markup, no control characters.
+Text from outside (models, data, files, names) is printed as text: no markup, no control characters. `console`,
+`complain` and `PlainFormatter` see to that, so callers need not.
 """
 
 from __future__ import annotations
 
 import io
+import logging
 import re
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, ProgressColumn, Task, TimeRemainingColumn
 from rich.progress import Progress as Bars
+from rich.segment import Segment
 from rich.text import Text
 from rich.tree import Tree
 
@@ -27,10 +30,34 @@ if TYPE_CHECKING:
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 
 
+class _PlainConsole(Console):
+    """A console that replaces control characters in all text that it prints, and reads no markup in it."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options, highlight=False, markup=False, emoji=False)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(plain(segment.text), segment.style)
+
+
 def console(width: int = 150, stderr: bool = False) -> Console:
-    """Where commands print: nothing is coloured by guess, long lines stay whole; tables in a pipe have this width."""
+    """Return the console for a command's output: long lines stay whole, tables in a pipe have this width."""
     stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, highlight=False, soft_wrap=True, width=None if stream.isatty() else width)
+    return _PlainConsole(stderr=stderr, soft_wrap=True, width=None if stream.isatty() else width)
+
+
+def complain(line: str) -> None:
+    """Write a line to standard error, without control characters."""
+    sys.stderr.write(f"{plain(line)}\n")
+    sys.stderr.flush()
+
+
+class PlainFormatter(logging.Formatter):
+    """Formats log records without control characters."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return plain(super().format(record))
 
 
 class _Note(ProgressColumn):
@@ -86,7 +113,7 @@ def tree_view(tree: ThoughtTree, kept: Collection[int]) -> Tree:
 def tree_text(tree: ThoughtTree, most: int = 50) -> str:
     """The tree as lines of text, `most` thoughts at most."""
     text = io.StringIO()
-    print_tree(Console(file=text, width=100, color_system=None, highlight=False, force_jupyter=False), tree, most)
+    print_tree(_PlainConsole(file=text, width=100, color_system=None, force_jupyter=False), tree, most)
     return text.getvalue().rstrip("\n")
 
 
@@ -155,11 +182,11 @@ def show(solution: Solution) -> None:
     print_tree(shown, solution.tree)
     shown.print()
     if solution.stopped:
-        shown.print(Text(f"Stopped ({plain(solution.stopped)}); this is the best so far."))
+        shown.print(Text(f"Stopped ({solution.stopped}); this is the best so far."))
     answer = solution.answer
     if isinstance(answer, list):
         answer = "  ".join(map(str, answer)) or "nothing has to be done"
-    verified = f" ({plain(solution.verdict)})" if solution.solved else ""
+    verified = f" ({solution.verdict})" if solution.solved else ""
     shown.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
     shown.print(Text(usage_line(solution), style="dim"))
 
