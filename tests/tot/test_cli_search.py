@@ -79,7 +79,7 @@ def test_a_task_can_be_a_file(tot: Any, tmp_path: Path) -> None:
 def test_a_row_without_the_tasks_columns_is_refused_with_those_it_has(tot: Any, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("puzzle,rank\n1 2 3 4,1\n")
     status, _, err = tot("solve", "game24", "--data", "x.csv")
-    assert (status, err) == (2, "tot: x.csv, row 0 has no 'question' (it has puzzle, rank): give another file\n")
+    assert (status, err) == (2, "tot: x.csv, row 0 has no 'question' (it has puzzle, rank); give another row or file\n")
 
 
 def test_out_leaves_the_run_alone_or_a_trace_that_ends_in_it(tot: Any, tmp_path: Path) -> None:

@@ -176,10 +176,9 @@ def test_a_place_that_cannot_be_written_is_named(tree: ThoughtTree, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def test_text_that_is_no_unicode_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
-    with pytest.raises(TaskError, match=r"can't be written: .*surrogates"):
-        write_json(tmp_path / "run.json", {"answer": "\udcff"})
-    assert list(tmp_path.iterdir()) == []
+def test_half_a_surrogate_pair_is_written_as_json_can_hold_it(tmp_path: Path) -> None:
+    write_json(tmp_path / "run.json", {"answer": "\udcff"})
+    assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8")) == {"answer": "\udcff"}
 
 
 def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:

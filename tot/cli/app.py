@@ -8,6 +8,7 @@ import logging
 import os
 import re
 import sys
+import warnings
 from typing import Any
 
 import typer
@@ -56,24 +57,27 @@ def main(arguments: list[str] | None = None) -> int:
             stream.reconfigure(errors="replace")  # a terminal that has no star is no reason to lose the answer
     if logging.lastResort is not None:  # prints records where the program has set up no logging
         logging.lastResort.setFormatter(PlainFormatter())
-    logging.captureWarnings(True)
-    try:
-        return int(command.main(args=arguments, prog_name="tot", standalone_mode=False) or 0)
-    except ValidationError as error:
-        return _say(readable(error))
-    except TotError as error:
-        return _say(" ".join(str(error).split()))
-    except typer.TyperException as error:
-        message = error.format_message()
-        if message.startswith("Usage:"):  # `tot` and `tot bench` alone: their help
-            complain(message)
-            return 2
-        return _say(_usage_message(error))
-    except (typer.Abort, KeyboardInterrupt):
-        _say("interrupted")
-        return 130
-    finally:
-        logging.captureWarnings(False)
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        try:
+            return int(command.main(args=arguments, prog_name="tot", standalone_mode=False) or 0)
+        except ValidationError as error:
+            return _say(readable(error))
+        except TotError as error:
+            return _say(" ".join(str(error).split()))
+        except typer.TyperException as error:
+            message = error.format_message()
+            if message.startswith("Usage:"):  # `tot` and `tot bench` alone: their help
+                complain(message)
+                return 2
+            return _say(_usage_message(error))
+        except (typer.Abort, KeyboardInterrupt):
+            _say("interrupted")
+            return 130
+
+
+def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+    complain(f"{category.__name__}: {message}")
 
 
 def _say(message: str) -> int:

@@ -109,7 +109,7 @@ def _question(task: str, question: str | None, data: Path | None, row: int) -> s
         try:
             return question_of(chosen, read_row(data, row))
         except TaskError as error:
-            raise OptionError(f"{data}, row {row} {error}") from None
+            raise OptionError(f"{data}, row {row} {error}; give another row or file") from None
     if question is None:
         return chosen.example()
     try:

@@ -36,6 +36,9 @@ class _PlainConsole(Console):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, highlight=False, markup=False, emoji=False)
 
+    def render_str(self, text: str, **options: Any) -> Text:
+        return super().render_str(plain(text), **options)  # before widths are measured
+
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(plain(segment.text), segment.style)
