@@ -28,6 +28,8 @@ _FILTERED = {
 _TOOLS = {"tool_calls", "tool_call", "tool_use", "function_call"}
 """Finish reasons of OpenAI, TGI, Anthropic, Cohere, Gemini, Mistral and Bedrock, in lower case; `stop` may be a stop
 string or the model's own end."""
+_IMPOSSIBLE = -9999.0
+"""What OpenAI gives for tokens that are next to impossible, where others give minus infinity, which has no sums."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +186,7 @@ def _shares(choices: Sequence[Choice], total: int) -> list[int]:
 def _logprobs(choice: Choice, written: str, text: str) -> tuple[float, ...]:
     """Those of the tokens of `text`, which is `written` or its beginning."""
     drawn = choice.logprobs.drawn if choice.logprobs is not None else ()
-    values = [value for _, value in drawn if value is not None and not math.isnan(value)]
+    values = [max(value, _IMPOSSIBLE) for _, value in drawn if value is not None and not math.isnan(value)]
     if len(values) < len(drawn) or (not values and (written or choice.logprobs is None)):
         raise RequestError("the server gives no log-probabilities: leave logprobs out, or ask one that does")
     if len(text) >= len(written):

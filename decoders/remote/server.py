@@ -23,6 +23,7 @@ from tot.decoders.remote.transport import (
     MAX_WAIT,
     Attempts,
     LastingError,
+    RedirectedError,
     Spent,
     failures,
     is_about_the_request,
@@ -86,6 +87,10 @@ class Server:
         failures.set([])
         try:
             response = await self._sent(self._client.post(path, body=body, cast_to=httpx2.Response))
+        except RedirectedError as error:
+            raise ModelError(
+                f"{self.options.base_url} is not the server's address: {error}; give that base_url"
+            ) from None
         except LastingError as error:
             raise self._given_up(str(error), body) from None
         except openai.APIConnectionError as error:
@@ -115,7 +120,7 @@ class Server:
             if error.status_code >= 500 and not is_about_the_request(error.response):
                 raise await self._fault(error, "/tokenize", body) from None
             return ()
-        except ValidationError:  # another route of that name
+        except (ValidationError, RedirectedError):  # another route of that name
             return ()
 
     async def close(self) -> None:

@@ -71,6 +71,10 @@ class LastingError(openai.OpenAIError):
     """Every attempt got a reply that cannot be used. The package does not repeat a request that ends in this."""
 
 
+class RedirectedError(openai.OpenAIError):
+    """The request was sent to another address without its body."""
+
+
 class Attempts(openai.DefaultAsyncHttpxClient):
     """Sends single attempts for the `openai` package."""
 
@@ -110,6 +114,8 @@ class Attempts(openai.DefaultAsyncHttpxClient):
         except httpx2.RequestError as error:
             self._failed(request, sent_at, plain(str(error), self._secret) or type(error).__name__, before)
             raise
+        if response.request.method != request.method:  # a 301 makes a GET of a POST, and the prompt is lost
+            raise RedirectedError(f"it redirects to {plain(str(response.url.copy_with(query=None)), self._secret)}")
         if response.is_success:
             if request.url.path.endswith("/completions") and "html" not in kind_of(response):
                 try:

@@ -50,7 +50,8 @@ class LogProb(Evaluator):
         if None in values:
             warnings.warn(
                 "the thought generator gives no log-probabilities, so logprob values all thoughts the same: use "
-                "Sample() or Continue(), decoded here, or another evaluator, such as agreement",
+                "Sample() or Continue(), with logprobs=true where a server is asked, or another evaluator, such as "
+                "agreement",
                 stacklevel=2,
             )
         return [1.0 if value is None else value for value in values]

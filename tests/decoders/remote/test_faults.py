@@ -296,6 +296,31 @@ def test_a_web_page_is_told_as_a_wrong_address(server: Any, remote: Any, fault: 
     assert len(server.posts) == 1
 
 
+@pytest.mark.parametrize("status", [301, 302, 303])
+def test_a_redirection_that_loses_the_prompt_is_told_with_the_address(
+    server: Any, remote: Any, fault: Any, status: int
+) -> None:
+    server.always = fault(status, {"location": f"{server.url}/models?token=hidden"}, raw=b"")
+    with pytest.raises(ModelError, match=rf"it redirects to {server.url}/models; give that base_url"):
+        remote().generate([ask()])
+    assert len([asked for asked in server.asked if asked.body]) == 1
+
+
+def test_a_redirected_tokenizer_is_none(server: Any, remote: Any) -> None:
+    def reply(path: str, body: dict[str, Any]) -> Any:
+        return (301, {}) if path.endswith("/tokenize") else [{"text": "2"}]
+
+    server.reply = reply
+    (completion,) = remote().generate([Request(prompt="q", choices=("1", "2"))])
+    assert [one.total for one in completion.choice_logprobs] == [-100.0, 0.0]
+
+
+def test_a_redirection_that_keeps_it_is_followed(server: Any, remote: Any, fault: Any) -> None:
+    server.faults.append(fault(307, {"location": f"{server.url}/chat/completions"}, raw=b""))
+    (completion,) = remote().generate([ask()])
+    assert completion.text == text_of(server)
+
+
 @pytest.mark.parametrize("slow", ["headers alone", "slow body"])
 def test_a_slow_reply_is_given_up_and_asked_for_again(server: Any, remote: Any, fault: Any, slow: str) -> None:
     server.faults.append(fault(delay=30.0, keep=1.0 if slow == "slow body" else 0.0))
