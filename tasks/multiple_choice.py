@@ -97,15 +97,17 @@ class MultipleChoice(Task):
         if isinstance(right, bool):
             return "A" if right else "B"
         given = _options_of(row)
-        if given is not None and right is not None:
+        if given is None:
+            labels = {label: label for label in options(_stem(row))}
+        else:
             labels = dict(zip((label.upper() for label, _ in given), _lettered(given), strict=True))
-            right = labels.get(str(right).strip().upper())
+        right = labels.get(self.canonical(right))
         if right is None:
             raise TaskError(
                 f"the row {str(dict(row))[:80]!r} does not name its right option: give its label as `correct`, "
                 "`answerKey` or `answer`"
             )
-        return self.canonical(right)
+        return right
 
     def variables(self, state: State) -> dict[str, Any]:
         demonstrations = self.data("demonstrations")
@@ -232,6 +234,8 @@ def _options_of(row: Mapping[str, Any]) -> list[tuple[str, str]] | None:
 
 
 def _option_text(option: Any) -> str:
+    if isinstance(option, Mapping | list | tuple):
+        raise TaskError(f"the option {option!r:.60} is not text: give each option a text")
     return "" if option is None or option != option else str(option)  # NaN is a missing cell
 
 

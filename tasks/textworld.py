@@ -98,7 +98,7 @@ class TextWorld(Task):
 
     def reference_of(self, row: Mapping[str, Any]) -> str:
         """The game itself, in which the answer is played."""
-        return str(row["question"])
+        return self.question_of(row)
 
     def score(self, answer: Sequence[str] | None, reference: str) -> float:
         """1 for a list of commands that wins where it is played; each has to be allowed where it stands."""

@@ -13,12 +13,15 @@ import json
 import re
 import zlib
 from collections.abc import Callable, Iterator
+from datetime import date, time, timedelta
+from decimal import Decimal
 from importlib.util import find_spec
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from tot.decoders.errors import OptionError, reason, unknown
+from tot.decoders.request import in_unicode
 
 _Row = tuple[str, dict[str, Any] | OptionError]
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?:([\w.-]+)")
@@ -42,12 +45,24 @@ def rows(source: str | Path) -> Iterator[dict[str, Any]]:
 def read(source: str | Path) -> Iterator[_Row]:
     """Each row with its place ("line 3", "row 3"; the first is 1), or what is wrong with it where others can be read.
 
-    Raises OptionError where none can.
+    Missing values (null, NaN, empty cells) are left out. Raises OptionError where no row can be read.
     """
     for place, found in _read(source):
         if isinstance(found, dict):
-            found = {name: value for name, value in found.items() if value is not None}
+            known = {name: _plain(value) for name, value in found.items()}
+            found = {name: value for name, value in known.items() if value is not None and value == value}
         yield place, found
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: dates and decimals as text, halves of surrogate pairs as question marks."""
+    if isinstance(value, str):
+        return in_unicode(value)
+    if isinstance(value, list | tuple):
+        return [_plain(each) for each in value]
+    if isinstance(value, dict):
+        return {_plain(name): _plain(each) for name, each in value.items()}
+    return str(value) if isinstance(value, date | time | timedelta | Decimal) else value
 
 
 def _read(source: str | Path) -> Iterator[_Row]:
@@ -68,7 +83,9 @@ def _read(source: str | Path) -> Iterator[_Row]:
         return
     try:
         yield from _READERS[ending](path)
-    except (OSError, EOFError, UnicodeError, zlib.error) as error:
+    except UnicodeError as error:
+        raise OptionError(f"{path} can't be read: {reason(error)}: save it as UTF-8") from None
+    except (OSError, EOFError, zlib.error) as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from error
 
 
@@ -106,6 +123,8 @@ def _json(path: Path) -> Iterator[_Row]:
     """A list of objects, one object, or lines of them."""
     try:
         found = json.loads(path.read_text(encoding="utf-8-sig"))
+    except UnicodeError:
+        raise
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise OptionError(f"{path} can't be read: {reason(error)}") from None
@@ -127,26 +146,27 @@ def _csv(path: Path) -> Iterator[_Row]:
         lines = csv.reader(file, strict=True)
         header: list[str] | None = None
         while True:
+            line = lines.line_num + 1  # where the row begins: a cell may hold line ends
             try:
                 cells = next(lines)
             except StopIteration:
                 return
             except csv.Error as error:
                 if header is None:
-                    raise OptionError(f"{path} can't be read: line {lines.line_num}: {error}") from None
-                yield _bad(path, lines.line_num, str(error))
+                    raise OptionError(f"{path} can't be read: line {line}: {error}") from None
+                yield _bad(path, line, f"is not CSV ({error})")
                 continue
             if not any(cells):
                 continue
             if header is None:
-                header = cells
+                header = [name.strip() for name in cells]
                 if repeated := [name for name in header if name and header.count(name) > 1]:
                     raise OptionError(f"{path} can't be read: two columns are named {repeated[0]!r}: rename one")
             elif any(cells[len(header) :]):
                 why = f"has {len(cells)} cells, and the header {len(header)}: put quotes around cells with commas"
-                yield _bad(path, lines.line_num, why)
+                yield _bad(path, line, why)
             else:
-                yield f"line {lines.line_num}", {name: cell or None for name, cell in zip(header, cells, strict=False)}
+                yield f"line {line}", {name: cell or None for name, cell in zip(header, cells, strict=False)}
 
 
 def _text_lines(path: Path) -> Iterator[_Row]:

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal, Self
 
 from tot import judgements
 from tot.decoders.errors import OptionError, TaskError
-from tot.decoders.request import Message
+from tot.decoders.request import Message, in_unicode
 from tot.state import Observation, State, Thought
 from tot.templates import Templates
 
@@ -128,9 +128,9 @@ class Task:
         question = question.strip().removeprefix("\ufeff")
         if not question.strip():
             raise TaskError("the question is empty: give some text")
-        if any("\ud800" <= character <= "\udfff" for character in question):
+        if any("\udc80" <= character <= "\udcff" for character in question):  # bytes that Python could not decode
             raise TaskError("the question is not Unicode text: give it in UTF-8")
-        return State(question=question.strip())
+        return State(question=in_unicode(question.strip()))
 
     def example(self) -> str:
         """A question to try the task with: the first of its `questions` file."""

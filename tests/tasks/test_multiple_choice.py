@@ -342,3 +342,20 @@ def test_a_last_line_of_the_question_that_looks_like_an_option_is_none(stem: str
     question = TASK.start(TASK.question_of({"question": stem, "options": ["yes", "no"]})).question
     assert options(question) == {"A": "yes", "B": "no"}
     assert question.startswith(stem)
+
+
+@pytest.mark.parametrize("right", [2, "D", "15", ["A"]])
+def test_a_right_option_that_the_question_does_not_have_is_refused(right: object) -> None:
+    with pytest.raises(TaskError, match="does not name its right option"):
+        MultipleChoice().reference_of({"question": "Which?\nA) 15\nB) 16", "answer": right})
+
+
+@pytest.mark.parametrize("right", ["B", "b", "(B)", "B)", "B."])
+def test_a_right_option_may_be_marked_as_a_label(right: str) -> None:
+    for row in ({"question": "Which?\nA) 15\nB) 16"}, {"question": "Which?", "options": ["15", "16"]}):
+        assert MultipleChoice().reference_of({**row, "answer": right}) == "B"
+
+
+def test_an_option_that_is_a_list_is_refused() -> None:
+    with pytest.raises(TaskError, match=r"the option \[1\] is not text"):
+        MultipleChoice().question_of({"question": "Which?", "options": [[1], [2]], "correct": "A"})

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
 import gzip
 import json
 import re
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tot.data import read, row, rows
@@ -224,3 +228,38 @@ def test_a_data_set_that_the_hub_does_not_give_is_refused_by_name(monkeypatch: p
         list(rows("org/name:test"))
     with pytest.raises(OptionError, match=r"or a data set of the hub, as org/name:split"):
         list(rows("org/name"))
+
+
+def test_a_missing_value_is_left_out_of_its_row(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": null}\n{"question": "r", "answer": NaN}\n')
+    assert list(rows(tmp_path / "a.jsonl")) == [{"question": "q"}, {"question": "r"}]
+
+
+def test_dates_and_decimals_of_a_parquet_file_are_text(tmp_path: Path) -> None:
+    day, price = [datetime.date(2024, 1, 2)], [decimal.Decimal("3.10")]
+    pq.write_table(pa.table({"day": day, "price": price, "days": [day], "n": [18]}), tmp_path / "a.parquet")
+    assert list(rows(tmp_path / "a.parquet")) == [
+        {"day": "2024-01-02", "price": "3.10", "days": ["2024-01-02"], "n": 18}
+    ]
+
+
+def test_half_a_surrogate_pair_in_a_row_is_a_question_mark(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text('{"question": "a \\ud835 b", "options": ["\\udc00"]}\n')
+    assert list(rows(tmp_path / "a.jsonl")) == [{"question": "a ? b", "options": ["?"]}]
+
+
+def test_a_bad_csv_row_is_named_by_the_line_it_begins_in(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('question, answer\n"two\nlines",1\n"x"y,2\n"open,3\nr,4\n')
+    found = list(read(tmp_path / "a.csv"))
+    assert found[0] == ("line 2", {"question": "two\nlines", "answer": "1"})
+    assert [(place, str(bad).partition(": ")[2]) for place, bad in found[1:]] == [
+        ("line 4", "line 4 is not CSV (',' expected after '\"')"),
+        ("line 5", "line 5 is not CSV (unexpected end of data)"),
+    ]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.json", "a.txt"])
+def test_a_file_that_is_not_in_utf_8_says_what_to_do(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes("question,answer\nq,1\n".encode("utf-16"))
+    with pytest.raises(OptionError, match=r"can't be read: 'utf-8' codec .*: save it as UTF-8"):
+        list(rows(tmp_path / name))

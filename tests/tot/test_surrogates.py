@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
-from tot import ThoughtTree, solve
+from tot import Checkpoint, ThoughtTree, evaluate, solve
 from tot.decoders import Message, Request
 
 HALF = "half \ud835 a letter"
@@ -23,3 +24,28 @@ def test_a_thought_with_half_a_pair_is_saved_and_read_back(letters: Any, scripte
 def test_a_prompt_has_a_question_mark_for_it() -> None:
     assert Message(role="user", content=HALF).content == "half ? a letter"
     assert Request(prompt=HALF).prompt == "half ? a letter"
+
+
+def test_a_question_has_a_question_mark_for_it(letters: Any) -> None:
+    assert letters().start(HALF).question == "half ? a letter"
+
+
+def test_a_checkpoint_keeps_it(letters: Any, scripted: Any, tmp_path: Path) -> None:
+    def run(checkpoint: Checkpoint) -> str:
+        decoder = scripted({"grow": [HALF, HALF], "answer half ? a letter": HALF})
+        how = {"search": "bfs:thoughts=2,depth=2", "evaluator": "random", "checkpoint": checkpoint}
+        return str(solve(letters, "q", decoder=decoder, **how).answer)
+
+    first = run(Checkpoint.create(tmp_path / "run.jsonl"))
+    assert run(Checkpoint.resume(tmp_path / "run.jsonl")) == first == HALF
+
+
+def test_an_evaluation_writes_it_down(letters: Any, scripted: Any, tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text('{"question": "a \\ud835", "answer": "\\udc00"}\n')
+    decoder = scripted({"grow": [HALF, HALF], "answer half ? a letter": HALF})
+    how = {"search": "bfs:thoughts=2,depth=2", "evaluator": "random", "decoder": decoder}
+    results = evaluate(letters, tmp_path / "rows.jsonl", out=tmp_path / "out", **how)
+    assert (results.samples, results.errors) == (1, 0)
+    sample = json.loads((tmp_path / "out" / "samples.jsonl").read_text(encoding="utf-8"))
+    assert (sample["question"], sample["reference"], sample["answer"]) == ("a ?", "?", HALF)
+    (tmp_path / "out" / "trees" / "0-0.json").read_text(encoding="utf-8")
