@@ -17,7 +17,12 @@ Facts = frozenset[Fact]
 """A state of the world: the facts that are true. All others are false."""
 
 _REASON = re.compile(
-    r"\s(?:[-–—]+|//|#|because|since|so|as|to|in order|for|which|that|while|where)(?=\s)", re.IGNORECASE
+    r"\s(?:[-–—]+>?|[=→⇒]>?|//|#|because|since|so|as|to|in order|for|which|that|while|where|thus|thereby"
+    r"|freeing|making|leaving)(?=\s)|:\s",
+    re.IGNORECASE,
+)
+_VERBS = {"unstacking": "unstack", "stacking": "stack", "picking": "pick"} | dict.fromkeys(
+    ("putting", "place", "placing"), "put"
 )
 
 TABLE = ""
@@ -108,6 +113,7 @@ def parse_action(text: str) -> Action | None:
 def _parse(text: str) -> Action | None:
     words = [word.strip("`'\"*:!.[]") for word in re.findall(r"[^\s(),]++", text.lower())]
     words = [word for word in words if word and word not in ("the", "block")]
+    words[:1] = [_VERBS.get(word, word) for word in words[:1]]
     at_table = words[-1:] == ["table"] and words[-2:-1] in (["from"], ["off"], ["on"], ["onto"])
     match words[:-2] if at_table else words:
         case ["pick-up" | "pickup", block]:
@@ -120,8 +126,10 @@ def _parse(text: str) -> Action | None:
             return _action("put-down", rest)
         case ["put", *rest] if at_table:
             return _action("put-down", rest)
+        case ["put", _, "on" | "onto" | "upon" | "atop", *_] if not at_table:
+            return _action("stack", *_split(words[1:], "on", "onto", "upon", "atop"))
         case ["stack", *rest] if not at_table:
-            return _action("stack", *_split(rest, "on", "onto"))
+            return _action("stack", *_split(rest, "on", "onto", "upon", "atop"))
         case ["unstack", *rest] if not at_table:
             return _action("unstack", *_split(rest, "from", "off"))
     return None

@@ -29,13 +29,15 @@ _FACTS = {
     "holding": re.compile(r"the hand holds (\S++)"),
     "handempty": re.compile(r"the hand is empty"),
 }
-_NUMBERED = re.compile(r"\A(?:action|step)?\s*+\d{0,3}+\s*+(?:[.:)]|[-–—](?=\s))?\s*+", re.IGNORECASE)
+_NUMBERED = re.compile(r"\A(?:action|step)?\s*+[\[(]?\d{0,3}+[\])]?\s*+(?:[.:)]|[-–—](?=\s))?\s*+", re.IGNORECASE)
 _ORDER = re.compile(
-    r"\A(?:(?:first|second|third|fourth|fifth|next|then|now|after\s(?:that|this)|afterwards|final|last)(?:ly)?|and|i|we"
-    r"|you)[,:]?\s++",
+    r"\A(?:(?:first|second|third|fourth|fifth|next|then|now|after\s(?:that|this)|afterwards|final|last)(?:ly)?|and|so|i|we"
+    r"|you|will|must|should|(?:need|have)\sto|let['’]?s|let\sus|(?:to\s)?(?:begin|start)(?:\s(?:by|with))?)[,:]?\s++",
     re.IGNORECASE,
 )
-"""Words of order before an action, several of which may follow one another."""
+"""Words before an action, several of which may follow one another."""
+_JOINT = re.compile(r"\b(?:and(?:\s{1,3}then)?|then)\s{1,3}(?=(?:(?:un)?stack|pick|put)\b)", re.IGNORECASE)
+"""What joins two actions in one line."""
 
 
 class Blocksworld(Task):
@@ -124,7 +126,8 @@ class Blocksworld(Task):
 
         What is no action is passed over. None where there is none.
         """
-        pieces = re.findall(r"(?i:(?:un)?stack|pick-?up|put-?down)\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++", text)
+        lines = _JOINT.sub("\n", text)
+        pieces = re.findall(r"(?i:(?:un)?stack|pick-?up|put-?down)\([^()\n]*+\)|\([^()\n]*+\)|[^();,.\n]++", lines)
         actions = (parse_action(_unnumbered(piece)) for piece in pieces)
         return [action.pddl for action in actions if action] or None
 
@@ -269,7 +272,7 @@ def _facts(state: State) -> Facts:
 def _unnumbered(text: str) -> str:
     """Text without `2.`, `Action 2:`, `- ` or `then` before it."""
     bare = _NUMBERED.sub("", text.strip().lstrip("-*• "), count=1).lstrip("* ")
-    for _ in range(3):
+    for _ in range(4):
         bare = _ORDER.sub("", bare, count=1)
     return bare
 

@@ -16,20 +16,22 @@ from tot.decoders.errors import TaskError
 from tot.state import State, Thought
 from tot.task import Task, text_of
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
+from tot.tasks.numbers import last
 
 TARGET = 24
 
 # Bounded repeats keep the patterns linear. An operand is a whole number, a decimal or a fraction: 4, 1.5, 8/3, -5.
 _PLAIN = str.maketrans(
-    {"×": "*", "·": "*", "⋅": "*", "÷": "/", "−": "-", "–": "-", "[": "(", "]": ")", "{": "(", "}": ")"}
+    "×·⋅∗⋆✕✖÷−–[]{}０１２３４５６７８９（）＋－＊／＝",
+    "*******/--()()0123456789()+-*/=",
 )
-_LATEX = re.compile(r"\\(?:left|right|[bB]igg?[lr]?)(?![a-z])|\\[()\[\]!,;]|\$")
+_LATEX = re.compile(r"\\(?:left|right|text|mathrm|mathbf|[bB]igg?[lr]?)(?![a-z])|\\[()\[\]!,;]|[$&]")
 _BOXED = re.compile(r"\\boxed\s{0,3}\{([^{}]*+(?:\{[^{}]*+\}[^{}]*+)*+)\}")
 _LATEX_FRACTION = re.compile(r"\\[dt]?frac\s{0,3}\{([^{}]*+)\}\s{0,3}\{([^{}]*+)\}")
 _NESTED = 4
 """Fractions within fractions that are read."""
-_SIDE_BY_SIDE = re.compile(r"\)[ \t]{0,3}\(")
-_TIMES = re.compile(r"\\times|\\cdot|(?<=[0-9) ])[xX](?=[0-9( ])")
+_SIDE_BY_SIDE = re.compile(r"\)[ \t]{0,3}\(|(?<=[0-9])\((?=[0-9(])")
+_TIMES = re.compile(r"\\{1,2}(?:times|cdot|ast)(?![a-z])|(?<=[0-9) ])[xX](?=[0-9( ])")
 _BULLET = re.compile(r"^\s{0,9}(?:[-*•]\s|\(?[0-9]{1,3}[.):]\s)")
 _OPERAND = r"\(?(-?[0-9]{1,12}(?:\.[0-9]{1,12}|/[0-9]{1,12})?)\)?"
 _MOVE = re.compile(
@@ -37,7 +39,8 @@ _MOVE = re.compile(
     r"(?![0-9(]|[ \t]{0,3}[-+*/=][ \t]{0,3}[0-9(]|\.[0-9])"
 )
 _ANNOUNCED = re.compile(r"\banswer\b[ \t*_]{0,9}(?:is\b)?[ \t*_:=]{0,9}", re.IGNORECASE)
-_EXPRESSION = re.compile(r"[-+*/().0-9 \t]+")
+_EQUATION = re.compile(r"(?:(?<![a-z])[a-z]{1,9}(?=\())?[-+*/().0-9 \t=^²³√]+", re.IGNORECASE)
+"""Functions, powers and roots are matched too, so that no part of one is taken for an expression."""
 _NUMBER = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,9})?")
 
 
@@ -122,8 +125,7 @@ class Game24(Task):
     def parse_proposals(self, text: str) -> list[str]:
         """The moves in the text, each once, in order: a sum of three numbers is not a move."""
         moves: dict[str, None] = {}
-        for line in _plain(text).splitlines():
-            line = _BULLET.sub("", line)
+        for line in map(_plain, text.splitlines()):
             for found in _MOVE.finditer(line):
                 a, operator, b, result = found.groups()
                 chained = line[max(0, found.start() - 9) : found.start()].rstrip()[-1:] in tuple("+-*/=(")
@@ -137,16 +139,21 @@ class Game24(Task):
         return next((self.labels[word] for word in reversed(words) if word in self.labels), None)
 
     def parse_answer(self, text: str) -> str | None:
-        """The expression announced last ("Answer: (13 - 9) * (10 - 4) = 24"); the last one where none is announced."""
-        announced = None
-        for found in _ANNOUNCED.finditer(text):
-            announced = found.end()
-        lines = text[announced:].splitlines()
-        for line in reversed(lines) if announced is None else lines:
-            for run in _EXPRESSION.findall(_BULLET.sub("", _plain(line))):
-                expression = str(run).strip(" \t.*")
-                if len(numbers_in(expression)) > 1 and evaluate(expression) is not None:
-                    return expression
+        """The expression announced last ("Answer: (13 - 9) * (10 - 4) = 24"), otherwise the last one in the text.
+
+        Of an equation, the side with the most numbers. A power or a root is not an expression.
+        """
+        announced = last(_ANNOUNCED.finditer(text))
+        if announced is None:
+            lines = text.splitlines()[::-1]
+        else:  # what follows, then what precedes it in its line: "6 * 4 = 24 is the answer"
+            lines = [*text[announced.end() :].splitlines(), text[: announced.start()].rpartition("\n")[2]]
+        for line in lines:
+            for equation in _EQUATION.findall(_plain(line)):
+                sides = [side.strip(" \t.*") for side in equation.split("=")]
+                read = [side for side in sides if len(numbers_in(side)) > 1 and evaluate(side) is not None]
+                if read:
+                    return str(max(read, key=lambda side: len(numbers_in(side))))
         return None
 
     def actions(self, state: State) -> list[str]:
@@ -242,11 +249,11 @@ def _bare(term: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """Arithmetic as `evaluate` reads it, whichever LaTeX, brackets and signs it is written with."""
-    text = _LATEX.sub("", _BOXED.sub(r"\1", text))
+    """A line of arithmetic as `evaluate` reads it: without a bullet and LaTeX, with plain brackets and signs."""
+    text = _LATEX.sub("", _BOXED.sub(r"\1", _BULLET.sub("", text)))
     for _ in range(_NESTED):
         text, found = _LATEX_FRACTION.subn(r"((\1)/(\2))", text)
         if not found:
             break
     text = _TIMES.sub("*", text.translate(_PLAIN)).replace("\\div", "/")
-    return _SIDE_BY_SIDE.sub(")*(", text)
+    return _SIDE_BY_SIDE.sub(lambda found: found[0].replace("(", "*("), text)

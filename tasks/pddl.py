@@ -16,7 +16,10 @@ Fact = tuple[str, ...]
 """A predicate and its blocks, such as ("on", "a", "b")."""
 
 ARITY = {"on": 2, "ontable": 1, "clear": 1, "handempty": 0, "holding": 1}
-_ALIASES = {"armempty": "handempty", "emptyhand": "handempty", "emptyarm": "handempty"}
+_ALIASES = {
+    **dict.fromkeys(("armempty", "emptyhand", "emptyarm", "handfree", "gripperempty"), "handempty"),
+    "inhand": "holding",
+}
 """Other domains' names of predicates, without hyphens."""
 RESERVED = frozenset(
     "the block blocks on onto off top of from table up down and is hand holds empty clear".split()  # noqa: SIM905

@@ -387,3 +387,24 @@ def test_predicates_may_have_the_names_of_other_domains(hand: str, table: str) -
 def test_a_plan_may_have_words_of_order_and_reasons(plan: str) -> None:
     task = Blocksworld()
     assert task.verify(problem("(handempty) (ontable a)"), task.parse_answer(plan))
+
+
+@pytest.mark.parametrize(
+    "plan",
+    [
+        "unstack b from a → a is clear\nput down b => the hand is free\npick up a: it is clear\nstack a on b",
+        "unstack b from a, freeing a\nplace b on the table\npick up a\nplace a on top of b",
+        "We need to unstack b from a\nThen we should put down b\nSo I will pick up a\nLet's stack a upon b",
+        "Start by unstacking b from a\nNow putting down b\nPicking up a\nFinally stacking a on b",
+        "[1] unstack b from a\n[2] put down b\n[3] pick up a\n[4] stack a on b",
+        "Unstack b from a and put down b.\nPick up a, and then stack a on b.",
+    ],
+)
+def test_a_plan_may_be_written_as_people_would_say_it(plan: str) -> None:
+    task = Blocksworld()
+    assert task.verify(problem("(handempty) (ontable a)"), task.parse_answer(plan))
+
+
+@pytest.mark.parametrize("line", ["do not unstack b from a", "if we unstack b from a", "you could unstack b from a"])
+def test_an_action_that_is_not_done_is_none(line: str) -> None:
+    assert Blocksworld().parse_answer(line) is None

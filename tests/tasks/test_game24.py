@@ -396,3 +396,31 @@ def test_an_expression_is_read_in_latex_and_any_brackets(reply: str) -> None:
 
 def test_fractions_in_latex_divide() -> None:
     assert TASK.verify("3 3 8 8", TASK.parse_answer(r"Answer: \frac{8}{3 - \frac{8}{3}} = 24"))
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "Answer: (4 + 4) ∗ (4 − 1) = 24",
+        r"\[ (4+4) \ast (4-1) = 24 \]",
+        r"Answer: $(4+4)\\times(4-1)$",
+        "Answer: (４＋４)＊(４－１)",
+        "Answer: 8 * 3 = (4 + 4) * (4 - 1) = 24",
+        "1) (4 + 4) * (4 - 1) = 24",
+        "- (4 + 4)(4 - 1) = 24",
+        "(4 + 4) * (4 - 1) = 24, so the answer is yes.",
+        r"Answer: \text{(4 + 4)} \times (4 - 1)",
+    ],
+)
+def test_a_solution_is_read_whatever_its_signs_and_marks(reply: str) -> None:
+    task = Game24()
+    assert task.verify("4 4 4 1", task.parse_answer(reply))
+
+
+@pytest.mark.parametrize("reply", ["2^4 * 6", "2^6*4*6", "4 * 6^1", "√4 * 6", r"\sqrt{4} * 6", "sqrt(4)*6", "4 * 6²"])
+def test_no_part_of_a_power_or_a_root_is_an_answer(reply: str) -> None:
+    assert Game24().parse_answer(f"Answer: {reply}") is None
+
+
+def test_a_number_may_stand_before_a_parenthesis() -> None:
+    assert Game24().parse_answer("2(3 + 4 + 5) = 24") == "2*(3 + 4 + 5)"
