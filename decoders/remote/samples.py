@@ -145,14 +145,15 @@ def _with_stop(
     choice: Choice, text: str, stops: Sequence[str], reason: FinishReason, stops_sent: bool
 ) -> tuple[str, FinishReason]:
     """The same for a text that keeps its stop string: from a server that leaves it in or reports it, or from a whole
-    text, which is cut here. As in `Sampling.keep_stop`, blanks before a stop string are not a text to end."""
+    text, which is cut here. As in `Sampling.keep_stop`, blanks before a stop string are not a text to end, and the text
+    ends between two tokens: a space belongs to the word after it."""
     begins = len(text) - len(text.lstrip())
     found = [(at, at + len(stop)) for stop in stops if (at := text.find(stop, begins + 1)) >= 0]
     if found:
         end = min(found)[1]
         rest = text[end:].lstrip()
         ended_by_stop = rest or stops_sent  # else the model itself ended it right there
-        return (text[: len(text) - len(rest)], "stop") if ended_by_stop else (text, reason)
+        return (text[: len(text) - len(rest)].rstrip(" "), "stop") if ended_by_stop else (text, reason)
     if not stops_sent or reason == "length":
         return text, reason
     told = choice.stop_reason
@@ -161,7 +162,7 @@ def _with_stop(
     stop = told if told in stops else stops[0] if choice.finish_reason in _STOP and len(stops) == 1 else None
     if stop is None or not text.strip():
         raise UnknownEndError(blank=not text.strip())
-    return text + stop, "stop"
+    return (text + stop).rstrip(" "), "stop"
 
 
 def _reason(choice: Choice, may_be_stopped: bool) -> FinishReason:

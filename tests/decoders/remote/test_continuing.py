@@ -113,15 +113,17 @@ def test_a_silent_server_is_asked_for_whole_texts_from_then_on_and_that_is_said(
 
 
 @pytest.mark.parametrize("how", ["vllm", "tells", "sglang", "silent", "tgi"])
-def test_sentences_keep_the_mark_that_ended_them(server: Any, remote: Any, how: str) -> None:
+def test_sentences_keep_the_mark_that_ended_them_and_leave_the_space_to_the_next_word(
+    server: Any, remote: Any, how: str
+) -> None:
     server.reply = Writer(how, "Is it 7? It is! Yes. It is 7.")
     solution = grown(remote(), "sentence")
-    assert path(solution) == ["Is it 7? ", "It is! ", "Yes. ", "It is 7."]
+    assert path(solution) == ["Is it 7?", " It is!", " Yes.", " It is 7."]
 
 
 def test_a_stop_string_of_ones_own_stays_too(server: Any, remote: Any) -> None:
     server.reply = Writer("tells", "a; b; c")
-    assert path(grown(remote(), "; ")) == ["a; ", "b; ", "c"]
+    assert path(grown(remote(), "; ")) == ["a;", " b;", " c"]
 
 
 def drawn(remote: Callable[..., Any], **sampling: Any) -> Any:
@@ -134,7 +136,7 @@ def drawn(remote: Callable[..., Any], **sampling: Any) -> Any:
 def test_a_stop_string_after_blanks_alone_ends_nothing(server: Any, remote: Any, how: str) -> None:
     server.reply = Writer(how, "\n\n First.\n\n Then.")
     completion = drawn(remote, stop=("\n\n",))
-    assert (completion.text, completion.finish_reason) == ("\n\n First.\n\n ", "stop")
+    assert (completion.text, completion.finish_reason) == ("\n\n First.\n\n", "stop")
 
 
 def test_where_a_silent_server_ends_its_text_at_a_stop_string_the_model_ended_it(server: Any, remote: Any) -> None:
