@@ -26,7 +26,19 @@ _SCORES = (  # the best sign of a score first
 )
 _LABEL = re.compile(r"\A[\s*#_]{0,9}paragraph[ \t]{0,3}[0-9]{0,2}[\s*_]{0,9}:[\s*_]{0,9}", re.IGNORECASE)
 _RULE = re.compile(r"[-*_=#][-*_=# ]{2,}")
-_TITLE = re.compile(r"#.*|(\*\*|__|\*|_)[^\n]*\1|.*:[*_]{0,2}|(?:.*[^.!?…\"'”’)*_])")
+_FENCE = re.compile(r"^[ \t]*```.*$", re.MULTILINE)
+_HEADING = re.compile(
+    r"#{1,6}[ \t].*|(\*\*|__).*[^.!?…\n]\1:?|.+\n[=-]{3,}|[\s*_]*paragraph [0-9]{1,2}[\s*_:.]*", re.IGNORECASE
+)
+_BEFORE = re.compile(
+    r"#.*|(\*\*|__|\*|_)[^\n]*\1|.*:[*_]{0,2}|(?:.*[^.!?…\"'”’)*_])|[\"“].*[\"”]"
+    r"|(?:sure|certainly|absolutely|of course|ok(?:ay)?|here(?:['’]s| is| are)|below is)\b.*",
+    re.IGNORECASE,
+)
+_AFTER = re.compile(
+    r"[(\[].*[)\]]|\W*(?:note|explanation|each paragraph|(?:please )?let me know|i hope)\b.*",
+    re.IGNORECASE | re.DOTALL,
+)
 _EMPHASIS = re.compile(r"\*+|(?<!\w)_+|_+(?!\w)")
 _AFTER_PASSAGE = ("\nAnalysis:", "\nSentences:")
 
@@ -188,10 +200,21 @@ def endings(question: str, passage: str) -> list[bool]:
 
 
 def _body(passage: str, count: int) -> list[str]:
-    """The paragraphs of a passage; of more than `count`, without rules, and without a title or an introduction."""
-    found = [one for one in paragraphs(passage) if not _RULE.fullmatch(one)]
-    while len(found) > count and _TITLE.fullmatch(found[0]):
-        found.pop(0)
+    """The paragraphs of a passage, without rules.
+
+    If there are more than `count`: without headings, then without a title or an introduction, then without a note.
+    """
+    found = [one for one in paragraphs(_FENCE.sub("", passage)) if not _RULE.fullmatch(one)]
+    while len(found) > count:
+        heading = next((place for place, one in enumerate(found) if _HEADING.fullmatch(one)), None)
+        if heading is not None:
+            del found[heading]
+        elif _BEFORE.fullmatch(found[0]):
+            del found[0]
+        elif _AFTER.fullmatch(found[-1]):
+            del found[-1]
+        else:
+            break
     return found
 
 

@@ -340,3 +340,23 @@ def test_what_ships_with_the_task_is_its_own(data: Path) -> None:
     ours = {sentence for sentences in questions for sentence in sentences}
     assert not theirs & (ours | {sentence for row in TASK.data("demonstrations") for sentence in row["sentences"]})
     assert required(TASK.example()) == questions[0]
+
+
+@pytest.mark.parametrize(
+    "before", ["Sure!", "Certainly! Here is a passage that meets them.", '"A Day"', "A Day\n=====", "Sure!\n\n# A Day"]
+)
+@pytest.mark.parametrize(
+    "after", ["", "\n\nThe End.", "\n\n(Each paragraph ends as asked.)", "\n\nNote: it is coherent."]
+)
+def test_what_is_said_around_a_passage_is_no_paragraph(before: str, after: str) -> None:
+    passage = f"{before}\n\n{PASSAGE}{after}"
+    assert TASK.score(passage, QUESTION) == 1
+    assert TASK.verify(QUESTION, passage)
+
+
+@pytest.mark.parametrize("heading", ["## Part {}", "**Paragraph {}**", "**Part {}:**", "Paragraph {}:"])
+def test_paragraphs_may_have_headings(heading: str) -> None:
+    written = PASSAGE.split("\n\n")
+    passage = "\n\n".join(f"{heading.format(place)}\n\n{one}" for place, one in enumerate(written, 1))
+    assert TASK.score(passage, QUESTION) == 1
+    assert TASK.verify(QUESTION, f"```\n{passage}\n```")
