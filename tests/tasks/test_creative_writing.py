@@ -345,9 +345,7 @@ def test_what_ships_with_the_task_is_its_own(data: Path) -> None:
 @pytest.mark.parametrize(
     "before", ["Sure!", "Certainly! Here is a passage that meets them.", '"A Day"', "A Day\n=====", "Sure!\n\n# A Day"]
 )
-@pytest.mark.parametrize(
-    "after", ["", "\n\nThe End.", "\n\n(Each paragraph ends as asked.)", "\n\nNote: it is coherent."]
-)
+@pytest.mark.parametrize("after", ["", "\n\n(Each paragraph ends as asked.)", "\n\nNote: it is coherent."])
 def test_what_is_said_around_a_passage_is_no_paragraph(before: str, after: str) -> None:
     passage = f"{before}\n\n{PASSAGE}{after}"
     assert TASK.score(passage, QUESTION) == 1
