@@ -23,6 +23,7 @@ PROMPT = ">>> "
 """What a call begins with."""
 _RESULT = 1000
 """Characters of a result that are kept."""
+_NO_LITERALS = ("date_type", "datetime_type", "time_type", "time_delta_type", "is_instance_of")
 _SECONDS = 10.0
 """How long a tool may take."""
 
@@ -46,7 +47,7 @@ class Tool:
                 raise OptionError(
                     f"tool {self.name} has no type for {parameter.name!r}: write {parameter.name}: str, say"
                 )
-        self._checked = validate_call(config=ConfigDict(strict=True))(function)
+        self._strict, self._lax = validate_call(config=ConfigDict(strict=True))(function), validate_call(function)
 
     def __repr__(self) -> str:
         return self.name
@@ -71,7 +72,12 @@ class Tool:
 
     async def _run(self, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
-            return await self._checked(*arguments, **named)
+            try:
+                return await self._strict(*arguments, **named)
+            except ValidationError as error:
+                if not _is_written_as_text(error):
+                    raise
+            return await self._lax(*arguments, **named)
         loop = asyncio.get_running_loop()
         result: asyncio.Future[Any] = loop.create_future()
 
@@ -81,7 +87,12 @@ class Tool:
 
         def work() -> None:
             try:
-                given = self._checked(*arguments, **named)
+                try:
+                    given = self._strict(*arguments, **named)
+                except ValidationError as error:
+                    if not _is_written_as_text(error):
+                        raise
+                    given = self._lax(*arguments, **named)
             except BaseException as error:  # handed to who waits  # noqa: BLE001
                 raised = error if isinstance(error, Exception) else RuntimeError(repr(error))
                 tell(lambda: result.set_exception(raised))
@@ -90,6 +101,11 @@ class Tool:
 
         threading.Thread(target=work, name=f"tool {self.name}", daemon=True).start()  # one that hangs ends with us
         return await result
+
+
+def _is_written_as_text(error: ValidationError) -> bool:
+    """True if all that is wrong are texts in place of dates, times, decimals and the like, which no literal can be."""
+    return all(each["type"] in _NO_LITERALS and isinstance(each["input"], str) for each in error.errors())
 
 
 def told(tools: Sequence[Tool]) -> str:

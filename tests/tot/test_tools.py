@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
+from datetime import date, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -341,3 +343,17 @@ def test_a_real_model_is_told_of_its_tools(smollm2: str) -> None:
     solution = solve("gsm8k", "What is 3 * 4?", model=smollm2, tools=["calculator"], search=search, max_tokens=16)
     asked = [message.content for calls in solution.tree.calls.values() for call in calls for message in call.prompt]
     assert any("calculator(expression" in text for text in asked)
+
+
+def test_dates_and_decimals_are_given_as_text() -> None:
+    def due(day: date, after: timedelta | None = None, price: Decimal = Decimal(0), count: int = 0) -> str:
+        return f"{day + (after or timedelta(0))} {price} {count}"
+
+    async def later(day: date) -> str:
+        return str(day + timedelta(days=1))
+
+    assert result("due('2024-01-31', 'P1D', price='3.10')", due) == "2024-02-01 3.10 0"
+    assert result("later('2024-01-31')", later) == "2024-02-01"
+    assert result("due(5)", due) == "due: 0 = 5: Input should be a valid date"
+    assert "Input should be" in result("due('2024-01-31', count='5')", due)
+    assert "Input should be a valid date" in result("due('tomorrow')", due)
