@@ -47,7 +47,9 @@ def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]], s
             if (found := _mapped(path, shapes)) is not None:  # another process made it meanwhile
                 return found
             _make(path, products)
-            found = _mapped(path, shapes)
+            found, problem = _mapped(path, shapes), "they have other shapes"
+    except (RuntimeError, ValueError, LookupError) as error:  # their shapes do not allow what is done with them
+        found, problem = None, reason(error)
     except (OSError, TaskError) as error:
         raise ModelError(
             f"packed weights can't be kept in {folder} ({reason(error)}): make room there, or set TOT_CACHE to a "
@@ -55,8 +57,8 @@ def packed_in_file(folder: Path, products: Mapping[str, Callable[[], Packed]], s
         ) from error
     if found is None:
         raise ModelError(
-            f"the weights packed in {path} do not fit the model, or were changed while they were written: delete "
-            f"{folder}, and check that the .gguf file is whole"
+            f"the weights in the .gguf file do not fit the model in {folder} ({problem}): delete that folder, and "
+            "check that the file is whole"
         )
     return found
 

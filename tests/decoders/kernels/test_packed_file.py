@@ -201,9 +201,19 @@ def test_matrices_of_other_shapes_are_not_taken_from_the_file(tmp_path: Path, pr
     """As where config.json was edited, and the file that is packed has the old shapes."""
     packed_in_file(tmp_path, products, SHAPES)
     for shape in ((42, 160), (65, 128), (42, 120), (0, 128)):
-        with pytest.raises(ModelError, match="do not fit the model, or were changed while they were written: delete"):
+        with pytest.raises(ModelError, match=r"do not fit the model in .* \(they have other shapes\): delete"):
             packed_in_file(tmp_path, products, {**SHAPES, "second": shape})
     assert packed_in_file(tmp_path, products, SHAPES).keys() == SHAPES.keys()
+
+
+def test_weights_that_cannot_be_packed_as_the_model_says_are_refused_by_name(tmp_path: Path, products: Any) -> None:
+    def mismatched() -> Packed:
+        return packed(torch.randn(41, 64).view(9, -1), "int8-dynamic")
+
+    with pytest.raises(
+        ModelError, match=rf"do not fit the model in {tmp_path} \(shape '\[9, -1\]' is invalid .*\): delete"
+    ):
+        packed_in_file(tmp_path, {**products, "second": mismatched}, SHAPES)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
