@@ -1,26 +1,30 @@
-"""Programs that nobody has read, run where they can do little harm: no network, no files but a folder of their own, no
-other programs, and limits of time, memory, output and disk.
+"""Programs that nobody has read, run where they can do little harm: no network, no files but those of a folder of their
+own, no other processes, and limits of time, memory, output and disk.
 
-The kernel confines them (Landlock and seccomp, through `sandlock`: the extra `sandbox`), some 20 ms a run. What this
-promises and what it doesn't is said in docs/guide.md.
+The kernel confines them, in some 40 ms a run: see `tot.confined`, the script that each is run by. docs/guide.md says
+what this promises and what it does not.
 """
 
 from __future__ import annotations
 
 import asyncio
+import json
 import os
-import resource
 import selectors
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import IO, Any, Literal, Protocol
+from typing import IO, Literal
+
+import psutil
 
 from tot.decoders.errors import OptionError
 
@@ -28,29 +32,23 @@ UNCONFINED = "TOT_RUN_PROGRAMS_UNCONFINED"
 """The environment variable that lets programs run where they can't be confined, with limits alone: "yes"."""
 
 _PYTHON = os.path.realpath(sys.executable)
-_READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/dev/null", "/dev/urandom", os.path.realpath(sys.base_prefix))
-_FILE = 1 << 20
-_START = f"""
-import resource, sys
-resource.setrlimit(resource.RLIMIT_FSIZE, ({_FILE}, {_FILE}))
-resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-sys.argv = ["program.py"]
-exec(compile(open("program.py", encoding="utf-8").read(), "program.py", "exec"), {{"__name__": "__main__"}})
-"""
-"""A file that a program writes may be 1 MiB large: the quota of disk counts files as they are opened."""
+_SCRIPT = Path(__file__).with_name("confined.py")
+_PREFIX = os.path.realpath(sys.base_prefix)
+_READABLE = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/dev/null", "/dev/urandom", _PREFIX)
 
 Ended = Literal["exited", "time", "output", "killed"]
+Confinement = Literal["namespaces", "landlock", "limits"]
 
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What came of a program."""
+    """The result of a program."""
 
     output: str
     error: str
-    """What it wrote to stdout and to stderr: as much of it as there was room for."""
+    """What it wrote to stdout and to stderr, up to the limit."""
     ended: Ended
-    """By itself; or as it took too long, wrote too much, or was killed, as what wants too much memory is."""
+    """By itself; or because it took too long, wrote too much, or was killed, as by a crash."""
     code: int
     """Its exit status, where it ended by itself."""
     seconds: float
@@ -66,7 +64,7 @@ class Sandbox:
 
     seconds: float = 5.0
     memory: int = 512
-    """MiB."""
+    """MiB of address space."""
     output: int = 64
     """KiB of stdout and as many of stderr."""
     disk: int = 8
@@ -77,150 +75,151 @@ class Sandbox:
 
         It has Python's standard library alone. Raises OptionError where programs can't be confined here.
         """
-        confined = confines()
-        with tempfile.TemporaryDirectory(prefix="tot-") as folder:
-            for name, text in {**(files or {}), "program.py": program}.items():
-                (Path(folder) / name).write_text(text, encoding="utf-8", errors="replace")
-            command = [_PYTHON, "-I", "-S", "-B", "-X", "utf8", "-c", _START]
-            began = time.monotonic()
-            process = self._confined(command, folder) if confined else self._limited(command, folder)
-            texts, ended = self._read(process, began + self.seconds)
-            if ended is None:
-                ended, code = process.end(max(began + self.seconds - time.monotonic(), 0.001))
-            else:
-                process.kill()
-                code = process.end(1.0)[1]
-        output, error = (text.decode("utf-8", "replace") for text in texts)
-        return Ran(output, error, ended, code, time.monotonic() - began)
+        began = time.monotonic()
+        with self._started(program, files or {}) as process:
+            return _read([process], began, began + self.seconds, self.output << 10)[0]
 
     async def arun(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
         """`run` in a thread, as many at once as there are processors: whatever else is under way goes on."""
         return await asyncio.get_running_loop().run_in_executor(pool(), self.run, program, files)
 
-    def _read(self, process: _Process, deadline: float) -> tuple[list[bytes], Ended | None]:
-        """What a process writes until it closes both ends, and why reading ended before that."""
-        room = self.output << 10
-        found = {stream: bytearray() for stream in process.streams}
-        with selectors.DefaultSelector() as open_ones:
-            for stream in found:
-                open_ones.register(stream, selectors.EVENT_READ)
-            ended: Ended | None = None
-            while open_ones.get_map() and ended is None:
-                ready = open_ones.select(max(deadline - time.monotonic(), 0))
-                for key, _ in ready:
-                    piece = os.read(key.fd, 1 << 16)
-                    found[key.fileobj].extend(piece)  # type: ignore[index]
-                    if not piece:
-                        open_ones.unregister(key.fileobj)
-                    elif len(found[key.fileobj]) > room:  # type: ignore[index]
-                        ended = "output"
-                if not ready:
-                    ended = "time"
-        return [bytes(text[:room]) for text in found.values()], ended
+    def run_pair(self, first: tuple[str, Mapping[str, str]], second: tuple[str, Mapping[str, str]]) -> tuple[Ran, Ran]:
+        """Run two programs, given with their files, that talk to each other, until the first one ends.
 
-    def _confined(self, command: list[str], folder: str) -> _Process:
-        from sandlock import BranchAction, Sandbox, StdioMode
+        Each reads from descriptor 3 what the other writes to descriptor 4.
+        """
+        began = time.monotonic()
+        with ExitStack() as stack:
+            ends = [*os.pipe(), *os.pipe()]
+            with ExitStack() as opened:
+                for fd in ends:
+                    opened.callback(os.close, fd)
+                one = stack.enter_context(self._started(*first, (ends[0], ends[3])))
+                other = stack.enter_context(self._started(*second, (ends[2], ends[1])))
+            ran = _read([one, other], began, began + self.seconds, self.output << 10)
+        return ran[0], ran[1]
 
-        box = Sandbox(
-            fs_readable=[path for path in _READABLE if os.path.exists(path)],  # noqa: PTH110
-            fs_writable=[folder],
-            workdir=folder,
-            cwd=folder,
-            max_disk=self.disk << 20,
-            on_exit=BranchAction.ABORT,
-            on_error=BranchAction.ABORT,
-            max_memory=self.memory << 20,
-            max_processes=1,
-            max_open_files=64,
-            extra_deny_syscalls=["memfd_create", "chroot"],
-            no_coredump=True,
-            clean_env=True,
-        )
-        try:
-            return _Confined(box.popen(command, StdioMode.NULL, StdioMode.PIPED, StdioMode.PIPED))
-        except RuntimeError as error:
-            raise OptionError(f"a program can't be confined here: {error}; {_instead()}") from None
+    def works(self, by: Confinement) -> bool:
+        """Whether programs run here when they are confined in this way."""
+        with tempfile.TemporaryDirectory(prefix="tot-") as folder:
+            (Path(folder) / "program.py").write_text("print('confined')")
+            with suppress(OSError, subprocess.SubprocessError):
+                command = self._command(by, folder)
+                found = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+                return found.stdout == b"confined\n"
+        return False
 
-    def _limited(self, command: list[str], folder: str) -> _Process:
-        memory = self.memory << 20
+    def _command(self, by: Confinement, folder: str, pipes: Sequence[int] = ()) -> list[str]:
+        options = {
+            "by": by,
+            "folder": folder,
+            "parent": os.getpid(),
+            "readable": [path for path in _READABLE if Path(path).exists()],
+            "pipes": list(pipes),
+            "memory": self.memory << 20,
+            "disk": self.disk << 20,
+            "seconds": self.seconds,
+        }
+        return [_PYTHON, "-I", "-S", "-B", "-X", "utf8", str(_SCRIPT), json.dumps(options)]
 
-        def limit() -> None:
-            resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
-
-        pipes: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        return _Limited(
-            subprocess.Popen(command, cwd=folder, env={}, start_new_session=True, preexec_fn=limit, **pipes)
-        )
-
-
-class _Process(Protocol):
-    streams: tuple[IO[bytes], IO[bytes]]
-
-    def kill(self) -> None: ...
-
-    def end(self, seconds: float) -> tuple[Ended, int]:
-        """Wait so long for the end, which then comes by force."""
-
-
-class _Confined:
-    def __init__(self, process: Any) -> None:
-        self._process = process
-        self.streams = process.stdout, process.stderr
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def end(self, seconds: float) -> tuple[Ended, int]:
-        from sandlock import ExitReason
-
-        with self._process:
-            result = self._process.wait(timeout=seconds)
-        reasons: dict[Any, Ended] = {ExitReason.EXITED: "exited", ExitReason.TIMEOUT: "time"}
-        return reasons.get(result.reason, "killed"), result.exit_code
+    @contextmanager
+    def _started(
+        self, program: str, files: Mapping[str, str], pipes: Sequence[int] = ()
+    ) -> Iterator[subprocess.Popen[bytes]]:
+        """A running program; whatever is left of it after the block is killed."""
+        confines()
+        with tempfile.TemporaryDirectory(prefix="tot-") as folder:
+            for name, text in {**files, "program.py": program}.items():
+                (Path(folder) / name).write_text(text, encoding="utf-8", errors="replace")
+            process = subprocess.Popen(
+                self._command(confines(), folder, pipes),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                pass_fds=pipes,
+                env={},
+                start_new_session=True,
+            )
+            with process:
+                try:
+                    yield process
+                finally:
+                    _kill(process)
 
 
-class _Limited:
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self._process = process
-        assert process.stdout is not None
-        assert process.stderr is not None
-        self.streams = process.stdout, process.stderr
+def _read(processes: Sequence[subprocess.Popen[bytes]], began: float, deadline: float, room: int) -> list[Ran]:
+    """The results of processes that are waited for until the first one ends, the deadline or too much output."""
+    texts: dict[int, bytearray] = {}
+    ended: Ended | None = None
+    with selectors.DefaultSelector() as waiting:
+        for process in processes:
+            for stream in _streams(process):
+                texts[stream.fileno()] = bytearray()
+                waiting.register(stream, selectors.EVENT_READ)
+        first = {stream.fileno() for stream in _streams(processes[0])}
+        while ended is None and any(key.fd in first for key in waiting.get_map().values()):
+            ready = waiting.select(max(deadline - time.monotonic(), 0))
+            for key, _ in ready:
+                piece = os.read(key.fd, 1 << 16)
+                texts[key.fd].extend(piece)
+                if not piece:
+                    waiting.unregister(key.fileobj)
+                elif len(texts[key.fd]) > room:
+                    ended = "output"
+            if not ready:
+                ended = "time"
+    if ended is None:
+        with suppress(subprocess.TimeoutExpired):
+            processes[0].wait(max(deadline - time.monotonic(), 0.001))
+    return [_ran(process, texts, ended, began, room) for process in processes]
 
-    def kill(self) -> None:
-        self._process.kill()
 
-    def end(self, seconds: float) -> tuple[Ended, int]:
-        with self._process:
-            try:
-                code = self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                return "time", self._process.wait()
-        return ("exited" if code >= 0 else "killed"), code
+def _ran(
+    process: subprocess.Popen[bytes], texts: Mapping[int, bytearray], ended: Ended | None, began: float, room: int
+) -> Ran:
+    code = process.poll()
+    _kill(process)
+    if ended is None:
+        ended = "time" if code is None else "exited" if code >= 0 else "killed"
+    output, error = (texts[stream.fileno()][:room].decode("utf-8", "replace") for stream in _streams(process))
+    return Ran(output, error, ended, process.wait() if code is None else code, time.monotonic() - began)
+
+
+def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
+    assert process.stdout is not None
+    assert process.stderr is not None
+    return process.stdout, process.stderr
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill a process and all below it: confined ones die with it, others have to be found."""
+    if confines() == "limits":
+        with suppress(psutil.Error):
+            for child in psutil.Process(process.pid).children(recursive=True):
+                with suppress(psutil.Error):
+                    child.kill()
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 @cache
-def confines() -> bool:
-    """Whether programs are confined here; False where the environment says in so many words that they need not be.
+def confines() -> Confinement:
+    """How programs are confined here: by namespaces, else by Landlock; by "limits" where the environment says so.
 
-    Raises OptionError where they can't be, and nothing was said.
+    Raises OptionError where they can't be confined and the environment does not allow that.
     """
-    try:
-        import sandlock
-    except (ImportError, OSError) as error:
-        why = f"sandlock is not there ({error}): pip install 'sandlock>=0.9'"
-    else:
-        has, needs = sandlock.landlock_abi_version(), sandlock.min_landlock_abi()
-        if has >= needs:
-            return True
-        why = f"the kernel has version {has} of Landlock, and {needs} is needed"
+    ways: tuple[Confinement, ...] = ("namespaces", "landlock")
+    if (by := next((way for way in ways if Sandbox().works(way)), None)) is not None:
+        return by
     if os.environ.get(UNCONFINED) == "yes":
-        return False
-    raise OptionError(f"programs that a model writes are run confined, and here they can't be: {why}; {_instead()}")
-
-
-def _instead() -> str:
-    return f"with {UNCONFINED}=yes they run with limits of time, memory and output alone, and can do all that you can"
+        return "limits"
+    raise OptionError(
+        "programs that a model writes are run confined, and here they can't be: it takes Linux on x86-64 or 64-bit ARM "
+        f"with user namespaces, or Landlock (5.13); with {UNCONFINED}=yes they run with limits of time, memory and "
+        "output alone, and can do all that you can"
+    )
 
 
 @cache

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +65,37 @@ def test_a_program_is_the_python_in_a_reply(reply: str) -> None:
     assert TASK.parse_thought("program", reply) == RIGHT
 
 
+@pytest.mark.parametrize(
+    "reply",
+    [
+        f"{RIGHT}\n```",
+        f"Sure:\n\n{RIGHT}\n```\nIt adds x to itself.",
+        f"The outline:\n```python\ndef double(x):\n    # add\n```\nThe whole:\n```python\n{RIGHT}\n```",
+        f"```python\n{RIGHT}\n```\nUse it so:\n```\n>>> def show(): print(double(1))\n2\n```",
+        f"Here it is: ```python\n{RIGHT}\n```",
+        f"> ```python\n> {RIGHT.replace(chr(10), chr(10) + '> ')}\n> ```",
+        f"```py3\n{RIGHT}\n```",
+        f"```code\n{RIGHT}\n```\nDone.",
+        f"```plaintext\n{RIGHT}\n```",
+        f"```{{.python}}\r\n{RIGHT}\r\n```",
+    ],
+)
+def test_a_program_is_found_however_its_block_is_marked(reply: str) -> None:
+    assert TASK.parse_thought("program", reply.replace("\r\n", "\n")) == RIGHT
+
+
+@pytest.mark.parametrize("fence", ["```", "~~~", "````"])
+def test_a_fence_within_a_string_does_not_end_the_block(fence: str) -> None:
+    program = f'def double(x):\n    """Twice.\n\n    {fence}\n    >>> double(1)\n    {fence}\n    """\n    return 2 * x'
+    assert TASK.parse_thought("program", f"{fence}python\n{program}\n{fence}\nDone.") == program
+
+
+@pytest.mark.parametrize("reply", ["```\n" * 500, "```python\n" * 300, "`" * 5000, "assert (" * 500, "(" * 5000])
+def test_replies_of_nothing_but_marks_are_read_in_time(reply: str) -> None:
+    TASK.parse_thought("program", reply)
+    assert examples(reply) == ()
+
+
 def test_functions_in_several_blocks_are_one_program() -> None:
     reply = "```python\ndef a(): return 1\n```\nand\n```python\ndef b(): return a()\n```\n```python\nprint(b())\n```"
     assert TASK.parse_thought("program", reply) == "def a(): return 1\n\ndef b(): return a()"
@@ -117,6 +147,28 @@ def test_asserts_in_a_question_are_examples_with_what_they_import() -> None:
 
 def test_an_assert_may_stand_at_the_end_of_a_sentence() -> None:
     assert examples("Write area(r). assert area(0) == 0") == ("assert area(0) == 0",)
+
+
+@pytest.mark.parametrize(
+    ("question", "found"),
+    [
+        ("Write f.\n\nassert(f(3) == True)", ("assert(f(3) == True)",)),
+        ("Write f. assert(f(3)==True), 'why'", ("assert(f(3)==True), 'why'",)),
+        ("assert (f(3) == 1, 'why')", ("assert f(3) == 1",)),
+        ("assert f([1,\n          2]) == 3", ("assert f([1,\n          2]) == 3",)),
+        ("Examples: assert(f(1) == 2) and assert(f(2) == 3).", ("assert(f(1) == 2)", "assert(f(2) == 3)")),
+        ("`assert f(1) == 2`", ("assert f(1) == 2",)),
+        ("assert f(1) == 2; assert f(2) == 3", ("assert f(1) == 2", "assert f(2) == 3")),
+        ("We assert correctness. You assert", ()),
+    ],
+)
+def test_asserts_are_found_in_sentences_and_over_several_lines(question: str, found: tuple[str, ...]) -> None:
+    assert examples(question) == found
+
+
+def test_a_value_may_have_a_hash_sign_in_it() -> None:
+    question = BEGUN % ">>> f('#x')  # mark it\n    '#x#'  # so\n    >>> f('a')\n    '#a'"
+    assert examples(question) == ("assert f('#x') == '#x#'", "assert f('a') == '#a'")
 
 
 def test_a_question_without_examples_has_none() -> None:
@@ -191,6 +243,102 @@ def test_what_the_question_begins_stands_before_the_program() -> None:
     assert whole("Write f.", "def f(): pass") == "def f(): pass\n"
 
 
+@confined
+@pytest.mark.parametrize(
+    "program",
+    [
+        "from dataclasses import dataclass\n\n\n@dataclass\nclass A:\n    x: int\n    after: 'A | None' = None\n\n\n"
+        "def double(x):\n    return A(x).x * 2",
+        "import pickle\n\n\nclass A:\n    pass\n\n\ndef double(x):\n    pickle.dumps(A())\n    return x * 2",
+        "def double(x):\n    yield_ = (x for _ in range(2))\n    return sum(yield_, x - x) if x == 2 else x * 2",
+        "from fractions import Fraction\n\n\ndef double(x):\n    return x * (Fraction(2) if x == 2 else 2)",
+    ],
+)
+def test_programs_may_have_classes_that_look_for_their_module_and_plain_results(program: str) -> None:
+    assert acted(QUESTION, program).verified
+
+
+@confined
+@pytest.mark.parametrize("body", ["    return x + x", "    y = x + x\n    return y", "return x + x"])
+def test_a_body_alone_belongs_to_the_function_that_the_question_begins(body: str) -> None:
+    program = TASK.parse_thought("program", f"```python\n{body}\n```")
+    assert program is not None
+    assert acted(QUESTION, program).verified
+
+
+@confined
+def test_imports_from_the_future_stand_before_the_question() -> None:
+    assert acted(QUESTION, f"from __future__ import annotations\n\n{RIGHT}").verified
+
+
+# -- programs that deceive --------------------------------------------------------------------------------------
+
+EQUAL = "class E(int):\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
+DECEITS = {
+    "a result equal to everything": EQUAL + "def add(a, b): return E()",
+    "mock.ANY": "from unittest.mock import ANY\ndef add(a, b): return ANY",
+    "a list equal to everything": "class L(list):\n    def __eq__(self, o): return True\ndef add(a, b): return L()",
+    "another exec": "import builtins\nbuiltins.exec = lambda *a: None\ndef add(a, b): return 0",
+    "another json": "import json\njson.loads = json.load = lambda *a: []\ndef add(a, b): return 0",
+    "a test of its own": "open('tests.json', 'w').write('[]')\ndef add(a, b): return 0",
+    "an early end": "import os\ndef add(a, b): os._exit(0)",
+    "exit when loaded": "raise SystemExit(0)",
+    "results of its own": "import os\nfor fd in range(64):\n    try: os.write(fd, b'null\\n' * 9)\n"
+    "    except OSError: pass\ndef add(a, b): return 0",
+    "answers for everything": "import json, os\nos.write(4, (json.dumps({'dict': []}) + '\\n').encode() * 9)\n"
+    "def add(a, b): return 0",
+    "a name of the tests": "def check(candidate): pass\ndef add(a, b): return 0",
+    "a built-in of the tests": "def abs(x): return 0\ndef set(x): return 0\ndef add(a, b): return 0",
+    "tests that it reads": "import re\nT = open('tests.json').read()\n"
+    "def add(a, b): return int(re.search(r'== (.)', T)[1])",
+    "an exception that is no failure": "class A(BaseException): pass\ndef add(a, b): raise A",
+    "a code of its class": "class C:\n    def __init__(self): self.__class__ = int\ndef add(a, b): return C",
+}
+HIDDEN = (
+    "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert abs(candidate(5, 7) - 12) < 1e-6\n\ncheck(add)"
+)
+
+
+@confined
+@pytest.mark.parametrize("program", DECEITS.values(), ids=DECEITS)
+def test_a_wrong_program_is_not_right_by(program: str) -> None:
+    assert MBPP().score(program, HIDDEN) == 0
+    assert MBPP().score(program, "assert add(1, 2) == 3\nassert set([add(5, 7)]) == {12}") == 0
+
+
+@confined
+def test_a_program_replaces_no_function_of_the_prompt() -> None:
+    row = {
+        "prompt": 'import math\n\n\ndef poly(x):\n    return x - 2\n\n\ndef root():\n    """Where poly is 0."""\n',
+        "test": "def check(candidate):\n    assert math.isclose(poly(candidate()), 0)\n",
+        "entry_point": "root",
+    }
+    task = HumanEval()
+    assert task.score(row["prompt"] + "    return 2\n", task.reference_of(row)) == 1
+    assert task.score(row["prompt"] + "    return 5\ndef poly(x): return 0\n", task.reference_of(row)) == 0
+
+
+@confined
+@pytest.mark.parametrize(
+    ("program", "tests"),
+    [
+        ("def sum(a, b): return a + b", "assert sum(1, 2) == 3"),
+        ("def f(xs): xs.append(1)", "xs = []\nf(xs)\nassert xs == [1]"),
+        ("def f(): raise KeyError('a')", "try:\n    f()\nexcept KeyError:\n    pass\nelse:\n    raise AssertionError"),
+        ("def f():\n    yield from 'ab'", "assert list(f()) == ['a', 'b']"),
+        ("class P:\n    def __init__(self, x): self.x = x\ndef f(p): return p.x",
+         "assert f(P(3)) == 3\nassert P(4).x == 4"),
+        ("def f(): return {(1, 'a'): {2, 3}, None: (1.5, float('inf'), 2 + 1j, b'x')}",
+         "assert f() == {(1, 'a'): {3, 2}, None: (1.5, float('inf'), 2 + 1j, b'x')}"),
+        ("def f(n): return 7 ** n", "assert f(9000) == 7 ** 9000"),
+        ("from collections import Counter\ndef f(s): return Counter(s)", "assert f('aab') == {'a': 2, 'b': 1}"),
+        ("def make(n): return lambda x: x + n", "assert make(2)(3) == 5"),
+    ],
+)  # fmt: skip
+def test_honest_programs_pass_with_all_kinds_of_values(program: str, tests: str) -> None:
+    assert check(program, [tests], Sandbox(seconds=30)).failures == ()
+
+
 # -- data sets --------------------------------------------------------------------------------------------------
 
 
@@ -252,7 +400,7 @@ def test_a_question_is_refused_where_programs_cannot_be_confined(
     monkeypatch: pytest.MonkeyPatch, scripted_code: Any
 ) -> None:
     confines.cache_clear()
-    monkeypatch.setitem(sys.modules, "sandlock", None)
+    monkeypatch.setattr(Sandbox, "works", lambda self, by: False)
     try:
         with pytest.raises(OptionError, match="programs that a model writes are run confined, and here they can't be"):
             solve("code", QUESTION, decoder=scripted_code())

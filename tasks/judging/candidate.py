@@ -1,0 +1,88 @@
+"""The candidate's process: it runs solution.py, and then does what the judge asks of it.
+
+A candidate can do as it likes with this program. All that comes of it is what it answers.
+"""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import traceback
+from types import ModuleType
+from typing import Any
+
+sys.path.insert(0, os.getcwd())  # noqa: PTH109
+
+from plain import pack, unpack  # type: ignore[import-not-found]
+
+SOLUTION = "solution.py"
+
+
+class Objects(list[Any]):
+    """Objects that the judge knows by their number."""
+
+    def name(self, value: Any) -> list[Any]:
+        for number, known in enumerate(self):
+            if known is value:
+                return [number, repr(value)[:300]]
+        self.append(value)
+        return [len(self) - 1, repr(value)[:300]]
+
+    def find(self, name: Any) -> Any:
+        return self[int(name)]
+
+
+def described(error: BaseException) -> dict[str, Any]:
+    """An exception as data: its type, its text and the line of the program that raised it."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == SOLUTION]
+    kind = type(error)
+    known = getattr(builtins, kind.__name__, None) is kind
+    return {
+        "kind": kind.__name__,
+        "known": known,
+        "text": str(error)[:300],
+        "line": (frames[-1].line or "") if frames else "",
+    }
+
+
+def answered(request: dict[str, Any], module: ModuleType, objects: Objects) -> Any:
+    """The result of a call, an attribute or a global name; of a call also its arguments, which it may have changed."""
+    if "global" in request:
+        return [vars(module)[request["global"]]]
+    found = request["of"]
+    if "attribute" in request:
+        return [getattr(found, request["attribute"])]
+    arguments, named = request["arguments"], request["named"]
+    return [found(*arguments, **named), arguments, named]
+
+
+def main() -> None:
+    objects = Objects()
+    with os.fdopen(3, "rb") as requests, os.fdopen(4, "wb") as answers:
+
+        def say(value: Any) -> None:
+            answers.write(pack(value, objects.name).encode() + b"\n")
+            answers.flush()
+
+        module = ModuleType("solution")
+        sys.modules["solution"] = module
+        try:
+            with open(SOLUTION, encoding="utf-8") as file:  # noqa: PTH123
+                exec(compile(file.read(), SOLUTION, "exec"), vars(module))
+        except BaseException as error:  # noqa: BLE001
+            say({"raised": described(error)})
+            return
+        say({"names": [name for name in vars(module) if isinstance(name, str)]})
+        for line in requests:
+            try:
+                answer = {"result": answered(unpack(line, objects.find), module, objects)}
+            except BaseException as error:  # noqa: BLE001
+                answer = {"raised": described(error)}
+            try:
+                say(answer)
+            except Exception as error:  # its result can't be sent  # noqa: BLE001
+                say({"raised": described(error)})
+
+
+main()

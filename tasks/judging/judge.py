@@ -1,0 +1,194 @@
+"""The judge's process: it runs the tests of tests.json on the candidate, which runs in another process.
+
+Of the candidate it knows plain values, and objects by their number. It writes a JSON line a test: null where it passes,
+otherwise what is wrong, in words that a model can mend the program by. The first line is about the program itself.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+import os
+import sys
+from contextlib import suppress
+from typing import Any
+
+sys.path.insert(0, os.getcwd())  # noqa: PTH109
+
+from plain import pack, unpack  # type: ignore[import-not-found]
+
+LONGEST = 1 << 24
+sys.set_int_max_str_digits(0)  # any number may be shown
+results = os.fdopen(os.dup(1), "w")
+os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # what tests print is no result
+
+
+class Lost(BaseException):
+    """The candidate's process has ended, or answers nonsense."""
+
+
+class Raised(Exception):  # noqa: N818
+    """An exception of the candidate's own kind."""
+
+
+class Remote:
+    """An object of the candidate's: it can be called, asked for attributes and handed back. Nothing else is equal."""
+
+    def __init__(self, number: int, text: str) -> None:
+        self._number, self._text = number, text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        result, after, after_named = ask({"of": self, "arguments": [*arguments], "named": named})
+        for old, new in zip([*arguments, *named.values()], [*after, *after_named.values()], strict=True):
+            if isinstance(old, list | bytearray) and type(old) is type(new):
+                old[:] = new
+            elif isinstance(old, dict | set) and type(old) is type(new):
+                old.clear()
+                old.update(new)
+        return result
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return ask({"of": self, "attribute": name})[0]
+
+
+known: dict[int, Remote] = {}
+
+
+def find(name: Any) -> Remote:
+    number, text = name
+    if type(number) is not int or type(text) is not str:
+        raise ValueError("not the name of an object")
+    return known.setdefault(number, Remote(number, text))
+
+
+def number_of(value: Any) -> int:
+    if not isinstance(value, Remote):
+        raise TypeError(f"{value!r:.100} can't be handed to the program: use plain values")
+    return value._number
+
+
+def read() -> Any:
+    line = answers.readline(LONGEST)
+    if not line.endswith(b"\n"):
+        raise Lost
+    try:
+        return unpack(line, find)
+    except ValueError:
+        raise Lost from None
+
+
+def ask(request: dict[str, Any]) -> Any:
+    line = pack(request, number_of).encode() + b"\n"
+    try:
+        requests.write(line)
+        requests.flush()
+    except OSError:
+        raise Lost from None
+    answer = read()
+    if not isinstance(answer, dict):
+        raise Lost
+    if isinstance(raised := answer.get("raised"), dict):
+        raise error_of(raised)
+    result = answer.get("result")
+    wanted = 3 if "arguments" in request else 1
+    if not isinstance(result, list) or len(result) != wanted:
+        raise Lost
+    if wanted == 3 and (
+        type(result[1]) is not list
+        or type(result[2]) is not dict
+        or len(result[1]) != len(request["arguments"])
+        or result[2].keys() != request["named"].keys()
+    ):
+        raise Lost
+    return result
+
+
+def error_of(raised: dict[str, Any]) -> Exception:
+    """The candidate's exception: of the same built-in kind, so that tests can expect it."""
+    kind, text = str(raised.get("kind")), str(raised.get("text"))
+    found = getattr(builtins, kind, None) if raised.get("known") is True else None
+    error: Exception = Raised(f"{kind}: {text}")
+    if isinstance(found, type) and issubclass(found, Exception):
+        with suppress(TypeError):
+            error = found(text)
+    error.line = str(raised.get("line"))  # type: ignore[attr-defined]
+    return error
+
+
+def short(text: str) -> str:
+    return text if len(text) <= 300 else text[:300] + "..."
+
+
+def told(error: BaseException) -> str:
+    line = getattr(error, "line", "")
+    said = str(error) if isinstance(error, Raised) else f"{type(error).__name__}: {error}"
+    return short(said) + (f", in the line: {line}" if line else "")
+
+
+def failure(test: str, space: dict[str, Any]) -> str | None:
+    first, *more = ast.parse(test).body
+    compared = first.test if not more and isinstance(first, ast.Assert) else None
+    if isinstance(compared, ast.Compare) and [type(one) for one in compared.ops] == [ast.Eq]:
+        sides = [compared.left, compared.comparators[0]]
+        value, wanted = [eval(compile(ast.Expression(side), "test", "eval"), space) for side in sides]
+        if value == wanted:
+            return None
+        return f"{short(ast.unparse(compared.left))} is {short(repr(value))}, not {short(repr(wanted))}"
+    exec(compile(test, "test", "exec"), space)
+    return None
+
+
+def outcome(test: str, space: dict[str, Any]) -> str | None:
+    try:
+        return failure(test, space)
+    except Lost:
+        raise
+    except BaseException as error:  # noqa: BLE001
+        return f"{short(test)} fails: {told(error)}"
+
+
+def names_in(tests: list[str]) -> set[str]:
+    """The names that the tests use and do not define. A built-in function is the program's only where the tests use no
+    other name: a program can't replace `set` or `abs`, and yet may be about a function called `sum`."""
+    nodes = [node for test in tests for node in ast.walk(ast.parse(test))]
+    used = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)}
+    used -= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    used -= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    used -= {(node.asname or node.name).partition(".")[0] for node in nodes if isinstance(node, ast.alias)}
+    return used - vars(builtins).keys() or used
+
+
+def say(result: str | None) -> None:
+    results.write(json.dumps(result) + "\n")
+    results.flush()
+
+
+def main() -> None:
+    with open("tests.json", encoding="utf-8") as file:  # noqa: PTH123
+        tests = json.load(file)
+    loaded = read()
+    if not isinstance(loaded, dict) or not isinstance(names := loaded.get("names"), list):
+        raised = loaded.get("raised") if isinstance(loaded, dict) else None
+        say(told(error_of(raised)) if isinstance(raised, dict) else "it answers nonsense")
+        return
+    space: dict[str, Any] = {"__name__": "tests"}
+    wanted = names_in(tests)
+    for name in names:
+        if isinstance(name, str) and name in wanted:
+            space[name] = ask({"global": name})[0]
+    say(None)
+    for test in tests:
+        say(outcome(test, space))
+
+
+try:
+    with os.fdopen(4, "wb") as requests, os.fdopen(3, "rb") as answers:
+        main()
+except Lost:
+    pass

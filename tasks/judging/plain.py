@@ -1,0 +1,97 @@
+"""Values as JSON between two processes that do not trust each other: only plain values of built-in types are rebuilt.
+
+Any other object stays where it is, and is named by a number. A subclass of a built-in type, whose comparisons may lie,
+arrives as the built-in type.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from itertools import islice
+from typing import Any
+
+_MOST = 100_000
+"""Items of an iterator that are sent."""
+_KINDS: dict[str, Callable[[list[Any]], Any]] = {
+    "list": list,
+    "tuple": tuple,
+    "set": set,
+    "frozenset": frozenset,
+    "iterator": iter,
+    "range": lambda ends: range(*ends),
+    "complex": lambda parts: complex(*parts),
+    "bytes": bytes,
+    "bytearray": bytearray,
+    "dict": lambda pairs: dict(pairs),
+    "deque": deque,
+    "Fraction": lambda parts: Fraction(*parts),
+    "Decimal": lambda parts: Decimal(*parts),
+}
+_SEQUENCES: dict[type, str] = {list: "list", tuple: "tuple", set: "set", frozenset: "frozenset", deque: "deque"}
+
+
+def pack(value: Any, name: Callable[[Any], Any]) -> str:
+    """A value as one line of JSON; `name` gives what stands for an object that is not plain."""
+    return json.dumps(_packed(value, name))
+
+
+def unpack(line: str | bytes, find: Callable[[Any], Any]) -> Any:
+    """The value that `pack` wrote; `find` gives the object for a name. Raises ValueError for anything else."""
+    try:
+        return _unpacked(json.loads(line), find)
+    except (TypeError, KeyError, OverflowError, RecursionError) as error:
+        raise ValueError(f"not a plain value: {error}") from None
+
+
+def _packed(value: Any, name: Callable[[Any], Any]) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int):
+        return {"int": int.__format__(value, "x")}
+    if isinstance(value, float):
+        return {"float": float.hex(value)}
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, complex):
+        return _sequence("complex", [complex.real.__get__(value), complex.imag.__get__(value)], name)
+    if isinstance(value, bytes | bytearray):
+        return _sequence("bytearray" if isinstance(value, bytearray) else "bytes", [*memoryview(value)], name)
+    if isinstance(value, range):
+        return _sequence("range", [value.start, value.stop, value.step], name)
+    if isinstance(value, dict):
+        return _sequence("dict", dict.items(value), name)
+    if isinstance(value, Fraction):
+        return _sequence("Fraction", [value.numerator, value.denominator], name)
+    if isinstance(value, Decimal):
+        return _sequence("Decimal", [Decimal.__str__(value)], name)
+    for kind, said in _SEQUENCES.items():
+        if isinstance(value, kind):
+            return _sequence(said, kind.__iter__(value), name)  # type: ignore[attr-defined]
+    if isinstance(value, Iterator):
+        return _sequence("iterator", islice(value, _MOST), name)
+    if isinstance(value, type({}.keys()) | type({}.values()) | type({}.items())):
+        return _sequence("list", value, name)
+    return {"object": name(value)}
+
+
+def _sequence(kind: str, items: Iterable[Any], name: Callable[[Any], Any]) -> dict[str, Any]:
+    return {kind: [_packed(item, name) for item in items]}
+
+
+def _unpacked(found: Any, find: Callable[[Any], Any]) -> Any:
+    if found is None or isinstance(found, bool | str):
+        return found
+    if not isinstance(found, dict) or len(found) != 1:
+        raise ValueError("not a plain value")
+    ((kind, content),) = found.items()
+    if kind == "int":
+        return int(content, 16)
+    if kind == "float":
+        return float.fromhex(content)
+    if kind == "object":
+        return find(content)
+    return _KINDS[kind]([_unpacked(item, find) for item in content])
