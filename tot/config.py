@@ -214,9 +214,8 @@ class SearchConfig(BaseModel):
             raise OptionError(f"{', '.join(options)}: a decoder object has its model already; leave these out")
         if self.model is None and options:
             known = {*_OF_ENGINE, *(option for name in names.values() for option in _options_of(name))}
-            if other := [option for option in options if option not in known]:
+            if other := [option for option in options if option not in known]:  # a file may keep those of a model
                 raise OptionError(unknown("option", other[0], {*type(self).model_fields, *known}))
-            raise OptionError(f"{', '.join(options)}: there is no model to load (model=None): leave these options out")
         if self.model is None or not names:
             return objects
         first, *others = sorted(dict.fromkeys(names.values()), key=lambda name: name in REMOTE)

@@ -98,7 +98,7 @@ def test_what_can_not_be_read_is_refused() -> None:
     [
         ({"serach": "mcts"}, r"unknown option 'serach' \(did you mean search\?\)"),
         ({"breath": 3}, "unknown option 'breath'"),
-        ({"dtype": "fp32"}, "there is no model to load"),
+        ({"serach": "mcts", "dtype": "fp32"}, "unknown option 'serach'"),
     ],
 )
 def test_an_option_that_nothing_takes_is_refused_without_a_model_too(option: dict[str, Any], message: str) -> None:
