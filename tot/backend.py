@@ -15,7 +15,7 @@ from typing import Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder
-from tot.decoders.errors import OptionError, RequestError
+from tot.decoders.errors import OptionError, RequestError, TotError
 from tot.decoders.request import Completion, Purpose, Request, Usage
 from tot.steps import is_cut
 
@@ -102,7 +102,7 @@ class Backend:
     async def _decode(self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]) -> list[list[Completion]]:
         if isinstance(decoder, AsyncDecoder):
             return await decoder.complete(requests, self.meter)
-        flat = await asyncio.to_thread(decoder.generate, list(requests))
+        flat = await asyncio.to_thread(self._generate, decoder, purpose, list(requests))
         wanted = sum(request.sampling.n for request in requests)
         if not isinstance(flat, list | tuple) or not all(isinstance(getattr(one, "text", None), str) for one in flat):
             raise OptionError(
@@ -117,6 +117,15 @@ class Backend:
         self.meter.count(new_tokens=sum(one.usage.new_tokens for one in flat))
         left = iter(flat)
         return [list(islice(left, request.sampling.n)) for request in requests]
+
+    def _generate(self, decoder: Decoder, purpose: Purpose, requests: list[Request]) -> Any:
+        """What a decoder object gives. Raises RequestError, naming it, where its own code fails."""
+        try:
+            return decoder.generate(requests)
+        except TotError:
+            raise
+        except (Exception, SystemExit) as error:
+            raise RequestError(f"decoder {self.name(purpose)} raised {type(error).__name__}: {error}") from error
 
     def _check_choices(self, request: Request, completion: Completion) -> None:
         """Raises OptionError where choices were not scored, which not every decoder can."""

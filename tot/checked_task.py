@@ -1,15 +1,16 @@
-"""CheckedTask: a task's methods as a search calls them: what they raise names the method, what they give is checked."""
+"""CheckedTask: a task's methods as a search calls them. Errors name the method, and results are checked."""
 
 from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Any
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError
+from tot.decoders.request import Message
 from tot.state import Observation, State, Thought, after_thinking
 from tot.steps import Proposal
 from tot.task import Task
@@ -26,11 +27,68 @@ class CheckedTask:
         self.task = task
         self._name = type(task).__name__
 
+    def __getattr__(self, name: str) -> Any:
+        """What is not checked here is the task's own."""
+        return getattr(vars(self)["task"], name)
+
+    def start(self, question: str) -> State:
+        if not isinstance(question, str):
+            raise TaskError(f"the question is {question!r:.60}, not text: give text")
+        state = self._call("start", question)
+        if not isinstance(state, State):
+            raise self._wrong("start", state, "return a State")
+        return state
+
+    def prompt(self, template: str, state: State, /, **extra: Any) -> tuple[Message, ...]:
+        messages = self._call("prompt", template, state, **extra)
+        if not isinstance(messages, tuple) or not all(isinstance(one, Message) for one in messages):
+            raise self._wrong("prompt", messages, "return a tuple of Messages")
+        return messages
+
+    def parse_thought(self, template: str, text: str) -> str | None:
+        found = self._call("parse_thought", template, text)
+        if found is not None and not isinstance(found, str):
+            raise self._wrong("parse_thought", found, "return text, or None to reject it")
+        return found
+
+    def parse_proposals(self, text: str) -> list[str]:
+        return self._texts("parse_proposals", text)
+
+    def parse_value(self, text: str) -> float | None:
+        found = self._call("parse_value", text)
+        if found is not None and not isinstance(found, int | float):
+            raise self._wrong("parse_value", found, "return a number, or None where there is none")
+        return found
+
+    def parse_vote(self, text: str, candidates: int) -> int | None:
+        found = self._call("parse_vote", text, candidates)
+        if found is not None and (not isinstance(found, int) or not 1 <= found <= candidates):
+            raise self._wrong("parse_vote", found, f"return a number from 1 to {candidates}, or None")
+        return found
+
+    def candidate(self, state: State) -> str:
+        found = self._call("candidate", state)
+        if not isinstance(found, str):
+            raise self._wrong("candidate", found, "return text")
+        return found
+
+    def choices(self, state: State) -> list[str]:
+        return self._texts("choices", state)
+
+    def steps(self, template: str, state: State) -> list[str]:
+        return self._texts("steps", template, state)
+
+    def is_answered(self, message: str) -> bool:
+        return bool(self._call("is_answered", message))
+
+    def canonical(self, answer: Any) -> Hashable:
+        return self._hashable("canonical", answer)
+
+    def score(self, answer: Any | None, reference: Any) -> float:
+        return self._number("score", answer, reference)
+
     def actions(self, state: State) -> list[str]:
-        actions = self._call("actions", state)
-        if isinstance(actions, str) or not all(isinstance(action, str) for action in actions):
-            raise TaskError(f"{self._name}.actions gave {actions!r}: return a list of texts")
-        return list(actions)
+        return self._texts("actions", state)
 
     async def act(self, before: State, thought: Thought) -> Observation | None:
         """What came of a thought; what went wrong, where the task's code or what it acts on failed."""
@@ -84,12 +142,7 @@ class CheckedTask:
         return after
 
     def key(self, state: State) -> Hashable:
-        key: Hashable = self._call("key", state)
-        try:
-            hash(key)  # a tuple is hashable by its type, and yet not where it holds a list
-        except TypeError:
-            raise TaskError(f"{self._name}.key gave {key!r}, which can't be hashed: use text or tuples") from None
-        return key
+        return self._hashable("key", state)
 
     def cost(self, state: State, thought: Thought) -> float:
         cost = self._number("cost", state, thought)
@@ -137,13 +190,31 @@ class CheckedTask:
 
     def _number(self, method: str, *arguments: Any) -> float:
         number = self._call(method, *arguments)
-        if not isinstance(number, int | float) or math.isnan(number):
-            raise TaskError(f"{self._name}.{method} gave {number!r}: return a number")
+        if not isinstance(number, int | float) or not math.isfinite(_as_float(number)):
+            raise self._wrong(method, number, "return a finite number")
         return float(number)
 
-    def _call(self, method: str, *arguments: Any) -> Any:
+    def _hashable(self, method: str, *arguments: Any) -> Hashable:
+        key: Hashable = self._call(method, *arguments)
         try:
-            return getattr(self.task, method)(*arguments)
+            hash(key)  # a tuple is hashable by its type, and yet not where it holds a list
+        except TypeError:
+            raise self._wrong(method, key, "it can't be hashed; return text or tuples") from None
+        return key
+
+    def _texts(self, method: str, *arguments: Any) -> list[str]:
+        texts = self._call(method, *arguments)
+        found: list[Any] = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+        if not all(isinstance(text, str) for text in found):
+            raise self._wrong(method, texts, "return a list of texts")
+        return found
+
+    def _wrong(self, method: str, result: Any, remedy: str) -> TaskError:
+        return TaskError(f"{self._name}.{method} gave {result!r:.100}: {remedy}")
+
+    def _call(self, method: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return getattr(self.task, method)(*arguments, **named)
         except TotError:
             raise
         except Exception as error:  # whatever a user's code raises
@@ -152,3 +223,10 @@ class CheckedTask:
             raise TaskError(
                 f"{self._name}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
             ) from error
+
+
+def _as_float(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf

@@ -11,18 +11,20 @@ import re
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from tot.backend import Backend
 from tot.checked_task import CheckedTask
-from tot.decoders.errors import OptionError
+from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.messages import as_written, drawn_for, scoring, tokens_of, with_said, with_text
 from tot.parallel import with_room
 from tot.seeds import derive
 from tot.state import Drawn, State, Thought, is_thinking
 from tot.steps import Evaluation, Reply, as_evaluation, is_cut
+from tot.task import Task
 from tot.tree import Node, ThoughtTree
+from tot.user_code import user_code
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -53,7 +55,8 @@ class Context:
         layers: Sequence[int] = (),
     ) -> None:
         """`layers` are those whose states at the ends of texts are kept, for evaluators that read them."""
-        self.task = task.task
+        self.task = cast(Task, task)
+        """The task, whose methods raise TaskError for any fault of theirs."""
         self.tree = tree
         self.purpose: Purpose = "generate"
         self.filters = dict(filters or {})
@@ -320,12 +323,18 @@ class Context:
 
     async def judge(self, evaluator: Evaluator, nodes: Sequence[Node]) -> list[Evaluation]:
         """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
-        keys = [object() if (key := evaluator.key(self, node)) is None else key for node in nodes]
+        with user_code(f"{type(evaluator).__name__}.key"):
+            keys = [object() if (key := evaluator.key(self, node)) is None else key for node in nodes]
+            set(keys)
         new: dict[Hashable, Node] = {}
         for key, node in zip(keys, nodes, strict=True):
             if key not in self._evaluations:
                 new.setdefault(key, node)
-        found = await evaluator.evaluate(self, list(new.values())) if new else []
+        what = f"{type(evaluator).__name__}.evaluate"
+        with user_code(what):
+            found = list(await evaluator.evaluate(self, list(new.values()))) if new else []
+        if len(found) != len(new):
+            raise TaskError(f"{what} gave {len(found)} values for {len(new)} nodes: give one for each")
         paid = dict(zip(new, map(as_evaluation, found), strict=True))
         self._evaluations |= {key: evaluation.again() for key, evaluation in paid.items()}
         return [paid.pop(key) if key in paid else self._evaluations[key] for key in keys]

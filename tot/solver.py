@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from tot.backend import Backend
+from tot.checked_task import CheckedTask
 from tot.checkpoint import Checkpoint
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
@@ -118,7 +119,7 @@ async def asolve(
     config = SearchConfig.of(config, options).exact()
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
-    task.start(question)  # a question that can't be asked is refused before a model is loaded
+    CheckedTask(task).start(question)  # a question that can't be asked is refused before a model is loaded
     if profile is not None and config.weights is None:
         from tot.report.profile import NO_ENGINE
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -163,9 +164,12 @@ def as_evaluation(result: Any) -> Evaluation:
     """What a node was valued at. Raises TaskError for what is no value."""
     if isinstance(result, Evaluation):
         return result
-    if result is None or isinstance(result, int | float):
-        return Evaluation(None if result is None else float(result))
-    raise TaskError(f"{result!r} is not a value: give a number, None or an Evaluation for each node")
+    if result is None:
+        return Evaluation(None)
+    if not isinstance(result, str | bytes):
+        with suppress(TypeError, ValueError, OverflowError, RuntimeError):
+            return Evaluation(float(result))
+    raise TaskError(f"{result!r:.100} is not a value: give a number, None or an Evaluation for each node")
 
 
 def is_cut(completion: Completion) -> bool:

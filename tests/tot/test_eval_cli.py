@@ -185,7 +185,11 @@ def test_ctrl_c_is_exit_status_130_and_says_how_to_go_on(tot: Any, rows: Any, mo
 
     monkeypatch.setattr(Blocksworld, "score", slow)
     status, out, err = tot(*rows, *SYMBOLIC, "--out", "out", "--concurrency", "1")
-    assert (status, out, err) == (130, "", "tot: interrupted; the same command with --resume --out out goes on\n")
+    assert (status, out, err) == (
+        130,
+        "",
+        "tot: interrupted; the finished samples are in out: resume with --resume --out out\n",
+    )
     monkeypatch.setattr(Blocksworld, "score", score)
     assert tot(*rows, *SYMBOLIC, "--out", "out", "--resume")[0] == 0
 

@@ -7,6 +7,7 @@ import io
 import logging
 import os
 import re
+import signal
 import sys
 import warnings
 from typing import Any
@@ -74,6 +75,9 @@ def main(arguments: list[str] | None = None) -> int:
         except (typer.Abort, KeyboardInterrupt):
             _say("interrupted")
             return 130
+        finally:
+            if arguments is None:  # the process ends: a second Ctrl-C has nothing more to stop
+                signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:

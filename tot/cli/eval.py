@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -64,9 +65,9 @@ def eval_command(
     out = results_folder(out, resume, work)
     try:
         results = run_evaluation(work, out, resume, tracker(track))
-    except KeyboardInterrupt:
-        complain(f"tot: interrupted; the same command with --resume --out {out} goes on")
-        raise typer.Exit(130) from None
+    except KeyboardInterrupt as interrupt:
+        complain(f"tot: interrupted; the finished samples are in {out}: resume with --resume --out {out}")
+        raise typer.Exit(128 + next(iter(interrupt.args), signal.SIGINT)) from None
     shown = Table.grid(padding=(0, 2))
     for row in (*results.figures, ("Folder", str(results.folder), "")):
         shown.add_row(*row)

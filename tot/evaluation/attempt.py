@@ -117,12 +117,13 @@ async def attempt(
         budget_ended = (solution.stopped or "").startswith("budget:")
         sample |= {
             "answer": solution.answer,
-            "score": float(await loop.run_in_executor(pool(), task.score, solution.answer, question.reference)),
             "solved": solution.solved,
             "parse_failure": solution.answer is None and solution.calls > 0 and not budget_ended,
             "unreadable": solution.parse_failures,
             "stopped": solution.stopped,
         }
+        score = session.search.checked.score
+        sample["score"] = await loop.run_in_executor(pool(), score, solution.answer, question.reference)
     except (ModelError, OptionError):
         raise
     except Exception as error:  # one question's fault: a task's own code may raise anything  # noqa: BLE001

@@ -139,9 +139,9 @@ class _Session:
                 folder.log(f"finished: score {results.score_text}")
                 numbers = {"parse_failures": results.parse_failures.mean}
                 numbers |= {} if results.score is None else {"score": results.score.mean}
-            except (KeyboardInterrupt, asyncio.CancelledError):
+            except (KeyboardInterrupt, asyncio.CancelledError) as interrupt:
                 folder.log(f"interrupted with {len(folder.done)} of {wanted} samples")
-                raise KeyboardInterrupt from None
+                raise KeyboardInterrupt(*interrupt.args) from None
             except Exception as error:
                 with suppress(TotError):  # the disk may be what has failed
                     folder.log(f"stopped with {len(folder.done)} of {wanted} samples: {error}")

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import OptionError, unknown
 from tot.tree import Node
+from tot.user_code import user_code
 
 if TYPE_CHECKING:
     from tot.search.state import SearchState
@@ -53,7 +54,8 @@ class Hooks:
     def emit(self, event: str, search: SearchState, nodes: list[Node]) -> list[Node]:
         """Tell the hook of `event`; the nodes to go on with."""
         hook = self._hooks.get(event)
-        answer = hook(search, nodes) if hook is not None and nodes else None
+        with user_code(f"hook {event}"):
+            answer = hook(search, nodes) if hook is not None and nodes else None
         if answer is None:
             return nodes
         if event in ("on_simulate", "on_backpropagate"):

@@ -20,10 +20,12 @@ from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
 from tot.generators.sample import chains
 from tot.search.base import Search, by_value
+from tot.search.state import each_of
 from tot.state import after_thinking
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
+from tot.user_code import user_code
 
 Watcher = Callable[["SearchSession"], None]
 
@@ -117,8 +119,14 @@ class SearchSession:
             ways, greedy = getattr(options, "solutions", ()), options.greedy_draft
             found = await chains(self.context, step.nodes, step.count or 1, self._generator, ways, greedy)
             return await self.search.checked.acted(step.states, found)
-        grown = await self._generator.propose(self.context, step.nodes, step.count)
-        proposals = [[as_proposal(one, self.task) for one in siblings] for siblings in grown]
+        what = f"{type(self._generator).__name__}.propose"
+        with user_code(what):
+            grown = list(await self._generator.propose(self.context, step.nodes, step.count))
+        if len(grown) != len(step.nodes):
+            raise TaskError(
+                f"{what} gave {len(grown)} lists of thoughts for {len(step.nodes)} nodes: give one for each"
+            )
+        proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in grown]
         return await self.search.checked.acted(step.states, proposals)
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
@@ -137,7 +145,7 @@ class SearchSession:
             return None
         equal = search.options.aggregate == "majority"
         weights = {node.id: 1.0 + node.merged for node in nodes} if equal else _weights(nodes)
-        ballots = [self.task.canonical(answer) for _, answer in said]
+        ballots = [self.context.task.canonical(answer) for _, answer in said]
         winner = [said[i] for i in elected(ballots, [weights[node.id] for node, _ in said])]
         search.best = by_value([node for node, _ in winner])[0]
         return next(answer for node, answer in winner if node is search.best)
@@ -183,7 +191,7 @@ class SearchSession:
         return True
 
     async def _ask(self, node: Node) -> Reply:
-        if choices := list(self.task.choices(self.tree.state(node))):
+        if choices := self.search.checked.choices(self.tree.state(node)):
             return await self._answering.score(self.task.answer, node, choices, close=False)
         return (await self._answering.ask(self.task.answer, node, temperature=0.0))[0]
 

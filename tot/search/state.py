@@ -20,6 +20,7 @@ from tot.state import State, Thought
 from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step, as_evaluation, as_proposal
 from tot.task import Task
 from tot.tree import Node, ThoughtTree
+from tot.user_code import user_code
 
 if TYPE_CHECKING:
     from tot.search.base import Search
@@ -39,10 +40,10 @@ class SearchState:
     def __init__(
         self, options: Search, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None
     ) -> None:
-        root = question if isinstance(question, State) else task.start(question)
         self.options = options
         self.task = task
         self.checked = CheckedTask(task)
+        root = question if isinstance(question, State) else self.checked.start(question)
         self.tree = ThoughtTree(root)
         self.best: Node = self.tree.root
         """Where the search would answer from, as things stand."""
@@ -71,9 +72,10 @@ class SearchState:
     def ask(self) -> Step | None:
         """The step to be done next, the same one until it is told; None where the search has ended."""
         while self._waiting is None and not self._over:
-            try:
-                step = next(self._steps) if self._told is None else self._steps.send(self._told)
-            except StopIteration:
+            step = self._next()
+            if not isinstance(self.best, Node):
+                raise TaskError(f"{type(self.options).__name__} set search.best to {self.best!r:.60}: set it to a node")
+            if step is None:
                 self._over = True
                 if self.stopped is None and self._names_ends and not self.goals:
                     self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
@@ -86,6 +88,20 @@ class SearchState:
             if step.nodes:
                 self._waiting = step
         return None if self._over else self._waiting
+
+    def _next(self) -> Step | None:
+        """The step that the algorithm yields next; None at its end."""
+        name = type(self.options).__name__
+        with user_code(f"{name}.steps"):
+            try:
+                step = next(self._steps) if self._told is None else self._steps.send(self._told)
+            except StopIteration:
+                return None
+        if not isinstance(step, Expand | Evaluate) or not all(isinstance(node, Node) for node in step.nodes):
+            raise TaskError(
+                f"{name}.steps yielded {step!r:.100}: yield search.expand(nodes, ...) or search.evaluate(nodes)"
+            )
+        return step
 
     def tell(self, results: Sequence[Any], *, acted: bool = False) -> list[Node]:
         """Give the results of the step asked for. Returns the new children, or the nodes valued.
@@ -102,7 +118,7 @@ class SearchState:
         if len(results) != len(step.nodes):
             raise TaskError(f"{len(results)} results for {len(step.nodes)} nodes: tell one for each, in their order")
         if isinstance(step, Expand):
-            given = [[as_proposal(one, self.task) for one in _each(proposals)] for proposals in results]
+            given = [[as_proposal(one, self.task) for one in each_of(proposals)] for proposals in results]
             proposals = given if acted else run_to_end(self.checked.acted(step.states, given))
             self._waiting = None
             grown: dict[int, Node] = {}
@@ -264,7 +280,8 @@ class SearchState:
         node.parse_failures += failures
 
 
-def _each(proposals: Any) -> Iterable[Any]:
+def each_of(proposals: Any) -> Iterable[Any]:
+    """The thoughts after one node. Raises TaskError for what is no list of thoughts."""
     if isinstance(proposals, str | Thought | Proposal | Mapping) or not isinstance(proposals, Iterable):
         raise TaskError(f"{proposals!r} is not a list of thoughts: tell a list for each node, which may be empty")
     return proposals
