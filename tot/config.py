@@ -29,6 +29,7 @@ from tot.decoders.request import Purpose, Sampling
 from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.search.base import Search
 from tot.task import Task
+from tot.user_code import user_code
 
 FILTERS = ("top_k", "top_p", "min_p")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
@@ -248,7 +249,10 @@ def _made(decoder: str | Decoder) -> str | Decoder:
     if not isinstance(decoder, str) or decoder in REMOTE or is_method(decoder):
         return decoder
     found = find_method(decoder)
-    made: Decoder = found() if isinstance(found, type) else found
+    with user_code(f"decoder {decoder}"):
+        made: Decoder = found() if isinstance(found, type) else found
+    if not callable(getattr(made, "generate", None)):
+        raise OptionError(f"decoder {decoder} has no method 'generate': give a class whose objects have one")
     return made
 
 

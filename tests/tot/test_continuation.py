@@ -212,3 +212,14 @@ def test_what_one_reply_lists_are_lines_of_the_message(scripted: Any) -> None:
     )
     assert path(solution) == ["Half is 3.\n", "Twice is 6.\n"]
     assert solution.answer == "9"
+
+
+def test_lists_are_pieces_of_a_message_where_the_tasks_generator_has_options(scripted: Any) -> None:
+    for generator in ("continue", "continue:until=line"):
+        task = type("Listed", (Numbers,), {"generator": generator})()
+        decoder = scripted({})
+        decoder.generate = lambda requests: [scripted.completion("1. one\n2. two\n")] * len(requests)
+        found = solve(
+            task, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), generator=Propose(), evaluator=Random()
+        )
+        assert [node.thought.text for node in found.tree if node.thought] == ["one\n", "two\n"]

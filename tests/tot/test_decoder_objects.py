@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tot import BFS, Enumerate, Explain, Likelihood, Value, asolve, evaluate, solve
-from tot.decoders import OptionError
+from tot.decoders import OptionError, TotError
 
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
 
@@ -145,3 +145,26 @@ def test_a_decoder_that_gives_too_few_or_too_many_completions_is_told_how_many_t
     said = rf"decoder Other gave {count} completions and 2 were asked for: its `generate` has to return request\."
     with pytest.raises(OptionError, match=said):
         solve(letters, "q", decoder=Other({}), **SEARCH)
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ("def __init__(self): raise ValueError('boom')", "decoder .*mine.py:Mine raised ValueError: boom"),
+        ("def __init__(self, model): pass", "decoder .*mine.py:Mine raised TypeError"),
+        ("pass", "decoder .*mine.py:Mine has no method 'generate'"),
+    ],
+)
+def test_a_decoder_of_a_file_that_cannot_be_made_is_refused(body: str, said: str, tmp_path: Path, letters: Any) -> None:
+    (tmp_path / "mine.py").write_text(f"class Mine:\n    {body}\n")
+    with pytest.raises(TotError, match=said):
+        solve(letters, "q", decoder=f"{tmp_path / 'mine.py'}:Mine")
+
+
+def test_a_decoder_of_a_file_decodes(tmp_path: Path, letters: Any) -> None:
+    (tmp_path / "mine.py").write_text(
+        "from tot.decoders import Completion, Usage\n\n\nclass Mine:\n    chats = False\n\n    def generate(self, requests):\n"
+        "        return [Completion('a', (), 0.0, 'eos', Usage()) for one in requests for _ in range(one.sampling.n)]\n"
+    )
+    found = solve(letters, "q", decoder=f"{tmp_path / 'mine.py'}:Mine", evaluator="random")
+    assert found.answer == "a"

@@ -284,6 +284,11 @@ class _Comparison:
     last: dict[str, dict[Any, tuple[float, float]]] = field(default_factory=dict)
     """Seconds and size of each cell when it was last done."""
 
+    def __post_init__(self) -> None:
+        for cell in self.results.cells:  # of a run that is resumed
+            if "size" in cell:
+                self.last.setdefault(cell["side"], {})[cell["column"]] = cell["seconds"], cell["size"]
+
     def open(self, column: Any, turn: int) -> list[Side]:
         """The sides that a cell is still to be asked of, in the order of a round."""
         asked = [
@@ -315,7 +320,7 @@ class _Comparison:
                 self.results.skipped.append({**cell, "predicted": predicted})
                 self.bench.say(f"{what}: not done, it would take {predicted:.0f} s")
             elif (not turn or predicted <= self.patience) and (took := self.run(side, column, asked)):
-                self.results.cells.append({**cell, **took})
+                self.results.cells.append({**cell, "size": self.size(asked), **took})
                 self.bench.keep()
                 self.bench.say(f"{what}: {took['seconds']:.2f} s{self.left()}")
 

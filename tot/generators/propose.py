@@ -34,7 +34,9 @@ class Propose(Generator):
             texts = list(dict.fromkeys(text for text in parsed if text is not None))[:wanted]
             unread = sum(text is None for text in parsed) + (not parsed and not reply.cut)
             prior = 1 / max(len(texts), 1)
-            end = "\n" if task.generator == "continue" else ""  # thoughts are pieces of one message, here its lines
+            end = (
+                "\n" if task.generator.partition(":")[0].strip() == "continue" else ""
+            )  # thoughts are pieces of one message, here its lines
             found = [Proposal(Thought(parts={first: text + end}), prior=prior, decoder=reply.decoder) for text in texts]
             call = Proposal(None, reply.usage, unread, calls=reply.calls)  # the call itself is the state's
             return [*await write(ctx, node, found, others, self.temperature), call]

@@ -207,3 +207,12 @@ def test_markdown_has_a_row_a_line(screen: io.StringIO, results: Any) -> None:
 def test_several_values_are_read_from_one_text() -> None:
     options = PeersOptions(parts="limit, decode", branches="15,1,15")  # type: ignore[arg-type]
     assert (options.parts, options.branches) == (("limit", "decode"), (1, 15))
+
+
+def test_a_resumed_run_knows_what_its_cells_took(bench: Any, paced: Any, log: Any) -> None:
+    slow = paced("slow", lambda samples: 20.0 * samples)
+    compare(bench(), slow, columns=(1, 4), patience=60.0)
+    log.clear()
+    results = compare(bench(), slow, columns=(1, 4), rounds=3, patience=60.0)
+    assert log == [("slow", 1), ("slow", 1)]  # the other column takes 80 s, which was seen before
+    assert len(results.cells) == 4
