@@ -163,7 +163,8 @@ def test_a_decoder_of_a_file_that_cannot_be_made_is_refused(body: str, said: str
 
 def test_a_decoder_of_a_file_decodes(tmp_path: Path, letters: Any) -> None:
     (tmp_path / "mine.py").write_text(
-        "from tot.decoders import Completion, Usage\n\n\nclass Mine:\n    chats = False\n\n    def generate(self, requests):\n"
+        "from tot.decoders import Completion, Usage\n\n\nclass Mine:\n    chats = False\n\n"
+        "    def generate(self, requests):\n"
         "        return [Completion('a', (), 0.0, 'eos', Usage()) for one in requests for _ in range(one.sampling.n)]\n"
     )
     found = solve(letters, "q", decoder=f"{tmp_path / 'mine.py'}:Mine", evaluator="random")
