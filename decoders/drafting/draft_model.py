@@ -115,11 +115,9 @@ class ModelDrafter(Drafter):
                 continue
             tokens = list(context.tokens[start:])
             branch = self._branches.setdefault(context.key, cache.open())
-            same = min(len(branch), len(tokens))
-            held = cache.tokens(branch)[:same]
-            while held != tokens[:same]:  # something else was written in the end's place
-                same -= 1
-                held = held[:same]
+            pairs = zip(cache.tokens(branch), tokens, strict=False)
+            # Something else may have been written in the end's place.
+            same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(branch), len(tokens)))
             cache.rollback(branch, same)
             new = tokens[same:]
             if max(new, default=0) >= self._rows:

@@ -1,18 +1,27 @@
 """Drafts that ask no model: what followed the text's end where it was seen before, in any text of an engine.
 
-NgramIndex is a dictionary from every n-gram to its latest end: adding a token and looking one up take microseconds,
-whatever the size of the texts.
+NgramIndex holds a dictionary from the shortest n-grams to their latest end, and from each end to the one before. Adding
+a token takes a microsecond and about 200 bytes; a lookup compares the ends from the latest on.
 """
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 
 _LOOKUP_DEPTH = 3
 """From here on, tokens that were looked up are accepted about as often, one after the other."""
+
+
+_BITS = 32
+_POSITION = (1 << _BITS) - 1
+"""A place is a text's number and, in so many bits, a position in it; so a token is at most as large."""
+_MOST_ENDS = 512
+"""Ends that a lookup compares: of an n-gram that is everywhere, those seen lately."""
 
 
 class NgramIndex:
@@ -26,16 +35,16 @@ class NgramIndex:
         self.longest = longest
         self.shortest = shortest
         self.capacity = capacity
-        self._texts: dict[int, list[int]] = {}
-        self._ends: dict[tuple[int, ...], tuple[int, int]] = {}
-        """The latest place where an n-gram ended and something followed: (text, position after it)."""
+        self._texts: dict[int, _Text] = {}
+        self._ends: dict[int, int] = {}
+        """By n-gram, in one number: the latest place where one of the shortest ended and something followed."""
         self._kept = 0
         self._next = 0
 
     def begin(self) -> int:
         """A new text's number."""
         self._next += 1
-        self._texts[self._next] = []
+        self._texts[self._next] = _Text(array("q"), array("q"))
         return self._next
 
     def __contains__(self, text: int) -> bool:
@@ -47,10 +56,13 @@ class NgramIndex:
         if known is None:
             return
         for token in tokens:
-            end = len(known)  # what ends here has something after it from now on
-            for n in range(self.shortest, min(self.longest, end) + 1):
-                self._ends[tuple(known[end - n :])] = (text, end)
-            known.append(token)
+            end = len(known.tokens)  # what ends here has something after it from now on
+            before = 0
+            if end >= self.shortest:
+                gram, place = _number(known.tokens[end - self.shortest : end]), text << _BITS | end
+                before, self._ends[gram] = self._ends.get(gram, 0), place
+            known.tokens.append(token)
+            known.before.append(before)
         self._kept += len(tokens)
         while self._kept > self.capacity and len(self._texts) > 1:
             self._forget(next(iter(self._texts)))
@@ -58,21 +70,54 @@ class NgramIndex:
     def follow(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]:
         """The length of the longest known end of `tail`, and up to `count` tokens that followed it the latest time that
         something did."""
-        tail = list(tail[-self.longest :])
-        for n in range(len(tail), self.shortest - 1, -1):
-            text, end = self._ends.get(tuple(tail[len(tail) - n :]), (0, 0))
-            if text:
-                return n, self._texts[text][end : end + count]
-        return 0, []
+        wanted = list(tail[-self.longest :])
+        wanted.reverse()
+        if len(wanted) < self.shortest:
+            return 0, []
+        place = self._ends.get(_number(wanted[: self.shortest][::-1]), 0)
+        best, found = 0, 0
+        for _ in range(_MOST_ENDS):
+            text, end = place >> _BITS, place & _POSITION
+            if (known := self._texts.get(text)) is None:
+                break
+            same = self.shortest
+            for token in wanted[same:]:
+                if same == end or known.tokens[end - same - 1] != token:
+                    break
+                same += 1
+            if same > best:
+                best, found = same, place
+            if best == len(wanted):
+                break
+            place = known.before[end]
+        if not best:
+            return 0, []
+        end = found & _POSITION
+        return best, self._texts[found >> _BITS].tokens[end : end + count].tolist()
 
     def _forget(self, text: int) -> None:
-        tokens = self._texts.pop(text)
-        self._kept -= len(tokens)
-        for end in range(1, len(tokens) + 1):
-            for n in range(self.shortest, min(self.longest, end) + 1):
-                gram = tuple(tokens[end - n : end])
-                if self._ends.get(gram, (0, 0))[0] == text:
+        known = self._texts.pop(text)
+        self._kept -= len(known.tokens)
+        for end in range(len(known.tokens) - 1, self.shortest - 1, -1):
+            gram = _number(known.tokens[end - self.shortest : end])
+            if self._ends.get(gram, 0) >> _BITS == text:
+                if known.before[end] >> _BITS in self._texts or known.before[end] >> _BITS == text:
+                    self._ends[gram] = known.before[end]
+                else:
                     del self._ends[gram]
+
+
+class _Text(NamedTuple):
+    tokens: array[int]
+    before: array[int]
+    """By position: the place where the n-gram that ends there ended before; 0 where it is new."""
+
+
+def _number(gram: Sequence[int]) -> int:
+    number = 0
+    for token in gram:
+        number = number << _BITS | token
+    return number
 
 
 class LookupDrafter(Drafter):

@@ -14,6 +14,8 @@ from collections.abc import Iterable, Sequence
 
 SCRATCH = 0
 """Slot 0 belongs to no token: rows whose keys and values nobody will read write there."""
+_FEW = 16
+"""Entries of which stale ones are not swept."""
 _ROOT = -1
 
 
@@ -59,6 +61,8 @@ class RadixCache:
         self._child_of: dict[tuple[int, int], int] = {}
         self._free = list(range(capacity, SCRATCH, -1))
         self._evictable: list[tuple[int, int]] = []
+        self._most_offers = _FEW
+        """Entries from which on stale ones are swept: twice those that the last sweep left."""
         self._clock = 0
 
     @property
@@ -221,9 +225,10 @@ class RadixCache:
     def _offer(self, slot: int) -> None:
         """Let a leaf that nobody uses be evicted; entries that have gone stale since are swept now and then."""
         heapq.heappush(self._evictable, (self._last_used[slot], slot))
-        if len(self._evictable) > 2 * self.capacity:
+        if len(self._evictable) > self._most_offers:
             self._evictable = [entry for entry in set(self._evictable) if self._is_evictable(*entry)]
             heapq.heapify(self._evictable)
+            self._most_offers = max(_FEW, 2 * len(self._evictable))
 
     def _is_evictable(self, used: int, slot: int) -> bool:
         idle = self._computed[slot] and not self._users[slot] and not self._children[slot]

@@ -13,6 +13,7 @@ Where nothing is recorded, nothing is wrapped.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -46,14 +47,14 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
                 own, ours = vars(layer).get("forward"), timed("linear", layer.forward)
                 layer.forward = ours  # type: ignore[method-assign]
                 wrapped.append((layer, own, ours))
-        AttentionInterface.register(ATTENTION, timed("attention", packed_attention))
+        _time_attention(+1)
         engine.timeline = timeline
         began = timeline.clock()
 
     def stop() -> None:
         timeline.spans.append(Span(LANE, "run", began, timeline.clock()))
         engine.timeline = None
-        AttentionInterface.register(ATTENTION, packed_attention)
+        _time_attention(-1)
         for layer, own, ours in wrapped:
             if vars(layer).get("forward") is ours:  # the engine may have given layers back meanwhile
                 del layer.forward
@@ -68,6 +69,20 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
             engine.call(stop)
         except TotError:  # closed or broken meanwhile: there are no more steps
             stop()
+
+
+_under_way = [0]
+_counting = threading.Lock()
+
+
+def _time_attention(more: int) -> None:
+    """Time attention, which all models of a process share, while any recording is under way."""
+    with _counting:
+        before, _under_way[0] = _under_way[0], _under_way[0] + more
+        if not before or not _under_way[0]:
+            AttentionInterface.register(
+                ATTENTION, timed("attention", packed_attention) if _under_way[0] else packed_attention
+            )
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:

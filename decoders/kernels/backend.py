@@ -38,9 +38,9 @@ class TransformersForward:
         self._window = window_of(model.config)
         self._attend = kernel or attend_blocks
         self._linears = PackedLinears(model)
-        self._graphs = (
-            Graphs(self._compute, self._window, model.dtype, model.device) if model.device.type == "cuda" else None
-        )
+        bytes_a_key = 2 * keys[0].shape[0] * keys[0].shape[2] * model.dtype.itemsize
+        graphs = partial(Graphs, self._compute, self._window, model.dtype, model.device, bytes_a_key)
+        self._graphs = graphs() if model.device.type == "cuda" else None
 
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""

@@ -36,8 +36,6 @@ from tot.decoders.timeline import add_spans
 Quantization = Literal["int8-dynamic", "gguf"]
 _TABLE = 1024
 """Positions whose cosines and sines are computed at once, at least."""
-_BY_LENGTH = ("dynamic", "longrope")
-"""Rotary embeddings whose angles depend on how long the text is."""
 _BYTES: dict[Weights, float] = {
     "float32": 4,
     "bfloat16": 2,
@@ -200,10 +198,7 @@ class NativeForward:
         return logits, states if layers else None
 
     def _turns(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(turns, head_dim) cosines and sines, and which of them each row takes: kept by position, where they depend on
-        nothing else."""
-        if any(kind in self._rotary.rope_type for kind in _BY_LENGTH):
-            return *self._angles(positions), torch.arange(positions.shape[1])
+        """(turns, head_dim) cosines and sines by position, and which of them each row takes."""
         needed = int(positions.max()) + 1
         if len(self._table[0]) < needed:
             self._table = self._angles(torch.arange(max(_TABLE, 2 * needed))[None])

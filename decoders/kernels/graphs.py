@@ -21,8 +21,8 @@ from tot.decoders.kernels.attention import ATTENTION, Block, packed_attention
 from tot.decoders.kernels.shared_prefixes import Run
 
 _MOST_ROWS = 64
-_MOST_READ = 2**18
-"""Rows times keys: beyond, what rows share is read once for all of them."""
+_MOST_BYTES = 2**28
+"""Of keys and values that a graph reads, each row's apart: beyond, what rows share is read once for all of them."""
 _LEAST_KEYS = 256
 _ASKED = 1
 """Forwards of a shape before a graph of it is captured, which takes as long as two."""
@@ -44,11 +44,12 @@ class Rows(NamedTuple):
     """(rows,) how many of them each row sees."""
 
 
-def cut_rows(runs: Sequence[Run]) -> Rows | None:
-    """What each row of these runs reads; None where that is too much for a graph."""
+def cut_rows(runs: Sequence[Run], bytes_a_key: int = 1024) -> Rows | None:
+    """What each row of these runs reads; None where that is too much for a graph. `bytes_a_key` are those of a layer's
+    keys and values at one position."""
     rows = _padded(sum(run.rows for run in runs), 1)
     keys = _padded(max((len(run.path) for run in runs), default=1), _LEAST_KEYS)
-    if rows > _MOST_ROWS or rows * keys > _MOST_READ:
+    if rows > _MOST_ROWS or rows * keys * bytes_a_key > _MOST_BYTES:
         return None
     slots, lengths = np.full((rows, keys), _NOWHERE), np.ones(rows, dtype=np.int64)
     seen = (run.path[: end + 1] for run in runs for end in range(run.start, len(run.path)))
@@ -111,8 +112,11 @@ class Captured(NamedTuple):
 class Graphs:
     """The graphs of one model and its stores of keys and values."""
 
-    def __init__(self, compute: Compute, window: int | None, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, compute: Compute, window: int | None, dtype: torch.dtype, device: torch.device, bytes_a_key: int
+    ) -> None:
         self._compute = compute
+        self._bytes_a_key = bytes_a_key
         self._make = partial(Step, window=window, dtype=dtype, device=device)
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._asked: Counter[tuple[int, ...]] = Counter()
@@ -121,7 +125,10 @@ class Graphs:
 
     def cut(self, runs: Sequence[Run]) -> Rows | None:
         """What a graph is to read; None where there is none for such runs, or not yet."""
-        if ALL_ATTENTION_FUNCTIONS[ATTENTION] is not packed_attention or (rows := cut_rows(runs)) is None:
+        if (
+            ALL_ATTENTION_FUNCTIONS[ATTENTION] is not packed_attention
+            or (rows := cut_rows(runs, self._bytes_a_key)) is None
+        ):
             return None  # parts of a graph can't be timed
         self._asked[rows.slots.shape] += 1
         return rows if self._asked[rows.slots.shape] > _ASKED else None

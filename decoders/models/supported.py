@@ -32,6 +32,8 @@ def check_supported(config: Any) -> None:
         unusual = f"models of the family {family!r}"
     elif other_layers:
         unusual = f"{' and '.join(sorted(other_layers))} layers ({family})"
+    elif kind := _by_length(config):
+        unusual = f"rotary embeddings of the type {kind!r}, whose angles change with the length of a text ({family}),"
     elif getattr(config, "use_bidirectional_attention", None):
         unusual = f"bidirectional attention ({family})"
     if unusual:
@@ -39,6 +41,15 @@ def check_supported(config: Any) -> None:
             f"{unusual} can't be run here yet: use a model with plain causal attention "
             f"of a tested family ({', '.join(TESTED_FAMILIES)})"
         )
+
+
+def _by_length(config: Any) -> str | None:
+    """The type of rotary embeddings whose angles depend on how long a text is: keys of texts of other lengths, in the
+    cache or packed in the same forward, would have other angles."""
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    found = [rope, *(each for each in rope.values() if isinstance(each, dict))] if isinstance(rope, dict) else []
+    kinds = (each.get("rope_type", each.get("type")) for each in found)
+    return next((kind for kind in kinds if kind in ("dynamic", "longrope", "su")), None)
 
 
 def window_of(config: Any) -> int | None:

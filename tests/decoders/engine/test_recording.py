@@ -241,3 +241,27 @@ def test_an_engines_events_lie_in_each_other(serve: Serve) -> None:
         ends = event["ts"] + event["dur"]
         assert not open_until or ends <= open_until[-1] + 1e-3
         open_until.append(ends)
+
+
+def test_a_recording_that_ends_leaves_another_engines_attention_timed(serve: Serve) -> None:
+    one, other = serve(), serve()
+    request = Request(prompt="the", sampling=Sampling(max_tokens=2))
+    with recording(one.engine) as timeline:
+        with recording(other.engine):
+            other.generate([request])
+        one.generate([request])
+    assert AttentionInterface()[ATTENTION] is packed_attention
+    assert "forward" in {span.kind for span in timeline.spans}
+    with recording(one.engine), recording(other.engine):
+        assert AttentionInterface()[ATTENTION] is not packed_attention
+    assert AttentionInterface()[ATTENTION] is packed_attention
+
+
+def test_two_recordings_may_end_in_the_order_of_their_beginnings(serve: Serve) -> None:
+    one, other = recording(serve().engine), recording(serve().engine)
+    one.__enter__()
+    other.__enter__()
+    one.__exit__(None, None, None)
+    assert AttentionInterface()[ATTENTION] is not packed_attention
+    other.__exit__(None, None, None)
+    assert AttentionInterface()[ATTENTION] is packed_attention

@@ -51,7 +51,6 @@ def test_it_gives_the_logits_of_the_model(
     "rope",
     [
         {"rope_type": "linear", "factor": 4.0},
-        {"rope_type": "dynamic", "factor": 2.0},
         {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 512},
         {
             "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

@@ -58,6 +58,14 @@ def test_shapes_are_powers_of_two_and_large_forwards_have_none() -> None:
     assert cut_rows(runs_of(*[(4097, 1)] * 64)) is None
 
 
+def test_large_keys_leave_room_for_fewer_rows() -> None:
+    most = 2**28  # bytes of keys and values, padded to powers of two
+    for bytes_a_key in (256, 1024, 16_384):
+        fits, more = most // bytes_a_key // 16, 2 * most // bytes_a_key // 16
+        assert cut_rows(runs_of(*[(fits, 1)] * 16), bytes_a_key) is not None
+        assert cut_rows(runs_of(*[(more, 1)] * 16), bytes_a_key) is None
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gemma3_text"])
 def test_graphs_write_the_same_texts(

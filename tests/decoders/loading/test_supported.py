@@ -25,6 +25,11 @@ from tot.decoders.models.supported import TESTED_FAMILIES, check_supported, wind
         ("gemma3_text", {"use_bidirectional_attention": True}, "bidirectional attention (gemma3_text)"),
         ("llama", {"layer_types": ["full_attention", "linear_attention"]}, "linear_attention layers (llama)"),
         ("llama", {"layer_types": ["chunked_attention"] * 2}, "chunked_attention layers (llama)"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}},
+            "rotary embeddings of the type 'dynamic', whose angles change with the length of a text (llama)",
+        ),
     ],
 )
 def test_models_the_engine_cannot_run_are_refused(
@@ -34,6 +39,19 @@ def test_models_the_engine_cannot_run_are_refused(
         check_supported(AutoConfig.for_model(family, num_hidden_layers=2, **options))
     assert named in one_line(error)
     assert ", ".join(TESTED_FAMILIES) in str(error.value)
+
+
+@pytest.mark.parametrize("rope", [{"rope_type": "longrope"}, {"type": "su"}, {"full": {"rope_type": "dynamic"}}])
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+def test_angles_that_depend_on_the_longest_text_are_refused(name: str, rope: dict[str, Any]) -> None:
+    config = SimpleNamespace(model_type="phi3", num_hidden_layers=2, **{name: rope})
+    with pytest.raises(ModelError, match=r"^rotary embeddings of the type"):
+        check_supported(config)
+
+
+def test_angles_that_positions_alone_give_are_taken() -> None:
+    for kind in ("default", "linear", "yarn", "llama3"):
+        check_supported(SimpleNamespace(model_type="llama", rope_parameters={"rope_type": kind}))
 
 
 @pytest.mark.parametrize("layers", [10**5, 10**9, 2**70])
