@@ -41,7 +41,9 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, scope: Scope) -> ServingError | None:
-        if not self._known(_host_of(f"//{headers.get('host', '')}")):
+        # HTTP/1.0 needs no Host header, and no browser leaves it out: a page can't reach this server so.
+        named = "host" in headers or scope.get("http_version") != "1.0"
+        if named and not self._known(_host_of(f"//{headers.get('host', '')}")):
             return ServingError(
                 403, "the Host header names another machine: use this one's address, or start with --allowed-host"
             )

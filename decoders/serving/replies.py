@@ -7,10 +7,12 @@ drafted, accepted, approximate and never decoded, and the drafts' positions that
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cache
 from itertools import chain
 from typing import Any
 
@@ -123,9 +125,17 @@ class Reply:
         }
 
     def _told(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._text_of(token)
-        whole = None if text is None else list(text.encode())
-        return {"token": self._spelled(token), "logprob": logprob, "bytes": whole}
+        return {"token": self._spelled(token), "logprob": logprob, "bytes": self._bytes_of(token)}
+
+    def _bytes_of(self, token: int) -> list[int] | None:
+        """One token's bytes, also where they are a part of a character; None for a token of no known spelling."""
+        if (text := self._text_of(token)) is not None:
+            return list(text.encode())
+        spelled = self._spelled(token)
+        if byte := re.fullmatch("<0x([0-9A-Fa-f]{2})>", spelled):
+            return [int(byte[1], 16)]
+        known = _byte_of()
+        return [known[character] for character in spelled] if known.keys() >= set(spelled) else None
 
     def _spelled(self, token: int) -> str:
         """One token as text; a part of a character as the vocabulary spells it."""
@@ -143,6 +153,14 @@ class Reply:
         for token in tokens:
             yield length
             length += len(stream.step(self._codec.backend, token) or "")
+
+
+@cache
+def _byte_of() -> dict[str, int]:
+    """The byte that each character of a byte-level vocabulary stands for."""
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    return {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 def _top(scored: Scored) -> list[list[tuple[int, float]]]:

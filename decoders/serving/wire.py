@@ -32,6 +32,7 @@ _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "repetition_penalty": (1,),
     "response_format": ({"type": "text"},),
     "suffix": ("",),
+    "tool_calls": ([],),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
 }
@@ -82,6 +83,10 @@ def _as_list(stop: Any) -> Any:
     return [stop] if isinstance(stop, str) else stop
 
 
+def _unseeded(seed: Any) -> Any:
+    return None if seed == -1 and not isinstance(seed, bool) else seed
+
+
 def _all_as_zero(top_k: Any) -> Any:
     return 0 if top_k == -1 else top_k
 
@@ -93,6 +98,13 @@ class ChatMessage(_Wire):
     content: Annotated[str, BeforeValidator(_text_of)]
     written: list[Annotated[tuple[Annotated[int, Field(ge=0)], list[int]], Field(strict=False)]] = []
     """As `Message.written`: of an assistant message to continue, the tokens that the model drew, by their place."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_calls(cls, given: Any) -> Any:
+        if isinstance(given, dict) and (given.get("tool_calls") or given.get("function_call")):
+            raise ValueError("there are no tools here, so a message can't call one (tool_calls): leave it out")
+        return given
 
 
 class StreamOptions(_Wire):
@@ -116,7 +128,8 @@ class Wanted(_Wire):
     """0 or -1 keeps all tokens."""
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
     n: Annotated[int, Field(ge=1)] = 1
-    seed: Annotated[int, Field(ge=0, lt=2**64)] | None = None
+    seed: Annotated[Annotated[int, Field(ge=0, lt=2**64)] | None, BeforeValidator(_unseeded)] = None
+    """None or -1: one of its own."""
     stop: Annotated[
         list[Annotated[str, Field(min_length=1, max_length=200)]], BeforeValidator(_as_list), Field(max_length=16)
     ] = []

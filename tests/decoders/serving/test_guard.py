@@ -164,3 +164,11 @@ def test_a_client_that_leaves_in_mid_body_leaves_nothing_behind(server: Any) -> 
     with connected(server, f"{POST}Content-Length: 1000\r\n\r\n" + '{"model"'):
         pass
     assert server.post(TEXT, json=ASKED).status_code == 200
+
+
+def test_http_1_0_needs_no_host(server: Any) -> None:
+    host, port = server.url.removeprefix("http://").split(":")
+    for version, statuses in (("1.0", ("200",)), ("1.1", ("400", "403"))):
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            client.sendall(f"GET /health HTTP/{version}\r\n\r\n".encode())
+            assert client.recv(999).split()[1].decode() in statuses

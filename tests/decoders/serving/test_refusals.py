@@ -71,7 +71,7 @@ def test_fields_that_would_change_the_result_are_refused_by_name(server: Any, fi
         ("top_p", 1.5, "top_p: Input should be less than or equal to 1 (it is 1.5)"),
         ("top_k", -2, "top_k"),
         ("min_p", 2, "min_p"),
-        ("seed", -1, "seed"),
+        ("seed", -2, "seed"),
         ("seed", 2**64, "seed"),
         ("seed", 0.5, "seed"),
         ("stop", [""], "stop.0"),
@@ -100,6 +100,11 @@ def test_values_that_can_not_be_are_refused_with_what_they_are(server: Any, fiel
         ("Hm.", "messages: Input should be a valid array (it is 'Hm.')", "messages"),
         ([{"role": "user"}], "messages.0.content is missing", "messages.0.content"),
         ([{"role": "tool", "content": "5"}], "there are no tools here", "messages.0.role"),
+        (
+            [*HM, {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}, *HM],
+            "there are no tools here, so a message can't call one (tool_calls)",
+            "messages.1",
+        ),
         ([{"role": "poet", "content": "5"}], "messages.0.role", "messages.0.role"),
         ([{"role": "user", "content": None}], "messages.0.content is missing", "messages.0.content"),
         (
@@ -203,3 +208,11 @@ def test_a_limit_below_what_an_answer_may_have_by_default_refuses_nothing(serve:
     assert reply.json()["usage"]["completion_tokens"] <= 16
     refused = server.post(TEXT, json={**body, "answer_tokens": 9})
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "answer_tokens")
+
+
+@pytest.mark.parametrize(
+    "extra", [{"seed": -1}, {"messages": [*HM, {"role": "assistant", "content": "So", "tool_calls": []}, *HM]}]
+)
+def test_values_that_say_nothing_are_taken(server: Any, extra: dict[str, Any]) -> None:
+    reply = server.post(CHAT, json={"model": "tiny", "messages": HM, "max_tokens": 2, **extra})
+    assert reply.status_code == 200, reply.text
