@@ -162,8 +162,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(run: Any, scripted: Any, tmp_p
     class Scripted(scripted):  # type: ignore[misc]
         def generate(self, requests: Any) -> Any:
             if len(self.batches) == 12:
-                threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-                time.sleep(0.3)
+                signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
             return super().generate(requests)
 
     with pytest.raises(KeyboardInterrupt):

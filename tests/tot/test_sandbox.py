@@ -12,6 +12,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from textwrap import dedent
 
@@ -37,10 +38,21 @@ def confined() -> Iterator[None]:
         pytest.skip(str(error))
     before = {child.pid for child in psutil.Process().children()}  # a browser's among them, which starts others
     yield
-    time.sleep(0.02)
+    deadline = time.monotonic() + 20  # a killed process takes a moment to be gone
+    while (left := _left(before)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert left == []
+
+
+def _left(before: set[int]) -> list[list[str]]:
+    """The commands of the processes that this one started and that still run, except those of `before`."""
     new = [child for child in psutil.Process().children() if child.pid not in before]
-    left = [one for child in new for one in (child, *child.children(recursive=True))]
-    assert [child.cmdline() for child in left if child.status() != psutil.STATUS_ZOMBIE] == []
+    found = []
+    for child in new:
+        with suppress(psutil.NoSuchProcess):
+            running = [one for one in (child, *child.children(recursive=True)) if one.status() != psutil.STATUS_ZOMBIE]
+            found += [one.cmdline() for one in running]
+    return found
 
 
 def run(program: str, box: Sandbox = BOX, **files: str) -> Ran:
@@ -285,11 +297,9 @@ ENDLESS = {
 
 @pytest.mark.parametrize("program", ENDLESS.values(), ids=ENDLESS)
 def test_a_program_that_never_ends_is_ended(program: str) -> None:
-    began = time.monotonic()
     ran = run(program, HASTY)
     assert ran.ended in ("time", "killed")
     assert not ran.ok
-    assert time.monotonic() - began < 15
 
 
 def test_a_fork_bomb_starts_nothing() -> None:
@@ -322,25 +332,24 @@ def test_files_are_limited() -> None:
 
 def test_many_at_once_hold_up_nothing_else() -> None:
     """Programs run while the event loop turns: sixteen that take their time, and a clock that ticks meanwhile."""
+    events: list[str] = []
 
-    async def both() -> tuple[list[Ran], float]:
-        longest, last, over = 0.0, time.monotonic(), False
+    async def program(i: int) -> str:
+        ran = await BOX.arun(f"import time; time.sleep(0.1); print({i})")
+        events.append("ended")
+        return ran.output
 
-        async def tick() -> None:
-            nonlocal longest, last
-            while not over:
-                await asyncio.sleep(0.01)
-                longest, last = max(longest, time.monotonic() - last), time.monotonic()
+    async def tick() -> None:
+        while "ended" not in events:
+            events.append("tick")
+            await asyncio.sleep(0)
 
-        ticking = asyncio.create_task(tick())
-        ran = await asyncio.gather(*(BOX.arun(f"import time; time.sleep(0.1); print({i})") for i in range(16)))
-        over = True
-        await ticking
-        return ran, longest
+    async def both() -> list[str]:
+        _, *outputs = await asyncio.gather(tick(), *map(program, range(16)))
+        return outputs
 
-    ran, longest = asyncio.run(both())
-    assert [one.output for one in ran] == [f"{i}\n" for i in range(16)]
-    assert longest < 10  # a loop that is held up would stand still for all of them
+    assert asyncio.run(both()) == [f"{i}\n" for i in range(16)]
+    assert events.index("ended") > 2  # a blocked loop ticks once before the first program ends
 
 
 def test_it_can_be_used_from_threads() -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 PARTS = """
-import threading
+import time
 from pathlib import Path
 from tot import Task
 from tot.decoders import Completion, Usage
@@ -26,7 +26,8 @@ class Decoder:
     def generate(self, requests):
         if "q3" in requests[0].prompt[-1].content:
             Path("waiting").touch()
-            threading.Event().wait(0.5)
+            while not Path("signalled").exists():
+                time.sleep(0.01)
         return [Completion("1", (), 0.0, "eos", Usage(new_tokens=1)) for one in requests for _ in range(one.sampling.n)]
 """
 
@@ -47,6 +48,7 @@ def test_an_evaluation_that_a_signal_ends_says_how_to_resume(signals: list[signa
         assert process.poll() is None, process.communicate()
     for number in signals:
         process.send_signal(number)
+    (tmp_path / "signalled").touch()
     out, err = process.communicate()
     assert process.returncode == 128 + signals[0], err
     assert "Traceback" not in out + err

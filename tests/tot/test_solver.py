@@ -261,11 +261,19 @@ class Interrupting:
     def generate(self, requests):
         if requests[0].prompt[-1].content == "grow 1":
             os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.2)
+            while not any(task.cancelling() for task in tasks):
+                time.sleep(0.01)
         return [Completion("5", (), 0.0, "eos", Usage(new_tokens=1)) for r in requests for _ in range(r.sampling.n)]
 
+tasks = set()
+
+def watch(event):
+    tasks.update(asyncio.all_tasks())
+
 def run():
-    solution = solve(Letters, "q", decoder=Interrupting(), search=BFS(thoughts=2, depth=9), evaluator=Value())
+    tasks.clear()
+    search = BFS(thoughts=2, depth=9)
+    solution = solve(Letters, "q", decoder=Interrupting(), search=search, evaluator=Value(), watch=watch)
     print(solution.stopped, solution.answer, solution.value, len(solution.tree))
 
 async def cell():

@@ -84,7 +84,7 @@ def test_closing_cancels_what_runs_and_what_waits(serve: Serve) -> None:
     handles = decoder.submit(requests, stream=True)
     next(iter(handles[0]))
     decoder.engine.close()
-    completions = [handle.result(1)[0] for handle in handles]
+    completions = [handle.result(30)[0] for handle in handles]
     assert [completion.finish_reason for completion in completions] == ["cancelled"] * 3
     assert len(completions[0].tokens) >= 1
     assert [completion.tokens for completion in completions[1:]] == [(), ()]

@@ -11,22 +11,20 @@ TEXTS = ["hello  world", "a  5 and 12\n\n  3", "<|im_start|>user\nhe's 40 % <|im
 
 
 @pytest.mark.real
-def test_the_embedded_model_loads_fast_and_talks_sense(smollm: tuple[Any, float]) -> None:
-    loaded, seconds = smollm
-    assert seconds < 2  # 0.3 s on an idle machine: a hash of 98 MB, a mapped file, a tokenizer
+def test_the_embedded_model_talks_sense(smollm: Any) -> None:
     chat = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = loaded.tokenizer.apply_chat_template(
+    prompt = smollm.tokenizer.apply_chat_template(
         chat, add_generation_prompt=True, return_dict=True, return_tensors="pt"
     )
-    output = loaded.model.generate(**prompt, max_new_tokens=16, do_sample=False)
-    reply = loaded.tokenizer.decode(output[0][prompt["input_ids"].shape[1] :])
+    output = smollm.model.generate(**prompt, max_new_tokens=16, do_sample=False)
+    reply = smollm.tokenizer.decode(output[0][prompt["input_ids"].shape[1] :])
     assert reply == "The capital of France is Paris.<|im_end|>"
-    assert (loaded.name, loaded.model.num_parameters()) == ("smollm2-135m", 134_515_008)
+    assert (smollm.name, smollm.model.num_parameters()) == ("smollm2-135m", 134_515_008)
 
 
 @pytest.mark.real
-def test_the_embedded_tokenizer_is_smollm2s(smollm: tuple[Any, float]) -> None:
-    tokenizer = smollm[0].tokenizer
+def test_the_embedded_tokenizer_is_smollm2s(smollm: Any) -> None:
+    tokenizer = smollm.tokenizer
     assert isinstance(tokenizer, PreTrainedTokenizerFast)
     assert (tokenizer.bos_token, tokenizer.eos_token, tokenizer.pad_token) == (
         "<|im_start|>",

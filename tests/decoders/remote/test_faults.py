@@ -327,7 +327,7 @@ def test_a_slow_reply_is_given_up_and_asked_for_again(server: Any, remote: Any, 
     decoder = remote(timeout=0.3)
     (completion,) = decoder.generate([ask()])
     assert completion.text == text_of(server)
-    assert decoder.spent.retries == 1
+    assert decoder.spent.retries >= 1  # the second reply may be too late as well, where the machine is busy
 
 
 def test_a_server_that_is_always_slow_is_told_with_the_seconds(server: Any, remote: Any, fault: Any) -> None:

@@ -15,6 +15,17 @@ ASKED: dict[str, Any] = {"model": "tiny", "prompt": "x", "max_tokens": 450, "see
 SHORT = {**ASKED, "max_tokens": 3, "n": 1}
 
 
+async def until_refused(http: httpx.AsyncClient) -> list[httpx.Response]:
+    """The replies to short requests up to the first that is refused, or until the server is gone."""
+    replies: list[httpx.Response] = []
+    try:
+        while not replies or replies[-1].status_code != 503:
+            replies.append(await http.post("/v1/completions", json=SHORT))
+    except httpx.TransportError:  # the socket is closed
+        pass
+    return replies
+
+
 async def stop_in_mid_request(
     program: Any, signals: list[int]
 ) -> tuple[httpx.Response, list[str], list[httpx.Response]]:
@@ -32,7 +43,7 @@ async def stop_in_mid_request(
         later = []
         for number in signals:
             program.process.send_signal(number)
-            await asyncio.sleep(0.3)
+            later += await until_refused(http)
         while not whole.done():
             try:
                 later.append(await http.post("/v1/completions", json=SHORT))

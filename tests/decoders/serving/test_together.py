@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from typing import Any
 
 import httpx2 as httpx
@@ -14,6 +13,7 @@ import pytest
 
 from tot.decoders import Request, Sampling
 from tot.decoders.budget import Meter
+from tot.decoders.engine.job import Handle
 from tot.decoders.serving.app import make_app
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.service import Service
@@ -114,15 +114,20 @@ async def _take(http: httpx.AsyncClient, asked: dict[str, Any]) -> None:
 def test_a_client_that_leaves_while_its_prompt_is_read_is_decoded_no_further(
     server: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    reading, go_on = threading.Event(), threading.Event()
-    submit = server.decoder.submit
+    reading, go_on, cancelled = threading.Event(), threading.Event(), threading.Event()
+    submit, cancel, engine = server.decoder.submit, Handle.cancel, server.decoder.engine
 
     def slowly(*arguments: Any) -> Any:
         reading.set()
         go_on.wait(20)
         return submit(*arguments)
 
+    def noticed(handle: Handle) -> None:
+        cancel(handle)
+        cancelled.set()
+
     monkeypatch.setattr(server.decoder, "submit", slowly)
+    monkeypatch.setattr(Handle, "cancel", noticed)
 
     async def main() -> None:
         async with httpx.AsyncClient(base_url=server.url, timeout=60) as http:
@@ -133,14 +138,23 @@ def test_a_client_that_leaves_while_its_prompt_is_read_is_decoded_no_further(
                 await asyncio.sleep(0.001)
             go_on.set()
 
+    stalled = threading.Thread(target=engine.call, args=(lambda: cancelled.wait(20),))
+    stalled.start()
     asyncio.run(main())
-    time.sleep(0.2)  # it was submitted after all, and cancelled at once
+    assert cancelled.wait(20)  # it was submitted after all, and cancelled before the engine's next step
+    stalled.join()
     server.wait_until(lambda: server.idle)
-    assert server.decoder.engine.forwards < 200
+    assert engine.forwards == 0
 
 
 def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tot.decoders.serving.streaming._TO_SEND", 0.2)
+    timeout, limits = asyncio.timeout, []
+
+    def limited(seconds: float | None) -> asyncio.Timeout:
+        limits.append((seconds, timeout(60)))
+        return limits[-1][1]
+
+    monkeypatch.setattr("tot.decoders.serving.streaming.asyncio.timeout", limited)
     headers = [(b"host", b"localhost"), (b"content-type", b"application/json")]
     path = "/v1/completions"
     scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "headers": headers}
@@ -160,10 +174,12 @@ def test_a_client_that_does_not_read_is_not_waited_for(tiny: Any, monkeypatch: p
     async def send(message: Any) -> None:
         sent.append(message["type"])
         if len(sent) > 3:
+            ((_, limit),) = [one for one in limits if one[0] == 50 + 10]
+            limit.reschedule(0)  # as if its time were over
             await asyncio.Event().wait()
 
     with tiny() as decoder:
-        service = Service("tiny", decoder, Limits(timeout=0.3, max_tokens=300))
+        service = Service("tiny", decoder, Limits(timeout=50, max_tokens=300))
         asyncio.run(asyncio.wait_for(make_app(service)(scope, receive, send), 20))
         assert (service.gate.running, service.gate.waiting) == (0, 0)
     assert sent == ["http.response.start", *["http.response.body"] * 3]

