@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from tot.compatibility import check_parts
 from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.registry import Registry
 from tot.task import Task
@@ -90,7 +91,11 @@ def parts_of(
 
     A search may bring a generator and an evaluator, as "rap" does; with `tools`, functions or their names, the model
     may call them in a message that is written piece by piece. The options are set besides those in the texts, where
-    they are not None. Raises OptionError for what is not known.
+    they are not None.
+
+    Raises:
+        OptionError: a part is not known, or parts cannot work together.
+        TaskError: the task lacks a method or a template that a part needs.
     """
     if tools:
         search, generator = search or _WITH_TOOLS, generator or "continue"
@@ -102,7 +107,10 @@ def parts_of(
         "generator": named(generator or recipe["generator"], GENERATORS, **generator_options or {}),
         "evaluator": named(evaluator or recipe["evaluator"], EVALUATORS),
     }
-    return {**parts, "generator": _with_tools(**parts, tools=tools)} if tools else parts
+    if tools:
+        parts["generator"] = _with_tools(**parts, tools=tools)
+    check_parts(task, **parts, own=named(task.evaluator, EVALUATORS))
+    return parts
 
 
 def _with_tools(search: Any, generator: Any, evaluator: Any, tools: Sequence[Any]) -> Any:

@@ -177,6 +177,15 @@ class Task:
     def has_template(self, template: str) -> bool:
         return template in self._templates
 
+    def has_default(self, template: str) -> bool:
+        """Return whether a template is the default of all tasks (`prompts/task`)."""
+        return self._templates.is_default(template)
+
+    def require(self, *templates: str) -> None:
+        """Raise TaskError for the first of `templates` that is missing."""
+        for template in templates:
+            self._templates.require(template)
+
     def steps(self, template: str, state: State) -> Sequence[str]:
         """Titles of the parts that a template's text consists of, where they don't need each other: `pdos` writes them
         side by side, other decoders as they come. By default none."""
@@ -223,7 +232,10 @@ class Task:
 
     def actions(self, state: State) -> Sequence[str]:
         """The legal next thoughts, as a model would write them; none where there is no way on."""
-        raise TaskError(f"task {type(self).__name__} has no `actions` to enumerate: define it, or sample thoughts")
+        raise TaskError(
+            f"task {type(self).__name__} has no `actions` to enumerate: define it, or sample thoughts "
+            "(generator='sample')"
+        )
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
         """Do what a thought says, and tell what came of it: run a program, move in a world. By default nothing is done.
@@ -256,7 +268,10 @@ class Task:
 
     def heuristic(self, state: State) -> float:
         """The cost still to come, estimated. A* finds the cheapest plan where this is never more than the true cost."""
-        raise TaskError(f"task {type(self).__name__} has no `heuristic`: define it, or choose another way of judging")
+        raise TaskError(
+            f"task {type(self).__name__} has no `heuristic`: define it, or choose another way of judging "
+            "(evaluator='vote')"
+        )
 
     def reward(self, state: State) -> float:
         """What MCTS adds to a visited state's value: RAP's goal reward."""

@@ -52,6 +52,7 @@ class Templates:
         first = [*(str(Path(folder) / suite) for folder in folders), *_folders(classes[-1])] if suite else []
         self._folders = [*first, *folders]
         self._own = _folders(type(task))
+        self._default = _folders(classes[-1])[-1]
         self._environment = self._begin()
 
     def _begin(self) -> jinja2.Environment:
@@ -86,11 +87,7 @@ class Templates:
             texts = self._texts(self._template(name), variables)
         except jinja2.TemplateNotFound as error:
             asked = error.templates[0] if isinstance(error, jinja2.TemplatesNotFound) else error.name
-            missing_name = name if asked == f"{name}.jinja" else asked
-            raise TaskError(
-                f"task {self._task} has no template {missing_name!r}: define it in `templates`, "
-                f"or as a file in one of {', '.join(self._own)}"
-            ) from None
+            raise self._missing(name if asked == f"{name}.jinja" else asked) from None
         except jinja2.TemplateSyntaxError as error:
             raise TaskError(f"template {error.name}, line {error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
@@ -99,6 +96,21 @@ class Templates:
         if not messages:
             raise TaskError(f"template {name} of task {self._task} came out empty: give it some text")
         return messages
+
+    def require(self, name: str) -> None:
+        """Raise TaskError where there is no template `name`."""
+        if name not in self:
+            raise self._missing(name)
+
+    def is_default(self, name: str) -> bool:
+        """Return whether template `name` is the one that any task has."""
+        return str(Path(self._template(name).filename or "").parent) == self._default
+
+    def _missing(self, name: object) -> TaskError:
+        return TaskError(
+            f"task {self._task} has no template {name!r}: define it in `templates`, or as a file in one of "
+            f"{', '.join(self._own)}"
+        )
 
     def data(self, name: str) -> Any:
         """The JSON file `name`, looked up where templates are, read once."""

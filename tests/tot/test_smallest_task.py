@@ -65,12 +65,12 @@ def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def lacking(search: str, generator: str, evaluator: str) -> str | None:
     """What is said where something has to be given besides."""
-    if generator == "enumerate" and search == "refine" and evaluator in ("heuristic", "confidence"):
-        return f"no {evaluator}|no `{evaluator}`"  # its first draft is a whole one, which is judged
     if generator == "enumerate" and search not in WHOLE:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:
         return "task Riddle has no `heuristic`: define it, or choose another way of judging"
+    if evaluator == "confidence" and search in ("refine", "best-of-n"):
+        return "whole solutions of .* have no confidence: choose another evaluator, such as evaluator='vote'"
     if evaluator == "confidence" and search not in UNJUDGED:
         return r"the thought generator gives no confidence: use Sample\(samples=8\)"
     return None

@@ -1,0 +1,200 @@
+"""Every task with every prompt style, search, generator and evaluator: each combination works, or is refused early.
+
+A refusal is one line, comes before the decoder is asked anything, and names a remedy that works.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Sequence
+from functools import cache
+from itertools import product
+from typing import Any, ClassVar, NamedTuple
+
+import pytest
+
+from tot import SearchConfig, Solution, Task, load_task, solve
+from tot.decoders import Completion, OptionError, Request, TaskError, TotError, Usage
+from tot.decoders.request import ChoiceLogprob
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES, TASKS, parts_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:the thought generator gives no log-probabilities", "ignore:Game")
+SEARCH = {
+    "act": "act:depth=3",
+    "bfs": "bfs:thoughts=2,breadth=2,depth=3",
+    "dfs": "dfs:thoughts=2,depth=3",
+    "best-first": "best-first:thoughts=2,depth=3",
+    "best-first by cost": "best-first:rank=cost,depth=3",
+    "best-first by value": "best-first:rank=value,thoughts=2,depth=3",
+    "best-first by prior": "best-first:rank=prior,thoughts=2,depth=3",
+    "mcts": "mcts:iterations=2,thoughts=2,depth=3",
+    "mcts with fast heuristics": "mcts:iterations=2,thoughts=2,depth=3,fast=heuristic",
+    "mcts with fast confidence": "mcts:iterations=2,thoughts=2,depth=3,fast=confidence",
+    "refine": "refine:thoughts=2,depth=3",
+    "rap": "rap:iterations=2,depth=3",
+    "cot": "cot",
+    "self-consistency": "self-consistency:samples=2",
+    "self-consistency, weighted": "self-consistency:samples=2,weighted=true",
+    "best-of-n": "best-of-n:samples=2",
+}
+SLOW = ("code", "humaneval", "mbpp", "textworld")
+GENERATOR = (None, *GENERATORS, "sample:samples=2")
+EVALUATOR = (None, *EVALUATORS)
+REPLIES = (
+    "How many eggs are left?",
+    "3 + 4 = 7, so the answer is A.\n\n",
+    "Plan: a walk.\n\nPassage:\nIt ends well. #### 9",
+    "```python\ndef f(x):\n    return x\n```",
+    "good, 7",
+)
+
+
+class Combination(NamedTuple):
+    task: str
+    prompts: str
+    search: str
+    generator: str | None
+    evaluator: str | None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        own = self._asdict()
+        return {**own, "search": SEARCH[self.search]}
+
+
+MATRIX = [Combination(*one) for one in product(TASKS, ("papers", "chat"), SEARCH, GENERATOR, EVALUATOR)]
+
+
+class Replies:
+    """A decoder that draws from a few texts by the request's seed, and scores choices."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.texts = texts
+        self.requests: list[Request] = []
+
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.requests += requests
+        return [self._reply(request, sample) for request in requests for sample in range(request.sampling.n)]
+
+    def _reply(self, request: Request, sample: int) -> Completion:
+        text = self.texts[(request.sampling.seed + sample) % len(self.texts)]
+        scores = tuple(ChoiceLogprob(-1.0 - place, 1) for place, _ in enumerate(request.choices))
+        reason: Any = "stop" if request.sampling.keep_stop and text.endswith("\n") else "eos"
+        logprobs = (-1.0, -2.0)
+        return Completion(text, (1, 2), -3.0, reason, Usage(new_tokens=2), choice_logprobs=scores, logprobs=logprobs)
+
+
+@cache
+def example(name: str) -> tuple[str, tuple[str, ...]]:
+    """A question, and replies that the task can read. Skip tasks that this machine cannot run."""
+    task = load_task(name)
+    question = task.example()
+    try:
+        start = task.start(question)
+    except OptionError as error:
+        pytest.skip(str(error))
+    return question, (*(task.actions(start)[:3] if "actions" in task.defines else ()), *REPLIES)
+
+
+def refusal(options: dict[str, Any]) -> TotError | None:
+    """The error of choosing parts, where they are refused."""
+    config = SearchConfig(**{name: value for name, value in options.items() if name != "task"})
+    try:
+        config.parts(config.suited(options["task"]))
+    except (OptionError, TaskError) as error:
+        return error
+    return None
+
+
+def searched(options: dict[str, Any], texts: Sequence[str] = ()) -> tuple[Solution, Replies]:
+    question, replies = example(options["task"])
+    decoder = Replies(texts or replies)
+    return solve(question=question, decoder=decoder, budget={"nodes": 6}, **options), decoder
+
+
+def check(one: Combination) -> None:
+    refused = refusal(one.options)
+    if refused is None:
+        searched(one.options)
+        return
+    assert "\n" not in str(refused)
+    decoder = Replies(["7"])
+    with pytest.raises(type(refused), match=re.escape(str(refused))):
+        solve(question="4 9 10 13", decoder=decoder, **one.options)
+    assert decoder.requests == []
+
+
+def test_the_matrix_has_every_search() -> None:
+    assert {text.partition(":")[0] for text in SEARCH.values()} == set(SEARCHES)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_a_sample_of_the_matrix_works_or_is_refused_before_the_decoder_is_asked(task: str) -> None:
+    rows = [one for one in MATRIX if one.task == task]
+    for one in random.Random(task).sample(rows, 12 if task in SLOW else 40):
+        check(one)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("task", TASKS)
+def test_the_whole_matrix_works_or_is_refused_before_the_decoder_is_asked(task: str) -> None:
+    for one in MATRIX:
+        if one.task == task:
+            check(one)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_generator_that_is_not_refused_grows_thoughts(task: str) -> None:
+    for prompts, generator in product(("papers", "chat"), GENERATORS):
+        one = Combination(task, prompts, "bfs", generator, "random").options
+        if refusal(one) is None:
+            assert any(len(searched(one | {"seed": seed})[0].tree) > 1 for seed in range(20)), one
+
+
+REMEDY = re.compile(r"\b(prompts|search|generator|evaluator)='([^']+)'")
+
+
+def test_what_a_refusal_recommends_works() -> None:
+    """Each `option='value'` in a refusal leads to a combination that works, at most by way of further refusals."""
+    tasks = ("blocksworld", "code", "creative_writing", "gsm8k")
+    rows = [one for one in MATRIX if one.task in tasks and None in (one.generator, one.evaluator)]
+    refused: dict[tuple[str, str, str], Combination] = {}
+    for one in rows:
+        error = str(refusal(one.options) or "")
+        if REMEDY.search(error) and "leave" not in error:
+            refused.setdefault((one.task, one.prompts, error), one)
+    assert len(refused) > 20
+    for (*_, error), one in refused.items():
+        for option, value in REMEDY.findall(error):
+            options, said = one.options | {option: value}, {error}
+            while (found := refusal(options)) is not None and str(found) not in said:
+                said.add(str(found))
+                options |= dict(REMEDY.findall(str(found))[:1])
+            assert found is None, (one, option, value, str(found))
+
+
+@pytest.mark.parametrize("task", ["gsm8k", "creative_writing"])
+def test_continue_needs_thoughts_of_one_template(task: str) -> None:
+    refused = refusal({"task": task, "prompts": "papers", "generator": "continue"})
+    assert isinstance(refused, OptionError)
+    assert re.search(
+        r"writes one message, and a thought of \w+ has 2 templates .*: choose prompts='chat', or", str(refused)
+    )
+    assert refusal({"task": task, "prompts": "chat", "generator": "continue"}) is None
+    assert refusal({"task": task, "prompts": "papers", "generator": "continue", "search": "cot"}) is None
+
+
+def test_a_task_without_chat_prompts_is_not_sent_to_them() -> None:
+    class Two(Task):
+        templates: ClassVar = {"plan": "plan", "draft": "draft", "answer": "answer"}
+        thought = ("plan", "draft")
+
+    with pytest.raises(OptionError, match=r"2 templates \(plan, draft\): choose generator='sample'"):
+        parts_of(Two(), generator="continue")
+
+
+def test_refine_shows_a_whole_solution_of_creative_writing_as_the_draft() -> None:
+    options = Combination("creative_writing", "papers", "refine", None, "random").options
+    _, decoder = searched(options, [REPLIES[2]])
+    assert any("Draft:\nPlan: a walk." in message.content for one in decoder.requests for message in one.prompt)

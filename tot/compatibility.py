@@ -1,0 +1,117 @@
+"""Refuse a search, generator and evaluator that cannot work together on a task, before a model is asked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from tot.decoders.errors import OptionError
+from tot.evaluators.base import TemplateEvaluator
+from tot.evaluators.combine import Combine
+from tot.evaluators.heuristic import Confidence, Heuristic
+from tot.evaluators.likelihood import Explain
+from tot.generators.continuation import Continue
+from tot.generators.enumerate import Enumerate
+from tot.generators.propose import Propose
+from tot.generators.sample import Sample
+from tot.search.act import Act
+from tot.search.base import Search
+from tot.search.baselines import BestOfN, SelfConsistency
+from tot.search.best_first import BestFirst
+from tot.search.bfs import BFS
+from tot.search.dfs import DFS
+from tot.search.mcts import MCTS
+from tot.search.refine import Refine
+from tot.state import State
+from tot.task import Task
+
+
+def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own: Any) -> None:
+    """Refuse parts that cannot work together. A user's own parts are not checked.
+
+    Args:
+        own: The task's own evaluator, whose template may be missing: a search may end before it evaluates.
+
+    Raises:
+        OptionError: another part has to be chosen.
+        TaskError: the task lacks a method or a template that a part needs.
+    """
+    if not isinstance(search, Search):
+        return
+    _check_search(task, search)
+    grows = isinstance(search, Act | BestFirst | BFS | DFS | MCTS | Refine)
+    if grows:
+        _check_generator(task, generator)
+    if _evaluates(task, search):
+        for one in filter(None, (evaluator, search.fast_evaluator)):
+            if not (isinstance(one, TemplateEvaluator) and one == own):
+                _check_evaluator(task, search, generator, one)
+    if grows and not isinstance(generator, Continue) and "answer_at" not in task.defines:
+        task.require(task.answer)
+
+
+def _evaluates(task: Task, search: Search) -> bool:
+    if isinstance(search, BestFirst):
+        return search.rank == "value" or (search.rank == "auto" and "heuristic" not in task.defines)
+    if isinstance(search, SelfConsistency):
+        return search.weighted
+    return isinstance(search, BestOfN | BFS | DFS | MCTS | Refine)
+
+
+def _check_search(task: Task, search: Search) -> None:
+    if isinstance(search, BestFirst) and search.rank == "cost" and "heuristic" not in task.defines:
+        raise OptionError(
+            f"best-first:rank=cost needs the task's `heuristic`, which {type(task).__name__} does not define: define "
+            "it, or choose search='best-first:rank=value'"
+        )
+    if not search.whole:
+        return
+    if ways := getattr(search, "solutions", ()):
+        task.require(*ways)
+    elif "step" in task.defines:
+        task.require(task.chain)
+    elif not task.has_template(task.chain):  # a solution is a thought, and then the answer
+        task.require(*task.thought)
+
+
+def _check_generator(task: Task, generator: Any) -> None:
+    first, *others = task.thought
+    if isinstance(generator, Continue):
+        if others:
+            chat = "prompts='chat', or " if len(task.chat.get("thought", task.thought)) == 1 else ""
+            raise OptionError(
+                f"{type(generator).__name__} writes one message, and a thought of {type(task).__name__} has "
+                f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
+            )
+        task.require(first)
+    elif isinstance(generator, Enumerate):
+        if "actions" not in task.defines:
+            task.actions(State(question=""))  # raises
+        task.require(*([first] if generator.prior == "model" else []), *others)
+    elif isinstance(generator, Propose):
+        task.require(task.propose, *task.thought)
+    elif isinstance(generator, Sample):
+        task.require(*task.thought)
+
+
+def _check_evaluator(task: Task, search: Search, generator: Any, evaluator: Any) -> None:
+    if isinstance(evaluator, Combine):
+        for one in evaluator.evaluators:
+            _check_evaluator(task, search, generator, one)
+    elif isinstance(evaluator, Heuristic) and "heuristic" not in task.defines:
+        task.heuristic(State(question=""))  # raises
+    elif isinstance(evaluator, Confidence):
+        if search.whole:
+            raise OptionError(
+                f"whole solutions of {type(search).__name__} have no confidence: choose another evaluator, such as "
+                "evaluator='vote'"
+            )
+        alone = isinstance(generator, Sample) and generator.samples == 1
+        if alone or isinstance(generator, Continue | Enumerate | Propose):
+            raise OptionError(
+                "the thought generator gives no confidence: use Sample(samples=8), by name generator='sample:samples=8'"
+            )
+    elif isinstance(evaluator, TemplateEvaluator):
+        asked = evaluator.asked(task)
+        task.require(asked)
+        if isinstance(evaluator, Explain) and task.has_default(asked):
+            task.require(task.value)  # the default template includes it
