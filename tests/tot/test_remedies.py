@@ -1,0 +1,142 @@
+"""What messages recommend exists: the flags, commands, parts and variables that texts in the code name."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+import typer
+
+import tot
+import tot.tasks
+from tot import solve
+from tot.cli.app import app
+from tot.decoders import OptionError
+from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named
+from tot.tasks import MultipleChoice
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("tot", "decoders", "tasks")
+OTHER_PROGRAMS = {"--no-deps", "--head", "--address"}
+"""Flags of pip and ray."""
+
+
+def sources() -> Iterator[tuple[Path, ast.Module]]:
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if "workers" not in path.parts and not any(parent.is_symlink() for parent in path.parents):
+                yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def messages() -> list[str]:
+    """The texts in code that are sentences, docstrings left out; placeholders are "{}"."""
+    found = []
+    for _, module in sources():
+        skipped = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
+        for node in ast.walk(module):
+            if isinstance(node, ast.JoinedStr):
+                skipped |= {id(part) for part in node.values}
+        for node in ast.walk(module):
+            if id(node) in skipped:
+                continue
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                found.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                found.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+                )
+    return [text for text in found if " " in text]
+
+
+MESSAGES = messages()
+
+
+def matches(pattern: str) -> set[Any]:
+    return {found for text in MESSAGES for found in re.findall(pattern, text)}
+
+
+def commands() -> dict[str, Any]:
+    """Every command by its path, such as "bench decoders"."""
+    found: dict[str, Any] = {}
+
+    def walk(command: Any, path: str) -> None:
+        found[path] = command
+        for name, child in getattr(command, "commands", {}).items():
+            walk(child, f"{path} {name}".strip())
+
+    walk(typer.main.get_command(app), "")
+    return found
+
+
+def test_every_flag_that_a_message_names_exists() -> None:
+    known = {flag for command in commands().values() for option in command.params for flag in option.opts}
+    flags = matches(r"(?<![\w-])(--[a-z][a-z-]*[a-z])(?![\w{-])")
+    assert len(flags) > 20
+    assert flags - known - OTHER_PROGRAMS == set()
+
+
+def test_every_command_that_a_message_names_exists() -> None:
+    named_commands = matches(r"\btot (bench [a-z]+|cllm [a-z]+|fastcot [a-z]+|train-[a-z]+|(?<=`tot )[a-z]+)")
+    assert {"cllm collect", "train-draft", "train-value"} <= named_commands
+    assert named_commands - commands().keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("kind", "known"), [("search", SEARCHES), ("generator", GENERATORS), ("evaluator", EVALUATORS)]
+)
+def test_every_part_that_a_message_names_can_be_chosen(kind: str, known: Any) -> None:
+    texts = matches(rf"\b{kind}='?([a-z][a-z-]*(?::[a-z]+=[a-z0-9]+)?)")
+    assert texts
+    for text in texts:
+        named(text, known)
+
+
+def test_every_object_that_a_message_recommends_can_be_made() -> None:
+    calls = matches(r"(?<![\w.])([A-Z][a-z]\w*\([^(){}.]*\))")
+    assert {"Sample(samples=8)", "Enumerate(prior='uniform')", "Heuristic()"} <= calls
+    for text in calls:
+        call = ast.parse(text, mode="eval").body
+        assert isinstance(call, ast.Call), text
+        assert isinstance(call.func, ast.Name), text
+        made = getattr(tot, call.func.id, None) or getattr(tot.tasks, call.func.id)
+        made(**{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
+
+
+def test_every_environment_variable_that_a_message_names_is_read() -> None:
+    exact = {
+        node.value
+        for _, module in sources()
+        for node in ast.walk(module)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    names = matches(r"\b(TOT_[A-Z_]+)\b")
+    assert "TOT_CACHE" in names
+    assert names - exact == set()
+
+
+def test_a_choice_can_be_asked_for_as_text(scripted: Any) -> None:
+    """The remedy where a decoder scores no choices."""
+
+    class Text(MultipleChoice):
+        name = "multiple_choice"
+        choices: ClassVar[Any] = lambda self, state: ()
+
+    question = "What is 1 + 1?\nA) 2\nB) 3"
+    options: dict[str, Any] = {"search": "bfs:thoughts=1", "evaluator": "random", "prompts": "papers"}
+    with pytest.raises(OptionError, match=r"a subclass of the task whose `choices` returns \(\)"):
+        solve(MultipleChoice, question, decoder=Says(scripted), **options)
+    assert solve(Text, question, decoder=Says(scripted), **options).answer == "A"
+
+
+class Says:
+    """A decoder that replies the same to all, and scores nothing."""
+
+    def __init__(self, scripted: Any) -> None:
+        self.scripted = scripted
+
+    def generate(self, requests: Any) -> list[Any]:
+        return [self.scripted.completion("The answer is A.") for one in requests for _ in range(one.sampling.n)]
