@@ -22,7 +22,7 @@ from tot.steps import is_cut
 _TEXT_ALONE: dict[Purpose, str] = {
     "generate": "generator='sample' in place of Enumerate(), or Enumerate(prior='uniform')",
     "evaluate": "evaluator='value' or 'vote' in place of likelihoods",
-    "answer": "a subclass of the task whose `choices` returns ()",
+    "answer": "a task without `choices`, such as a subclass whose `choices` returns ()",
 }
 """What asks for no choices to be scored, by purpose."""
 
@@ -88,7 +88,7 @@ class Backend:
         if decoder is None:
             raise RequestError(
                 "this search asks a model, and there is none: give model=..., or a generator and an evaluator that "
-                "need none, such as Enumerate(prior='uniform') and Heuristic() for a task with `actions` and `heuristic`"
+                "need none, such as Enumerate(prior='uniform') and Heuristic() where the task defines those"
             )
         done = await self._decode(decoder, purpose, batch.requests)
         for request, completions in zip(batch.requests, done, strict=True):

@@ -127,7 +127,7 @@ def test_a_choice_can_be_asked_for_as_text(scripted: Any) -> None:
 
     question = "What is 1 + 1?\nA) 2\nB) 3"
     options: dict[str, Any] = {"search": "bfs:thoughts=1", "evaluator": "random", "prompts": "papers"}
-    with pytest.raises(OptionError, match=r"a subclass of the task whose `choices` returns \(\)"):
+    with pytest.raises(OptionError, match=r"a subclass whose `choices` returns \(\)"):
         solve(MultipleChoice, question, decoder=Says(scripted), **options)
     assert solve(Text, question, decoder=Says(scripted), **options).answer == "A"
 
