@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import solve
-from tot.decoders.errors import TaskError
+from tot.decoders.errors import RequestError, TaskError
 from tot.report.terminal import usage_line
 from tot.state import State, Thought
 from tot.tasks.blocks import apply, parse_action, solves
@@ -348,7 +348,7 @@ def test_its_own_search_finds_a_shortest_plan_and_asks_no_model() -> None:
 
 
 def test_who_names_a_generator_has_the_model_asked() -> None:
-    with pytest.raises(AssertionError, match="asked"):
+    with pytest.raises(RequestError, match="decoder Silent raised AssertionError: asked"):
         solve("blocksworld", Blocksworld().instance(24)["question"], decoder=Silent(), generator="enumerate")
 
 

@@ -252,10 +252,11 @@ def test_a_search_that_raises_is_recorded_and_the_others_go_on(
 
     results = run(scripted(TABLE), task=Fragile, limit=3)
     errors = [sample["error"] for sample in samples(tmp_path / "out")]
-    assert errors == ["ZeroDivisionError: division by zero", None, "ZeroDivisionError: division by zero"]
+    error = "TaskError: Fragile.score raised ZeroDivisionError: division by zero: mend the task"
+    assert errors == [error, None, error]
     assert (results.errors, results.score.mean) == (2, pytest.approx(1 / 3))
     assert len(ThoughtTree.load(tmp_path / "out" / "trees" / "0-0.json")) == 5
-    assert "sample 0-0 failed: ZeroDivisionError: division by zero\n" in capfd.readouterr().err
+    assert f"sample 0-0 failed: {error}\n" in capfd.readouterr().err
 
 
 def test_a_search_that_can_not_even_begin_is_recorded(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
@@ -270,7 +271,8 @@ def test_a_search_that_can_not_even_begin_is_recorded(run: Any, letters: Any, sc
 
     run(scripted(TABLE), task=Begun, limit=2, concurrency=1)
     second = samples(tmp_path / "out", measured=True)[1]
-    assert (second["error"], second["thoughts"], second["measured"]["forwards"]) == ("RuntimeError: not again", 0, 0)
+    assert second["error"] == "TaskError: Begun.start raised RuntimeError: not again: mend the task"
+    assert (second["thoughts"], second["measured"]["forwards"]) == (0, 0)
     assert not (tmp_path / "out" / "trees" / "1-0.json").exists()
 
 

@@ -41,9 +41,11 @@ def test_an_evaluation_that_a_signal_ends_says_how_to_resume(signals: list[signa
     command += ["--data", "q.jsonl", "--out", "out", "--search", "bfs:thoughts=1", "--evaluator", "random"]
     command += ["--concurrency", "1"]
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [Path.cwd(), *sys.path]))}
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so would the process
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=path
     )
+    signal.signal(signal.SIGHUP, ignored)
     while not (tmp_path / "waiting").exists():
         assert process.poll() is None, process.communicate()
     for number in signals:

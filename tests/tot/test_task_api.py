@@ -152,7 +152,7 @@ def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method:
             r"a world that is not JSON data, \{1, 2\}:",
         ),
         ({"cost": lambda self, state, thought: -1}, r"Odd\.cost of 'a' is -1\.0: it has to be 0 or more"),
-        ({"cost": lambda self, state, thought: float("nan")}, r"Odd\.cost gave nan: return a number"),
+        ({"cost": lambda self, state, thought: float("nan")}, r"Odd\.cost gave nan: return a finite number"),
     ],
 )
 def test_a_method_that_gives_what_it_may_not_is_told_what_to_give(

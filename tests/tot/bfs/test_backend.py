@@ -11,6 +11,7 @@ import pytest
 from tot import BFS, Sample, Solution, Value
 from tot.backend import Backend
 from tot.decoders.budget import Meter
+from tot.decoders.errors import RequestError
 from tot.search.session import SearchSession
 
 
@@ -37,7 +38,7 @@ def test_a_watcher_sees_the_tree_grow(
     assert sizes == [1, 3, 3, 7, 7]
 
 
-def test_what_a_decoder_raises_ends_the_search_as_it_is(
+def test_what_a_decoder_raises_ends_the_search_and_names_the_decoder(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     class Broken(scripted):  # type: ignore[misc]
@@ -46,5 +47,5 @@ def test_what_a_decoder_raises_ends_the_search_as_it_is(
                 raise ConnectionError("the server is gone")
             return super().generate(requests)
 
-    with pytest.raises(ConnectionError, match="the server is gone"):
+    with pytest.raises(RequestError, match="decoder Broken raised ConnectionError: the server is gone"):
         grow(letters, Broken(two_levels))
