@@ -32,7 +32,11 @@ class Decoder:
 """
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGTERM], [signal.SIGHUP], [signal.SIGINT, signal.SIGINT]])
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    "signals",
+    [[signal.SIGTERM], [signal.SIGHUP], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.smoke)],
+)
 def test_an_evaluation_that_a_signal_ends_says_how_to_resume(signals: list[signal.Signals], tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     rows = "".join(json.dumps({"question": f"q{i}", "answer": "1"}) + "\n" for i in range(6))
