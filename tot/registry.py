@@ -37,9 +37,9 @@ def named(spec: Any, known: Registry, **options: Any) -> Any:
     kind = known.kind
     if not isinstance(spec, str):
         if wanted and isinstance(spec, BaseModel):
-            text = ",".join(f"{option}={value}" for option, value in wanted.items())
-            example = next(iter(known))
-            raise OptionError(f"{text} can't be set here: the {kind} comes ready made; name one, such as {example}")
+            text, name = ", ".join(f"{option}={value!r}" for option, value in wanted.items()), type(spec).__name__
+            remedy = f"give {name}({text})" if wanted.keys() <= type(spec).model_fields.keys() else "leave it out"
+            raise OptionError(f"{text} can't be set on a {kind} object: {remedy}")
         return _complete(_checked(kind, spec))
     split = _SPEC.fullmatch(spec)
     assert split is not None  # whatever comes before the first colon is a name

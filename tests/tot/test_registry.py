@@ -148,8 +148,10 @@ def test_an_object_is_itself_and_takes_no_options_besides_its_own() -> None:
     assert named(search, SEARCHES) is search
     assert named(own, GENERATORS) is own
     assert named(search, SEARCHES, depth=None) is search
-    with pytest.raises(OptionError, match="depth=3 can't be set here: the search comes ready made; name one, such as"):
+    with pytest.raises(OptionError, match=r"depth=3 can't be set on a search object: give BFS\(depth=3\)"):
         named(search, SEARCHES, depth=3)
+    with pytest.raises(OptionError, match="breadth=3 can't be set on a search object: leave it out"):
+        named(MCTS(), SEARCHES, breadth=3)
 
 
 def test_options_beside_a_text_go_before_those_in_it() -> None:
