@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -16,27 +17,60 @@ if TYPE_CHECKING:
     from tot.decoders.engine.job import Job
 
 _keys = itertools.count()
+_ROWS = 512
+"""Rows of choices that a step computes: other requests take their turns between."""
 
 
 class ChoiceScorer:
-    """Scores continuations of one branch, all of them in one forward: equal beginnings are computed once."""
+    """Scores continuations of one branch, in steps of so many rows: equal beginnings are computed once."""
 
     def __init__(
         self, cache: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
     ) -> None:
         self._cache = cache
-        self.chunks: list[Chunk] = []
-        for choice in choices:
-            fork = cache.fork(branch)
+        self._forks = [cache.fork(branch) for _ in choices]
+        self._logprobs: list[list[float]] = [[] for _ in choices]
+        self._steps: deque[list[tuple[int, Chunk]]] = deque()
+        """(which choice, a piece of it) of each step still to be run."""
+        for fork, choice in zip(self._forks, choices, strict=True):
             cache.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
-            self.chunks.append(Chunk(fork, len(branch), len(fork), list(choice)))
+        start, end = len(branch), max(map(len, self._forks))
+        while start < end:
+            stop = self._stop(start, end)
+            step = []
+            for number, (fork, choice) in enumerate(zip(self._forks, choices, strict=True)):
+                first, last = len(fork) - len(choice), min(stop, len(fork))
+                if start < last:
+                    reads = list(choice[max(start, first) - first : last - first]) if last > first else []
+                    step.append((number, Chunk(fork, start, last, reads)))
+            self._steps.append(step)
+            start = stop
 
-    def scores(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...]:
-        return tuple(ChoiceLogprob(sum(token.logprob for token in row), len(row)) for row in reads)
+    def _stop(self, start: int, end: int) -> int:
+        """Up to where all choices are run in a step that begins at a position: equal beginnings are one row."""
+        rows = 0
+        for at in range(start, end):
+            rows += len({fork.slots[at] for fork in self._forks if len(fork) > at})
+            if rows > _ROWS and at > start:
+                return at
+        return end
+
+    @property
+    def chunks(self) -> list[Chunk]:
+        """What is to be run next."""
+        return [chunk for _, chunk in self._steps[0]]
+
+    def take(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...] | None:
+        """Take what was read for the chunks. Returns the scores once all are run."""
+        for (number, _), row in zip(self._steps.popleft(), reads, strict=True):
+            self._logprobs[number] += [token.logprob for token in row]
+        if self._steps:
+            return None
+        return tuple(ChoiceLogprob(sum(row), len(row)) for row in self._logprobs)
 
     def release(self) -> None:
-        for chunk in self.chunks:
-            self._cache.release(chunk.branch)
+        for fork in self._forks:
+            self._cache.release(fork)
 
 
 class DecodingSequence:

@@ -122,7 +122,8 @@ class TextCodec:
 
     def _ids(self, text: str) -> list[int]:
         try:
-            ids: list[int] = self.backend.encode(text, add_special_tokens=False).ids
+            # `encode` holds the interpreter's lock, for seconds of a long text; a batch does not.
+            ids: list[int] = self.backend.encode_batch([text], add_special_tokens=False)[0].ids
         except TypeError:  # half a surrogate pair, from a file read with the wrong error handler
             raise RequestError("the text is not valid Unicode: it holds a lone surrogate; read it as UTF-8") from None
         return ids

@@ -72,7 +72,10 @@ class Autoregressive(Policy):
         for sequence in self.turn():
             output = sequence.output
             if sequence.scorer is not None:
-                output.choice_logprobs = sequence.scorer.scores([next(rows) for _ in self._choices])
+                scores = sequence.scorer.take([next(rows) for _ in sequence.scorer.chunks])
+                if scores is None:
+                    continue
+                output.choice_logprobs = scores
                 output.end("stop")
                 sequence.scorer.release()
                 self._job.cache.release(sequence.branch)

@@ -7,15 +7,22 @@ left is cancelled (and told so), and the process goes on to its own end. A secon
 from __future__ import annotations
 
 import asyncio
+import errno
+import logging
+import os
 import signal
 import socket
 from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from tot.decoders.errors import OptionError
 from tot.decoders.serving.service import Service
+
+log = logging.getLogger(__name__)
 
 _LAST_WORDS = 3
 """Seconds for replies to leave once nothing is decoded any more."""
@@ -63,13 +70,55 @@ class Server(uvicorn.Server):
         return bool(self._service.gate.running or self._service.gate.waiting)
 
 
+class _Listening(socket.socket):
+    """A listening socket that refuses connections while the process has no file descriptors left.
+
+    asyncio would try again at once, log each try, and leave clients waiting.
+    """
+
+    def __init__(self, *arguments: int) -> None:
+        super().__init__(*arguments)
+        self._spare: int | None = os.open(os.devnull, os.O_RDONLY)
+        self._said = False
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        try:
+            accepted = super().accept()
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            if not self._said:
+                log.warning("no file descriptors are left: new connections are refused until some are free")
+            self._said = True
+            self._refuse()
+            raise BlockingIOError(errno.EAGAIN, "no file descriptors are left") from None
+        self._said = False
+        return accepted
+
+    def _refuse(self) -> None:
+        """Accept one connection by the spare descriptor, and close it."""
+        if self._spare is not None:
+            os.close(self._spare)
+        with suppress(OSError):
+            super().accept()[0].close()
+        with suppress(OSError):
+            self._spare = None
+            self._spare = os.open(os.devnull, os.O_RDONLY)
+
+    def close(self) -> None:
+        if self._spare is not None:
+            os.close(self._spare)
+            self._spare = None
+        super().close()
+
+
 def listen(host: str, port: int) -> socket.socket:
     """A socket that listens; port 0 takes a free one. Raises OptionError."""
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listening = socket.socket(family, kind, protocol)
+        listening = _Listening(family, kind, protocol)
     except OSError as error:
         raise OptionError(f"--host {host}: {error.strerror}: give an address of this machine") from None
     try:

@@ -55,7 +55,7 @@ class Service:
         """Why the engine runs no more, if so."""
         self._options = dict(options or {})
         self._decoders = {decoder.name: decoder}
-        self._setting_up = asyncio.Lock()
+        self._setting_up: dict[str, asyncio.Future[LocalDecoder]] = {}
         self._active: set[Handle] = set()
 
     @property
@@ -119,12 +119,18 @@ class Service:
                 decoder.close()
 
     async def _decoder(self, name: str) -> LocalDecoder:
+        """The decoder of a method. One that is being set up is kept, though the client that wanted it hangs up."""
         if name in self._decoders:
             return self._decoders[name]
-        async with self._setting_up:
-            if name not in self._decoders:
-                self._decoders[name] = await asyncio.to_thread(self._set_up, name)
-            return self._decoders[name]
+        if name not in self._setting_up:
+            self._setting_up[name] = setting = asyncio.ensure_future(asyncio.to_thread(self._set_up, name))
+            setting.add_done_callback(partial(self._is_set_up, name))
+        return await asyncio.shield(self._setting_up[name])
+
+    def _is_set_up(self, name: str, setting: asyncio.Future[LocalDecoder]) -> None:
+        del self._setting_up[name]
+        if not setting.cancelled() and setting.exception() is None:
+            self._decoders[name] = setting.result()
 
     def _set_up(self, name: str) -> LocalDecoder:
         fields = options_of(name).model_fields
