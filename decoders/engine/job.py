@@ -61,6 +61,15 @@ class Policy(ABC):
     def release(self) -> None:
         """Give all branches back."""
 
+    @property
+    def pausable(self) -> bool:
+        """Whether `pause` works between two steps. If it does not, all of `growth` is reserved on admission."""
+        return False
+
+    def pause(self) -> None:
+        """Give all branches back; the next `propose` continues the text from a `job.branch` that holds it."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be paused")
+
 
 @dataclass(eq=False)
 class Job:
@@ -74,15 +83,22 @@ class Job:
     meter: Meter
     handle: Handle
     branch: Branch = field(init=False)
-    """Holds the prompt without its last token, which the policy feeds (its logits are the first to be read)."""
+    """Holds `text` as it was on admission without its last token, which the policy feeds and reads first."""
     policy: Policy = field(init=False)
     head: int = 0
     """Positions of `branch` from the first on that are known to be computed."""
     account: Metrics = field(default_factory=Metrics)
     """What requests of its purpose cost."""
     computed: int = 0
-    """Prompt tokens that were computed for this job."""
+    """Prompt tokens that were computed for this job, again after a pause."""
+    paused: bool = False
+    """Whether it was paused once: it is not paused again."""
     started: float = field(default_factory=time.monotonic)
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt, and the tokens drawn so far if there is one sample."""
+        return [*self.prompt, *self.outputs[0].tokens] if len(self.outputs) == 1 else self.prompt
 
     @property
     def running(self) -> list[Output]:
@@ -91,7 +107,7 @@ class Job:
     def completions(self) -> list[Completion]:
         """A completion a sample; the first carries the prompt."""
         seconds = time.monotonic() - self.started
-        reused = len(self.prompt) - self.computed if self.outputs[0].forwards else 0
+        reused = max(0, len(self.prompt) - self.computed) if self.outputs[0].forwards else 0
         first, *others = self.outputs
         return [first.completion(seconds, len(self.prompt), reused), *(other.completion(seconds) for other in others)]
 

@@ -1,7 +1,10 @@
 """Scheduler: which requests run, and what the next forward computes for whom.
 
-First come, first served: a request is let in once the most that all which run may yet need fits beside it. A step takes
-prompts in chunks of so many rows, and from every request whose prompt is computed what its policy proposes.
+First come, first served. A request that can be paused reserves slots for its next tokens only; every other one for all
+that it may need. When slots run out, the youngest that can be paused waits at the queue's front. It is computed again
+with all its slots reserved, so each request is paused at most once, and what is admitted in full always ends.
+
+A step takes prompts in chunks of so many rows, and what the policy of each request with a computed prompt proposes.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from tot.decoders.engine.radix_cache import RadixCache
 from tot.decoders.engine.runner import Chunk, Forward
 from tot.decoders.errors import ModelError
 from tot.decoders.timeline import Load
+
+_AHEAD = 256
+"""Tokens that a request reserves slots for if it can be paused."""
 
 
 @dataclass
@@ -65,17 +71,32 @@ class Scheduler:
         self._chunk = chunk
 
     def admit(self) -> None:
-        """Let requests in while the most that they may all need fits."""
-        promised = sum(job.policy.growth() for job in self.running)
+        """Pause requests until the next step fits, then let requests in while what all of them reserve fits."""
+        self._make_room()
+        reserved = sum(_growth(job, _AHEAD) for job in self.running)
         while self.waiting:
             job = self.waiting[0]
-            head = job.prompt[:-1]
-            growth = job.policy.growth()
-            if self._cache.live + self._cache.new_slots(head) + promised + growth > self._cache.capacity:
+            head = job.text[:-1]
+            growth = _growth(job, _AHEAD)
+            if self._cache.live + self._cache.new_slots(head) + reserved + growth > self._cache.capacity:
                 return
-            job.branch = self._cache.open(head)
-            promised += growth
+            job.branch, job.head = self._cache.open(head), 0
+            reserved += growth
             self.running.append(self.waiting.popleft())
+
+    def _make_room(self) -> None:
+        """Pause the youngest requests until the next step of the others fits."""
+        needed = {job: _growth(job, 1) for job in self.running}
+        for job in reversed(list(self.running)):
+            if self._cache.live + sum(needed.values()) <= self._cache.capacity:
+                return
+            if _pausable(job):
+                job.policy.pause()
+                job.paused = True
+                self._cache.release(job.branch)
+                self.running.remove(job)
+                self.waiting.appendleft(job)
+                del needed[job]
 
     def schedule(self) -> Step:
         """A step with as many rows of prompts as it takes; a token that prompts share is scheduled once."""
@@ -119,3 +140,13 @@ class Scheduler:
         job.policy.release()
         self._cache.release(job.branch)
         self.running.remove(job)
+
+
+def _pausable(job: Job) -> bool:
+    return job.policy.pausable and not job.paused
+
+
+def _growth(job: Job, tokens: int) -> int:
+    """The most slots that a request takes for its next tokens; for all of them if it cannot be paused."""
+    growth = job.policy.growth()
+    return growth - max(0, job.outputs[0].room - tokens) if _pausable(job) else growth

@@ -50,7 +50,7 @@ class Autoregressive(Policy):
     def decoding(self) -> list[DecodingSequence]:
         """The samples about to draw tokens, rather than to score choices."""
         if self._sequences is None:
-            cache, last = self._job.cache, self._job.prompt[-1:]
+            cache, last = self._job.cache, self._job.text[-1:]
             self._sequences = [
                 DecodingSequence(self._job, output, cache.fork(self._job.branch), last) for output in self._job.outputs
             ]
@@ -122,6 +122,14 @@ class Autoregressive(Policy):
 
     def _running(self) -> list[DecodingSequence]:
         return [sequence for sequence in self._sequences or () if sequence.output.finish_reason is None]
+
+    @property
+    def pausable(self) -> bool:
+        return len(self._job.outputs) == 1 and not self._trigger and not self._choices
+
+    def pause(self) -> None:
+        self.release()
+        self._sequences = None
 
     def release(self) -> None:
         for sequence in self._sequences or ():

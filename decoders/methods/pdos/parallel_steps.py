@@ -50,6 +50,10 @@ class ParallelSteps(Autoregressive):
         job.outputs = [line.output for line in self._lines.values()]
         self._check(given)
 
+    @property
+    def pausable(self) -> bool:
+        return False
+
     def growth(self) -> int:
         """Skeletons and steps take no more than the text that takes their place, so only that is counted."""
         more = 0

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, LocalDecoder, Request, Sampling
+from tot.decoders.engine import scheduler
 from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.methods.autoregressive import Autoregressive
@@ -38,7 +39,8 @@ def test_cancelling_gives_the_slots_back_and_leaves_others_alone(
     wait_until(lambda: cache.live == 0)
 
 
-def test_a_waiting_request_can_be_cancelled(serve: Serve) -> None:
+def test_a_waiting_request_can_be_cancelled(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_AHEAD", 700)  # so that the second has to wait
     decoder = serve(kv_budget=1000)
     running, waiting = (
         decoder.submit([Request(prompt=p, sampling=Sampling(max_tokens=700, ignore_eos=True))], stream=True)[0]

@@ -26,6 +26,7 @@ from tot.decoders import (
     load_decoder,
     load_model,
 )
+from tot.decoders.engine import scheduler
 from tot.decoders.engine.engine import _open
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.methods.autoregressive import Autoregressive
@@ -78,7 +79,8 @@ def test_a_closed_engine_refuses(decoder: LocalDecoder, greedy: Callable[..., Co
         decoder.submit([Request(prompt="abc")])
 
 
-def test_closing_cancels_what_runs_and_what_waits(serve: Serve) -> None:
+def test_closing_cancels_what_runs_and_what_waits(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_AHEAD", 700)  # so that all but the first have to wait
     decoder = serve(kv_budget=1000)
     requests = [Request(prompt=p, sampling=Sampling(max_tokens=700, ignore_eos=True)) for p in ("abc", "the", "in")]
     handles = decoder.submit(requests, stream=True)

@@ -1,0 +1,141 @@
+"""Admission by need: requests reserve slots for their next tokens, and pausing them changes no result."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import pytest
+
+from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
+from tot.decoders.engine import scheduler
+from tot.decoders.engine.job import Job
+from tot.decoders.engine.runner import Chunk
+from tot.decoders.methods.autoregressive import Autoregressive
+
+Serve = Callable[..., LocalDecoder]
+
+
+@pytest.fixture
+def pauses(monkeypatch: pytest.MonkeyPatch) -> Counter[Job]:
+    """How often each request was paused."""
+    counted: Counter[Job] = Counter()
+    pause = Autoregressive.pause
+
+    def count(policy: Autoregressive) -> None:
+        counted[policy._job] += 1
+        pause(policy)
+
+    monkeypatch.setattr(Autoregressive, "pause", count)
+    return counted
+
+
+def long_requests(count: int, tokens: int = 120) -> list[Request]:
+    sampling = Sampling(max_tokens=tokens, temperature=1.0, ignore_eos=True, seed=3)
+    return [Request(prompt=f"The sum of {i} and 10", sampling=sampling) for i in range(count)]
+
+
+class Counting(Autoregressive):
+    """Notes how many requests run in each of its steps."""
+
+    def __init__(self, job: Job, running: list[Job], seen: list[int]) -> None:
+        super().__init__(job)
+        self._all, self._seen = running, seen
+
+    def propose(self) -> list[Chunk]:
+        self._seen.append(len(self._all))
+        return super().propose()
+
+
+def test_a_request_reserves_slots_for_its_next_tokens_not_for_all_of_max_tokens(serve: Serve) -> None:
+    engine = serve(kv_budget=3000).engine
+    request = Request(prompt="abc", sampling=Sampling(max_tokens=1000, temperature=1.0, stop=("e",), seed=1))
+    seen: list[int] = []
+    policy = partial(Counting, running=engine._scheduler.running, seen=seen)
+    requests = [request.model_copy(update={"prompt": f"abc {i}"}) for i in range(9)]
+    for handle in engine.submit_all(requests, [policy] * 9):
+        handle.result(60)
+    assert max(seen) == 9  # two, were all of their tokens reserved
+
+
+@pytest.mark.parametrize("method", ["ar", "sd", "mcsd", "seed", "lookahead", "jacobi", "auto"])
+def test_paused_requests_write_the_same_tokens(
+    serve: Serve, method: str, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = long_requests(6)
+    expected = [one.tokens for one in serve(kv_budget=3000).generate(requests)]
+    assert not pauses
+    monkeypatch.setattr(scheduler, "_AHEAD", 4)
+    engine = serve(kv_budget=400).engine
+    with load_decoder(method, engine=engine) as decoder:
+        assert [one.tokens for one in decoder.generate(requests)] == expected
+    assert set(pauses.values()) == {1}
+    assert engine.cache.peak_live <= 400
+
+
+@pytest.mark.parametrize("chunk", [512, 7])
+@pytest.mark.parametrize("ahead", [1, 8])
+def test_every_kind_of_request_is_the_same_beside_paused_ones(
+    serve: Serve,
+    chunk: int,
+    ahead: int,
+    mixed_requests: Callable[..., list[Request]],
+    by_request: Callable[..., list[list[tuple[Any, ...]]]],
+    pauses: Counter[Job],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    requests = [*long_requests(4), *mixed_requests(20, seed=3), *long_requests(3, 80)]
+    expected = by_request(requests, serve().generate(requests))
+    monkeypatch.setattr(scheduler, "_AHEAD", ahead)
+    decoder = serve(kv_budget=420, chunk=chunk)
+    assert by_request(requests, decoder.generate(requests)) == expected
+    assert set(pauses.values()) == {1}
+
+
+def test_the_oldest_request_is_never_paused_and_paused_ones_end_in_their_order(
+    serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scheduler, "_AHEAD", 4)
+    engine = serve(kv_budget=400).engine
+    ended: list[int] = []
+    requests = long_requests(6)
+    handles = engine.submit_all(requests, [Autoregressive] * 6)
+    for i, handle in enumerate(handles):
+        handle.future.add_done_callback(lambda _, i=i: ended.append(i))
+    for handle in handles:
+        handle.result(60)
+    assert ended == sorted(ended)
+    assert requests[0] not in [job.request for job in pauses]
+
+
+def test_a_paused_stream_repeats_nothing(serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler, "_AHEAD", 4)
+    engine = serve(kv_budget=400).engine
+    handles = engine.submit_all(long_requests(6), [Autoregressive] * 6, stream=True)
+    for handle in handles:
+        assert "".join(text for _, text in handle) == handle.result(60)[0].text
+    assert pauses
+
+
+def test_a_paused_request_that_is_cancelled_keeps_its_text(
+    serve: Serve, pauses: Counter[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = long_requests(6)
+    whole = serve(kv_budget=3000).generate(requests)[-1].tokens
+    monkeypatch.setattr(scheduler, "_AHEAD", 4)
+    pause = Autoregressive.pause
+
+    def pause_and_cancel(policy: Autoregressive) -> None:
+        pause(policy)
+        policy._job.handle.cancel()
+
+    monkeypatch.setattr(Autoregressive, "pause", pause_and_cancel)
+    engine = serve(kv_budget=400).engine
+    handles = engine.submit_all(requests, [Autoregressive] * 6)
+    (cancelled,) = handles[-1].result(60)
+    assert pauses
+    assert cancelled.finish_reason == "cancelled"
+    assert 0 < len(cancelled.tokens) < len(whole)
+    assert cancelled.tokens == whole[: len(cancelled.tokens)]
