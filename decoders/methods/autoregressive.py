@@ -34,18 +34,16 @@ class Autoregressive(Policy):
             answer += sum(map(len, self._choices))
         elif self._trigger:
             answer += self._job.request.answer_tokens
+        running = self._running()
+        scored = {one.output.index for one in running if one.scorer is not None}  # a scorer takes its slots at once
         if self._choices and not self._trigger:
-            return 1 + answer
-        waiting = sum(output.index not in self._in_answer for output in self._job.running)
+            return 0 if scored else 1 + answer
+        texts = [output for output in self._job.running if output.index not in scored]
+        waiting = sum(output.index not in self._in_answer for output in texts)
         # Triggers that were taken up but not fed yet.
-        pending = sum(len(sequence.pending) for sequence in self._running() if sequence.output.index in self._in_answer)
-        return (
-            1
-            + sum(output.room for output in self._job.running)
-            + answer * waiting
-            + pending
-            + (sum(map(len, self._choices)) * len(self._in_answer))
-        )
+        answering = (one for one in running if one.output.index in self._in_answer - scored)
+        pending = sum(len(sequence.pending) for sequence in answering)
+        return 1 + sum(output.room for output in texts) + answer * waiting + pending
 
     def decoding(self) -> list[DecodingSequence]:
         """The samples about to draw tokens, rather than to score choices."""

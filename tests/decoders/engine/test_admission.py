@@ -139,3 +139,22 @@ def test_a_paused_request_that_is_cancelled_keeps_its_text(
     assert cancelled.finish_reason == "cancelled"
     assert 0 < len(cancelled.tokens) < len(whole)
     assert cancelled.tokens == whole[: len(cancelled.tokens)]
+
+
+@pytest.mark.parametrize("trigger", [None, " So"])
+def test_slots_that_choices_take_are_not_reserved_again(
+    serve: Serve, trigger: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = serve(kv_budget=3000).engine
+    sampling = Sampling(max_tokens=9, temperature=1.0, seed=3, n=1 if trigger is None else 2)
+    request = Request(prompt="abc", sampling=sampling, choices=("ten " * 20, "the " * 20), answer_trigger=trigger)
+    needed: list[int] = []
+    admit = scheduler.Scheduler.admit
+
+    def watch(self: scheduler.Scheduler) -> None:
+        admit(self)
+        needed.append(engine.cache.live + sum(job.policy.growth() for job in self.running))
+
+    monkeypatch.setattr(scheduler.Scheduler, "admit", watch)
+    load_decoder("ar", engine=engine).generate([request])
+    assert needed == sorted(needed, reverse=True)
