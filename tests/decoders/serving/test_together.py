@@ -286,3 +286,32 @@ async def _late(server: Any, stream: bool) -> None:
     finally:
         held.set()
         stalled.join()
+
+
+def test_a_decoder_whose_client_hangs_up_while_it_is_set_up_is_kept(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = serve().service
+    begun, held, made = threading.Event(), threading.Event(), []
+    set_up = service._set_up
+
+    def slowly(name: str) -> Any:
+        begun.set()
+        held.wait(20)
+        made.append(set_up(name))
+        return made[-1]
+
+    monkeypatch.setattr(service, "_set_up", slowly)
+
+    async def main() -> Any:
+        first = asyncio.ensure_future(service._decoder("jacobi"))
+        await asyncio.to_thread(begun.wait, 20)
+        first.cancel()
+        await asyncio.gather(first, return_exceptions=True)
+        second = asyncio.ensure_future(service._decoder("jacobi"))
+        await asyncio.sleep(0)
+        held.set()
+        return await second
+
+    assert asyncio.run(main()) is made[0]
+    assert made == [service._decoders["jacobi"]]
