@@ -68,7 +68,9 @@ class Server:
         some servers list none, or take any name."""
         try:
             models = await self._get_models()
-            self.is_tot = any(model.get("owned_by") == "tot" for model in models)
+            # The name alone may be a folder's: transformers takes a model's folder for its owner.
+            served = [str(model.get("id")) for model in models if model.get("owned_by") == "tot"]
+            self.is_tot = any(name.endswith(":ar") for name in served)
         except openai.APIConnectionError as error:
             raise ModelError(
                 f"the server at {self.options.base_url} does not answer ({self._why(error)}): start it"
