@@ -15,11 +15,11 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
-from tot.state import State, Thought
-from tot.task import Task, text_of
+from tot.task.task import Task, text_of
 from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
 from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem
+from tot.tree.thought import State, Thought
 
 _LINE = re.compile(r"[^\S\n]*+(blocks|start|goal)[^\S\n]*+:([^\n]*+)", re.IGNORECASE)
 _FACTS = {

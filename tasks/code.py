@@ -16,9 +16,9 @@ from typing import Any, ClassVar
 
 from tot.decoders.errors import TaskError
 from tot.sandbox import Sandbox, confines
-from tot.state import Observation, State, Thought
-from tot.task import Task, text_of
+from tot.task.task import Task, text_of
 from tot.tasks.checks import acheck, check
+from tot.tree.thought import Observation, State, Thought
 
 _OPENS = re.compile(r"(?P<quote>[ \t>]*)(?P<before>[^`~]*)(?P<fence>`{3,}|~{3,})[ \t]*\{?\.?(?P<kind>[\w.+#-]*)[^`~]*")
 _PYTHON = re.compile(r"(?:py|python)[\w.]*|code|source|", re.IGNORECASE)

@@ -11,10 +11,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from tot.parallel import title
-from tot.state import State, Thought
-from tot.task import Task, text_of
+from tot.llm.parallel_steps import title
+from tot.task.task import Task, text_of
 from tot.tasks.sentences import paragraphs, split, typed
+from tot.tree.thought import State, Thought
 
 _PASSAGE = re.compile(r"^[ \t*#]{0,9}passage[ \t*]{0,9}:[ \t*]{0,9}", re.IGNORECASE | re.MULTILINE)
 _NEXT = re.compile(r"^[ \t*#]{0,9}(?:analysis|sentences)[ \t*]{0,9}:", re.IGNORECASE | re.MULTILINE)

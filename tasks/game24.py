@@ -13,10 +13,10 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
-from tot.state import State, Thought
-from tot.task import Task, text_of
+from tot.task.task import Task, text_of
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
 from tot.tasks.numbers import last
+from tot.tree.thought import State, Thought
 
 TARGET = 24
 

@@ -8,8 +8,7 @@ from typing import Any, ClassVar
 
 from tot import State, Task
 from tot.decoders.errors import TaskError
-from tot.state import Observation, Thought, after_thinking
-from tot.task import text_of
+from tot.task.task import text_of
 from tot.tasks.code import SANDBOX, program_in
 from tot.tasks.numbers import (
     announced_answer,
@@ -21,6 +20,7 @@ from tot.tasks.numbers import (
     strict_answer,
     value_of,
 )
+from tot.tree.thought import Observation, Thought, after_thinking
 
 _WORD = re.compile(r"[^\W\d_]")
 

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tot.decoders.errors import TaskError
-from tot.state import State
-from tot.task import Task
+from tot.task.task import Task
 from tot.tasks.gsm8k import GSM8K
 from tot.tasks.numbers import complete, last
+from tot.tree.thought import State
 
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 _OPTION = re.compile(r"(\(?)([A-Za-z])([).:])\s*+(\S.*)")

@@ -21,8 +21,8 @@ from typing import Any
 from pydantic import JsonValue
 
 from tot.decoders.errors import OptionError, TaskError
-from tot.state import Observation, State, Thought
-from tot.task import Task
+from tot.task.task import Task
+from tot.tree.thought import Observation, State, Thought
 
 _GAME = re.compile(r"rooms=([0-9]{1,2}) objects=([0-9]{1,2}) quest=([0-9]{1,2}) seed=([0-9]{1,9})")
 _STATUS = re.compile(r"-=.{0,80}=- ?\d+/\d+")

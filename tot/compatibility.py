@@ -13,16 +13,15 @@ from tot.generators.continuation import Continue
 from tot.generators.enumerate import Enumerate
 from tot.generators.propose import Propose
 from tot.generators.sample import Sample
-from tot.search.act import Act
 from tot.search.base import Search
-from tot.search.baselines import BestOfN, SelfConsistency
+from tot.search.baselines import Act, BestOfN, SelfConsistency
 from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS
 from tot.search.mcts import MCTS
 from tot.search.refine import Refine
-from tot.state import State
-from tot.task import Task
+from tot.task.task import Task
+from tot.tree.thought import State
 
 
 def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own: Any) -> None:

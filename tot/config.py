@@ -28,8 +28,8 @@ from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Sampling
 from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.search.base import Search
-from tot.task import Task
-from tot.user_code import user_code
+from tot.task.checked import user_code
+from tot.task.task import Task
 
 FILTERS = ("top_k", "top_p", "min_p")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
@@ -230,7 +230,7 @@ class SearchConfig(BaseModel):
             checked_options(first, given)  # what is wrong is said before a model is loaded, or torch
             if isinstance(self.model, str | Path):
                 find_model(self.model)
-            from tot.decoders.open_models import shared_engine
+            from tot.decoders.engine.open_models import shared_engine
 
             where = {"engine": stack.enter_context(shared_engine(self.model, **shared))}
         made: dict[str, Any] = {first: stack.enter_context(load_decoder(first, **where, **given))}

@@ -11,7 +11,7 @@ from tot.decoders.errors import OptionError, unknown
 
 if TYPE_CHECKING:
     from tot.config import SearchConfig
-    from tot.task import Task
+    from tot.task.task import Task
 
 LOADING = ("dtype", "device", "kv_budget", "quantize")
 """Model options that have a name of their own here; all others are decoder options."""

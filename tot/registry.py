@@ -14,13 +14,13 @@ from pydantic import BaseModel
 from tot.compatibility import check_parts
 from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.registry import Registry
-from tot.task import Task
+from tot.task.task import Task
 
 TASKS = Registry("task", "tot.tasks")
 SEARCHES = Registry("search", "tot.searches")
 GENERATORS = Registry("generator", "tot.generators")
 EVALUATORS = Registry("evaluator", "tot.evaluators")
-TOOLS = Registry("tool", "tot.tools")
+TOOLS = Registry("tool", "tot.generators.tool_calls")
 
 _WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
 _NEEDED = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
@@ -116,7 +116,7 @@ def parts_of(
 def _with_tools(search: Any, generator: Any, evaluator: Any, tools: Sequence[Any]) -> Any:
     """The generator, which lets the model call tools."""
     from tot.generators.continuation import Continue
-    from tot.generators.tools import UseTools
+    from tot.generators.tool_calls import UseTools
 
     if getattr(search, "whole", False):
         raise OptionError(
@@ -135,7 +135,7 @@ def _with_tools(search: Any, generator: Any, evaluator: Any, tools: Sequence[Any
 
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:
-    """RAP for a task as options of `solve`: `solve(task, question, **rap(task))` (see `tot.search.rap`)."""
+    """RAP for a task as options of `solve`: `solve(task, question, **rap(task))` (see `tot.search.mcts`)."""
     return {**parts_of(load_task(task), "rap"), "prompts": "papers"}
 
 

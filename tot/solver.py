@@ -8,17 +8,17 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tot.backend import Backend
-from tot.checked_task import CheckedTask
-from tot.checkpoint import Checkpoint
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Usage
+from tot.llm.backend import Backend
 from tot.running import run_to_end
+from tot.search.checkpoint import Checkpoint
 from tot.search.session import SearchSession, Watcher
-from tot.task import Task
-from tot.tree import ThoughtTree
+from tot.task.checked import CheckedTask
+from tot.task.task import Task
+from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
     from tot.report.profile import Profile

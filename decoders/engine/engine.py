@@ -20,18 +20,17 @@ from typing import Any, TypeVar
 
 import torch
 
-from tot.decoders.budget import Meter
-from tot.decoders.containers import fit_threads
-from tot.decoders.engine.job import BatchDrafter, Handle, Job, PolicyFactory
+from tot.decoders.budget import Meter, Metrics
+from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.runner import Forward, Runner
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.scheduler import Scheduler, Step
+from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.forward import Quantization
-from tot.decoders.last_open import LastOpen
-from tot.decoders.metrics import Metrics
+from tot.decoders.machine import fit_threads
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
 from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span

@@ -25,7 +25,7 @@ from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.kernels.shared_prefixes import Run
-from tot.decoders.memory import free_memory
+from tot.decoders.machine import free_memory
 
 _SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""

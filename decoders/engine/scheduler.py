@@ -13,9 +13,9 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.radix_cache import RadixCache
 from tot.decoders.engine.runner import Chunk, Forward
+from tot.decoders.engine.sequence import Job
 from tot.decoders.errors import ModelError
 from tot.decoders.timeline import Load
 

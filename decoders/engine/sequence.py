@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
+import queue
+import time
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Protocol
 
+from tot.decoders.budget import Meter, Metrics
 from tot.decoders.engine.output import Output
 from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.request import ChoiceLogprob
-
-if TYPE_CHECKING:
-    from tot.decoders.engine.job import Job
+from tot.decoders.engine.text import TextCodec
+from tot.decoders.errors import RequestError
+from tot.decoders.request import ChoiceLogprob, Completion, Request
 
 _keys = itertools.count()
 _ROWS = 512
@@ -84,3 +92,185 @@ class DecodingSequence:
         self.branch = branch
         self.pending = pending
         self.scorer: ChoiceScorer | None = None
+
+
+class BatchDrafter(Protocol):
+    """What several requests share that drafts for all of their sequences at once."""
+
+    def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
+        """Called with those that are about to decode, before their policies propose."""
+
+
+class Policy(ABC):
+    """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
+
+    batch_drafter: BatchDrafter | None = None
+
+    def decoding(self) -> list[DecodingSequence]:
+        """The samples about to draw tokens, where they are drafted for."""
+        return []
+
+    @abstractmethod
+    def propose(self) -> list[Chunk]:
+        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed.
+
+        Counts a forward for each output that takes part (`Output.forwards`). Nothing, where drafts that are still being
+        made are waited for.
+        """
+
+    @abstractmethod
+    def commit(self, reads: list[list[Sampled]]) -> None:
+        """What to make of it: a list of reads for every chunk proposed. Ends the job's outputs when they are done."""
+
+    @abstractmethod
+    def growth(self) -> int:
+        """The most slots this may yet take beyond the prompt's."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Give all branches back."""
+
+    @property
+    def pausable(self) -> bool:
+        """Whether `pause` works between two steps. If it does not, all of `growth` is reserved on admission."""
+        return False
+
+    def pause(self) -> None:
+        """Give all branches back; the next `propose` continues the text from a `job.branch` that holds it."""
+        raise NotImplementedError(f"{type(self).__name__} cannot be paused")
+
+
+@dataclass(eq=False)
+class Job:
+    """A request on its way through the engine."""
+
+    request: Request
+    prompt: list[int]
+    outputs: list[Output]
+    cache: RadixCache
+    codec: TextCodec
+    meter: Meter
+    handle: Handle
+    branch: Branch = field(init=False)
+    """Holds `text` as it was on admission without its last token, which the policy feeds and reads first."""
+    policy: Policy = field(init=False)
+    head: int = 0
+    """Positions of `branch` from the first on that are known to be computed."""
+    account: Metrics = field(default_factory=Metrics)
+    """What requests of its purpose cost."""
+    computed: int = 0
+    """Prompt tokens that were computed for this job, again after a pause."""
+    paused: bool = False
+    """Whether it was paused once: it is not paused again."""
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def text(self) -> list[int]:
+        """The prompt, and the tokens drawn so far if there is one sample."""
+        return [*self.prompt, *self.outputs[0].tokens] if len(self.outputs) == 1 else self.prompt
+
+    @property
+    def running(self) -> list[Output]:
+        return [output for output in self.outputs if output.finish_reason is None]
+
+    def completions(self) -> list[Completion]:
+        """A completion a sample; the first carries the prompt."""
+        seconds = time.monotonic() - self.started
+        reused = max(0, len(self.prompt) - self.computed) if self.outputs[0].forwards else 0
+        first, *others = self.outputs
+        return [first.completion(seconds, len(self.prompt), reused), *(other.completion(seconds) for other in others)]
+
+
+PolicyFactory = Callable[[Job], Policy]
+
+
+class Handle:
+    """A submitted request: await it or call `result()`, iterate for pieces of text, or cancel it."""
+
+    def __init__(self, wake: Callable[[], None], stream: bool) -> None:
+        self.future: Future[list[Completion]] = Future()
+        self.cancelled = False
+        self._wake = wake
+        self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
+        self._notify: Callable[[], object] | None = None
+        """Wakes the event loop that waits for pieces, if one does."""
+        self._emitted: dict[int, int] = {}
+        """Characters, by sample."""
+
+    def result(self, timeout: float | None = None) -> list[Completion]:
+        """Wait for the n completions. Raises what went wrong, or TimeoutError."""
+        return self.future.result(timeout)
+
+    def cancel(self) -> None:
+        """Stop at the next step and give the slots back; what was decoded so far is the result."""
+        self.cancelled = True
+        self._wake()
+
+    def __await__(self) -> Generator[Any, None, list[Completion]]:
+        return self._wait().__await__()
+
+    async def _wait(self) -> list[Completion]:
+        try:
+            return await asyncio.shield(asyncio.wrap_future(self.future))
+        except asyncio.CancelledError:
+            self.cancel()
+            raise
+
+    def __iter__(self) -> Iterator[tuple[int, str]]:
+        """(sample, text) pieces as they settle, for requests submitted with `stream=True`."""
+        pieces = self._stream()
+        while (piece := pieces.get()) is not None:
+            yield piece
+        self.result()
+
+    async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
+        """The same, awaited; no thread waits with it. Cancelling the task that does cancels the request."""
+        pieces = self._stream()
+        arrived = asyncio.Event()
+        self._notify = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
+        while True:
+            arrived.clear()  # before looking: what comes after the look sets it again
+            try:
+                while (piece := pieces.get_nowait()) is not None:
+                    yield piece
+                break
+            except queue.Empty:
+                pass
+            try:
+                await arrived.wait()
+            except asyncio.CancelledError:
+                self.cancel()
+                raise
+        await self
+
+    def _stream(self) -> queue.SimpleQueue[tuple[int, str] | None]:
+        if self._pieces is None:
+            raise RequestError("this request was not submitted for streaming: submit(..., stream=True)")
+        return self._pieces
+
+    def emit(self, outputs: Sequence[Output]) -> None:
+        """Pass new text on (engine only)."""
+        if self._pieces is None:
+            return
+        for output in outputs:
+            settled, emitted = output.settled(), self._emitted.get(output.index, 0)
+            if len(settled) > emitted:
+                self._put((output.index, settled[emitted:]))
+                self._emitted[output.index] = len(settled)
+
+    def _put(self, piece: tuple[int, str] | None) -> None:
+        assert self._pieces is not None
+        self._pieces.put(piece)
+        if self._notify is not None:
+            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+                self._notify()
+
+    def finish(self, result: list[Completion] | BaseException) -> None:
+        """Settle the future and end the stream (engine only)."""
+        if self.future.set_running_or_notify_cancel():
+            if isinstance(result, BaseException):
+                self.future.set_exception(result)
+            else:
+                self.future.set_result(result)
+        if self._pieces is not None:
+            self._put(None)

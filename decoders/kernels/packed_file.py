@@ -21,7 +21,7 @@ from tot.decoders.errors import ModelError, TaskError, reason
 from tot.decoders.files import fingerprint, others_could_write, replacing, write_json
 from tot.decoders.kernels.native import lanes, largest_byte, log_once
 from tot.decoders.kernels.packing import Packed
-from tot.decoders.memory import free_memory
+from tot.decoders.machine import free_memory
 
 _FORMAT = 4
 """Of the file and of what is packed; raise it when either changes."""

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.kernels.native import lanes, largest_byte, log_once
-from tot.decoders.memory import free_memory
+from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Whole
 
 Weights = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]

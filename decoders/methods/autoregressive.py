@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
+from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job, Policy
 from tot.decoders.methods.method import Method, OpenedMethod
 
 _RETOKENISED = 16

@@ -19,9 +19,8 @@ from functools import partial
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import DecodingSequence
+from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import FastCoTOptions
 from tot.decoders.methods.speculative import Speculation, Speculative

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 
 from tot.decoders.drafting.drafters import Drafter
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import PolicyFactory
+from tot.decoders.engine.sequence import PolicyFactory
 from tot.decoders.methods.options import MethodOptions
 from tot.decoders.request import Request
 

@@ -16,17 +16,16 @@ from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
+from tot.decoders.drafting.acceptance import Coupled, Rejection
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import DecodingSequence
-from tot.decoders.methods.acceptance import Coupled, Rejection
+from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import MCSDOptions, SDOptions

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator
 
-from tot.decoders.network import key_from
+from tot.decoders.remote.network import key_from
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 TRANSPORT = (

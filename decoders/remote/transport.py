@@ -23,7 +23,7 @@ import openai
 from pydantic import ValidationError
 
 from tot.decoders.errors import OptionError
-from tot.decoders.network import is_loopback
+from tot.decoders.remote.network import is_loopback
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.remote.reply import Reply, without_surrogates
 from tot.decoders.request import Usage

@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from tot.decoders.network import is_loopback
+from tot.decoders.remote.network import is_loopback
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.options import Limits
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 
 import torch
 
-from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
+from tot.decoders.engine.sequence import Job, Policy
 
 _ROWS = 128
 """Positions read in one forward: a row of logits each."""

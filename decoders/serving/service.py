@@ -14,10 +14,9 @@ from functools import partial
 from typing import Any
 
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, load_decoder, options_of
-from tot.decoders.engine.job import Handle
+from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder, options_of
+from tot.decoders.engine.sequence import Handle
 from tot.decoders.errors import ModelError, RequestError, unknown
-from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling, Usage
 from tot.decoders.serving.errors import ServingError
 from tot.decoders.serving.gate import Gate, closing, late

@@ -17,7 +17,7 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from tot.decoders.engine.job import Handle
+from tot.decoders.engine.sequence import Handle
 from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion
 from tot.decoders.serving.errors import understood

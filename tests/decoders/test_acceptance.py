@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from tot.decoders import Request, Sampling, load_decoder
-from tot.decoders.methods.acceptance import reject
+from tot.decoders.drafting.acceptance import reject
 
 WORDS = [f"w{i}" for i in range(15)] + ["<end>"]
 LENGTH = 3
@@ -125,7 +125,7 @@ def test_a_wrong_rule_is_noticed(
     def wrong(target: Any, *arguments: Any) -> Any:
         return reject(target, *arguments)[0], target
 
-    monkeypatch.setattr("tot.decoders.methods.acceptance.reject", wrong)
+    monkeypatch.setattr("tot.decoders.drafting.acceptance.reject", wrong)
     assert distance(drawn(llama, words, "sd", DRAWS, rule="leviathan", k=1), exact) > 1.5 * most(exact, DRAWS)
 
 

@@ -9,8 +9,8 @@ import pytest
 
 from tot import BFS, Continue, Sample, Solution, Task, ThoughtTree, solve
 from tot.decoders import LocalDecoder, Message, Request, Sampling, load_decoder
-from tot.messages import as_written
-from tot.state import Drawn, State, Thought
+from tot.llm.prefix import as_written
+from tot.tree.thought import Drawn, State, Thought
 
 
 class Pieces(Task):

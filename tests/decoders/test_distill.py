@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from tot.decoders import Completion, Engine, Request, Sampling, load_decoder, load_model
-from tot.decoders.local import LocalDecoder
+from tot.decoders.decoder import LocalDecoder
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.training.distill.record import TOP, Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tot.decoders.last_open import LastOpen
+from tot.decoders.engine.last_open import LastOpen
 
 
 class Thing:

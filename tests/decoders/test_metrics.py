@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders import Completion, Engine, LocalDecoder, Request, Sampling, Usage, load_decoder, load_model
+from tot.decoders.budget import Metrics
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.metrics import Metrics
 from tot.decoders.timeline import Span, Timeline
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "

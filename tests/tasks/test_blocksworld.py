@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from tot import solve
 from tot.decoders.errors import RequestError, TaskError
 from tot.report.terminal import usage_line
-from tot.state import State, Thought
 from tot.tasks.blocks import apply, parse_action, solves
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, read_text, render
 from tot.tasks.pddl import Problem, read_problem
+from tot.tree.thought import State, Thought
 
 PDDL = """(define (problem three) (:domain blocksworld-4ops) (:objects a b c)
 (:init (handempty) (ontable a) (on b a) (ontable c) (clear b) (clear c))

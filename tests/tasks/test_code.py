@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tot import Observation, State, Task, Thought, load_task, solve
-from tot.data import rows
 from tot.decoders.errors import OptionError
+from tot.evaluation.data import rows
 from tot.running import run_to_end
 from tot.sandbox import Sandbox, confines
 from tot.tasks import MBPP, Code, HumanEval

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from tot import solve
 from tot.decoders.request import Completion, Request, Usage
-from tot.state import State, Thought
 from tot.tasks.creative_writing import CreativeWriting, endings, required
 from tot.tasks.sentences import paragraphs, split
+from tot.tree.thought import State, Thought
 
 TASK = CreativeWriting()
 CHAT = CreativeWriting().in_chat()

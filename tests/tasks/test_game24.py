@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders.errors import TaskError
-from tot.state import State, Thought
 from tot.tasks.arithmetic import evaluate
 from tot.tasks.game24 import Game24
+from tot.tree.thought import State, Thought
 
 TASK = Game24()
 ASKED = {

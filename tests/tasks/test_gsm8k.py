@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, Likelihood, Solution, State, Thought, load_decoder, solve
-from tot.checked_task import CheckedTask
 from tot.decoders import LocalDecoder
 from tot.sandbox import Sandbox
+from tot.task.checked import CheckedTask
 from tot.tasks.gsm8k import GSM8K
 
 THOUGHTS = (

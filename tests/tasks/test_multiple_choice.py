@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot.decoders.errors import TaskError
-from tot.state import State, Thought
 from tot.tasks.multiple_choice import MultipleChoice, options
+from tot.tree.thought import State, Thought
 
 TASK = MultipleChoice()
 QUESTION = "How far?\nA) 5 km\nB) 6 km\nC) 7 km"

@@ -12,7 +12,7 @@ import pytest
 from tot import BFS, BestOfN, Budget, Checkpoint, Observation, Refine, Sample, State, Task, Thought, asolve, solve
 from tot.decoders.errors import OptionError, TaskError
 from tot.report.terminal import tree_text
-from tot.tree import ThoughtTree
+from tot.tree.tree import ThoughtTree
 
 DRAFTS = {"try q": ["cat", "cart", "dog", "dog"], "mend cat, 2 wrong": ["doc", "cow", "bat", "cat"]}
 

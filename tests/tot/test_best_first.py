@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import DFS, BestFirst, Enumerate, Expand, Heuristic, Node, SearchState, State, Task, Thought, solve
-from tot.context import Context
 from tot.decoders import OptionError
 from tot.evaluators.base import Evaluator
-from tot.steps import Evaluation, Proposal
+from tot.llm.context import Context
+from tot.llm.replies import Evaluation, Proposal
 from tot.tasks.arithmetic import evaluate
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, render

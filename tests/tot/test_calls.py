@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import BFS, Propose, Sample, State, Thought, ThoughtTree, Value, Vote, solve
-from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders import Message, TaskError
 from tot.decoders.request import Part
+from tot.tree.calls import Call, calls_from_json, calls_to_json
 
 texts = st.text(st.characters(exclude_categories=("Cs",)), max_size=12) | st.sampled_from(["aaa", "aab", "aab\0🙂"])
 parts = st.builds(

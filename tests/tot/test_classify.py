@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, Classify, Likelihood, Node, Solution, Task, solve
-from tot.context import Context
 from tot.decoders.request import ChoiceLogprob
-from tot.steps import Evaluation
+from tot.llm.context import Context
+from tot.llm.replies import Evaluation
 
 JUDGED = {"sure": 20.0, "likely": 1.0, "impossible": 0.001}
 ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)

@@ -24,10 +24,10 @@ from tot import (
     Value,
     solve,
 )
-from tot.context import Context
 from tot.decoders import OptionError, TaskError
 from tot.evaluators.base import Evaluator
-from tot.steps import Evaluation
+from tot.llm.context import Context
+from tot.llm.replies import Evaluation
 
 ONE_LEVEL = BFS(thoughts=2, breadth=2, depth=2)
 

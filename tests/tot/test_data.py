@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tot.data import read, row, rows
 from tot.decoders import OptionError
+from tot.evaluation.data import read, row, rows
 
 ROWS = [{"question": "2 + 2?", "answer": 4}, {"question": "a, b\nor é?", "answer": 5}]
 

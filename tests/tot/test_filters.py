@@ -13,7 +13,7 @@ from tot import evaluate, solve
 from tot.config import filters_of
 from tot.decoders import Completion, OptionError, Request, Usage
 from tot.evaluation.folder import read_config
-from tot.task import Task
+from tot.task.task import Task
 
 
 class Letters(Task):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tot.judgements import parse_proposals, parse_value, parse_vote
+from tot.task.parsing import parse_proposals, parse_value, parse_vote
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from tot.decoders.machine import limit, matrix_rate, read_bandwidth
 from tot.decoders.timeline import Load
-from tot.machine import limit, matrix_rate, read_bandwidth
 from tot.report.profile import Demand
 
 
@@ -19,7 +19,7 @@ def test_the_longer_of_reading_and_multiplying_is_the_limit() -> None:
 def test_rates_are_work_over_the_fastest_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
     # Each run takes the clock's next step; the first, of a second, is a warm-up.
     times = iter([0, 1, *(t for lap in (4, 3, 2, 5, 6) for t in (10, 10 + lap))] * 2)
-    monkeypatch.setattr("tot.machine.time.perf_counter", lambda: next(times))
+    monkeypatch.setattr("tot.decoders.machine.time.perf_counter", lambda: next(times))
     assert read_bandwidth(size=800) == 400.0
     assert matrix_rate(torch.float32, size=4) == 2 * 4**3 / 2
 

@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import MCTS, Expand, Node, SearchState, State, Task, Thought
-from tot.steps import Proposal
+from tot.llm.replies import Proposal
 
 
 class Letters(Task):

@@ -11,7 +11,7 @@ import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Expand, State, Task, Thought
 from tot.decoders import Usage
-from tot.steps import Proposal
+from tot.llm.replies import Proposal
 
 
 class Places(Task):

@@ -9,7 +9,7 @@ import pytest
 
 from tot import BFS, Classify, Propose, Task, Value, Vote, load_task, solve
 from tot.decoders.request import Part
-from tot.parallel import bodies, conclusion, said, title
+from tot.llm.parallel_steps import bodies, conclusion, said, title
 from tot.tasks.creative_writing import CreativeWriting
 
 SENTENCES = "It rained. She said: go. He #left. They met."

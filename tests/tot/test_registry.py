@@ -41,8 +41,8 @@ from tot import (
 )
 from tot.decoders import OptionError, TaskError
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, named, parts_of
-from tot.search.act import Act
-from tot.search.rap import RAP
+from tot.search.baselines import Act
+from tot.search.mcts import RAP
 
 KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
 

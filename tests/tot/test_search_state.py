@@ -12,7 +12,7 @@ import pytest
 
 from tot import BFS, DFS, MCTS, BestFirst, Evaluate, Expand, SearchState, State, Task, Thought
 from tot.decoders import TaskError, Usage
-from tot.steps import Evaluation, Proposal
+from tot.llm.replies import Evaluation, Proposal
 
 
 class Paths(Task):

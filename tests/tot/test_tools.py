@@ -12,14 +12,14 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Checkpoint, Task, UseTools, solve
-from tot import tools as tools_module
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Message
-from tot.messages import as_written
+from tot.generators import tool_calls as tools_module
+from tot.generators.tool_calls import Tool, observed, told
+from tot.llm.prefix import as_written
 from tot.registry import parts_of
-from tot.state import Drawn, Observation, State, Thought
 from tot.tasks.arithmetic import calculator
-from tot.tools import Tool, observed, told
+from tot.tree.thought import Drawn, Observation, State, Thought
 
 CALLED: list[tuple[Any, ...]] = []
 

@@ -18,9 +18,9 @@ from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluators.head import ValueHead, identity, load_head
 from tot.registry import EVALUATORS, load_task, named
-from tot.state import State
 from tot.training.value import Paths, choose
-from tot.tree import ThoughtTree
+from tot.tree.thought import State
+from tot.tree.tree import ThoughtTree
 
 TASK = """
 from tot import Task

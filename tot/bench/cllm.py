@@ -18,14 +18,13 @@ from rich.table import Table
 
 from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, by_metric, timed
 from tot.bench.options import CLLMOptions
-from tot.decoders.decoder import load_decoder
+from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
-from tot.decoders.local import LocalDecoder
+from tot.decoders.machine import describe
 from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm.trajectories import stationary, windows
 from tot.evaluation.estimate import estimate
-from tot.machine import describe
 from tot.training.questions import NOTHING_TO_ASK, Question, questions_of
 
 

@@ -26,17 +26,16 @@ from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, timed, times
 from tot.bench.options import DecodersOptions
 from tot.bench.workloads import questions
-from tot.decoders.decoder import load_decoder
+from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Purpose, Request
 from tot.evaluators.likelihood import Explain
 from tot.generators.sample import Sample
 from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
-from tot.state import Thought
-from tot.task import Task
+from tot.task.task import Task
+from tot.tree.thought import Thought
 
 SERIAL, PACKED = "ar, serial", "ar, packed"
 KINDS = ("serial", "rounds", "packed")

@@ -15,12 +15,12 @@ import torch
 
 from tot.bench.harness import Measured, Metric, percent, timed
 from tot.bench.workloads import Asked, Waves, drawn, new_tokens, requests
+from tot.decoders.budget import Metrics
+from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
-from tot.decoders.local import LocalDecoder
-from tot.decoders.metrics import Metrics
+from tot.decoders.machine import describe
 from tot.decoders.request import Purpose
-from tot.machine import describe
 
 SPENT = [
     Metric(name, lambda took, name=name: _share(took["spent"], name), percent)  # type: ignore[misc]

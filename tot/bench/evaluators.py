@@ -20,20 +20,20 @@ from typing import Any
 
 from rich.table import Table
 
-from tot.backend import Backend
 from tot.bench.harness import Bench, Measured, Results, Side, timed
-from tot.checked_task import CheckedTask
-from tot.context import Context
 from tot.decoders.budget import Meter
 from tot.evaluation.attempt import Work
 from tot.evaluation.estimate import bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
 from tot.evaluators.base import Evaluator
+from tot.llm.backend import Backend
+from tot.llm.context import Context
 from tot.running import run_to_end
-from tot.state import Drawn, State, Thought
-from tot.task import Task
-from tot.tree import Node, ThoughtTree
+from tot.task.checked import CheckedTask
+from tot.task.task import Task
+from tot.tree.thought import Drawn, State, Thought
+from tot.tree.tree import Node, ThoughtTree
 
 _AT_ONCE = 16
 """Questions whose pieces are judged side by side."""

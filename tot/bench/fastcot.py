@@ -19,9 +19,8 @@ from rich.table import Table
 from tot.bench.engines import SPENT, about, metrics_of
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Results, Side, by_metric, percent, timed
 from tot.bench.options import FastCoTOptions as Asked
-from tot.decoders.decoder import load_decoder
+from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.options import FastCoTOptions
 from tot.evaluation.estimate import bootstrap
 from tot.training.fastcot import Answers, Rationale, batches, by_iteration, decode_whole, find_cap, masked, questions

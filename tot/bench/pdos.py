@@ -24,9 +24,8 @@ from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
 from tot.bench.options import PDOSOptions as Asked
 from tot.bench.pdos_questions import Example, Question, listed, multi_document, planning, retrieval
-from tot.decoders.decoder import Decoder, load_decoder
+from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
-from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.request import Message, Request, Sampling

@@ -21,8 +21,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, field_validator
 
-from tot.data import rows
 from tot.decoders.errors import OptionError, validated
+from tot.evaluation.data import rows
 
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
 """Tokens that an answer may have: for each step, of a plan more, and besides."""

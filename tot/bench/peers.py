@@ -45,13 +45,13 @@ from tot.bench.workloads import (
     rotated,
     rows,
 )
-from tot.decoders.local import LocalDecoder
+from tot.decoders.decoder import LocalDecoder
+from tot.decoders.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.decoders.request import Request, Sampling
 from tot.decoders.timeline import Load
-from tot.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.registry import load_task
 from tot.report.profile import Demand
-from tot.task import Task
+from tot.task.task import Task
 
 THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
 STEPS = 64

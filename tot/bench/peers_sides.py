@@ -17,13 +17,12 @@ from tot.bench.engines import SideError, about, generate, replay
 from tot.bench.harness import Side
 from tot.bench.options import PeersOptions
 from tot.bench.workers.worker import Worker
-from tot.decoders.decoder import load_decoder
+from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import TotError
-from tot.decoders.local import LocalDecoder
+from tot.decoders.machine import describe
 from tot.decoders.models.gguf_cache import cache_folder, cached_model
 from tot.decoders.models.loading import load_model, resolve_device, resolve_dtype
 from tot.decoders.models.model_names import find_model
-from tot.machine import describe
 
 OURS, LLAMA = "tot", "llama.cpp"
 PRECISIONS = ("BF16", "F16", "Q8_0", "own")

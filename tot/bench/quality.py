@@ -24,6 +24,7 @@ from tot.bench.evaluators import judge
 from tot.bench.harness import SECONDS, Bench, Measured, Metric, Side, plain, timed
 from tot.bench.options import QualityOptions
 from tot.decoders.errors import OptionError
+from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.attempt import Work
@@ -35,12 +36,11 @@ from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.heuristic import LogProb
-from tot.machine import describe
-from tot.messages import scoring
+from tot.llm.prefix import scoring
 from tot.registry import EVALUATORS, named
 from tot.search.session import elected
 from tot.solver import solve
-from tot.task import Task
+from tot.task.task import Task
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import Any
 
 from tot.bench.harness import timed
-from tot.data import rows as read_rows
+from tot.decoders.decoder import LocalDecoder
 from tot.decoders.errors import OptionError
-from tot.decoders.local import LocalDecoder
 from tot.decoders.request import Completion, Request, Sampling
+from tot.evaluation.data import rows as read_rows
 from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
-from tot.task import Task
+from tot.task.task import Task
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,8 +48,8 @@ def calibrate_command(
     """Find the least cap that keeps accuracy and answers with a window (section 4.4), and save the curve."""
     from dataclasses import asdict
 
+    from tot.decoders.engine.open_models import open_engine
     from tot.decoders.files import write_json
-    from tot.decoders.open_models import open_engine
     from tot.report.plots import curves, save
     from tot.training.fastcot import BATCH, Answers, batches, by_iteration, decode_whole, find_cap, questions
 

@@ -30,8 +30,8 @@ def report_command(
     from tot.report.graphs import GRAPHS
     from tot.report.page import tree_page
     from tot.report.picture import save
-    from tot.saved import read_run
-    from tot.tree import ThoughtTree
+    from tot.tree.saved import read_run
+    from tot.tree.tree import ThoughtTree
 
     if not run.exists():
         raise TaskError(f"{run} does not exist: give a run that `tot solve --out` wrote, or a folder of `tot eval`")

@@ -10,7 +10,7 @@ from pydantic import Field
 from tot.cli.options import takes
 from tot.decoders.decoder import METHODS, options_of
 from tot.decoders.errors import OptionError, unknown
-from tot.decoders.network import is_loopback, key_from
+from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
 from tot.options import ModelOptions
 from tot.report.terminal import complain
@@ -66,7 +66,7 @@ def serve_command(given: dict[str, Any]) -> None:
         from tot.decoders.serving.service import Service
     except ModuleNotFoundError as error:
         raise OptionError(f"tot serve needs {error.name}: pip install fastapi uvicorn prometheus-client") from None
-    from tot.machine import describe
+    from tot.decoders.machine import describe
 
     loading = asked.loading | own
     with listen(asked.host, asked.port) as listening, load_decoder(asked.decoder, asked.model, **loading) as loaded:

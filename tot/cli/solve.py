@@ -15,8 +15,8 @@ from tot.decoders.errors import OptionError, TaskError
 from tot.options import SearchOptions
 
 if TYPE_CHECKING:
-    from tot.checkpoint import Checkpoint
     from tot.report.profile import Profile
+    from tot.search.checkpoint import Checkpoint
     from tot.search.session import SearchSession
 
 _WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
@@ -63,7 +63,7 @@ def solve_command(
 ) -> None:
     """Grow a tree of thoughts about a question and answer it."""
     started = time.monotonic()
-    from tot.checkpoint import Checkpoint
+    from tot.search.checkpoint import Checkpoint
 
     checkpoint: Checkpoint | None = None
     if resume is not None:
@@ -98,7 +98,7 @@ def solve_command(
 
 def _question(task: str, question: str | None, data: Path | None, row: int) -> str:
     """The question as given, from standard input, from a row of data, or the task's example."""
-    from tot.data import row as read_row
+    from tot.evaluation.data import row as read_row
     from tot.evaluation.questions import question_of
     from tot.registry import load_task
 
@@ -122,9 +122,9 @@ def _run(
     settings: Settings, checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
 ) -> bool:
     """Do what the settings say; write, then print. True where Ctrl-C ended it."""
-    from tot.checkpoint import Checkpoint
     from tot.decoders.files import write_json
     from tot.report.terminal import progress, search_line, show
+    from tot.search.checkpoint import Checkpoint
     from tot.solver import conclude, solve
 
     task, config = settings.opened(settings.task)

@@ -16,7 +16,6 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tot.backend import Backend
 from tot.config import FILTERS, SearchConfig
 from tot.decoders.budget import Budget, Meter
 from tot.decoders.decoder import Decoder
@@ -25,12 +24,13 @@ from tot.decoders.registry import declared
 from tot.decoders.request import Purpose, Usage
 from tot.evaluation.configuration import Configuration
 from tot.evaluation.questions import Question
+from tot.llm.backend import Backend
+from tot.llm.seeds import derive
 from tot.options import LOADING, SAME
 from tot.sandbox import pool
 from tot.search.session import SearchSession, Watcher
-from tot.seeds import derive
 from tot.solver import conclude
-from tot.task import Task
+from tot.task.task import Task
 
 Pending = Iterator[tuple[Question, int]]
 """Questions, each with the number of its repeat."""

@@ -7,10 +7,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tot.checked_task import CheckedTask
-from tot.state import State
-from tot.task import Task
-from tot.tree import ThoughtTree
+from tot.task.checked import CheckedTask
+from tot.task.task import Task
+from tot.tree.thought import State
+from tot.tree.tree import ThoughtTree
 
 
 def read_leaves(

@@ -17,7 +17,7 @@ from tot.decoders.errors import TaskError, reason
 from tot.evaluation.folder import read_config, read_samples
 from tot.evaluation.results import Results, summarise, tokens_of
 from tot.report.page import Block, page, tree_block
-from tot.tree import ThoughtTree
+from tot.tree.tree import ThoughtTree
 
 _BARS = 12
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tot.data import read
 from tot.decoders.errors import OptionError, TaskError, TotError
-from tot.task import Task
+from tot.evaluation.data import read
+from tot.task.task import Task
 
 _Row = tuple[int, str, dict[str, Any] | OptionError]
 

@@ -18,18 +18,18 @@ from pathlib import Path
 from typing import Any
 
 from tot.config import SearchConfig
-from tot.data import located
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, Work, attempt, running
 from tot.evaluation.configuration import OWN
+from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
 from tot.running import run_to_end
 from tot.search.session import SearchSession, Watcher
-from tot.task import Task
+from tot.task.task import Task
 
 
 def evaluate(

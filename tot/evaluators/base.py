@@ -8,11 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from tot.context import Context
 from tot.decoders.request import Message
-from tot.state import State
-from tot.task import Task
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.task.task import Task
+from tot.tree.thought import State
+from tot.tree.tree import Node
 
 Labels = Mapping[str, float]
 """What each label is worth."""

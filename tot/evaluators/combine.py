@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pydantic import model_validator
 
-from tot.context import Context
 from tot.decoders.errors import OptionError, renamed
 from tot.evaluators.base import Evaluator
-from tot.steps import NOTHING, Evaluation
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.replies import NOTHING, Evaluation
+from tot.tree.tree import Node
 
 
 class Combine(Evaluator):

@@ -16,12 +16,12 @@ from weakref import WeakKeyDictionary
 
 from pydantic import field_validator
 
-from tot.context import Context
 from tot.decoders.errors import OptionError, reason
 from tot.decoders.files import replacing, writing
 from tot.evaluators.base import Evaluator
-from tot.steps import Evaluation
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.replies import Evaluation
+from tot.tree.tree import Node
 
 if TYPE_CHECKING:
     from torch import Tensor

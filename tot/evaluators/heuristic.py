@@ -11,11 +11,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tot.context import Context
 from tot.decoders.errors import OptionError
 from tot.evaluators.base import Evaluator
-from tot.state import State
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.tree.thought import State
+from tot.tree.tree import Node
 
 
 class Heuristic(Evaluator):

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tot.context import Context
 from tot.evaluators.base import Labels, TemplateEvaluator, labels_of
-from tot.steps import Evaluation, softmax
-from tot.task import Task
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.replies import Evaluation, softmax
+from tot.task.task import Task
+from tot.tree.tree import Node
 
 
 class Likelihood(TemplateEvaluator):

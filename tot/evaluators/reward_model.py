@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from tot.context import Context
 from tot.decoders.errors import ModelError, reason
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.tree.tree import Node
 
 Steps = tuple[str, tuple[str, ...]]
 """A question, and the thoughts after it."""

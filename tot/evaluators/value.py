@@ -9,12 +9,12 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tot.context import Context
 from tot.evaluators.base import Labels, TemplateEvaluator
-from tot.parallel import candidate, said_of
-from tot.steps import NOTHING, Evaluation, Reply, spent
-from tot.task import Task
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.parallel_steps import candidate, said_of
+from tot.llm.replies import NOTHING, Evaluation, Reply, spent
+from tot.task.task import Task
+from tot.tree.tree import Node
 
 
 class Value(TemplateEvaluator):

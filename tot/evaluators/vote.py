@@ -7,11 +7,11 @@ from typing import Annotated
 
 from pydantic import Field
 
-from tot.context import Context
 from tot.evaluators.base import Evaluator
-from tot.parallel import candidate, conclusion
-from tot.steps import Evaluation, Reply, spent
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.parallel_steps import candidate, conclusion
+from tot.llm.replies import Evaluation, Reply, spent
+from tot.tree.tree import Node
 
 
 class Vote(Evaluator):

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from tot.context import Context
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.tree.tree import Node
 
 Count = Annotated[int, Field(ge=1)]
 Temperature = Annotated[float, Field(ge=0)]

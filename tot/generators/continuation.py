@@ -10,11 +10,11 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from tot.context import Context
 from tot.generators.base import Count, Generator
-from tot.state import Drawn, Thought, after_thinking
-from tot.steps import Proposal, Reply
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.replies import Proposal, Reply
+from tot.tree.thought import Drawn, Thought, after_thinking
+from tot.tree.tree import Node
 
 _UNTIL = {
     "paragraph": ("\n\n",),

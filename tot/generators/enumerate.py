@@ -8,13 +8,13 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tot.context import Context
 from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
 from tot.generators.sample import write
-from tot.state import Thought
-from tot.steps import Proposal, softmax
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.replies import Proposal, softmax
+from tot.tree.thought import Thought
+from tot.tree.tree import Node
 
 
 class Enumerate(Generator):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tot.context import Context
 from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
 from tot.generators.sample import write
-from tot.parallel import bodies
-from tot.state import Thought
-from tot.steps import Proposal, Reply
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.parallel_steps import bodies
+from tot.llm.replies import Proposal, Reply
+from tot.tree.thought import Thought
+from tot.tree.tree import Node
 
 
 class Propose(Generator):

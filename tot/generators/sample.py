@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tot.context import Context
 from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
-from tot.state import Thought
-from tot.steps import Proposal, Reply, spent
-from tot.tree import Node
+from tot.llm.context import Context
+from tot.llm.replies import Proposal, Reply, spent
+from tot.tree.thought import Thought
+from tot.tree.tree import Node
 
 
 class Sample(Generator):

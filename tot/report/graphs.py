@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 
 if TYPE_CHECKING:
-    from tot.tree import Node, ThoughtTree
+    from tot.tree.tree import Node, ThoughtTree
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """Characters that XML can't hold, not even escaped."""

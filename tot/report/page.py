@@ -18,7 +18,7 @@ from jinja2 import Environment
 from markupsafe import Markup
 
 if TYPE_CHECKING:
-    from tot.tree import ThoughtTree
+    from tot.tree.tree import ThoughtTree
 
 _SCRIPTS = ("text.js", "tree.js", "view.js", "panel.js", "search.js", "overview.js", "main.js")
 _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})

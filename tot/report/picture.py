@@ -20,7 +20,7 @@ from tot.report.terminal import plain
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-    from tot.tree import Node, ThoughtTree
+    from tot.tree.tree import Node, ThoughtTree
 
 _LETTERS, _LETTER, _LINE = 38, 0.056, 0.14
 """In a line of a box, and their size; all lengths are inches."""

@@ -23,13 +23,13 @@ from typing import Any, NamedTuple
 from rich.table import Table
 from torch import nn
 
+from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.recording import recording
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_text
-from tot.decoders.local import LocalDecoder
+from tot.decoders.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.decoders.timeline import LANE, Load, Span, Timeline
-from tot.machine import describe, limit, matrix_rate, read_bandwidth
 from tot.report.terminal import console
 
 _PARTS = {

@@ -25,7 +25,7 @@ from rich.tree import Tree
 if TYPE_CHECKING:
     from tot.search.session import SearchSession
     from tot.solver import Solution
-    from tot.tree import Node, ThoughtTree
+    from tot.tree.tree import Node, ThoughtTree
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
 

@@ -1,8 +1,7 @@
 """Search algorithms over trees of thoughts."""
 
-from tot.search.act import Act
 from tot.search.base import Search
-from tot.search.baselines import BestOfN, ChainOfThought, SelfConsistency
+from tot.search.baselines import Act, BestOfN, ChainOfThought, SelfConsistency
 from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.evaluators.base import Evaluator
+from tot.llm.replies import Steps
 from tot.search.state import SearchState
-from tot.state import State
-from tot.steps import Steps
-from tot.tree import Node
+from tot.tree.thought import State
+from tot.tree.tree import Node
 
 if TYPE_CHECKING:
-    from tot.task import Task
+    from tot.task.task import Task
 
 Depth = Annotated[int, Field(ge=1)] | None
 Count = Annotated[int, Field(ge=1)]

@@ -11,9 +11,9 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from tot.decoders.errors import renamed
+from tot.llm.replies import Steps
 from tot.search.base import Count, Search, by_value
 from tot.search.state import SearchState
-from tot.steps import Steps
 
 
 class _Whole(Search):
@@ -63,3 +63,16 @@ class BestOfN(_Whole):
             return
         for chain in by_value((yield search.evaluate(chains)))[:1]:
             search.best = chain
+
+
+class Act(Search):
+    """One path, of the thought generator's first thought each time, which may lead back to where it has been."""
+
+    wanders = True
+
+    def steps(self, search: SearchState) -> Steps:
+        while not search.is_end(search.best):
+            children = yield search.expand([search.best], 1)
+            if not children:
+                return
+            search.best = children[0]

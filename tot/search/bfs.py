@@ -9,10 +9,10 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from tot.llm.replies import Steps
 from tot.search.base import Count, MergingSearch, by_value
 from tot.search.state import SearchState
-from tot.steps import Steps
-from tot.tree import Node
+from tot.tree.tree import Node
 
 
 class BFS(MergingSearch):

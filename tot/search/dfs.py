@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from tot.llm.replies import Steps
 from tot.search.base import Count, MergingSearch, by_value
 from tot.search.state import SearchState
-from tot.steps import Steps
-from tot.tree import Node
+from tot.tree.tree import Node
 
 
 class DFS(MergingSearch):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.errors import OptionError, unknown
-from tot.tree import Node
-from tot.user_code import user_code
+from tot.task.checked import user_code
+from tot.tree.tree import Node
 
 if TYPE_CHECKING:
     from tot.search.state import SearchState

@@ -6,10 +6,10 @@ which the task's template shows what was observed (Self-Debugging, Chen et al., 
 
 from __future__ import annotations
 
+from tot.llm.replies import Steps
 from tot.search.base import Count, Search, by_value
 from tot.search.state import SearchState
-from tot.steps import Steps
-from tot.tree import Node
+from tot.tree.tree import Node
 
 
 class Refine(Search):

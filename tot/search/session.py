@@ -11,21 +11,21 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tot.backend import Backend
-from tot.checkpoint import Checkpoint, Recorded
-from tot.context import Context
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
 from tot.evaluators.base import Evaluator
 from tot.generators.base import Generator
 from tot.generators.sample import chains
+from tot.llm.backend import Backend
+from tot.llm.context import Context
+from tot.llm.replies import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
 from tot.search.base import Search, by_value
+from tot.search.checkpoint import Checkpoint, Recorded
 from tot.search.state import each_of
-from tot.state import after_thinking
-from tot.steps import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
-from tot.task import Task
-from tot.tree import Node, ThoughtTree
-from tot.user_code import user_code
+from tot.task.checked import user_code
+from tot.task.task import Task
+from tot.tree.thought import after_thinking
+from tot.tree.tree import Node, ThoughtTree
 
 Watcher = Callable[["SearchSession"], None]
 

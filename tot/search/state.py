@@ -11,16 +11,15 @@ import random
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from tot.checked_task import CheckedTask
 from tot.decoders.errors import TaskError
+from tot.llm.replies import Evaluate, Evaluation, Expand, Proposal, Step, as_evaluation, as_proposal
+from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.hooks import Hooks
-from tot.seeds import derive
-from tot.state import State, Thought
-from tot.steps import Evaluate, Evaluation, Expand, Proposal, Step, as_evaluation, as_proposal
-from tot.task import Task
-from tot.tree import Node, ThoughtTree
-from tot.user_code import user_code
+from tot.task.checked import CheckedTask, user_code
+from tot.task.task import Task
+from tot.tree.thought import State, Thought
+from tot.tree.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
     from tot.search.base import Search

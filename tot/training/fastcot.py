@@ -13,14 +13,14 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
-from tot.data import rows
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Request, Sampling
+from tot.evaluation.data import rows
 from tot.evaluation.estimate import bootstrap, estimate
 from tot.registry import load_task
-from tot.task import Task
+from tot.task.task import Task
 
 ANSWER_TOKENS = 12
 BATCH = 16

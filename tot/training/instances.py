@@ -8,8 +8,8 @@ from itertools import count as numbers
 from pathlib import Path
 from typing import Any
 
-from tot.data import rows
 from tot.decoders.errors import OptionError
+from tot.evaluation.data import rows
 from tot.registry import load_task
 from tot.report.terminal import counting
 

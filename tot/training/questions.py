@@ -6,11 +6,11 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tot.data import rows
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Request, Sampling
+from tot.evaluation.data import rows
 from tot.registry import load_task
-from tot.task import Task
+from tot.task.task import Task
 
 NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
 

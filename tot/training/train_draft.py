@@ -17,11 +17,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 from rich.console import Console
 
-from tot.data import rows
+from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
-from tot.decoders.local import LocalDecoder
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.models.loading import LoadedModel, load_model, quiet_transformers
 from tot.decoders.models.model_names import draft_folder
@@ -29,11 +28,12 @@ from tot.decoders.training.distill.record import Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train
 from tot.decoders.training.options import DraftOptions
 from tot.decoders.training.resuming import check_settings
+from tot.evaluation.data import rows
 from tot.generators.sample import Sample
 from tot.report.terminal import counting
 from tot.search import BFS
 from tot.solver import asolve
-from tot.task import Task
+from tot.task.task import Task
 from tot.training.questions import rows_of_task
 
 TEMPERATURES = (0.3, 0.7, 1.0)

@@ -24,9 +24,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from tot.backend import Backend
-from tot.checked_task import CheckedTask
-from tot.context import Context
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import OptionError
@@ -43,11 +40,14 @@ from tot.evaluation.run import run_evaluation
 from tot.evaluators.base import Evaluator
 from tot.evaluators.head import ValueHead, identity
 from tot.generators.continuation import Continue
+from tot.llm.backend import Backend
+from tot.llm.context import Context
+from tot.llm.replies import Evaluation
+from tot.llm.seeds import derive
 from tot.report.terminal import counting
 from tot.running import run_to_end
-from tot.seeds import derive
-from tot.steps import Evaluation
-from tot.tree import Node
+from tot.task.checked import CheckedTask
+from tot.tree.tree import Node
 
 _AT_ONCE = 8
 """Trees whose states are read side by side."""

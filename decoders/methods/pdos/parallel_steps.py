@@ -14,10 +14,9 @@ from contextlib import ExitStack
 from functools import partial
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
-from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence
+from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job
 from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import Method, OpenedMethod

@@ -16,11 +16,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Raw, Sampled
-from tot.decoders.engine.sequence import DecodingSequence
+from tot.decoders.engine.sequence import DecodingSequence, Job, Policy
 from tot.decoders.files import replacing
 from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.request import Request

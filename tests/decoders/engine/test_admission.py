@@ -11,8 +11,8 @@ import pytest
 
 from tot.decoders import LocalDecoder, Request, Sampling, load_decoder
 from tot.decoders.engine import scheduler
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
+from tot.decoders.engine.sequence import Job
 from tot.decoders.methods.autoregressive import Autoregressive
 
 Serve = Callable[..., LocalDecoder]

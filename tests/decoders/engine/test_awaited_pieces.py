@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from tot.decoders import LocalDecoder, Request, Sampling
-from tot.decoders.engine.job import Handle
+from tot.decoders.engine.sequence import Handle
 
 Serve = Callable[..., LocalDecoder]
 STREAMS = 64

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from tot.decoders import Engine, LocalDecoder, ModelError, Request, Sampling, load_model
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import Job
 from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4

@@ -14,9 +14,9 @@ from scipy import stats
 from torch import Tensor
 
 from tot.decoders import LocalDecoder, Request, Sampling
-from tot.decoders.engine.job import Job, Policy
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
+from tot.decoders.engine.sequence import Job, Policy
 from tot.decoders.methods.autoregressive import Autoregressive
 
 END = 2

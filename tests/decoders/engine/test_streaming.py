@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, LocalDecoder, Request, RequestError, Sampling
-from tot.decoders.engine.job import Handle
+from tot.decoders.engine.sequence import Handle
 
 Serve = Callable[..., LocalDecoder]
 

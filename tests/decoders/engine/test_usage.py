@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, LocalDecoder, Request, Sampling, Usage
-from tot.decoders.engine.job import Job
 from tot.decoders.engine.runner import Chunk
+from tot.decoders.engine.sequence import Job
 from tot.decoders.methods.autoregressive import Autoregressive
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: " * 4

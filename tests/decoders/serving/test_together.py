@@ -13,7 +13,7 @@ import pytest
 
 from tot.decoders import Request, Sampling
 from tot.decoders.budget import Meter
-from tot.decoders.engine.job import Handle
+from tot.decoders.engine.sequence import Handle
 from tot.decoders.serving.app import make_app
 from tot.decoders.serving.options import Limits
 from tot.decoders.serving.service import Service

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tot.judgements import parse_value
+from tot.task.parsing import parse_value
 from tot.tasks.numbers import flexible_answer, normalize, same_number, strict_answer
 
 HOSTILE = [

@@ -12,7 +12,7 @@ import pytest
 from tot.bench.decoders import Problem, forget, gain, hold_beginnings, ways
 from tot.cli.app import main
 from tot.decoders import load_decoder
-from tot.task import Task
+from tot.task.task import Task
 
 pytestmark = pytest.mark.benches
 

@@ -12,7 +12,6 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.backend import Backend
 from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told
 from tot.bench.options import QualityOptions
 from tot.bench.quality import Answered, Leaf, prompts_told, read_answers, replayed, table, way
@@ -23,8 +22,9 @@ from tot.decoders.budget import Meter
 from tot.decoders.request import ChoiceLogprob
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.state import Drawn, State, Thought
-from tot.tree import Node, ThoughtTree
+from tot.llm.backend import Backend
+from tot.tree.thought import Drawn, State, Thought
+from tot.tree.tree import Node, ThoughtTree
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
 SAID = {  # by question, what its samples say: plain answers are right for two, majorities for three

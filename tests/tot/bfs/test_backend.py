@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from tot import BFS, Sample, Solution, Value
-from tot.backend import Backend
 from tot.decoders.budget import Meter
 from tot.decoders.errors import RequestError
+from tot.llm.backend import Backend
 from tot.search.session import SearchSession
 
 

@@ -13,11 +13,11 @@ import pytest
 from selenium.webdriver.common.keys import Keys
 
 from tot import State, Thought, ThoughtTree
-from tot.calls import Call
 from tot.decoders import Message
 from tot.decoders.files import write_text
 from tot.decoders.request import Part
 from tot.evaluation.overview import evaluation_page
+from tot.tree.calls import Call
 
 HOSTILE = {
     "script": "<script>window.hacked = 1</script>",

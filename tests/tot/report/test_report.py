@@ -237,7 +237,7 @@ def test_a_picture_shows_what_came_of_a_thought() -> None:
 def test_jupyter_gets_no_picture_where_matplotlib_is_not_installed(
     tree: ThoughtTree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tot.tree.find_spec", lambda name: None)
+    monkeypatch.setattr("tot.tree.tree.find_spec", lambda name: None)
     assert tree._repr_svg_() is None
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(OptionError, match="plots need matplotlib: pip install matplotlib"):

@@ -13,18 +13,17 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tot.backend import Backend
-from tot.checked_task import CheckedTask
 from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
-from tot.messages import as_written, drawn_for, scoring, tokens_of, with_said, with_text
-from tot.parallel import with_room
-from tot.seeds import derive
-from tot.state import Drawn, State, Thought, is_thinking
-from tot.steps import Evaluation, Reply, as_evaluation, is_cut
-from tot.task import Task
-from tot.tree import Node, ThoughtTree
-from tot.user_code import user_code
+from tot.llm.backend import Backend
+from tot.llm.parallel_steps import with_room
+from tot.llm.prefix import as_written, drawn_for, scoring, tokens_of, with_said, with_text
+from tot.llm.replies import Evaluation, Reply, as_evaluation, is_cut
+from tot.llm.seeds import derive
+from tot.task.checked import CheckedTask, user_code
+from tot.task.task import Task
+from tot.tree.thought import Drawn, State, Thought, is_thinking
+from tot.tree.tree import Node, ThoughtTree
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, JsonValue
 
-from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError
 from tot.decoders.files import write_json, write_text
 from tot.decoders.request import Usage
-from tot.saved import FORMAT, VERSION, read_run
-from tot.state import State, Thought
+from tot.tree.calls import Call, calls_from_json, calls_to_json
+from tot.tree.saved import FORMAT, VERSION, read_run
+from tot.tree.thought import State, Thought
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError, reason
+from tot.tree.calls import Call, calls_from_json, calls_to_json
 
 FORMAT = "tot.tree"
 VERSION = 2

@@ -14,10 +14,14 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, validate_call
+from pydantic import ConfigDict, ValidationError, field_serializer, field_validator, validate_call
 
 from tot.decoders.errors import OptionError, readable
-from tot.state import Observation
+from tot.generators.continuation import Continue
+from tot.llm.context import Context
+from tot.llm.replies import Proposal, Reply
+from tot.tree.thought import Observation
+from tot.tree.tree import Node
 
 PROMPT = ">>> "
 """What a call begins with."""
@@ -144,3 +148,50 @@ async def _result(line: str, tools: dict[str, Tool]) -> str:
     if len(named) != len(call.keywords):
         return "ValueError: write the arguments out, as numbers and texts"
     return await tool.call(arguments, named)
+
+
+class UseTools(Continue):
+    """As Continue; a piece also ends with a call, and the result is put behind it: an observation, and part of the
+    message that is gone on with, but nothing that the model wrote."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    tools: tuple[Tool, ...]
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
+        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
+
+    @field_serializer("tools")
+    def _names(self, tools: tuple[Tool, ...]) -> list[str]:
+        return [tool.name for tool in tools]
+
+    @property
+    def about(self) -> str:
+        return told(self.tools)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (PROMPT, *super().ends)
+
+    def rest_of(self, text: str) -> tuple[str, ...] | None:
+        return ("\n",) if text.endswith(PROMPT) else super().rest_of(text)
+
+    async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
+        proposal = await super().finish(ctx, node, sample, reply, prior)
+        thought = proposal.thought
+        if thought is None:
+            return proposal
+        ((name, text),) = thought.parts.items()
+        written = text.rstrip("\n")
+        line = written.rpartition("\n")[2]
+        if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
+            return proposal
+        seen = await observed(line.removeprefix(PROMPT), self.tools)
+        parts = {name: f"{written}\n{seen.text}\n"}
+        # A model that ends its turn with a call waits for the result.
+        full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
+        changes = {"parts": parts, "observation": seen, "ended": full, "truncated": full}
+        proposal.thought = thought.model_copy(update=changes)
+        return proposal

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tot.decoders.engine.engine import Engine
+from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.kernels.compiling import DRAW
 from tot.decoders.kernels.forward import Quantization
 from tot.decoders.kernels.native import level, library
-from tot.decoders.last_open import LastOpen
-from tot.decoders.memory import give_back
+from tot.decoders.machine import give_back
 from tot.decoders.models.loading import load_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
 from tot.decoders.models.supported import LLAMA_LIKE

@@ -20,7 +20,7 @@ from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
 
 if TYPE_CHECKING:
-    from tot.task import Task
+    from tot.task.task import Task
 
 _ROLES = ("system", "user", "assistant")
 _LAST_BREAK = re.compile(r"\r?\n[ \t]*(?=\{%\s*endblock\b)")

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError
 from tot.decoders.request import Message
-from tot.state import Observation, State, Thought, after_thinking
-from tot.steps import Proposal
-from tot.task import Task
+from tot.llm.replies import Proposal
+from tot.task.task import Task
+from tot.tree.thought import Observation, State, Thought, after_thinking
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 _OBSERVED = 4000
@@ -230,3 +231,14 @@ def _as_float(number: float) -> float:
         return float(number)
     except OverflowError:
         return math.inf
+
+
+@contextmanager
+def user_code(what: str) -> Iterator[None]:
+    """Raise TaskError, naming the part, for any exception of it in the block that is not TotError."""
+    try:
+        yield
+    except TotError:
+        raise
+    except Exception as error:
+        raise TaskError(f"{what} raised {type(error).__name__}: {error}") from error

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from typing import Any
 
 from tot.decoders.request import Message, Purpose, Request, Sampling
-from tot.state import Thought
+from tot.tree.thought import Thought
 
 
 def tokens_of(thoughts: Sequence[Thought]) -> Hashable:

@@ -18,13 +18,13 @@ from typing import IO, Any
 
 from pydantic import TypeAdapter
 
-from tot.calls import Call, calls_from_json, calls_to_json
 from tot.decoders.errors import TaskError, reason
 from tot.decoders.files import writing
 from tot.decoders.request import Usage
-from tot.state import State
-from tot.steps import Evaluation, Expand, Proposal, Step
-from tot.tree import ThoughtTree, link_to_json
+from tot.llm.replies import Evaluation, Expand, Proposal, Step
+from tot.tree.calls import Call, calls_from_json, calls_to_json
+from tot.tree.thought import State
+from tot.tree.tree import ThoughtTree, link_to_json
 
 _FORMAT = "tot.checkpoint"
 _EARLIER = "tot.trace"

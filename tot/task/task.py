@@ -10,11 +10,11 @@ from collections.abc import Collection, Hashable, Mapping, Sequence
 from copy import copy
 from typing import Any, ClassVar, Literal, Self
 
-from tot import judgements
 from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message, in_unicode
-from tot.state import Observation, State, Thought
-from tot.templates import Templates
+from tot.task import parsing
+from tot.task.templates import Templates
+from tot.tree.thought import Observation, State, Thought
 
 
 class Task:
@@ -201,11 +201,11 @@ class Task:
 
     def parse_proposals(self, text: str) -> list[str]:
         """The thoughts that one reply lists: by default its list items, or its lines."""
-        return judgements.parse_proposals(text)
+        return parsing.parse_proposals(text)
 
     def parse_value(self, text: str) -> float | None:
         """The value in an evaluator's reply: by default the number on the scale; None if there is none."""
-        return judgements.parse_value(text, *self.scale)
+        return parsing.parse_value(text, *self.scale)
 
     def candidate(self, state: State) -> str:
         """How a state is shown to voters: by default its last thought."""
@@ -213,7 +213,7 @@ class Task:
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
         """The number of the candidate that a reply is for, from 1 to `candidates`; None if there is none."""
-        return judgements.parse_vote(text, candidates)
+        return parsing.parse_vote(text, candidates)
 
     def is_answered(self, message: str) -> bool:
         """True where a message that a model is writing holds its answer, and nothing more is needed of it."""

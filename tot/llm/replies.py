@@ -14,13 +14,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from tot.calls import Call, calls_of
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Completion, Request, Usage
-from tot.parallel import said
-from tot.state import Drawn, State, Thought
-from tot.task import Task
-from tot.tree import Node
+from tot.llm.parallel_steps import said
+from tot.task.task import Task
+from tot.tree.calls import Call, calls_of
+from tot.tree.thought import Drawn, State, Thought
+from tot.tree.tree import Node
 
 NOTHING = Usage()
 Asked = Annotated[tuple[Call, ...], Field(exclude=True)]

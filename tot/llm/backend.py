@@ -17,7 +17,7 @@ from tot.decoders.budget import Meter
 from tot.decoders.decoder import AsyncDecoder, Decoder
 from tot.decoders.errors import OptionError, RequestError, TotError
 from tot.decoders.request import Completion, Purpose, Request, Usage
-from tot.steps import is_cut
+from tot.llm.replies import is_cut
 
 _TEXT_ALONE: dict[Purpose, str] = {
     "generate": "generator='sample' in place of Enumerate(), or Enumerate(prior='uniform')",
