@@ -3,6 +3,6 @@
 Names are imported when first used, so that reading a request costs no import of torch.
 """
 
-from tot.decoders.lazy import attach
+import lazy_loader as lazy
 
-__getattr__, __dir__, __all__ = attach(__name__)
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

@@ -6,7 +6,6 @@ import threading
 import time
 from collections import defaultdict
 from dataclasses import dataclass, field, replace
-from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,10 +17,10 @@ class Budget(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    tokens: Annotated[int, Field(ge=0)] | None = None
-    forwards: Annotated[int, Field(ge=0)] | None = None
-    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] | None = None
-    nodes: Annotated[int, Field(ge=0)] | None = None
+    tokens: int | None = Field(None, ge=0, description="Stop after so many new tokens.")
+    forwards: int | None = Field(None, ge=0, description="Stop after so many forward passes.")
+    seconds: float | None = Field(None, ge=0, allow_inf_nan=False, description="Stop after so many seconds of search.")
+    nodes: int | None = Field(None, ge=0, description="Stop after so many thoughts.")
 
 
 class Meter:

@@ -17,6 +17,7 @@ from pydantic import BaseModel
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown, validated
 from tot.decoders.methods.options import FEW_SHOT, OPTIONS
+from tot.decoders.models.model_names import Quantize
 from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
 
@@ -29,10 +30,6 @@ if TYPE_CHECKING:
 
 METHODS = Registry("decoder", "tot.decoders")
 """The decoding methods that run here, and decoders of one's own, by name."""
-Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
-"""How weights of linear layers are kept: "none" as the model has them; "gguf" as the whole numbers of four to eight
-bits that a .gguf file has; "int8-dynamic" in eight bits. Both of these round what is multiplied to eight bits, too.
-"auto" is "gguf" for a .gguf file whose number format is not asked for, where that can be computed with; else "none"."""
 REMOTE = ("openai",)
 """The decoders that ask a server, and have no model here."""
 

@@ -1,15 +1,17 @@
-"""What a model runs on: in words, and what it can do at most, measured here and now.
+"""The machine: processor or GPU, free memory, a container's limits, and how fast a forward can be at most.
 
-A forward can't be faster than reading the weights once, nor than its multiplications: `limit` says which of the two
-takes longer. Bytes and operations a second are the best of a few runs, as a limit is what nothing beats.
+A forward takes at least as long as reading its weights once, and as its multiplications: `limit` returns the longer of
+the two. Bytes and operations per second are the best of a few runs.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import logging
 import math
+import platform
 import sys
 import time
 from collections.abc import Callable
@@ -17,9 +19,6 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 import torch
-import transformers
-
-from tot.decoders.kernels.native import processor
 
 _RUNS = 5
 _BYTES = 2**28
@@ -28,6 +27,8 @@ _SIZE = 2048
 
 def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
     """One line: processor or GPU, threads, versions, and a number format."""
+    import transformers  # seconds, which only this line needs
+
     if device.type == "cuda":
         place = torch.cuda.get_device_name(device)
     else:
@@ -130,3 +131,16 @@ def _processors(group: Path) -> float:
         return max(0.01, int(quota) / int(period))  # "max" where there is no quota
     except (OSError, ValueError, ZeroDivisionError):
         return sys.maxsize
+
+
+@functools.cache
+def processor() -> str:
+    """The processor's name, as the system tells it."""
+    return processor_info("model name") or platform.processor() or platform.machine()
+
+
+def processor_info(what: str) -> str:
+    """What Linux says of the first processor; "" elsewhere."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")

@@ -6,6 +6,6 @@
 Names are imported when first used: `import tot` is cheap, and `tot.decoders` stands without the search layer.
 """
 
-from tot.decoders.lazy import attach
+import lazy_loader as lazy
 
-__getattr__, __dir__, __all__ = attach(__name__)
+__getattr__, __dir__, __all__ = lazy.attach_stub(__name__, __file__)

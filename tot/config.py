@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from tot.decoders.budget import Budget
 from tot.decoders.decoder import (
+    METHODS,
     REMOTE,
     Decoder,
     checked_options,
@@ -22,7 +24,7 @@ from tot.decoders.decoder import (
 )
 from tot.decoders.errors import ModelError, OptionError, readable, unknown
 from tot.decoders.methods.options import FEW_SHOT
-from tot.decoders.models.model_names import find_model, has_chat_template, warn_of_no_template
+from tot.decoders.models.model_names import Quantize, find_model, has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose, Sampling
@@ -32,65 +34,170 @@ from tot.task.checked import user_code
 from tot.task.task import Task
 
 FILTERS = ("top_k", "top_p", "min_p")
+_SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
+_USER_IN_URL = re.compile(r"//[^/@\s]*@")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
 """Options that are the engine's, whatever decodes on it."""
 
 
-class SearchConfig(BaseModel):
-    """How `solve`, `asolve` and `evaluate` search: the options that the three share.
+def _short(dtype: Any) -> Any:
+    """The short name of a number format. Raises OptionError for an unknown one."""
+    short = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}.get(str(dtype).removeprefix("torch."), dtype)
+    if short not in ("auto", "bf16", "fp16", "fp32"):
+        raise OptionError(f"dtype {dtype!r} is not known: choose auto, bf16, fp16 or fp32")
+    return short
 
-    Objects of one's own (searches, decoders, a loaded model) are taken as well as names.
+
+def _pairs(options: Sequence[Any]) -> dict[str, str]:
+    """Options from name=value texts. Raises OptionError for one that can't be read."""
+    split = [str(option).partition("=") for option in options]
+    for option, (name, equals, _) in zip(options, split, strict=True):
+        if not (name.strip() and equals) or name.strip() in _OF_ENGINE:
+            raise OptionError(f"--decoder-option {option!r} can't be read: write NAME=VALUE, such as k=4")
+    return {name.strip(): value.strip() for name, _, value in split}
+
+
+class SearchConfig(BaseModel):
+    """How to search: the model, its decoder, the search and its parts, sampling and budget.
+
+    `solve`, `evaluate`, the command line, YAML files, results folders and checkpoints all use these fields. Parts are
+    texts ("mcts:iterations=20") or objects; `to_json` writes texts, which `of` reads again.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=())
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", arbitrary_types_allowed=True, protected_namespaces=(), coerce_numbers_to_str=True
+    )
 
-    model: Any = "smollm2-135m"
-    """A name (`tot models`), a hub id, a folder, a .gguf file or a loaded model; None is no model, for searches that
-    ask none. One that is named stays open for the next call; `close_models()` gives its memory back."""
-    decoder: Any = "auto"
-    """A method's name, a decoder object, which then has its own model, or one or the other by purpose ({"generate": …,
-    "evaluate": …, "answer": …}): names share one engine, and a purpose left out is decoded by "auto" there, or, where
-    only objects are given, by the one that generates."""
-    search: Any = None
-    """A Search or its name with options ("mcts:iterations=20"); None takes the task's own, as for the next two. "rap"
-    sets all three."""
-    generator: Any = None
-    """Where thoughts come from."""
-    evaluator: Any = None
-    """How states are valued."""
-    tools: tuple[Any, ...] = ()
-    """Functions with type hints, or their names, that the model may call while it writes."""
-    prompts: Literal["papers", "chat"] | None = None
-    """papers: the few-shot prompts of the papers. chat: the question alone, as a chat model is asked, which answers in
-    its own words. None: chat, where the task has such prompts, the model a chat template, and neither the search nor
-    the decoder needs the others (RAP, FastCoT, PDOS)."""
+    model: Any = Field(
+        "smollm2-135m",
+        description="A name (tot models), a hub id, a folder or a .gguf file; none for no model.",
+    )
+    """Or a loaded model. A named model stays open for the next call; `close_models()` releases its memory."""
+    decoder: Any = Field("auto", description="A decoder, or purpose=decoder pairs (generate, evaluate, answer).")
+    """A method's name, a decoder object, which has its own model, or a mapping from purpose to either. Names share one
+    engine. A purpose left out uses "auto" there; with objects alone, the decoder that generates."""
+    model_options: dict[str, Any] = Field(
+        {},
+        description="An option of the decoder, as name=value: k=4, k_config=2,2,1, draft=early-exit:6.",
+        json_schema_extra={"flag": "--decoder-option"},
+    )
+    """The decoder's own options, and the tokenizer of a loaded model."""
+    dtype: Annotated[Literal["auto", "bf16", "fp16", "fp32"], BeforeValidator(_short)] = Field(
+        "auto", description="auto: bf16 where the machine computes in it."
+    )
+    quantize: Quantize = Field(
+        "auto",
+        description="gguf: weights as a .gguf file has them, in four to eight bits. int8-dynamic: in eight. Inputs are "
+        "rounded to eight bits. For Llama-like models on CPUs. auto: gguf for such a file, where no dtype is given.",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    kv_budget: str | None = Field(None, description="Size of the key-value cache, in tokens or bytes (1.5GiB).")
+    search: Any = Field(
+        None,
+        description="bfs, dfs, best-first, mcts, rap, refine, act, cot, self-consistency or best-of-n, with "
+        "options after a colon: mcts:iterations=20,exploration=2. The task's own by default, as for the next two.",
+    )
+    generator: Any = Field(
+        None, description="Where thoughts come from: sample, continue, propose or enumerate, with options likewise."
+    )
+    evaluator: Any = Field(
+        None,
+        description="How states are valued: likelihood, value, classify, vote, heuristic, prior, confidence, logprob, "
+        "agreement, random or reward-model, with options likewise.",
+    )
+    tools: tuple[Any, ...] = Field(
+        (),
+        description="A function that the model may call: calculator, or path/to/file.py:name; once for each.",
+        json_schema_extra={"flag": "--tool"},
+    )
+    """Functions with type hints, or their names."""
+    prompts: Literal["papers", "chat"] | None = Field(
+        None,
+        description="papers: few-shot prompts; chat: as a chat model is asked, in its own words. By default chat for "
+        "models with a chat template.",
+    )
+    """None takes few-shot prompts where the task has no others, or the search or the decoder needs them (RAP, FastCoT,
+    PDOS)."""
+    thoughts: int | None = Field(None, description="Thoughts proposed after each state (n).")
+    breadth: int | None = Field(None, description="States kept at each level (b).")
+    depth: int | None = Field(None, description="Depth of the tree (T); the task's own by default.")
+    max_tokens: int | None = Field(None, ge=1, description="Most new tokens of any text.")
+    temperature: float | None = Field(
+        None, ge=0, description="Temperature of the thoughts, 0.7 by default; the papers use 1."
+    )
+    top_k: int | None = Field(
+        None, description="Sample from the k likeliest tokens; by default as the model's generation_config says."
+    )
+    top_p: float | None = Field(
+        None, description="Sample from the fewest tokens that hold this share; by default likewise."
+    )
+    min_p: float | None = Field(
+        None, description="Leave out tokens below this share of the likeliest; by default likewise."
+    )
+    seed: int = Field(0, description="Seed of the run.")
     budget: Budget | None = None
-    """What a search may cost; one that hits it returns its best so far."""
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most new tokens of any text."""
-    top_k: int | None = None
-    """Which tokens are drawn from, as for the next two: by default as the model's own generation_config says, else as
-    the task does; a task's template may say otherwise."""
-    top_p: float | None = None
-    min_p: float | None = None
-    seed: int = 0
-    reproducible: bool = False
-    """Compute in float32, by "ar" in place of "auto": the same tree whatever else is packed with it, and when
-    resumed."""
-    model_options: dict[str, Any] = {}
-    """What `load_decoder` is given besides: tokenizer, dtype, device, kv_budget, quantize and the decoder's own."""
+    """Limits of a search; a search that reaches one returns its best so far."""
+    reproducible: bool = Field(False, description="Compute in float32: the same tree every time.")
+    """In float32 "ar" replaces "auto", whose choices depend on the clock."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, given: Any) -> Any:
+        """Read the spellings of flags and files: decoder_option and tool as lists, budget_tokens, model "none"."""
+        if not isinstance(given, Mapping):
+            return given
+        found = dict(given)
+        limits = {name: found.pop(f"budget_{name}") for name in Budget.model_fields if f"budget_{name}" in found}
+        if limits:
+            found["budget"] = limits
+        if found.get("model") == "none":
+            found["model"] = None
+        options = found.pop("decoder_option", None) or found.get("model_options")
+        if isinstance(options, str | list | tuple):
+            found["model_options"] = _pairs([options] if isinstance(options, str) else options)
+        tools = found.pop("tool", None) or found.get("tools") or ()
+        return {**found, "tools": (tools,) if isinstance(tools, str) else tuple(tools)}
 
     @classmethod
     def of(cls, config: SearchConfig | None, options: Mapping[str, Any]) -> Self:
-        """`config` with some options changed; names that it doesn't know are model options. Raises OptionError."""
-        known = {name: value for name, value in options.items() if name in cls.model_fields}
-        others = {name: value for name, value in options.items() if name not in cls.model_fields}
+        """`config` with some options changed; unknown names are the decoder's options. Raises OptionError."""
+        known = {name: value for name, value in options.items() if name in cls.names()}
+        others = {name: value for name, value in options.items() if name not in known}
         base = {} if config is None else dict(config)
         try:
             made = cls(**{**base, **known})
         except ValidationError as error:
             raise OptionError(readable(error)) from None
         return made.model_copy(update={"model_options": {**made.model_options, **others}}) if others else made
+
+    @classmethod
+    def names(cls) -> set[str]:
+        """The names of options, in Python, in files and as flags."""
+        return {*cls.model_fields, "decoder_option", "tool", *(f"budget_{name}" for name in Budget.model_fields)}
+
+    def to_json(self, secrets: bool = False) -> dict[str, Any]:
+        """Write the options as JSON data, objects by name; keys and passwords only with `secrets`."""
+        options = [f"{name}={as_text(value)}" for name, value in self.model_options.items() if name != "tokenizer"]
+        if not secrets:
+            options = [_USER_IN_URL.sub("//", option) for option in options if not _SECRET.search(option)]
+        tools = [getattr(tool, "__name__", str(tool)) for tool in self.tools]
+        budget = {f"budget_{name}": limit for name, limit in (self.budget or Budget()).model_dump().items()}
+        parts = {name: as_text(getattr(self, name)) for name in ("decoder", "search", "generator", "evaluator")}
+        special = {"model", "model_options", "tools", "budget", *parts}
+        others = {name: getattr(self, name) for name in type(self).model_fields if name not in special}
+        found = {
+            "model": as_text(self.asked_model) or "none",
+            **parts,
+            "decoder_option": options,
+            "tool": tools or None,
+        }
+        return {name: value for name, value in {**found, **others, **budget}.items() if value is not None}
+
+    @property
+    def loading(self) -> dict[str, Any]:
+        """The options of `load_decoder` that differ from its defaults."""
+        given = {name: getattr(self, name) for name in ("dtype", "device", "kv_budget", "quantize")}
+        return {name: value for name, value in given.items() if value not in (None, "auto")} | self.model_options
 
     def suited(self, task: Task | type[Task] | str) -> Task:
         """The task, with the prompts that were chosen, or that suit the model.
@@ -133,18 +240,28 @@ class SearchConfig(BaseModel):
 
     def parts(self, task: Task) -> dict[str, Any]:
         """The search, the generator and the evaluator, by kind. Raises OptionError for what is not known."""
-        return parts_of(task, self.search, self.generator, self.evaluator, tools=self.tools)
+        return parts_of(
+            task,
+            *(self.search, self.generator, self.evaluator),
+            tools=self.tools,
+            search_options={name: getattr(self, name) for name in ("thoughts", "breadth", "depth")},
+            generator_options={"temperature": self.temperature},
+        )
 
     @property
     def decoders(self) -> dict[Purpose, str | Decoder]:
         """What each purpose is asked of. Raises OptionError for what is no purpose, or no decoder."""
         purposes: tuple[Purpose, ...] = get_args(Purpose)
-        given: Mapping[Purpose, str | Decoder] = (
-            self.decoder if isinstance(self.decoder, Mapping) else dict.fromkeys(purposes, self.decoder)
-        )
+        given: Any = self.decoder
+        if isinstance(given, str) and "=" in given:
+            given = _by_purpose(given)
+        elif not isinstance(given, Mapping):
+            given = dict.fromkeys(purposes, given)
         for purpose, each in given.items():
             if purpose not in purposes:
                 raise OptionError(unknown("purpose", str(purpose), purposes))
+            if isinstance(each, str) and ".py:" not in each and each not in (*METHODS, *REMOTE):
+                raise OptionError(unknown("decoder", each, (*METHODS, *REMOTE)))
             if isinstance(each, type):
                 raise OptionError(f"decoder={each.__name__} is a class: give an object of it, {each.__name__}(...)")
             if not isinstance(each, str) and not callable(getattr(each, "generate", None)):
@@ -183,7 +300,7 @@ class SearchConfig(BaseModel):
         """
         if not self.reproducible:
             return self
-        chosen, options = self.decoders.values(), self.model_options
+        chosen = self.decoders.values()
         if any(map(_is_remote, chosen)):
             raise OptionError(
                 "reproducible runs compute in float32 here, and what a server computes is its own affair: leave "
@@ -195,20 +312,20 @@ class SearchConfig(BaseModel):
                 raise OptionError(f"reproducible runs compute in float32, and this decoder's model is in {found}")
         if not any(isinstance(each, str) for each in chosen):
             return self
-        if options.get("dtype", "auto") not in ("auto", "fp32", "float32"):
-            raise OptionError(f"reproducible runs compute in float32: leave dtype={options['dtype']!r} out")
-        if options.get("quantize", "auto") not in ("auto", "none"):
-            raise OptionError(f"reproducible runs compute in float32: leave quantize={options['quantize']!r} out")
+        if self.dtype not in ("auto", "fp32"):
+            raise OptionError(f"reproducible runs compute in float32: leave dtype={self.dtype!r} out")
+        if self.quantize not in ("auto", "none"):
+            raise OptionError(f"reproducible runs compute in float32: leave quantize={self.quantize!r} out")
         decoder: Any = {purpose: "ar" if each == "auto" else each for purpose, each in self.decoders.items()}
-        decoder = decoder if isinstance(self.decoder, Mapping) else decoder["generate"]
-        return self.model_copy(update={"decoder": decoder, "model_options": {**options, "dtype": "fp32"}})
+        decoder = decoder if len(set(map(id, decoder.values()))) > 1 else decoder["generate"]
+        return self.model_copy(update={"decoder": decoder, "dtype": "fp32"})
 
     def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
         """A decoder for each purpose; those made here share one engine, which the stack closes, as it does connections.
 
         Raises TotError for a model or an option that can't be had.
         """
-        chosen, options = {purpose: _made(each) for purpose, each in self.decoders.items()}, self.model_options
+        chosen, options = {purpose: _made(each) for purpose, each in self.decoders.items()}, self.loading
         names = {purpose: each for purpose, each in chosen.items() if isinstance(each, str)}
         objects = {purpose: each for purpose, each in chosen.items() if not isinstance(each, str)}
         if options and not names:
@@ -238,6 +355,27 @@ class SearchConfig(BaseModel):
             where = {"model": self.model} if name in REMOTE else {"engine": made[first].engine}
             made[name] = stack.enter_context(load_decoder(name, **where, **_of(own[name], options)))
         return {**objects, **{purpose: made[name] for purpose, name in names.items()}}
+
+
+def _by_purpose(text: str) -> dict[str, str]:
+    """Decoders by purpose from "generate=seed,evaluate=ar". Raises OptionError."""
+    given = [pair.partition("=") for pair in text.split(",")]
+    if not all(equals and name for _, equals, name in given):
+        raise OptionError(f"--decoder {text!r} can't be read: write generate=NAME,evaluate=NAME")
+    return {purpose.strip(): name.strip() for purpose, _, name in given}
+
+
+def as_text(part: Any) -> str | None:
+    """A part as text: names as they are, pairs as flags spell them, objects by their class and options."""
+    if part is None or isinstance(part, str):
+        return part
+    if isinstance(part, Mapping):
+        return ",".join(f"{name}={as_text(value)}" for name, value in part.items())
+    if isinstance(part, list | tuple):
+        return ",".join(map(str, part))
+    if isinstance(part, Path | int | float):
+        return str(part)
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(part)) if isinstance(part, BaseModel) else type(part).__name__
 
 
 def _is_remote(decoder: str | Decoder) -> bool:

@@ -20,7 +20,7 @@ TASKS = Registry("task", "tot.tasks")
 SEARCHES = Registry("search", "tot.searches")
 GENERATORS = Registry("generator", "tot.generators")
 EVALUATORS = Registry("evaluator", "tot.evaluators")
-TOOLS = Registry("tool", "tot.generators.tool_calls")
+TOOLS = Registry("tool", "tot.tools")
 
 _WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
 _NEEDED = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}

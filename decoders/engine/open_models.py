@@ -26,7 +26,7 @@ from tot.decoders.models.supported import LLAMA_LIKE
 if TYPE_CHECKING:
     import torch
 
-    from tot.decoders.decoder import Quantize
+    from tot.decoders.models.model_names import Quantize
 
 log = logging.getLogger(__name__)
 

@@ -26,6 +26,7 @@ from torch import Tensor
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
 from tot.decoders.kernels.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
+from tot.decoders.machine import processor_info
 from tot.decoders.models.gguf_cache import cache_folder
 
 log = logging.getLogger(__name__)
@@ -147,7 +148,7 @@ def processor_flags() -> frozenset[str]:
     if platform.machine() == "aarch64" and sys.platform == "linux":
         told = ctypes.CDLL(None).getauxval(_HWCAP)
         return frozenset(name for name, bit in _ARM.items() if told >> bit & 1)
-    return frozenset(_told("flags").split())
+    return frozenset(processor_info("flags").split())
 
 
 def level() -> Level | None:
@@ -174,16 +175,3 @@ def largest_byte() -> int:
     """The largest weight that add_bytes of vectors.c multiplies."""
     known = level()
     return 120 if known is None else known.largest_byte
-
-
-@functools.cache
-def processor() -> str:
-    """The processor's name, as the system tells it."""
-    return _told("model name") or platform.processor() or platform.machine()
-
-
-def _told(what: str) -> str:
-    """What Linux says of the first processor; "" elsewhere."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith(what)), "")

@@ -17,6 +17,7 @@ import struct
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from tot.decoders.errors import ModelError, reason, unknown
 from tot.decoders.models.supported import check_supported, missing_weights, read_config
@@ -30,6 +31,11 @@ _GGUF_HEAD = 2**26
 """Bytes at the beginning of a GGUF file that its metadata fits in, vocabulary and all."""
 _GGUF_TEXT = 8
 """The type of a text in that metadata."""
+
+Quantize = Literal["auto", "none", "int8-dynamic", "gguf"]
+"""How weights of linear layers are kept: "none" as the model has them; "gguf" as the whole numbers of four to eight
+bits that a .gguf file has; "int8-dynamic" in eight bits. Both of these round what is multiplied to eight bits, too.
+"auto" is "gguf" for a .gguf file whose number format is not asked for, where that can be computed with; else "none"."""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from tot.decoders.decoder import Quantize
+from tot.decoders.models.model_names import Quantize
 
 HEAD_DIM = 64
 

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from tot.decoders import Engine, RequestError, containers, load_decoder, load_model, memory
+from tot.decoders import Engine, RequestError, load_decoder, load_model, machine
 from tot.decoders.engine import runner
 
 CPU = torch.device("cpu")
@@ -87,8 +87,8 @@ def test_the_store_is_sized_by_what_is_free(
 
 def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nested control groups: the tightest counts, and cached files can be dropped."""
-    monkeypatch.setattr(containers, "_GROUPS", tmp_path)
-    monkeypatch.setattr(containers, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "cgroup")
     (tmp_path / "cgroup").write_text("0::/outer/inner\n")
     inner = tmp_path / "outer" / "inner"
     inner.mkdir(parents=True)
@@ -97,9 +97,9 @@ def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: py
         (folder / "memory.max").write_text(limit)
         (folder / "memory.current").write_text(str(used))
         (folder / "memory.stat").write_text(f"anon 1\ninactive_file {files}\n")
-    assert memory.free_memory(CPU) == 1000000 - 400000 + 50000
+    assert machine.free_memory(CPU) == 1000000 - 400000 + 50000
     (inner.parent / "memory.max").write_text("max")
-    assert memory.free_memory(CPU) > 0.5 * plenty
+    assert machine.free_memory(CPU) > 0.5 * plenty
 
 
 @pytest.mark.parametrize(
@@ -114,8 +114,8 @@ def test_no_more_is_free_than_a_container_leaves(tmp_path: Path, monkeypatch: py
 def test_no_more_threads_compute_than_a_container_has_time_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outer: str, inner: str, threads: int
 ) -> None:
-    monkeypatch.setattr(containers, "_GROUPS", tmp_path)
-    monkeypatch.setattr(containers, "_OWN_GROUP", tmp_path / "cgroup")
+    monkeypatch.setattr(machine, "_GROUPS", tmp_path)
+    monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "cgroup")
     (tmp_path / "cgroup").write_text("0::/outer/inner\n")
     (tmp_path / "outer" / "inner").mkdir(parents=True)
     (tmp_path / "outer" / "cpu.max").write_text(outer)
@@ -123,7 +123,7 @@ def test_no_more_threads_compute_than_a_container_has_time_for(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(4)
-        containers.fit_threads()
+        machine.fit_threads()
         assert torch.get_num_threads() == threads
     finally:
         torch.set_num_threads(before)
@@ -132,8 +132,8 @@ def test_no_more_threads_compute_than_a_container_has_time_for(
 def test_where_there_are_no_control_groups_the_system_says_what_is_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(containers, "_OWN_GROUP", tmp_path / "none")
-    assert memory.free_memory(CPU) > 0
+    monkeypatch.setattr(machine, "_OWN_GROUP", tmp_path / "none")
+    assert machine.free_memory(CPU) > 0
 
 
 def test_closing_a_decoder_lets_go_of_a_model_that_it_loaded(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tot import solve
+from tot.cli.output import usage_line
 from tot.decoders.errors import RequestError, TaskError
-from tot.report.terminal import usage_line
 from tot.tasks.blocks import apply, parse_action, solves
 from tot.tasks.blocks_planner import generate, shortest_plan
 from tot.tasks.blocksworld import Blocksworld, read_text, render

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tot.evaluation.configuration import Configuration
+from tot.config import SearchConfig
 
 PROBLEM = """(define (problem p) (:domain blocksworld-4ops) (:objects a b)
 (:init (handempty) (ontable a) (on b a) (clear b)) (:goal (and (on a b))))"""
@@ -150,7 +150,7 @@ def test_flags_win_over_a_file_whose_names_are_theirs(tot: Any, rows: Any, tmp_p
 
 def test_keys_are_never_written() -> None:
     options = ["api_key=sk-123", "HF-TOKEN=sk-123", "base_url=https://me:sk-123@host/v1", "key=sk-123", "monkey=7"]
-    kept = Configuration(task="gsm8k", data="x.jsonl", decoder_option=options).to_json()
+    kept = SearchConfig.of(None, {"decoder_option": options}).to_json()
     assert kept["decoder_option"] == ["base_url=https://host/v1", "monkey=7"]
     assert "sk-123" not in str(kept)
 

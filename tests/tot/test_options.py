@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
@@ -9,10 +10,10 @@ import pytest
 import typer
 from pydantic import BaseModel, Field, ValidationError
 
-from tot import Budget, solve
+from tot import Budget, load_task, solve
 from tot.cli.options import is_given, takes
+from tot.config import SearchConfig
 from tot.decoders import OptionError
-from tot.options import SearchOptions
 
 
 class Base(BaseModel):
@@ -72,25 +73,48 @@ def test_help_lists_a_models_own_options_first_and_no_default_where_there_is_non
     assert "Undefined" not in out
 
 
-def test_options_become_arguments_of_what_does_the_work() -> None:
-    options = SearchOptions(
-        model="none", decoder="generate=seed, evaluate=ar", decoder_option=["k=4"], breadth=2, budget_tokens=9,
-        temperature=0.5,
+def test_texts_become_parts_and_options() -> None:
+    config = SearchConfig.of(
+        None,
+        {"model": "none", "decoder": "generate=seed, evaluate=ar", "decoder_option": ["k=4"], "breadth": 2,
+         "budget_tokens": 9, "temperature": 0.5, "tool": "calculator"},
     )  # fmt: skip
-    _, config = options.opened("gsm8k")
-    assert (config.search.breadth, config.generator.temperature) == (2, 0.5)
-    assert (config.model, config.decoder) == (None, {"generate": "seed", "evaluate": "ar"})
-    assert config.budget == Budget(tokens=9)
+    parts = SearchConfig.of(config, {"tools": ()}).parts(load_task("gsm8k").in_papers())
+    assert (parts["search"].breadth, parts["generator"].temperature) == (2, 0.5)
+    assert (config.model, config.decoders["generate"], config.decoders["evaluate"]) == (None, "seed", "ar")
+    assert (config.budget, config.tools) == (Budget(tokens=9), ("calculator",))
     assert config.model_options == {"k": "4"}
 
 
 def test_what_can_not_be_read_is_refused() -> None:
     with pytest.raises(OptionError, match=r"--decoder 'generate=' can't be read"):
-        SearchOptions(decoder="generate=").opened("gsm8k")
+        _ = SearchConfig(decoder="generate=").decoders
+    with pytest.raises(OptionError, match=r"unknown decoder 'sed'"):
+        _ = SearchConfig(decoder="sed").decoders
     with pytest.raises(OptionError, match=r"--decoder-option 'dtype=fp32' can't be read"):
-        SearchOptions(decoder_option=["dtype=fp32"]).opened("gsm8k")
+        SearchConfig.of(None, {"decoder_option": ["dtype=fp32"]})
     with pytest.raises(ValidationError, match="max_tokens"):
-        SearchOptions(max_tokens=0)
+        SearchConfig(max_tokens=0)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"model": None, "search": "mcts:iterations=3", "tools": ("calculator",), "budget": Budget(seconds=1.5)},
+        {"decoder": {"generate": "seed", "evaluate": "ar"}, "model_options": {"k_config": (2, 1)}, "dtype": "float32"},
+        {"thoughts": 2, "breadth": 3, "depth": 4, "temperature": 0.0, "top_k": 5, "prompts": "chat", "seed": 7},
+    ],
+)
+def test_what_is_written_as_json_is_read_again(given: dict[str, Any]) -> None:
+    written = SearchConfig(**given).to_json()
+    assert SearchConfig.of(None, json.loads(json.dumps(written))).to_json() == written
+
+
+def test_written_options_hold_no_secrets() -> None:
+    config = SearchConfig(decoder="openai", model_options={"api_key": "sk-1", "base_url": "http://me:pw@host/v1"})
+    assert config.to_json()["decoder_option"] == ["base_url=http://host/v1"]
+    assert "api_key=sk-1" in config.to_json(secrets=True)["decoder_option"]
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tot import BFS, Budget, Sample, Solution, Value, asolve, load_decoder, solve
+from tot.cli.output import usage_line
 from tot.decoders import METHODS, ModelError, OptionError, RequestError, TaskError, Usage
-from tot.report.terminal import usage_line
 
 SMALL = BFS(thoughts=2, breadth=2, depth=3)
 QUESTIONS = ["one", "two", "what is two and three?", "a", "the same", "the same"]

@@ -14,7 +14,7 @@ from tot.decoders import LocalDecoder, ModelError, OptionError, load_decoder
 from tot.decoders.models.model_names import has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
-from tot.evaluation.configuration import read_yaml
+from tot.evaluation.options import read_yaml
 from tot.tasks import GSM8K
 
 

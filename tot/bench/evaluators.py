@@ -22,11 +22,12 @@ from rich.table import Table
 
 from tot.bench.harness import Bench, Measured, Results, Side, timed
 from tot.decoders.budget import Meter
-from tot.evaluation.attempt import Work
 from tot.evaluation.estimate import bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
+from tot.evaluation.options import Evaluation as Work
 from tot.evaluators.base import Evaluator
+from tot.evaluators.base import judge as judge_nodes
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.running import run_to_end
@@ -161,7 +162,7 @@ async def judged(
                         grown[key] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
                     ends[i] = grown[key]
                     through.setdefault(ends[i].id, []).append((right, len(pieces)))
-            values = await context.judge(evaluator, [tree[node] for node in through])
+            values = await judge_nodes(context, evaluator, [tree[node] for node in through])
             for ended, one in zip(through.values(), values, strict=True):
                 if one.value is not None:
                     right, far = map(fmean, zip(*ended, strict=True))

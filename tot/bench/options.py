@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
-from tot.decoders.decoder import Quantize
 from tot.decoders.errors import OptionError
+from tot.decoders.models.model_names import Quantize
 
 KConfig = Annotated[str, Field(pattern=r"^[1-9]\d?(-[1-9]\d?){0,15}$")]
 Counts = Annotated[tuple[PositiveInt, ...], AfterValidator(lambda counts: tuple(sorted(set(counts))))]

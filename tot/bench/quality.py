@@ -27,11 +27,10 @@ from tot.decoders.errors import OptionError
 from tot.decoders.machine import describe
 from tot.decoders.models.loading import resolve_device
 from tot.decoders.request import Request, Sampling
-from tot.evaluation.attempt import Work
-from tot.evaluation.configuration import Configuration
 from tot.evaluation.estimate import bootstrap, estimate
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
+from tot.evaluation.options import Evaluation
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
@@ -117,11 +116,11 @@ def run(asked: QualityOptions, console: Console) -> None:
             save(accuracies(points, across), asked.picture)
 
 
-def way(asked: QualityOptions, options: Mapping[str, Any]) -> Work:
+def way(asked: QualityOptions, options: Mapping[str, Any]) -> Evaluation:
     """One way of answering the questions asked. Raises OptionError for what is not known."""
     about = {"task": asked.task, "data": asked.data, "model": asked.model, "limit": asked.limit}
     about |= {"offset": asked.offset, "concurrency": asked.concurrency}
-    return Work.named(Configuration.from_options({**about, **options}))
+    return Evaluation.read({**about, **options})
 
 
 def folder_of(asked: QualityOptions, name: str) -> Path:
@@ -129,12 +128,12 @@ def folder_of(asked: QualityOptions, name: str) -> Path:
     return asked.folder / re.sub(r"[^\w-]+", "-", name)
 
 
-def _samples(work: Work) -> int:
+def _samples(work: Evaluation) -> int:
     """Whole solutions of a question that a way draws at once, or keeps growing."""
-    return int(getattr(work.config.search, "samples", getattr(work.config.search, "breadth", 1)))
+    return int(getattr(work.parts["search"], "samples", getattr(work.parts["search"], "breadth", 1)))
 
 
-def forecast(works: Mapping[str, Work]) -> str:
+def forecast(works: Mapping[str, Evaluation]) -> str:
     """About how long evaluations will take, by the rate at which sixteen texts are written now."""
     asking = [work for work in works.values() if work.config.model is not None]
     if not asking:
@@ -146,14 +145,14 @@ def forecast(works: Mapping[str, Work]) -> str:
         seconds, _ = timed(lambda: decoder.generate(asked))
     texts = sum(map(_samples, asking))
     room = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
-    questions = first.configuration.limit or 1
+    questions = first.options.limit or 1
     hours = questions * texts * room * seconds / 256 / 3600
     return (
         f"{questions} questions, {len(works)} ways: about {hours:.1f} hours, more where ways grow trees, to begin with"
     )
 
 
-def prompts_told(works: Mapping[str, Work]) -> str:
+def prompts_told(works: Mapping[str, Evaluation]) -> str:
     """Which prompts each way is asked with, where not all have the same: what its search and its decoder need decides,
     unless it says."""
     if len({work.task.prompts for work in works.values()}) < 2:
@@ -267,7 +266,7 @@ def table(ways: Mapping[str, Answers]) -> Table:
     return rows
 
 
-def preferred(judge: Work, ways: Mapping[str, Answers], bench: Bench) -> Table:
+def preferred(judge: Evaluation, ways: Mapping[str, Answers], bench: Bench) -> Table:
     """How often a model finds each way's answers better than the first way's, in the words that the task has voters
     asked in. Each pair is shown in both orders, and what speaks for either is added up: a judge may favour a place.
     Answers that say the same are half a preference, and no answer is shown as none."""
@@ -276,7 +275,7 @@ def preferred(judge: Work, ways: Mapping[str, Answers], bench: Bench) -> Table:
         "",
         f"preferred to {first}",
         "pairs that it orders so in either order",
-        title=f"judge: {judge.configuration.model}",
+        title=f"judge: {judge.config.model}",
     )
     task = judge.task
     with ExitStack() as stack:
@@ -310,12 +309,12 @@ def _mean(answers: Answers, what: str) -> float:
     return fmean(getattr(one, what) for one in answers.values())
 
 
-def time_each(asked: QualityOptions, works: Mapping[str, Work], bench: Bench) -> dict[str, float]:
+def time_each(asked: QualityOptions, works: Mapping[str, Evaluation], bench: Bench) -> dict[str, float]:
     """The mean seconds of one question at a time, by way; the ways in turns."""
     first = next(iter(works.values()))
     found = [one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)]
 
-    def answered(work: Work, question: str) -> Measured:
+    def answered(work: Evaluation, question: str) -> Measured:
         seconds, solution = timed(lambda: solve(work.task, question, work.config))
         return {"seconds": seconds, "tokens": solution.usage.new_tokens}
 

@@ -10,14 +10,15 @@ import typer
 from rich.table import Table
 
 from tot.cli.options import takes, writable
+from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, unknown
-from tot.evaluation.configuration import Configuration, read_yaml
+from tot.evaluation.options import Evaluation, EvaluationOptions, read_yaml
 from tot.report.terminal import complain, console
 
 _PICTURES = (".png", ".svg", ".pdf")
 
 
-@takes(Configuration)
+@takes(EvaluationOptions, SearchConfig)
 def eval_command(
     *,
     names: Annotated[
@@ -55,16 +56,14 @@ def eval_command(
     options = {**(read_yaml(config) if config is not None else {}), **given}
     if names:
         options["task"] = names[0]
-    configuration = Configuration.from_options(options)
+    evaluation = Evaluation.read(options)
 
-    from tot.evaluation.attempt import Work
     from tot.evaluation.progress import tracker
     from tot.evaluation.run import results_folder, run_evaluation
 
-    work = Work.named(configuration)
-    out = results_folder(out, resume, work)
+    out = results_folder(out, resume, evaluation)
     try:
-        results = run_evaluation(work, out, resume, tracker(track))
+        results = run_evaluation(evaluation, out, resume, tracker(track))
     except KeyboardInterrupt as interrupt:
         complain(f"tot: interrupted; the finished samples are in {out}: resume with --resume --out {out}")
         raise typer.Exit(128 + next(iter(interrupt.args), signal.SIGINT)) from None

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, get_origin
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 from annotated_types import Ge, Le
@@ -15,15 +15,15 @@ from pydantic import BaseModel
 from tot.decoders.errors import OptionError
 
 
-def takes(model: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that has an option for each field of `model` with a description, in place of its parameter `given`.
+def takes(*models: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that has an option for each field of `models` with a description, in place of its parameter `given`.
 
-    `given` is a mapping of those that are on the command line; the others' defaults are the model's.
+    `given` is a mapping of those that are on the command line; the others' defaults are the models'.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
-        flags = _flags(model)
+        flags = {name: flag for model in models for name, flag in _flags(model).items()}
         asks_context = "context" in signature.parameters
 
         @functools.wraps(command)
@@ -48,22 +48,35 @@ def is_given(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "COMMANDLINE"
 
 
-def _flags(model: type[BaseModel]) -> dict[str, inspect.Parameter]:
-    """The model's own options, then those of the model that it extends."""
-    flags = {}
+def _flags(model: type[BaseModel], prefix: str = "") -> dict[str, inspect.Parameter]:
+    """The model's own options, then those of the model that it extends; a model in a field adds its own by prefix."""
+    flags: dict[str, inspect.Parameter] = {}
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] not in model.__annotations__):
+        inner = next((kind for kind in get_args(field.annotation) if _is_model(kind)), None)
+        if inner is not None:
+            flags |= _flags(inner, f"{name}_")
         if field.description is None:
             continue
         least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
         most = next((each.le for each in field.metadata if isinstance(each, Le)), None)
-        option = typer.Option(help=field.description, min=least, max=most)  # type: ignore[arg-type]
+        extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
+        spelled = [str(extra["flag"])] if "flag" in extra else []
+        option = typer.Option(*spelled, help=field.description, min=least, max=most)  # type: ignore[arg-type]
         default, kind = None if field.is_required() else field.default, field.annotation
-        if get_origin(kind) is tuple:  # one text with commas, which the model takes apart
+        if extra:  # several texts, which the model reads
+            default, kind = [], list[str]
+        elif get_origin(kind) is tuple:  # one text with commas, which the model takes apart
             default, kind = ",".join(map(str, field.default)), str
-        flags[name] = inspect.Parameter(
-            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+        elif kind is Any:
+            kind = str | None
+        flags[prefix + name] = inspect.Parameter(
+            prefix + name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
         )
     return flags
+
+
+def _is_model(kind: Any) -> bool:
+    return isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
 def writable(out: Path, flag: str = "--out") -> Path:

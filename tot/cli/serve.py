@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field
 
 from tot.cli.options import takes
+from tot.config import SearchConfig
 from tot.decoders.decoder import METHODS, options_of
 from tot.decoders.errors import OptionError, unknown
+from tot.decoders.models.model_names import Quantize
 from tot.decoders.remote.network import is_loopback, key_from
 from tot.decoders.serving.options import KEY_VARIABLE, Limits
-from tot.options import ModelOptions
 from tot.report.terminal import complain
 
 
-class ServeOptions(ModelOptions, Limits):
+class ServeOptions(Limits):
     """What is served, to whom, and how much of it."""
 
     model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
@@ -24,6 +25,10 @@ class ServeOptions(ModelOptions, Limits):
     decoder_option: list[str] = Field(
         [], description="As for tot solve; given to the decoders that have such an option."
     )
+    dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot solve.")
+    quantize: Quantize = Field("auto", description="As for tot solve.")
+    device: str = Field("auto", description="As for tot solve.")
+    kv_budget: str | None = Field(None, description="As for tot solve.")
     name: str | None = Field(None, description="What clients call the model; by default its own name.")
     host: str = Field("127.0.0.1", description="Address to listen at; other machines reach only others than this.")
     port: int = Field(8000, ge=0, le=65535, description="0 takes a free one.")
@@ -51,7 +56,10 @@ def serve_command(given: dict[str, Any]) -> None:
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or give a key")
     if asked.decoder not in METHODS:
         raise OptionError(unknown("decoder", asked.decoder, METHODS))
-    limits, options = asked.limits, asked.decoder_options
+    limits = asked.limits
+    shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget")
+    config = SearchConfig.of(None, {name: getattr(asked, name) for name in shared})
+    options = config.model_options
     known_by = {method: options_of(method).model_fields for method in METHODS}
     known = {option for fields in known_by.values() for option in fields}
     for option in options:
@@ -68,7 +76,7 @@ def serve_command(given: dict[str, Any]) -> None:
         raise OptionError(f"tot serve needs {error.name}: pip install fastapi uvicorn prometheus-client") from None
     from tot.decoders.machine import describe
 
-    loading = asked.loading | own
+    loading = config.model_copy(update={"model_options": own}).loading
     with listen(asked.host, asked.port) as listening, load_decoder(asked.decoder, asked.model, **loading) as loaded:
         called = asked.name or (Path(asked.model).name if Path(asked.model).exists() else asked.model)
         service = Service(called, loaded, limits, options)

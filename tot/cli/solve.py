@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from tot.cli.options import is_given, takes, writable
+from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TaskError
-from tot.options import SearchOptions
 
 if TYPE_CHECKING:
     from tot.report.profile import Profile
@@ -22,15 +23,7 @@ if TYPE_CHECKING:
 _WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
 
 
-class Settings(SearchOptions):
-    """What was asked, as it is kept in a checkpoint to go on from."""
-
-    task: str
-    question: str
-    out: str | None = None
-
-
-@takes(SearchOptions)
+@takes(SearchConfig)
 def solve_command(
     context: typer.Context,
     *,
@@ -73,13 +66,12 @@ def solve_command(
         checkpoint = Checkpoint.resume(resume)
         if "settings" not in checkpoint.header:
             raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
-        settings = Settings.model_validate(checkpoint.header["settings"])
-        settings.prompts = settings.prompts or "papers"  # runs of earlier versions know no others
+        settings = checkpoint.header["settings"]
     else:
         if task is None:
             raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
         place = None if out is None else str(writable(out))
-        settings = Settings(task=task, question=_question(task, question, data, row), out=place, **given)
+        settings = {"task": task, "question": _question(task, question, data, row), "out": place, **given}
     recorded = None
     if profile or profile_out is not None:
         from tot.report.profile import Profile, show_profile
@@ -119,21 +111,25 @@ def _question(task: str, question: str | None, data: Path | None, row: int) -> s
 
 
 def _run(
-    settings: Settings, checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
+    settings: Mapping[str, Any], checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
 ) -> bool:
     """Do what the settings say; write, then print. True where Ctrl-C ended it."""
+    from tot.cli.output import search_line, show
     from tot.decoders.files import write_json
-    from tot.report.terminal import progress, search_line, show
+    from tot.report.terminal import progress
     from tot.search.checkpoint import Checkpoint
     from tot.solver import conclude, solve
 
-    task, config = settings.opened(settings.task)
-    task.start(settings.question)
-    settings = settings.model_copy(update={"prompts": task.prompts})
-    out = None if settings.out is None else Path(settings.out)
+    about = {name: settings[name] for name in ("task", "question", "out")}
+    config = SearchConfig.of(None, {name: value for name, value in settings.items() if name not in about})
+    task = config.suited(about["task"])
+    config.parts(task)  # what does not fit is refused before a file is written
+    task.start(about["question"])
+    config = config.model_copy(update={"prompts": task.prompts})
+    out = None if about["out"] is None else Path(about["out"])
     if out is not None and checkpoint is None:
         steps = out if out.suffix == ".jsonl" else out.with_name(out.name.removesuffix(".json") + ".jsonl")
-        checkpoint = Checkpoint.create(steps, settings=settings.model_dump(mode="json"))
+        checkpoint = Checkpoint.create(steps, settings={**about, **config.to_json(secrets=True)})
     if out is not None and out.suffix == ".jsonl":
         out = None  # the checkpoint ends in the run
 
@@ -142,7 +138,7 @@ def _run(
         with progress(lambda: search_line(sessions, started), quiet=as_json):
             solution = solve(
                 task,
-                settings.question,
+                about["question"],
                 config,
                 checkpoint=checkpoint,
                 watch=lambda session: sessions.append(session) if not sessions else None,

@@ -20,7 +20,7 @@ from filelock import FileLock, Timeout
 from tot.decoders.errors import OptionError, TaskError, reason
 from tot.decoders.files import replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
-from tot.evaluation.configuration import FORMAT, OF_RAY, VERSION, as_now, read_mapping
+from tot.evaluation.options import FORMAT, OF_RAY, VERSION, as_now, read_mapping
 from tot.report.terminal import plain
 
 UNCOMPARED = ("concurrency", "executor", *OF_RAY)

@@ -23,7 +23,8 @@ from ray.exceptions import RayError, RayTaskError
 
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, Work, attempt, lost_sample, running
+from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample, running
+from tot.evaluation.options import Evaluation
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 
@@ -43,25 +44,23 @@ class _Job:
 
 
 async def search_on_ray(
-    work: Work, record: dict[str, Any], pending: Pending, finish: Finish, note: Callable[[str], None]
+    evaluation: Evaluation, record: dict[str, Any], pending: Pending, finish: Finish, note: Callable[[str], None]
 ) -> None:
     """As `search_here`, on the workers of a Ray cluster. `record` has the model's hash and the versions of the run;
     `note` is told what the user should know. Raises OptionError where the cluster can't be joined or has no room."""
-    configuration = work.configuration
-    parts = [work.task, *work.config.decoders.values(), *work.config.parts(work.task).values()]
-    payload = packed(work, [type(part) for part in parts])
+    options = evaluation.options
+    parts = [evaluation.task, *evaluation.config.decoders.values(), *evaluation.parts.values()]
+    payload = packed(evaluation, [type(part) for part in parts])
     with ExitStack() as stack:
         # In a thread, so that Ctrl-C is heard; what was begun there is waited for, and then undone.
-        joining = asyncio.create_task(asyncio.to_thread(stack.enter_context, cluster(configuration.ray_address)))
+        joining = asyncio.create_task(asyncio.to_thread(stack.enter_context, cluster(options.ray_address)))
         try:
             await asyncio.shield(joining)
         except asyncio.CancelledError:
             await asyncio.gather(joining, return_exceptions=True)
             raise
-        size = fitting(
-            configuration.replicas, configuration.cpus_per_replica or 1, configuration.gpus_per_replica or 0.0
-        )
-        options = {
+        size = fitting(options.replicas, options.cpus_per_replica or 1, options.gpus_per_replica or 0.0)
+        actor_options = {
             "num_cpus": size.cpus,
             "num_gpus": size.gpus,
             "scheduling_strategy": "SPREAD",
@@ -70,9 +69,9 @@ async def search_on_ray(
             "runtime_env": {"env_vars": {"OMP_NUM_THREADS": str(size.cpus), "GOMP_SPINCOUNT": "100000"}},
         }
         arguments = (payload, record["model_sha256"], str(Path.cwd()))
-        shares = [max((configuration.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
+        shares = [max((options.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
         worker = ray.remote(Worker)
-        actors = [worker.options(**options, max_concurrency=share + 2).remote(*arguments) for share in shares]
+        actors = [worker.options(**actor_options, max_concurrency=share + 2).remote(*arguments) for share in shares]
         try:
             deal = _Deal(pending, finish, note, record["versions"], size)
             await deal.among(list(zip(actors, shares, strict=True)))
@@ -107,21 +106,21 @@ class Worker:
         if Path(self._folder).is_dir():  # relative paths mean the same here
             os.chdir(self._folder)
         try:
-            self._work: Work = pickle.loads(self._packed)
+            self._evaluation: Evaluation = pickle.loads(self._packed)
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install that on every node") from None
-        work = self._work
-        if (here := fingerprint.hash_model(work.config.weights)) != self._model_sha256:
+        evaluation = self._evaluation
+        if (here := fingerprint.hash_model(evaluation.config.weights)) != self._model_sha256:
             raise ModelError(
-                f"model {work.configuration.model} has the SHA-256 {str(here)[:16]} on a Ray worker, and "
+                f"model {evaluation.config.model} has the SHA-256 {str(here)[:16]} on a Ray worker, and "
                 f"{str(self._model_sha256)[:16]} where the run was started: put the same files on every node"
             )
-        self._decoders = work.config.open(self._stack)
+        self._decoders = evaluation.config.open(self._stack)
 
     async def attempt(self, question: Question, repeat: int) -> tuple[str, str]:
         """A sample and its tree as JSON, null where there is none. Raises what `attempt` raises."""
         await self.open()
-        sample, session = await attempt(self._work, question, repeat, self._decoders)
+        sample, session = await attempt(self._evaluation, question, repeat, self._decoders)
         tree = None if session is None else session.tree.to_json()
         return json.dumps(sample, default=str), json.dumps(tree)
 

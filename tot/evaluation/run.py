@@ -20,10 +20,10 @@ from typing import Any
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, TotError
 from tot.evaluation import fingerprint
-from tot.evaluation.attempt import Finish, Pending, Work, attempt, running
-from tot.evaluation.configuration import OWN
+from tot.evaluation.attempt import Finish, Pending, attempt, running
 from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
+from tot.evaluation.options import Evaluation, EvaluationOptions
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
@@ -48,7 +48,7 @@ def evaluate(
     with one that a kill, Ctrl-C or a full disk left, and begins where there is none. `track` tells Weights & Biases
     ("wandb"), trackio or an object of one's own.
 
-    `options` are fields of `Configuration`: of the data `limit` (rows), `offset`, `shuffle_seed` and `repeats`;
+    `options` are fields of `EvaluationOptions`: of the data `limit` (rows), `offset`, `shuffle_seed` and `repeats`;
     `concurrency`, so many searches (16) sharing forward passes; `executor="ray"` with `ray_address`, `replicas`,
     `gpus_per_replica` and `cpus_per_replica`. The others, or `config`, say how to search, as for `solve`; the budget is
     that of each search.
@@ -56,59 +56,58 @@ def evaluate(
     A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
     TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
     """
-    own = {name: options.pop(name) for name in OWN if name in options}
-    work = Work.given(task, SearchConfig.of(config, options), {**own, "data": str(data)})
-    return run_evaluation(work, results_folder(out, resume, work), resume, tracker(track))
+    own = {name: options.pop(name) for name in EvaluationOptions.model_fields if name in options}
+    evaluation = Evaluation.of(task, SearchConfig.of(config, options), {**own, "data": str(data)})
+    return run_evaluation(evaluation, results_folder(out, resume, evaluation), resume, tracker(track))
 
 
-def results_folder(out: str | Path | None, resume: bool, work: Work) -> Path:
+def results_folder(out: str | Path | None, resume: bool, evaluation: Evaluation) -> Path:
     """The folder to write: the one named, or one in runs/ that isn't there, named for the task and the time."""
     if out is not None:
         return Path(out)
     if resume:
         raise OptionError("--resume goes on with a folder: name it by --out")
-    readable = re.sub(r"[^\w-]+", "-", work.configuration.task).strip("-")
+    readable = re.sub(r"[^\w-]+", "-", evaluation.name).strip("-")
     name = f"{readable}-{datetime.now():%Y%m%d-%H%M%S}"
     paths = (Path("runs") / (f"{name}-{number}" if number else name) for number in count())
     return next(path for path in paths if not path.exists())
 
 
-def run_evaluation(work: Work, out: Path, resume: bool, told: Tracker | None) -> Results:
+def run_evaluation(evaluation: Evaluation, out: Path, resume: bool, told: Tracker | None) -> Results:
     """Do the work, in the folder `out`. Ctrl-C ends it with KeyboardInterrupt once what runs was stopped."""
-    configuration, task = work.configuration, work.task
-    place = located(configuration.data)
+    options, task = evaluation.options, evaluation.task
+    place = located(options.data)
     if local := place.is_file():
-        configuration = configuration.model_copy(update={"data": str(place.resolve())})
-    config = work.config.exact()
-    configuration = configuration.model_copy(update=config.filters_for(task))
-    taken = (configuration.limit, configuration.offset, configuration.shuffle_seed)
-    questions = Questions(task, configuration.data, *taken)
+        options = options.model_copy(update={"data": str(place.resolve())})
+    config = evaluation.config.exact()
+    config = config.model_copy(update=config.filters_for(task))
+    evaluation = replace(evaluation, config=config, options=options)
+    questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed)
     found, bad = questions.survey()
     record = {
         "model_sha256": fingerprint.hash_model(config.weights),
         "data_sha256": fingerprint.hash_path(place) if local else None,
         "versions": fingerprint.versions(),
     }
-    with Folder(out, configuration.to_json(), record, resume) as folder:
-        work = replace(work, configuration=configuration, config=config)
-        return _Session(work, folder, questions, record, told).run(found, bad)
+    with Folder(out, evaluation.to_json(), record, resume) as folder:
+        return _Session(evaluation, folder, questions, record, told).run(found, bad)
 
 
-async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watcher) -> None:
+async def search_here(evaluation: Evaluation, pending: Pending, finish: Finish, watch: Watcher) -> None:
     """Search all of them on one engine, as many at once as the configuration says, and tell of each as it is finished,
     in any order; cancelled, stop what runs. `watch` is told of each search as it begins.
 
     Raises TotError for what no other question could do without.
     """
     with ExitStack() as stack:
-        decoders = await asyncio.to_thread(work.config.open, stack)
+        decoders = await asyncio.to_thread(evaluation.config.open, stack)
 
         async def draw() -> None:
             for question, repeat in pending:
-                sample, session = await attempt(work, question, repeat, decoders, watch)
+                sample, session = await attempt(evaluation, question, repeat, decoders, watch)
                 finish(sample, None if session is None else session.tree.to_json(), session)
 
-        async with running(draw() for _ in range(work.configuration.concurrency)) as workers:
+        async with running(draw() for _ in range(evaluation.options.concurrency)) as workers:
             await asyncio.gather(*workers)
 
 
@@ -116,7 +115,7 @@ async def search_here(work: Work, pending: Pending, finish: Finish, watch: Watch
 class _Session:
     """One process's work on a folder."""
 
-    work: Work
+    evaluation: Evaluation
     folder: Folder
     questions: Questions
     record: dict[str, Any]
@@ -124,9 +123,9 @@ class _Session:
     progress: Progress = field(init=False)
 
     def run(self, found: int, bad: Sequence[BadRow]) -> Results:
-        folder, configuration = self.folder, self.work.configuration
-        wanted, had = found * configuration.repeats, len(folder.done)
-        folder.log(f"begins: {configuration.task}, {wanted} samples, of which {had} are there")
+        folder, options = self.folder, self.evaluation.options
+        wanted, had = found * options.repeats, len(folder.done)
+        folder.log(f"begins: {self.evaluation.name}, {wanted} samples, of which {had} are there")
         numbers: dict[str, float] = {}
         self._introduce()
         with Progress(wanted - had) as self.progress:
@@ -152,27 +151,27 @@ class _Session:
 
     async def _search(self) -> None:
         """Search what is pending, where the configuration says. Raises OptionError where Ray is wanted and absent."""
-        if self.work.configuration.executor == "local":
-            return await search_here(self.work, self._pending(), self._finish, self.progress.running.add)
+        if self.evaluation.options.executor == "local":
+            return await search_here(self.evaluation, self._pending(), self._finish, self.progress.running.add)
         if find_spec("ray") is None:
             raise OptionError("--executor ray needs Ray, which is not installed: pip install ray")
         from tot.evaluation.ray_executor import search_on_ray
 
-        return await search_on_ray(self.work, self.record, self._pending(), self._finish, self._note)
+        return await search_on_ray(self.evaluation, self.record, self._pending(), self._finish, self._note)
 
     def _recall(self, bad: Sequence[BadRow]) -> None:
         """Say what is amiss before anything is asked, and count what an earlier run did."""
         for change in self.folder.changed_versions:
             self._note(f"goes on with other versions: {change}")
         for row in bad:
-            self._note(f"{self.work.configuration.data}, {row.place} {row.reason}")
+            self._note(f"{self.evaluation.options.data}, {row.place} {row.reason}")
         for sample in self.folder.samples:
             self.progress.recall(sample)
 
     def _introduce(self) -> None:
         try:
             if self.told is not None:
-                self.told.start(self.folder.path.name, self.work.configuration.to_json())
+                self.told.start(self.folder.path.name, self.evaluation.to_json())
         except Exception as error:  # another program's
             reason = f"{type(error).__name__}: {error}"
             raise OptionError(f"the tracker can't begin ({reason}): set it up, or leave --track out") from error
@@ -192,7 +191,7 @@ class _Session:
 
     def _pending(self) -> Iterator[tuple[Question, int]]:
         for question in self.questions:
-            for repeat in range(self.work.configuration.repeats):
+            for repeat in range(self.evaluation.options.repeats):
                 if isinstance(question, Question) and (question.index, repeat) not in self.folder.done:
                     yield question, repeat
 

@@ -8,8 +8,11 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
+from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
 from tot.llm.context import Context
+from tot.llm.replies import Evaluation, as_evaluation
+from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.tree.thought import State
 from tot.tree.tree import Node
@@ -58,3 +61,32 @@ def labels_of(labels: Labels | None, task: Task) -> Labels:
     """Labels and what they are worth: those given, the task's own, or the numbers of its scale."""
     low, high = task.scale
     return labels or task.labels or {str(number): number for number in range(low, high + 1)}
+
+
+async def judge(ctx: Context, evaluator: Evaluator, nodes: Sequence[Node]) -> list[Evaluation]:
+    """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
+    with user_code(f"{type(evaluator).__name__}.key"):
+        keys = [object() if (key := evaluator.key(ctx, node)) is None else key for node in nodes]
+        set(keys)
+    new: dict[Hashable, Node] = {}
+    for key, node in zip(keys, nodes, strict=True):
+        if key not in ctx.evaluations:
+            new.setdefault(key, node)
+    what = f"{type(evaluator).__name__}.evaluate"
+    with user_code(what):
+        found = list(await evaluator.evaluate(ctx, list(new.values()))) if new else []
+    if len(found) != len(new):
+        raise TaskError(f"{what} gave {len(found)} values for {len(new)} nodes: give one for each")
+    paid = dict(zip(new, map(as_evaluation, found), strict=True))
+    ctx.evaluations.update({key: evaluation.again() for key, evaluation in paid.items()})
+    return [paid.pop(key) if key in paid else ctx.evaluations[key] for key in keys]
+
+
+def remember(ctx: Context, evaluator: Evaluator, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
+    """Keep evaluations of an earlier run as if `judge` had asked for them."""
+    for node, evaluation in zip(nodes, evaluations, strict=True):
+        key = evaluator.key(ctx, node)
+        if key is not None and evaluation.value is not None:
+            ctx.evaluations.setdefault(key, evaluation.again())
+    for i, one in enumerate(getattr(evaluator, "evaluators", ())):  # a mixture's evaluations have theirs as parts
+        remember(ctx, one, nodes, [evaluation.parts[i] for evaluation in evaluations])

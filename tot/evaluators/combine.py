@@ -9,7 +9,7 @@ from typing import Any, Literal
 from pydantic import model_validator
 
 from tot.decoders.errors import OptionError, renamed
-from tot.evaluators.base import Evaluator
+from tot.evaluators.base import Evaluator, judge
 from tot.llm.context import Context
 from tot.llm.replies import NOTHING, Evaluation
 from tot.tree.tree import Node
@@ -44,7 +44,7 @@ class Combine(Evaluator):
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         different = [one for i, one in enumerate(self.evaluators) if one not in self.evaluators[:i]]
-        judged = await ctx.each(different, lambda evaluator: ctx.judge(evaluator, nodes))
+        judged = await ctx.each(different, lambda evaluator: judge(ctx, evaluator, nodes))
         columns: list[list[Evaluation]] = []
         for i, one in enumerate(self.evaluators):
             column = judged[different.index(one)]

@@ -13,14 +13,14 @@ from copy import copy
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from tot.decoders.errors import OptionError, TaskError
+from tot.decoders.errors import OptionError
 from tot.decoders.request import Completion, Message, Purpose, Request, Sampling
 from tot.llm.backend import Backend
 from tot.llm.parallel_steps import with_room
 from tot.llm.prefix import as_written, drawn_for, scoring, tokens_of, with_said, with_text
-from tot.llm.replies import Evaluation, Reply, as_evaluation, is_cut
+from tot.llm.replies import Evaluation, Reply, is_cut
 from tot.llm.seeds import derive
-from tot.task.checked import CheckedTask, user_code
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 from tot.tree.thought import Drawn, State, Thought, is_thinking
 from tot.tree.tree import Node, ThoughtTree
@@ -28,7 +28,6 @@ from tot.tree.tree import Node, ThoughtTree
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from tot.evaluators.base import Evaluator
 
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 32
@@ -65,7 +64,7 @@ class Context:
         self._seed = seed
         self._question = self.state(tree.root).question
         self._max_tokens = max_tokens
-        self._evaluations: dict[Hashable, Evaluation] = {}
+        self.evaluations: dict[Hashable, Evaluation] = {}
         self._layers = tuple(layers)
         self._endings: dict[Hashable, Tensor] = {}
         """(layers, hidden) at the end of each text that was drawn, by the tokens of its path."""
@@ -319,30 +318,3 @@ class Context:
         """True for a rationale that was cut before an answer that can be read."""
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
         return short and self.answer_in(completion.text) is None
-
-    async def judge(self, evaluator: Evaluator, nodes: Sequence[Node]) -> list[Evaluation]:
-        """An evaluation for each node; nodes of equal keys have one between them, which is paid for once."""
-        with user_code(f"{type(evaluator).__name__}.key"):
-            keys = [object() if (key := evaluator.key(self, node)) is None else key for node in nodes]
-            set(keys)
-        new: dict[Hashable, Node] = {}
-        for key, node in zip(keys, nodes, strict=True):
-            if key not in self._evaluations:
-                new.setdefault(key, node)
-        what = f"{type(evaluator).__name__}.evaluate"
-        with user_code(what):
-            found = list(await evaluator.evaluate(self, list(new.values()))) if new else []
-        if len(found) != len(new):
-            raise TaskError(f"{what} gave {len(found)} values for {len(new)} nodes: give one for each")
-        paid = dict(zip(new, map(as_evaluation, found), strict=True))
-        self._evaluations |= {key: evaluation.again() for key, evaluation in paid.items()}
-        return [paid.pop(key) if key in paid else self._evaluations[key] for key in keys]
-
-    def remember(self, evaluator: Evaluator, nodes: Sequence[Node], evaluations: Sequence[Evaluation]) -> None:
-        """Keep evaluations of an earlier run as if `judge` had asked for them."""
-        for node, evaluation in zip(nodes, evaluations, strict=True):
-            key = evaluator.key(self, node)
-            if key is not None and evaluation.value is not None:
-                self._evaluations.setdefault(key, evaluation.again())
-        for i, one in enumerate(getattr(evaluator, "evaluators", ())):  # a mixture's evaluations have theirs as parts
-            self.remember(one, nodes, [evaluation.parts[i] for evaluation in evaluations])

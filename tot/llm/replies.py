@@ -7,7 +7,7 @@ thoughts come from: a model, a table, a person.
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
@@ -19,39 +19,11 @@ from tot.decoders.request import Completion, Request, Usage
 from tot.llm.parallel_steps import said
 from tot.task.task import Task
 from tot.tree.calls import Call, calls_of
-from tot.tree.thought import Drawn, State, Thought
-from tot.tree.tree import Node
+from tot.tree.thought import Drawn, Thought
 
 NOTHING = Usage()
 Asked = Annotated[tuple[Call, ...], Field(exclude=True)]
 """What was asked. It goes into the tree, and a checkpoint keeps it there: it is no result that a search goes by."""
-
-
-@dataclass(frozen=True, slots=True)
-class Expand:
-    """Wanted: thoughts after each of `nodes`."""
-
-    nodes: tuple[Node, ...]
-    states: tuple[State, ...]
-    count: int | None
-    """How many after each; None leaves it to whoever makes them."""
-    whole: bool = False
-    """Whole solutions rather than single thoughts: what the baselines ask for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Wanted: the value of each of `nodes`."""
-
-    nodes: tuple[Node, ...]
-    states: tuple[State, ...]
-    fast: bool = False
-    """A cheap judgement that stands in until a node is visited (RAP's fast reward)."""
-
-
-Step = Expand | Evaluate
-Steps = Generator[Step, list[Node], None]
-"""A search's algorithm: steps go out; the new children, or the nodes that were evaluated, come back."""
 
 
 @dataclass(slots=True)

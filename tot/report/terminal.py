@@ -1,4 +1,4 @@
-"""A search and what it came to, as text for a terminal: progress, tree, answer.
+"""Text for a terminal: progress and trees.
 
 Text from outside (models, data, files, names) is printed as text: no markup, no control characters. `console`,
 `complain` and `PlainFormatter` see to that, so callers need not.
@@ -10,8 +10,7 @@ import io
 import logging
 import re
 import sys
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -23,8 +22,6 @@ from rich.text import Text
 from rich.tree import Tree
 
 if TYPE_CHECKING:
-    from tot.search.session import SearchSession
-    from tot.solver import Solution
     from tot.tree.tree import Node, ThoughtTree
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
@@ -147,59 +144,3 @@ def _brief(text: str, most: int = 60) -> str:
     """Text in one line, which leaves room for another."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most - 1]}…"
-
-
-def usage_line(solution: Solution) -> str:
-    """Tokens, what sharing saved, forwards and tokens a second; then what the decoder chose, if it did."""
-    usage = solution.usage
-    shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
-    grown = len(solution.tree) - 1
-    thoughts = f"{grown} thought{'s' * (grown != 1)}"
-    if not solution.calls:
-        return f"{thoughts}, no model was asked"
-    line = (
-        f"{thoughts}, {solution.calls} calls, {usage.new_tokens} new tokens, "
-        f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them computed before, {usage.forwards} forwards, "
-        f"{usage.seconds:.1f} s"
-    )
-    if usage.new_tokens and usage.seconds:
-        line += f", {usage.new_tokens / usage.seconds:.0f} tokens/s"
-    if usage.drafted:
-        line += f", {usage.accepted} of {usage.drafted} drafted tokens accepted"
-    if usage.acceptance_rate is not None:
-        line += f" (acceptance rate {usage.acceptance_rate:.0%})"
-    if usage.undecoded_tokens:
-        line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
-    if usage.cost:
-        line += f", cost {usage.cost:.4g}"
-    if solution.rejected:
-        line += f", {solution.rejected} thoughts not legal or going back"
-    if solution.parse_failures:
-        line += f", {solution.parse_failures} replies could not be read"
-    return line
-
-
-def show(solution: Solution) -> None:
-    """Print the tree, the answer and what it took to standard output."""
-    shown = console(width=10_000)  # a pipe gets whole lines
-    print_tree(shown, solution.tree)
-    shown.print()
-    if solution.stopped:
-        shown.print(Text(f"Stopped ({solution.stopped}); this is the best so far."))
-    answer = solution.answer
-    if isinstance(answer, list):
-        answer = "  ".join(map(str, answer)) or "nothing has to be done"
-    verified = f" ({solution.verdict})" if solution.solved else ""
-    shown.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
-    shown.print(Text(usage_line(solution), style="dim"))
-
-
-def search_line(sessions: Sequence[SearchSession], started: float) -> str:
-    """How far the first of the searches is, if there is one yet: level, thoughts, tokens, seconds."""
-    elapsed = time.monotonic() - started
-    if not sessions:
-        return f"loading the model … {elapsed:.0f} s"
-    tree, meter = sessions[0].tree, sessions[0].meter
-    level = max(node.depth for node in tree)
-    rate = meter.new_tokens / max(meter.seconds, 1e-9)
-    return f"level {level}, {len(tree) - 1} thoughts, {meter.new_tokens} tokens, {rate:.0f} tokens/s, {elapsed:.0f} s"

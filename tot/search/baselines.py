@@ -11,9 +11,7 @@ from typing import Any, Literal
 from pydantic import field_validator
 
 from tot.decoders.errors import renamed
-from tot.llm.replies import Steps
-from tot.search.base import Count, Search, by_value
-from tot.search.state import SearchState
+from tot.search.base import Count, Search, SearchState, Steps, by_value
 
 
 class _Whole(Search):

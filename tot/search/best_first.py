@@ -14,9 +14,7 @@ from pydantic import Field
 
 from tot.decoders.errors import OptionError
 from tot.generators.enumerate import Enumerate
-from tot.llm.replies import Steps
-from tot.search.base import Count, MergingSearch
-from tot.search.state import SearchState
+from tot.search.base import Count, MergingSearch, SearchState, Steps
 from tot.task.task import Task
 from tot.tree.tree import Node
 

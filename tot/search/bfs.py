@@ -9,9 +9,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from tot.llm.replies import Steps
-from tot.search.base import Count, MergingSearch, by_value
-from tot.search.state import SearchState
+from tot.search.base import Count, MergingSearch, SearchState, Steps, by_value
 from tot.tree.tree import Node
 
 

@@ -6,17 +6,14 @@ Each is called with the search under way (a SearchState) and the nodes that an e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tot.decoders.errors import OptionError, unknown
 from tot.task.checked import user_code
 from tot.tree.tree import Node
 
-if TYPE_CHECKING:
-    from tot.search.state import SearchState
-
 EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropagate", "on_level", "on_goal")
-Hook = Callable[["SearchState", list[Node]], "Sequence[Node] | None"]
+Hook = Callable[[Any, list[Node]], Sequence[Node] | None]
 
 
 class Hooks:
@@ -51,7 +48,7 @@ class Hooks:
                 raise OptionError(f"hook {name} = {hook!r} can't be called: give a function of (search, nodes)")
         self._hooks: dict[str, Hook] = found
 
-    def emit(self, event: str, search: SearchState, nodes: list[Node]) -> list[Node]:
+    def emit(self, event: str, search: Any, nodes: list[Node]) -> list[Node]:
         """Tell the hook of `event`; the nodes to go on with."""
         hook = self._hooks.get(event)
         with user_code(f"hook {event}"):

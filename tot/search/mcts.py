@@ -19,9 +19,7 @@ from tot.evaluators.heuristic import Confidence, Prior
 from tot.evaluators.likelihood import Likelihood
 from tot.generators.enumerate import Enumerate
 from tot.generators.sample import Sample
-from tot.llm.replies import Steps
-from tot.search.base import Count, Search
-from tot.search.state import SearchState
+from tot.search.base import Count, Search, SearchState, Steps
 from tot.task.task import Task
 from tot.tree.tree import Node
 

@@ -6,9 +6,7 @@ which the task's template shows what was observed (Self-Debugging, Chen et al., 
 
 from __future__ import annotations
 
-from tot.llm.replies import Steps
-from tot.search.base import Count, Search, by_value
-from tot.search.state import SearchState
+from tot.search.base import Count, Search, SearchState, Steps, by_value
 from tot.tree.tree import Node
 
 

@@ -13,15 +13,14 @@ from pydantic import BaseModel
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
-from tot.evaluators.base import Evaluator
+from tot.evaluators.base import Evaluator, judge, remember
 from tot.generators.base import Generator
 from tot.generators.sample import chains
 from tot.llm.backend import Backend
 from tot.llm.context import Context
-from tot.llm.replies import Evaluate, Evaluation, Expand, Proposal, Reply, Step, as_proposal
-from tot.search.base import Search, by_value
+from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
+from tot.search.base import Evaluate, Expand, Search, Step, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
-from tot.search.state import each_of
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.tree.thought import after_thinking
@@ -97,7 +96,7 @@ class SearchSession:
             if recorded is not None:
                 results = self._replay(recorded)
                 if isinstance(step, Evaluate):
-                    self._judging.remember(self._evaluator_of(step), step.nodes, results)
+                    remember(self._judging, self._evaluator_of(step), step.nodes, results)
             else:
                 results = await self._results(step)
             try:
@@ -113,12 +112,12 @@ class SearchSession:
 
     async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
         if isinstance(step, Evaluate):
-            return await self._judging.judge(self._evaluator_of(step), step.nodes)
+            return await judge(self._judging, self._evaluator_of(step), step.nodes)
         if step.whole:
             options = self.search.options
             ways, greedy = getattr(options, "solutions", ()), options.greedy_draft
             found = await chains(self.context, step.nodes, step.count or 1, self._generator, ways, greedy)
-            return await self.search.checked.acted(step.states, found)
+            return await self.search.acted(step.states, found)
         what = f"{type(self._generator).__name__}.propose"
         with user_code(what):
             grown = list(await self._generator.propose(self.context, step.nodes, step.count))
@@ -127,7 +126,7 @@ class SearchSession:
                 f"{what} gave {len(grown)} lists of thoughts for {len(step.nodes)} nodes: give one for each"
             )
         proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in grown]
-        return await self.search.checked.acted(step.states, proposals)
+        return await self.search.acted(step.states, proposals)
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
         fast = self.search.options.fast_evaluator if step.fast else None

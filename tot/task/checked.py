@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +11,6 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 
 from tot.decoders.errors import TaskError, TotError
 from tot.decoders.request import Message
-from tot.llm.replies import Proposal
 from tot.task.task import Task
 from tot.tree.thought import Observation, State, Thought, after_thinking
 
@@ -104,25 +102,6 @@ class CheckedTask:
         if found is not None and len(found.text) > _OBSERVED:
             text = f"{found.text[:_OBSERVED]}\n… (cut: {len(found.text)} characters)"
             return found.model_copy(update={"text": text})
-        return found
-
-    async def acted(self, states: Sequence[State], found: list[list[Proposal]]) -> list[list[Proposal]]:
-        """The proposals after each state, each thought with its observation; equal ones are acted on once."""
-        if "act" not in self.task.defines:
-            return found
-        thoughts = {
-            (i, one.thought.text): (state, one.thought)
-            for i, (state, proposals) in enumerate(zip(states, found, strict=True))
-            for one in proposals
-            if one.thought is not None and one.thought.observation is None
-        }
-        results = await asyncio.gather(*(self.act(*each) for each in thoughts.values()))
-        observations = dict(zip(thoughts, results, strict=True))
-        for i, proposals in enumerate(found):
-            for one in proposals:
-                seen = None if one.thought is None else observations.get((i, one.thought.text))
-                if one.thought is not None and seen is not None:
-                    one.thought = one.thought.model_copy(update={"observation": seen})
         return found
 
     def step(self, before: State, thought: Thought) -> State | None:

@@ -104,7 +104,7 @@ class Task:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
     def __init__(self) -> None:
-        self._templates = Templates(self)
+        self._templates = Templates(type(self), self.templates)
         self._papers: Self | None = None
 
     def in_chat(self) -> Self:
@@ -115,7 +115,7 @@ class Task:
             return self
         other = copy(self)
         vars(other).update(self.chat, prompts="chat")
-        other._templates = Templates(other, "chat")
+        other._templates = Templates(type(other), other.templates, "chat")
         other._papers = self
         return other
 

@@ -9,18 +9,16 @@ import inspect
 import json
 import re
 import traceback
+from collections.abc import Mapping
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jinja2
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from tot.decoders.errors import TaskError
 from tot.decoders.request import Message
-
-if TYPE_CHECKING:
-    from tot.task.task import Task
 
 _ROLES = ("system", "user", "assistant")
 _LAST_BREAK = re.compile(r"\r?\n[ \t]*(?=\{%\s*endblock\b)")
@@ -39,19 +37,22 @@ class Templates:
     itself before those of the classes that it inherits from, of which `Task` comes last, with what any task can be
     asked."""
 
-    def __init__(self, task: Task, suite: str = "") -> None:
-        """With a `suite`, files in the folder of that name go first, then what any task can be asked."""
-        self._task = type(task).__name__
-        classes: list[Any] = [cls for cls in type(task).__mro__ if getattr(cls, "name", "")]
+    def __init__(self, owner: type, inline: Mapping[str, str], suite: str = "") -> None:
+        """Find the templates of a class of tasks; `inline` holds an object's own.
+
+        With a `suite`, files in the folder of that name go first, then what any task can be asked.
+        """
+        self._task = owner.__name__
+        classes: list[Any] = [cls for cls in owner.__mro__ if getattr(cls, "name", "")]
         self._inline: dict[str, str] = {}
         for cls in reversed(classes):
             self._inline |= cls.templates
-        self._inline |= task.templates
+        self._inline |= inline
         self._data: dict[str, Any] = {}
         folders = dict.fromkeys(folder for cls in classes for folder in _folders(cls))
         first = [*(str(Path(folder) / suite) for folder in folders), *_folders(classes[-1])] if suite else []
         self._folders = [*first, *folders]
-        self._own = _folders(type(task))
+        self._own = _folders(owner)
         self._default = _folders(classes[-1])[-1]
         self._environment = self._begin()
 
@@ -145,7 +146,7 @@ class Templates:
         return [(role, text.lstrip() if role == "assistant" else text.strip()) for role, text in said.items()]
 
 
-def _folders(cls: type[Task]) -> list[str]:
+def _folders(cls: Any) -> list[str]:
     """Where the files of one class lie."""
     packaged = str(files("tot.prompts") / cls.name)
     try:

@@ -31,11 +31,10 @@ from tot.decoders.files import replacing, writing
 from tot.decoders.request import Purpose
 from tot.decoders.training.options import ValueOptions
 from tot.decoders.training.resuming import check_settings
-from tot.evaluation.attempt import Work
-from tot.evaluation.configuration import Configuration
 from tot.evaluation.estimate import Estimate, bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
+from tot.evaluation.options import Evaluation as Evaluated
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.base import Evaluator
 from tot.evaluators.head import ValueHead, identity
@@ -74,8 +73,8 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
     asked = {"task": name, "data": data, "model": model, "limit": options.limit, "seed": options.seed}
     asked |= {"search": search, "evaluator": "random"}
     asked |= {"dtype": options.dtype, "quantize": options.quantize, "concurrency": options.concurrency}
-    work = Work.named(Configuration.from_options(asked))
-    if not isinstance(work.config.parts(work.task)["generator"], Continue):
+    work = Evaluated.read(asked)
+    if not isinstance(work.parts["generator"], Continue):
         raise OptionError(
             f"the thoughts of {name} are no pieces of one message here, and heads value those: take a task whose "
             "generator is continue, and a model with a chat template where the task asks such in their own way"
@@ -92,7 +91,7 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
         keeping = Keep(folder=folder / "states", read=layers)
         keeping.folder.mkdir(exist_ok=True)
         rollouts = folder / "rollouts"
-        kept = replace(work, config=work.config.model_copy(update={"evaluator": keeping}))
+        kept = replace(work, parts={**work.parts, "evaluator": keeping})
         results = run_evaluation(kept, rollouts, rollouts.exists(), None)
         console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
         about = {"model": model, "identity": identity(target), "prompts": work.task.prompts, "task": name}
@@ -160,7 +159,7 @@ class Keep(Evaluator):
         return self.folder / f"{ctx.random('shard').getrandbits(64):016x}.safetensors"
 
 
-async def read_paths(work: Work, rollouts: Path, keeping: Keep, decoders: dict[Purpose, Decoder]) -> Paths:
+async def read_paths(work: Evaluated, rollouts: Path, keeping: Keep, decoders: dict[Purpose, Decoder]) -> Paths:
     """What the searches in a folder came to, and the states that were kept of them; those that are missing are read.
 
     Raises OptionError where that tells nothing.

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, JsonValue
 
 from tot.decoders.errors import TaskError
 from tot.decoders.files import write_json, write_text
+from tot.decoders.registry import declared
 from tot.decoders.request import Usage
 from tot.tree.calls import Call, calls_from_json, calls_to_json
 from tot.tree.saved import FORMAT, VERSION, read_run
@@ -288,27 +289,24 @@ class ThoughtTree:
 
     def __repr__(self) -> str:
         """The tree as text, its first thoughts of many."""
-        from tot.report.terminal import tree_text
-
-        return tree_text(self)
+        return str(_displayed("text", self))
 
     def _repr_svg_(self) -> str | None:
         """A picture, for Jupyter; None where matplotlib is not installed: then the text is shown."""
-        from tot.report.picture import svg
-
-        return svg(self) if find_spec("matplotlib") else None
+        return _displayed("svg", self) if find_spec("matplotlib") else None
 
     def plot(self) -> Figure:
         """A picture as a matplotlib figure. Raises OptionError where matplotlib is not installed."""
-        from tot.report.picture import draw
-
-        return draw(self)
+        return _displayed("figure", self)  # type: ignore[no-any-return]
 
     def report(self, path: str | Path) -> None:
         """Write the page that `tot report` makes: one HTML file, with every prompt and reply, that needs no network.
 
         Raises TaskError where it can't be written.
         """
-        from tot.report.page import tree_page
+        write_text(Path(path), _displayed("page", self, {}))
 
-        write_text(Path(path), tree_page(self, {}))
+
+def _displayed(form: str, tree: ThoughtTree, *arguments: Any) -> Any:
+    """Render a tree by a function that a report declares as an entry point of the group "tot.displays"."""
+    return declared("tot.displays")[form].load()(tree, *arguments)

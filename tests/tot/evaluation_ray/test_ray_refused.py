@@ -65,12 +65,12 @@ def test_a_decoder_that_holds_an_engine_can_not_be_sent(run: Any, tiny: Any) -> 
 
 def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, task: Any, rows: Path) -> None:
     from tot.config import SearchConfig
-    from tot.evaluation.attempt import Work
+    from tot.evaluation.options import Evaluation
     from tot.evaluation.ray_cluster import packed
     from tot.evaluation.ray_executor import Worker
 
     with tiny() as decoder:
-        work = Work.given(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
+        work = Evaluation.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
         worker = Worker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())

@@ -1,32 +1,34 @@
-"""What an evaluation is of: the task, the data and the options of its searches, as flags, in Python and in YAML.
+"""An evaluation: a task, how to search, and which questions; from Python, flags and YAML.
 
-Two runs of equal configurations on equal files are the same run, and one can go on where the other stopped.
+Two evaluations of equal options on equal files are the same, and one can resume the other.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, readable, reason, unknown
-from tot.options import SearchOptions
+from tot.decoders.registry import declared
 from tot.registry import load_task
+from tot.task.task import Task
 
 FORMAT = "tot.evaluation"
 VERSION = 1
 OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
-_SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
-_USER_IN_URL = re.compile(r"//[^/@\s]*@")
 
 
-class Configuration(SearchOptions):
-    """Everything that decides what the samples are; and where and how many at once they are made, which does not."""
+class EvaluationOptions(BaseModel):
+    """Which questions are searched, where, and how many at once."""
 
-    task: str
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
     data: str = Field(
         description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the "
         "hub; by default the task's own."
@@ -56,42 +58,61 @@ class Configuration(SearchOptions):
     )
     cpus_per_replica: int | None = Field(None, ge=1, description="Cores and threads of each Ray worker; 1 by default.")
 
-    def to_json(self) -> dict[str, Any]:
-        """As JSON data, without keys and passwords: what a folder keeps."""
-        options = self.model_dump(mode="json", exclude_none=True)
-        options["decoder_option"] = [
-            _USER_IN_URL.sub("//", option) for option in self.decoder_option if not _SECRET.search(option)
-        ]
-        if not self.tool:
-            del options["tool"]  # earlier versions knew none
-        return {name: options[name] for name in sorted(options, key=lambda name: name not in ("task", "data"))}
+
+@dataclass(frozen=True)
+class Evaluation:
+    """A task, how to search its questions, and which of them."""
+
+    name: str
+    """The task's name, which `load_task` takes."""
+    task: Task
+    config: SearchConfig
+    options: EvaluationOptions
+    parts: Mapping[str, Any]
+    """The search, generator and evaluator that `config` names."""
 
     @classmethod
-    def from_options(cls, given: dict[str, Any]) -> Self:
-        """From options by name. Raises OptionError for names that are not known, values that can't be
-        taken, and a missing task or file."""
-        for name in given:
-            if name not in cls.model_fields:
-                raise OptionError(unknown("option", str(name), cls.model_fields))
-        if "task" not in given:
-            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
-        if "data" not in given:
-            given = {**given, "data": load_task(str(given["task"])).data_set}
-            if not given["data"]:
-                raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
+    def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> Evaluation:
+        """Resolve names. Raises TotError for unknown ones, and for options that don't fit together."""
+        name = task if isinstance(task, str) else _name(load_task(task))
+        data = options.get("data") or load_task(task).data_set
+        if not data:
+            raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
         try:
-            made = cls.model_validate(given)
+            own = EvaluationOptions(**{**options, "data": str(data)})
         except ValidationError as error:
             raise OptionError(readable(error)) from None
-        for name in OF_RAY:
-            if made.executor != "ray" and (value := getattr(made, name)) is not None:
-                flag = name.replace("_", "-")
+        for option in OF_RAY:
+            if own.executor != "ray" and (value := getattr(own, option)) is not None:
+                flag = option.replace("_", "-")
                 raise OptionError(f"--{flag} {value} is for Ray's workers: add --executor ray, or leave --{flag} out")
-        return made
+        found = config.suited(task)
+        config = config.model_copy(update={"prompts": found.prompts})
+        return cls(name, found, config, own, config.parts(found))
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Evaluation:
+        """Resolve options by name, as flags and files give them. Raises TotError."""
+        own = EvaluationOptions.model_fields.keys()
+        for name in given:
+            if name not in {"task", *own, *SearchConfig.names()}:
+                raise OptionError(unknown("option", str(name), {"task", *own, *SearchConfig.model_fields}))
+        if "task" not in given:
+            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
+        config = {name: value for name, value in given.items() if name != "task" and name not in own}
+        options = {name: value for name, value in given.items() if name in own}
+        return cls.of(str(given["task"]), SearchConfig.of(None, config), options)
+
+    def to_json(self) -> dict[str, Any]:
+        """Write the options as JSON data, without keys and passwords: what a folder keeps."""
+        options = self.options.model_dump(mode="json", exclude_none=True)
+        return {"task": self.name, "data": options.pop("data"), **self.config.to_json(), **options}
 
 
-OWN = Configuration.model_fields.keys() - SearchOptions.model_fields.keys()
-"""The options that are no search's."""
+def _name(task: Task) -> str:
+    """The name that `load_task` takes, if there is one."""
+    place = f"{type(task).__module__}:{type(task).__qualname__}"
+    return next((entry.name for entry in declared("tot.tasks").values() if entry.value == place), place)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
