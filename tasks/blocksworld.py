@@ -15,7 +15,8 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
-from tot.task.task import Task, text_of
+from tot.task.dataset import text_of
+from tot.task.task import Task
 from tot.tasks.blocks import Facts, apply, check, legal_actions, parse_action, say, solves, unreachable
 from tot.tasks.blocks_planner import estimate, generate, plain_plan, shortest_plan
 from tot.tasks.pddl import Fact, Problem, check_name, read_problem

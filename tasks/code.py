@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from tot.decoders.errors import TaskError
 from tot.sandbox import Sandbox, confines
-from tot.task.task import Task, text_of
+from tot.task.dataset import text_of
+from tot.task.task import Task
 from tot.tasks.checks import acheck, check
 from tot.tree.thought import Observation, State, Thought
 

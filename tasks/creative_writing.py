@@ -12,7 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from tot.llm.parallel_steps import title
-from tot.task.task import Task, text_of
+from tot.task.dataset import text_of
+from tot.task.task import Task
 from tot.tasks.sentences import paragraphs, split, typed
 from tot.tree.thought import State, Thought
 

@@ -13,7 +13,8 @@ from typing import Any, ClassVar
 from pydantic import JsonValue
 
 from tot.decoders.errors import TaskError
-from tot.task.task import Task, text_of
+from tot.task.dataset import text_of
+from tot.task.task import Task
 from tot.tasks.arithmetic import apply, evaluate, numbers_in, pairings
 from tot.tasks.numbers import last
 from tot.tree.thought import State, Thought

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from tot import State, Task
 from tot.decoders.errors import TaskError
-from tot.task.task import text_of
+from tot.task.dataset import text_of
 from tot.tasks.code import SANDBOX, program_in
 from tot.tasks.numbers import (
     announced_answer,

@@ -48,7 +48,9 @@ from .search.checkpoint import Checkpoint as Checkpoint
 from .solver import Solution as Solution
 from .solver import asolve as asolve
 from .solver import solve as solve
+from .task.dataset import Dataset as Dataset
 from .task.task import Task as Task
+from .task.world import World as World
 from .tree.thought import Observation as Observation
 from .tree.thought import State as State
 from .tree.thought import Thought as Thought

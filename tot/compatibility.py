@@ -20,7 +20,9 @@ from tot.search.bfs import BFS
 from tot.search.dfs import DFS
 from tot.search.mcts import MCTS
 from tot.search.refine import Refine
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
+from tot.task.world import HasActions, HasAnswer, HasHeuristic
 from tot.tree.thought import State
 
 
@@ -44,20 +46,20 @@ def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own:
         for one in filter(None, (evaluator, search.fast_evaluator)):
             if not (isinstance(one, TemplateEvaluator) and one == own):
                 _check_evaluator(task, search, generator, one)
-    if grows and not isinstance(generator, Continue) and "answer_at" not in task.defines:
+    if grows and not isinstance(generator, Continue) and not isinstance(task, HasAnswer):
         task.require(task.answer)
 
 
 def _evaluates(task: Task, search: Search) -> bool:
     if isinstance(search, BestFirst):
-        return search.rank == "value" or (search.rank == "auto" and "heuristic" not in task.defines)
+        return search.rank == "value" or (search.rank == "auto" and not isinstance(task, HasHeuristic))
     if isinstance(search, SelfConsistency):
         return search.weighted
     return isinstance(search, BestOfN | BFS | DFS | MCTS | Refine)
 
 
 def _check_search(task: Task, search: Search) -> None:
-    if isinstance(search, BestFirst) and search.rank == "cost" and "heuristic" not in task.defines:
+    if isinstance(search, BestFirst) and search.rank == "cost" and not isinstance(task, HasHeuristic):
         raise OptionError(
             f"best-first:rank=cost needs the task's `heuristic`, which {type(task).__name__} does not define: define "
             "it, or choose search='best-first:rank=value'"
@@ -66,7 +68,7 @@ def _check_search(task: Task, search: Search) -> None:
         return
     if ways := getattr(search, "solutions", ()):
         task.require(*ways)
-    elif "step" in task.defines:
+    elif isinstance(task, HasActions):
         task.require(task.chain)
     elif not task.has_template(task.chain):  # a solution is a thought, and then the answer
         task.require(*task.thought)
@@ -83,8 +85,8 @@ def _check_generator(task: Task, generator: Any) -> None:
             )
         task.require(first)
     elif isinstance(generator, Enumerate):
-        if "actions" not in task.defines:
-            task.actions(State(question=""))  # raises
+        if not isinstance(task, HasActions):
+            CheckedTask(task).actions(State(question=""))  # raises
         task.require(*([first] if generator.prior == "model" else []), *others)
     elif isinstance(generator, Propose):
         task.require(task.propose, *task.thought)
@@ -96,8 +98,8 @@ def _check_evaluator(task: Task, search: Search, generator: Any, evaluator: Any)
     if isinstance(evaluator, Combine):
         for one in evaluator.evaluators:
             _check_evaluator(task, search, generator, one)
-    elif isinstance(evaluator, Heuristic) and "heuristic" not in task.defines:
-        task.heuristic(State(question=""))  # raises
+    elif isinstance(evaluator, Heuristic) and not isinstance(task, HasHeuristic):
+        CheckedTask(task).heuristic(State(question=""))  # raises
     elif isinstance(evaluator, Confidence):
         if search.whole:
             raise OptionError(

@@ -18,6 +18,7 @@ from tot.search.checkpoint import Checkpoint
 from tot.search.session import SearchSession, Watcher
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
+from tot.task.world import HasAnswer
 from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
@@ -157,7 +158,7 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
     if answer is None:
         answer = search.answer_at(search.best)
     # A task whose states hold their answers, and that reads none from text, has none here.
-    reads = "answer_at" not in task.defines or "parse_answer" in task.defines
+    reads = not isinstance(task, HasAnswer) or task.has_template(task.answer)
     said = search.best.thought is not None and not search.checked.came_of(search.best.thought)
     if answer is None and said and reads:
         truncated = session.truncated or bool(search.best.thought and search.best.thought.truncated)

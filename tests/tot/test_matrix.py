@@ -18,6 +18,7 @@ from tot import SearchConfig, Solution, Task, load_task, solve
 from tot.decoders import Completion, OptionError, Request, TaskError, TotError, Usage
 from tot.decoders.request import ChoiceLogprob
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, TASKS, parts_of
+from tot.task.world import HasActions
 
 pytestmark = pytest.mark.filterwarnings("ignore:the thought generator gives no log-probabilities", "ignore:Game")
 SEARCH = {
@@ -94,7 +95,7 @@ def example(name: str) -> tuple[str, tuple[str, ...]]:
         start = task.start(question)
     except OptionError as error:
         pytest.skip(str(error))
-    return question, (*(task.actions(start)[:3] if "actions" in task.defines else ()), *REPLIES)
+    return question, (*(task.actions(start)[:3] if isinstance(task, HasActions) else ()), *REPLIES)
 
 
 def refusal(options: dict[str, Any]) -> TotError | None:

@@ -137,7 +137,7 @@ def test_solutions_vote_by_the_answers_after_their_thoughts(scripted: Any) -> No
 
 
 def test_a_whole_solution_of_a_task_with_a_world_needs_a_template(letters: Any, scripted: Any) -> None:
-    world = type("World", (letters,), {"step": lambda self, state, thought: state.then(thought, "moved")})
+    world = type("World", (letters,), {"actions": lambda self, state: ["a"]})
     with pytest.raises(TotError, match="task World has no template 'chain': define it in `templates`"):
         solve(world, "q", decoder=scripted({}), search="cot")
 

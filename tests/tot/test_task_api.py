@@ -23,6 +23,7 @@ from tot import (
     solve,
 )
 from tot.decoders import Request, TaskError
+from tot.task.world import HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal
 
 SMALLEST = """\
 from tot import Task
@@ -131,7 +132,8 @@ def broken(*_: Any) -> Any:
 )
 def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method: str, after: str) -> None:
     def later(self: Any, state: State, *rest: Any) -> Any:
-        return getattr(Task, method)(self, state, *rest) if not state.thoughts and after else broken()
+        default = getattr(Task, method, lambda *_: None)  # optional methods have none
+        return default(self, state, *rest) if not state.thoughts and after else broken()
 
     task = type("Unlucky", (letters,), {"depth": 2, method: later})
     said = rf"Unlucky\.{method} raised ValueError: out of luck{after}: mend the task"
@@ -242,3 +244,18 @@ def test_a_second_search_on_a_warm_decoder_computes_one_token_a_prompt(letters: 
         again = solve(letters, "q", decoder=decoder, **options)
     requests = 1 + 2 + 2 + 4 + 1
     assert again.usage.prompt_tokens - again.usage.reused_prompt_tokens == requests
+
+
+@pytest.mark.parametrize(
+    ("task", "capabilities"),
+    [
+        ("blocksworld", {HasActions, HasAnswer, HasHeuristic, HasTerminal}),
+        ("textworld", {HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal}),
+        ("creative_writing", {HasAnswer, HasHeuristic}),
+        ("gsm8k", {HasAct, HasAnswer}),
+        ("multiple_choice", set()),
+    ],
+)
+def test_isinstance_tells_what_a_task_can_do(task: str, capabilities: set[Any]) -> None:
+    every = (HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal)
+    assert {one for one in every if isinstance(load_task(task), one)} == capabilities

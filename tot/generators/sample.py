@@ -120,7 +120,7 @@ async def chains(
     temperature = generator.temperature if isinstance(generator, Generator) else 0.7
     if count == 1 and (greedy_draft or "temperature" not in getattr(generator, "model_fields_set", ())):
         temperature = 0.0
-    if not solutions and not task.has_template(task.chain) and "step" not in task.defines:
+    if not solutions and not task.has_template(task.chain) and ctx.state(nodes[0]).world is None:
         return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), task.thought, temperature))
     ways = solutions or (task.chain,)
 

@@ -24,6 +24,7 @@ from tot.running import run_to_end
 from tot.search.hooks import Hooks
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
+from tot.task.world import HasAct, HasTerminal
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
@@ -150,7 +151,7 @@ class SearchState:
         self._seed = seed
         self._hooks = Hooks(hooks)
         self._merge = options.merges(root)
-        self._names_ends = "is_terminal" in task.defines
+        self._names_ends = isinstance(task, HasTerminal)
         self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
         self._met: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
@@ -232,7 +233,7 @@ class SearchState:
 
     async def acted(self, states: Sequence[State], found: list[list[Proposal]]) -> list[list[Proposal]]:
         """The proposals after each state, each thought with its observation; equal ones are acted on once."""
-        if "act" not in self.task.defines:
+        if not isinstance(self.task, HasAct):
             return found
         thoughts = {
             (i, one.thought.text): (state, one.thought)

@@ -16,6 +16,7 @@ from tot.decoders.errors import OptionError
 from tot.generators.enumerate import Enumerate
 from tot.search.base import Count, MergingSearch, SearchState, Steps
 from tot.task.task import Task
+from tot.task.world import HasHeuristic, HasTerminal
 from tot.tree.tree import Node
 
 
@@ -47,7 +48,7 @@ class BestFirst(MergingSearch):
         return {}
 
     def depth_for(self, task: Task) -> int | None:
-        return self.depth if self.depth is not None or "is_terminal" in task.defines else task.depth
+        return self.depth if self.depth is not None or isinstance(task, HasTerminal) else task.depth
 
     def steps(self, search: SearchState) -> Steps:
         rank, order = self._rank_for(search.task), count()
@@ -87,7 +88,7 @@ class BestFirst(MergingSearch):
     def _rank_for(self, task: Task) -> str:
         if self.rank != "auto":
             return self.rank
-        return "cost" if "heuristic" in task.defines else "value"
+        return "cost" if isinstance(task, HasHeuristic) else "value"
 
     def _priority(self, rank: str, node: Node, search: SearchState) -> tuple[float, float]:
         """What the queue is sorted by, and how far from a goal the node seems; lowest first."""

@@ -21,6 +21,7 @@ from tot.generators.enumerate import Enumerate
 from tot.generators.sample import Sample
 from tot.search.base import Count, Search, SearchState, Steps
 from tot.task.task import Task
+from tot.task.world import HasActions
 from tot.tree.tree import Node
 
 Rewards = Callable[[Sequence[float]], float]
@@ -238,7 +239,7 @@ class RAP(MCTS):
         labels = task.labels or {"Yes": 1.0, "No": 0.0}
         judged = Likelihood(template="self_eval", labels=labels)
         given = {name: getattr(self, name) for name in self.model_fields_set}
-        if "actions" in task.defines:
+        if isinstance(task, HasActions):
             options: dict[str, Any] = {"thoughts": None, "rollout": "greedy", "cum_reward": "sum", "calc_q": "mean"}
             return {
                 "search": MCTS(**{**options, **given}),

@@ -23,6 +23,7 @@ from tot.search.base import Evaluate, Expand, Search, Step, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
 from tot.task.checked import user_code
 from tot.task.task import Task
+from tot.task.world import HasAnswer
 from tot.tree.thought import after_thinking
 from tot.tree.tree import Node, ThoughtTree
 
@@ -154,7 +155,7 @@ class SearchSession:
         answers = [self.search.answer_at(node) for node in nodes]
         whole = [self.search.checked.is_whole(node.thought) for node in nodes]
         # A task whose states hold their answers need not have a template for them.
-        can = "answer_at" not in self.task.defines or self.task.has_template(self.task.answer)
+        can = not isinstance(self.task, HasAnswer) or self.task.has_template(self.task.answer)
         asked = [
             i for i, node in enumerate(nodes) if can and answers[i] is None and not whole[i] and self._can_ask(node)
         ]

@@ -12,6 +12,7 @@ from pydantic import JsonValue, TypeAdapter, ValidationError
 from tot.decoders.errors import TaskError, TotError
 from tot.decoders.request import Message
 from tot.task.task import Task
+from tot.task.world import HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal
 from tot.tree.thought import Observation, State, Thought, after_thinking
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
@@ -27,7 +28,7 @@ class CheckedTask:
         self._name = type(task).__name__
 
     def __getattr__(self, name: str) -> Any:
-        """What is not checked here is the task's own."""
+        """Attributes that are not checked here are the task's own."""
         return getattr(vars(self)["task"], name)
 
     def start(self, question: str) -> State:
@@ -87,12 +88,16 @@ class CheckedTask:
         return self._number("score", answer, reference)
 
     def actions(self, state: State) -> list[str]:
+        if not isinstance(self.task, HasActions):
+            raise TaskError(
+                f"task {self._name} has no `actions` to enumerate: define it, or sample thoughts (generator='sample')"
+            )
         return self._texts("actions", state)
 
     async def act(self, before: State, thought: Thought) -> Observation | None:
         """What came of a thought; what went wrong, where the task's code or what it acts on failed."""
         try:
-            found = await self.task.act(before, thought)
+            found = await self.task.act(before, thought) if isinstance(self.task, HasAct) else None
         except TotError:
             raise
         except Exception as error:  # the world's doing, not the run's  # noqa: BLE001
@@ -131,13 +136,17 @@ class CheckedTask:
         return cost
 
     def heuristic(self, state: State) -> float:
+        if not isinstance(self.task, HasHeuristic):
+            raise TaskError(
+                f"task {self._name} has no `heuristic`: define it, or choose another way of judging (evaluator='vote')"
+            )
         return self._number("heuristic", state)
 
     def reward(self, state: State) -> float:
         return self._number("reward", state)
 
     def is_terminal(self, state: State) -> bool:
-        return bool(self._call("is_terminal", state))
+        return isinstance(self.task, HasTerminal) and bool(self._call("is_terminal", state))
 
     def is_goal(self, state: State) -> bool:
         return bool(self._call("is_goal", state))
@@ -149,14 +158,14 @@ class CheckedTask:
     def came_of(self, thought: Thought) -> bool:
         """True of a solution that was acted on: its answer is in what came of it, not in what it says."""
         solution = not thought.parts.keys() <= set(self.task.thought)
-        return solution and thought.observation is not None and "answer_at" in self.task.defines
+        return solution and thought.observation is not None and isinstance(self.task, HasAnswer)
 
     def answer_at(self, state: State) -> Any | None:
         """The answer that a state holds without asking, in what it says or came to; None where it holds none."""
         last = state.thoughts[-1] if state.thoughts else None
         if last is not None and self.is_whole(last) and not self.came_of(last):
             return self.answer_in(last.parts.get(self.task.chain) or state.message, last.truncated)
-        return self._call("answer_at", state)
+        return self._call("answer_at", state) if isinstance(self.task, HasAnswer) else None
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
         """The answer in a model's text, thinking left out; `truncated` where the token limit ended the text."""

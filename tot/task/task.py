@@ -13,11 +13,13 @@ from typing import Any, ClassVar, Literal, Self
 from tot.decoders.errors import OptionError, TaskError
 from tot.decoders.request import Message, in_unicode
 from tot.task import parsing
+from tot.task.dataset import Dataset
 from tot.task.templates import Templates
-from tot.tree.thought import Observation, State, Thought
+from tot.task.world import World
+from tot.tree.thought import State
 
 
-class Task:
+class Task(World, Dataset):
     """A kind of problem.
 
     Input: a question (text). Output: an answer, found by growing thoughts, judging states, and asking for the answer at
@@ -35,8 +37,8 @@ class Task:
     is one user message; the blocks `system`, `user` and `assistant` make messages of their own, the last being a prefix
     that the model goes on writing.
 
-    A task with a world (Blocksworld) keeps it in `State.world`, and overrides `actions` and `step`. A method that is
-    left alone has the default described in its docstring.
+    `World` says how a task whose thoughts are actions is written (Blocksworld), `Dataset` where questions come from.
+    Each method has the default described in its docstring.
     """
 
     name: ClassVar[str] = "task"
@@ -83,21 +85,13 @@ class Task:
     """Which prompts are asked with."""
     verdict: ClassVar[str] = "verified"
     """What an answer is called that `verify` takes."""
-    data_set: ClassVar[str] = ""
-    """Where `tot eval` finds questions, unless it is told: a file, `org/name:split` on the hub, or a file of a package
-    that is installed, `package:name/file`."""
     search: ClassVar[str] = "bfs"
     """The search, thought generator and state evaluator that `solve` takes where it is given none, by name, with
     options after a colon: "mcts:iterations=20,exploration=2"."""
     generator: ClassVar[str] = "sample"
     evaluator: ClassVar[str] = "likelihood"
 
-    defines: ClassVar[frozenset[str]] = frozenset()
-    """Of the methods that searches do without where a task leaves them alone, those that it defines."""
-
     def __init_subclass__(cls) -> None:
-        optional = ("act", "actions", "answer_at", "heuristic", "is_terminal", "parse_answer", "step")
-        cls.defines = frozenset(name for name in optional if getattr(cls, name) is not getattr(Task, name))
         if "chat" not in cls.__dict__ and {"templates", "thought"} & cls.__dict__.keys():
             cls.chat = {}  # the parent's prompts would hide its own
         if "name" not in cls.__dict__:
@@ -131,29 +125,6 @@ class Task:
         if any("\udc80" <= character <= "\udcff" for character in question):  # bytes that Python could not decode
             raise TaskError("the question is not Unicode text: give it in UTF-8")
         return State(question=in_unicode(question.strip()))
-
-    def example(self) -> str:
-        """A question to try the task with: the first of its `questions` file."""
-        return self.question_of(self.data("questions")[0])
-
-    def question_of(self, row: Mapping[str, Any]) -> str:
-        """The question in a row of a data set: by default its `question`. Raises TaskError where that is no text."""
-        return text_of(row["question"])
-
-    def reference_of(self, row: Mapping[str, Any]) -> Any:
-        """What a row's answer is scored against: by default its `answer`."""
-        return row["answer"]
-
-    def solution_of(self, row: Mapping[str, Any]) -> str:
-        """A row's own solution, as text that goes on after the prompt of `chain`: by default its `solution`, which may
-        be any model's. Raises TaskError where there is none."""
-        if "solution" not in row:
-            raise TaskError(f"task {type(self).__name__} has no solutions of its own: give rows with a `solution`")
-        return str(row["solution"])
-
-    def instance(self, seed: int) -> dict[str, Any]:
-        """A row made up from a seed, for tasks that can; raises TaskError by default."""
-        raise TaskError(f"task {type(self).__name__} makes no instances up: override `instance`")
 
     def variables(self, state: State) -> dict[str, Any]:
         """What templates see of a state."""
@@ -230,57 +201,6 @@ class Task:
         """
         return self.parse_answer(text)
 
-    def actions(self, state: State) -> Sequence[str]:
-        """The legal next thoughts, as a model would write them; none where there is no way on."""
-        raise TaskError(
-            f"task {type(self).__name__} has no `actions` to enumerate: define it, or sample thoughts "
-            "(generator='sample')"
-        )
-
-    async def act(self, state: State, thought: Thought) -> Observation | None:
-        """Do what a thought says, and tell what came of it: run a program, move in a world. By default nothing is done.
-
-        It is awaited before the thought goes into the tree, thoughts of one step side by side, so what it changes has
-        to be its own. What it raises becomes the observation; what came back is kept with the run, and a run that is
-        gone on with acts on no thought twice.
-        """
-        return None
-
-    def step(self, state: State, thought: Thought) -> State | None:
-        """The state that a thought leads to; None where the thought is not legal. By default one thought longer."""
-        return state.then(thought)
-
-    def key(self, state: State) -> Hashable:
-        """States with equal keys are the same state: by default those of equal worlds, or of equal thoughts."""
-        return repr(state.world) if state.world is not None else tuple(thought.text for thought in state.thoughts)
-
-    def is_terminal(self, state: State) -> bool:
-        """True where no further thought is needed. Where this is not defined, states at full depth are terminal."""
-        return False
-
-    def is_goal(self, state: State) -> bool:
-        """True where a terminal state is a solution: by default each is."""
-        return True
-
-    def cost(self, state: State, thought: Thought) -> float:
-        """What taking `thought` costs, at least 0: by default 1."""
-        return 1.0
-
-    def heuristic(self, state: State) -> float:
-        """The cost still to come, estimated. A* finds the cheapest plan where this is never more than the true cost."""
-        raise TaskError(
-            f"task {type(self).__name__} has no `heuristic`: define it, or choose another way of judging "
-            "(evaluator='vote')"
-        )
-
-    def reward(self, state: State) -> float:
-        """What MCTS adds to a visited state's value: RAP's goal reward."""
-        return 0.0
-
-    def answer_at(self, state: State) -> Any | None:
-        """The answer that a state holds by itself; None where the model has to be asked for it."""
-        return None
-
     def choices(self, state: State) -> Sequence[str]:
         """The answers to choose from: where there are some, the likeliest after the answer template is taken."""
         return ()
@@ -300,10 +220,3 @@ class Task:
     def score(self, answer: Any | None, reference: Any) -> float:
         """How right an answer is, from 0 to 1: by default whether the texts are equal."""
         return float(answer is not None and self.canonical(answer) == self.canonical(reference))
-
-
-def text_of(value: Any, what: str = "question") -> str:
-    """A row's value as the text that it is. Raises TaskError for a list, a mapping, a boolean or NaN."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise TaskError(f"its {what} is {value!r:.60}, not text: give text in quotation marks")
-    return str(value)
