@@ -9,7 +9,7 @@ from setuptools import setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-COMPILING = runpy.run_path("decoders/kernels/compiling.py")
+COMPILING = runpy.run_path("decoders/kernels/native/compiling.py")
 COMPILER = shutil.which("cc") if COMPILING["LEVELS"] and sys.platform == "linux" else None
 
 
@@ -17,7 +17,7 @@ class Build(build_py):
     def run(self) -> None:
         super().run()
         if COMPILER and not self.editable_mode:
-            COMPILING["build"](Path(self.build_lib) / "tot/decoders/kernels" / COMPILING["BUILT"], COMPILER)
+            COMPILING["build"](Path(self.build_lib) / "tot/decoders/kernels/native" / COMPILING["BUILT"], COMPILER)
 
 
 class Wheel(bdist_wheel):

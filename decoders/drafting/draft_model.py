@@ -16,7 +16,7 @@ from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.engine.sampling import candidates, distribution
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.backend import Backend
-from tot.decoders.kernels.forward import Quantization
+from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.models.loading import LoadedModel
 
 _CHUNK = 512

@@ -29,7 +29,7 @@ from tot.decoders.engine.scheduler import Scheduler, Step
 from tot.decoders.engine.sequence import BatchDrafter, Handle, Job, PolicyFactory
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
-from tot.decoders.kernels.forward import Quantization
+from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.machine import fit_threads
 from tot.decoders.models.loading import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request

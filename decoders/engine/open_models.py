@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.last_open import LastOpen
 from tot.decoders.errors import OptionError, TotError
-from tot.decoders.kernels.compiling import DRAW
-from tot.decoders.kernels.forward import Quantization
-from tot.decoders.kernels.native import level, library
+from tot.decoders.kernels.native.compiling import SAMPLING
+from tot.decoders.kernels.native.forward import Quantization
+from tot.decoders.kernels.native.library import level, library
 from tot.decoders.machine import give_back
 from tot.decoders.models.loading import load_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
@@ -58,7 +58,7 @@ def _keeps_numbers(model: Any, dtype: str, device: str) -> bool:
         return False
     path = find_model(model)
     known = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
-    return known and level() is not None and library(*DRAW) is not None
+    return known and level() is not None and library(*SAMPLING) is not None
 
 
 def _device(model: Any, device: str) -> torch.device:

@@ -17,14 +17,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tot.decoders.kernels.compiling import DRAW
-from tot.decoders.kernels.native import address, library
+from tot.decoders.kernels.native.compiling import SAMPLING
+from tot.decoders.kernels.native.library import address, library
 
 _BITS = 24
 _FREEZING, _MELTING = 1e-6, 1e38
 """Temperatures up to the first are greedy: dividing by less would overflow float32. Those above the second are it."""
 _DRAW = struct.Struct("ffdqq")
-"""A Draw as draw.c has it."""
+"""A Draw as sampling.c has it."""
 
 
 class Draw(NamedTuple):
@@ -134,7 +134,7 @@ def distribution(logits: Tensor, draw: Draw) -> Tensor:
 
 
 def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """Tokens and their log-probabilities by draw.c: as few calls as can be, as this is done in every step."""
+    """Tokens and their log-probabilities by sampling.c: as few calls as can be, as this is done in every step."""
     logits = logits.contiguous()
     tokens = (ctypes.c_int64 * len(wanted))(
         *(one if isinstance(one, int) else -1 if isinstance(one, Draw) else 0 for one in wanted)
@@ -149,7 +149,7 @@ def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | 
 
 
 def _read_by_torch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """What `read_rows` of draw.c does."""
+    """What `read_rows` of sampling.c does."""
     tokens = torch.tensor([one if isinstance(one, int) else 0 for one in wanted], device=logits.device)
     drawn = [i for i, one in enumerate(wanted) if isinstance(one, Draw)]
     if drawn:
@@ -179,7 +179,7 @@ def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
 
 
 def _packed(wanted: Sequence[Draw | int | Raw], vocabulary: int) -> bytes:
-    """draw.c's Draw of each row; zeros where nothing is drawn."""
+    """sampling.c's Draw of each row; zeros where nothing is drawn."""
     nothing = bytes(_DRAW.size)
     return b"".join(
         _DRAW.pack(_hot(one), _log(one.min_p), one.top_p, min(one.top_k, vocabulary), noise_key(one))
@@ -190,7 +190,7 @@ def _packed(wanted: Sequence[Draw | int | Raw], vocabulary: int) -> bytes:
 
 
 def _scratch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> Tensor:
-    """What draw.c needs for rows with filters, for each thread."""
+    """What sampling.c needs for rows with filters, for each thread."""
     filters = any(isinstance(one, Draw) and _filters(one) for one in wanted)
     return torch.empty(torch.get_num_threads() * 4 * logits.shape[1] if filters else 0)
 
@@ -220,7 +220,7 @@ def _prepared(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
 
 
 def _first_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> Tensor:
-    """What `draw` of draw.c does."""
+    """What `draw` of sampling.c does."""
     first = torch.full((len(logits), count), -1, device=logits.device)
     most = min(count, logits.shape[1])
     greedy, drawn = (temperatures == 0).nonzero()[:, 0], temperatures.nonzero()[:, 0]
@@ -254,13 +254,13 @@ def _first_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: i
 
 
 def _functions(logits: Tensor) -> ctypes.CDLL | None:
-    """The functions of draw.c for such logits, or None."""
+    """The functions of sampling.c for such logits, or None."""
     return _compiled() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
 
 
 @lru_cache(maxsize=1)
 def _compiled() -> ctypes.CDLL | None:
-    functions = library(*DRAW)
+    functions = library(*SAMPLING)
     if functions is not None:
         pointer, number = ctypes.c_void_p, ctypes.c_int64
         functions.draw.argtypes = [pointer, number, number, pointer, pointer, number, pointer, pointer, number]
@@ -275,7 +275,7 @@ def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
     """`scaled` (rows, vocab) with the tokens that top-k, top-p and min-p leave out at -inf.
 
     Top-k keeps all that are as large as the k-th. Top-p, of what that leaves, keeps a token while those before it weigh
-    less than top_p of all: the larger come first, of equal ones the lower ids. `kept_of` in draw.c keeps the same.
+    less than top_p of all: the larger come first, of equal ones the lower ids. `kept_of` in sampling.c keeps the same.
     """
     rows = [i for i, draw in enumerate(draws) if draw.top_k or draw.top_p < 1 or draw.min_p]
     if not rows:
@@ -301,7 +301,7 @@ _POWERS_OF_TWO = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504
 
 
 def _weights(below: Tensor) -> Tensor:
-    """e^x for x <= 0 by the same operations as `weight` in draw.c, as float64: whole steps of 2^-35, so that a sum is
+    """e^x for x <= 0 by the operations of `weight` in sampling.c, as float64: whole steps of 2^-35, so that a sum is
     exact, and the same in any order."""
     scaled = (below * 1.44269504).clamp_min(-126.0)
     shifted = scaled + 12582912.0

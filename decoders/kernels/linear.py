@@ -11,7 +11,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.packing import room_for
+from tot.decoders.kernels.native.packing import room_for
 
 _ROWS = 32
 """What weights are packed for; other numbers of rows run nearly as well."""

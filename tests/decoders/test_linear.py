@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from tot.decoders.kernels import native
 from tot.decoders.kernels.linear import PackedLinears
+from tot.decoders.kernels.native import library as native
 
 WEIGHTS = 2 * (48 * 96 + 96 * 40)
 """Their bytes in bfloat16."""

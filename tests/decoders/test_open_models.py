@@ -16,7 +16,7 @@ from tot import close_models, solve
 from tot.decoders import Engine, ModelError, OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine import open_models
 from tot.decoders.engine.open_models import shared_engine
-from tot.decoders.kernels.compiling import LEVELS
+from tot.decoders.kernels.native.compiling import LEVELS
 
 ASKED = [Request(prompt="on and on", sampling=Sampling(max_tokens=6, temperature=1.0, ignore_eos=True))]
 

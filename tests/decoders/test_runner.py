@@ -14,7 +14,8 @@ from torch import Tensor
 from tot.decoders import OptionError
 from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk, Forward, Runner
-from tot.decoders.kernels import attention, tiles
+from tot.decoders.kernels import attention
+from tot.decoders.kernels.native import tiles
 
 VOCAB = 300
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tot import BFS, Continue, Head, Task, solve
 from tot.decoders import Completion, Request, RequestError, Sampling, load_decoder
-from tot.decoders.kernels.forward import NativeForward
+from tot.decoders.kernels.native.forward import NativeForward
 from tot.evaluators.head import ValueHead, identity
 
 LAYERS = (2, 0, 1)

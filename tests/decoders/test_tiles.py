@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import backend, native
+from tot.decoders.kernels import backend
+from tot.decoders.kernels.native import library as native
+from tot.decoders.kernels.native.tiles import Kernel, kernel_for, make_tiles
 from tot.decoders.kernels.shared_prefixes import Run
-from tot.decoders.kernels.tiles import Kernel, kernel_for, make_tiles
 
 CPU = torch.device("cpu")
 OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")
@@ -241,18 +242,18 @@ def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kernel: Callabl
 def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
     empty_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert native.library("vectors attention", *OPTIONS) is not None
+    assert native.library("attention", *OPTIONS) is not None
     (library,) = empty_cache.iterdir()
     made = library.stat().st_mtime_ns
     native._opened.cache_clear()
-    assert native.library("vectors attention", *OPTIONS) is not None
+    assert native.library("attention", *OPTIONS) is not None
     assert library.stat().st_mtime_ns == made
     other = tmp_path / "elsewhere" / "native" / library.name
     other.parent.mkdir(parents=True)
     other.write_bytes(library.read_bytes()[:100])
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "elsewhere"))
     native._opened.cache_clear()
-    assert native.library("vectors attention", *OPTIONS) is not None
+    assert native.library("attention", *OPTIONS) is not None
     assert other.stat().st_size == library.stat().st_size
     assert [entry.name for entry in other.parent.iterdir()] == [library.name]
 

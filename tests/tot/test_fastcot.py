@@ -299,10 +299,10 @@ def test_a_bench_that_is_stopped_goes_on_and_says_the_same(
         return decode_whole(engine, batch, window)
 
     def default(window: int) -> None:
-        monkeypatch.setattr("tot.bench.fastcot.FastCoTOptions", lambda: SimpleNamespace(window=window))
+        monkeypatch.setattr("tot.bench.papers.fastcot.FastCoTOptions", lambda: SimpleNamespace(window=window))
 
     monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
-    monkeypatch.setattr("tot.bench.fastcot.decode_whole", watched)
+    monkeypatch.setattr("tot.bench.papers.fastcot.decode_whole", watched)
     default(5)
     assert main([*asked, "--out", "stopped.json"]) == 130
     most[0] = 10**9

@@ -20,13 +20,14 @@ from tot import (
     Task,
     Thought,
     Value,
+    load_task,
     solve,
 )
 from tot.decoders import Request, TaskError
 from tot.task.world import HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal
 
 SMALLEST = """\
-from tot import Task
+from tot import Task, load_task
 
 
 class Riddle(Task):

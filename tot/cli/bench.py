@@ -14,9 +14,9 @@ from tot.report.terminal import console
 
 BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "decoders": (of.DecodersOptions, "decoders:run"),
-    "fastcot": (of.FastCoTOptions, "fastcot:run"),
-    "pdos": (of.PDOSOptions, "pdos:run"),
-    "peers": (of.PeersOptions, "peers:run"),
+    "fastcot": (of.FastCoTOptions, "papers.fastcot:run"),
+    "pdos": (of.PDOSOptions, "papers.pdos:run"),
+    "peers": (of.PeersOptions, "peers.peers:run"),
     "quality": (of.QualityOptions, "quality:run"),
 }
 

@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import compiling, forward, native, packed_file, packing
-from tot.decoders.kernels.tiles import kernels_run
+from tot.decoders.kernels.native import compiling, forward, packed_file, packing
+from tot.decoders.kernels.native import library as native
+from tot.decoders.kernels.native.tiles import kernels_run
 
 VOCAB = 300
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
@@ -53,7 +54,7 @@ def rounding() -> type[nn.Linear]:
 @pytest.fixture
 def native_forwards() -> None:
     able = kernels_run(16, 1, torch.float32, torch.device("cpu"))
-    if not (able and native.library("draw", "-O3", "-fopenmp")):
+    if not (able and native.library("sampling", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
 
 

@@ -3,7 +3,7 @@
 typedef Words NativeWords;
 #define DOT(name) plain_##name
 
-static inline void rest_a_little(void) {}
+static inline void cpu_pause(void) {}
 
 static inline Floats each(float number) {
     Floats all;

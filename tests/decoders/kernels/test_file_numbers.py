@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels import packing
-from tot.decoders.kernels.forward import NativeForward
+from tot.decoders.kernels.native import packing
+from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
 from tot.decoders.models.given_up import give_up
 

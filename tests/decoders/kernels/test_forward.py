@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError
 from tot.decoders.engine.runner import Chunk, Runner
-from tot.decoders.kernels import forward, native, tiles
 from tot.decoders.kernels.backend import TransformersForward, open_backend
-from tot.decoders.kernels.forward import NativeForward, native_forward
+from tot.decoders.kernels.native import forward, tiles
+from tot.decoders.kernels.native import library as native
+from tot.decoders.kernels.native.forward import NativeForward, native_forward
 from tot.decoders.models.supported import LLAMA_LIKE
 
 

@@ -13,8 +13,9 @@ import pytest
 import torch
 
 from tot.decoders.errors import OptionError
-from tot.decoders.kernels import compiling, native, tiles
-from tot.decoders.kernels.compiling import BUILT, LEVELS, compile_to, sealed, source
+from tot.decoders.kernels.native import compiling, tiles
+from tot.decoders.kernels.native import library as native
+from tot.decoders.kernels.native.compiling import BUILT, LEVELS, compile_to, sealed, source
 
 OPTIONS = ("-O1",)
 
@@ -28,7 +29,7 @@ def forget() -> None:
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The folder in an empty cache."""
-    if os.name == "nt" or native.library("draw", *OPTIONS) is None:
+    if os.name == "nt" or native.library("sampling", *OPTIONS) is None:
         pytest.skip("needs a C compiler, and folders with owners")
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
     forget()
@@ -37,9 +38,9 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def made() -> ctypes.CDLL:
-    """draw.c, as a new process gets it."""
+    """sampling.c, as a new process gets it."""
     native._opened.cache_clear()
-    functions = native.library("draw", *OPTIONS)
+    functions = native.library("sampling", *OPTIONS)
     assert functions is not None
     assert functions.draw
     return functions
@@ -127,15 +128,15 @@ def test_a_full_disk_is_told_of(cache: Path, monkeypatch: pytest.MonkeyPatch, ca
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(native.Path, "write_bytes", full)
-    assert native.library("draw", *OPTIONS) is None
-    assert "draw.c can't be compiled, so decoding is slower: [Errno 28] No space left on device" in caplog.text
+    assert native.library("sampling", *OPTIONS) is None
+    assert "sampling.c can't be compiled, so decoding is slower: [Errno 28] No space left on device" in caplog.text
 
 
 def test_a_missing_compiler_is_told_of_once(
     cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    assert native.library("draw", *OPTIONS) is None
+    assert native.library("sampling", *OPTIONS) is None
     assert native.library("attention", *OPTIONS) is None
     assert caplog.messages == ["no C compiler is found, so decoding is slower: install cc, gcc or clang"]
 
@@ -205,7 +206,7 @@ def need_missing_library(library: Path) -> None:
     folder = library.parent
     subprocess.run(["cc", "-shared", "-x", "c", "/dev/null", "-o", str(folder / "libmissing.so")], check=True)
     options = ("-Wl,--no-as-needed", f"-L{folder}", "-lmissing")
-    compile_to(library, "cc", source("draw"), options)
+    compile_to(library, "cc", "sampling", options)
     (folder / "libmissing.so").unlink()
 
 
@@ -214,11 +215,11 @@ DAMAGES = [cut, zero, empty, flip, make_folder, need_missing_library]
 
 @pytest.fixture
 def ready(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """draw.c compiled as a wheel has it, and nothing in the cache."""
+    """sampling.c compiled as a wheel has it, and nothing in the cache."""
     library = Path(made()._name)
     (tmp_path / BUILT).mkdir()
     placed = library.replace(tmp_path / BUILT / library.name)
-    (tmp_path / "draw.c").write_bytes(source("draw"))
+    (tmp_path / "sampling.c").write_bytes(source("sampling"))
     for module in (native, compiling):
         monkeypatch.setattr(module, "SOURCES", tmp_path)
     forget()
@@ -246,7 +247,7 @@ def test_without_a_compiler_a_damaged_library_leaves_torch_with_one_warning(
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
     for _ in range(2):
         native._opened.cache_clear()
-        assert native.library("draw", *OPTIONS) is None
+        assert native.library("sampling", *OPTIONS) is None
     (message,) = caplog.messages
     assert message.startswith("the ready-made kernels cannot be opened (")
     assert message.endswith("); no C compiler is found, so decoding is slower: install cc, gcc or clang")
@@ -258,9 +259,9 @@ def test_libraries_that_can_neither_be_opened_nor_compiled_get_one_warning(
     empty(ready)
     monkeypatch.setattr(native.shutil, "which", lambda name: "false")
     for options in (OPTIONS, (*OPTIONS, "-DOTHER")):
-        other = ready.with_name(compiling.file_name(source("draw"), "draw", (*options, *LEVELS[0].options)))
+        other = ready.with_name(compiling.file_name(source("sampling"), "sampling", (*options, *LEVELS[0].options)))
         other.write_bytes(b"")
-        assert native._opened("draw", *options, *LEVELS[0].options) is None
+        assert native._opened("sampling", *options, *LEVELS[0].options) is None
     (message,) = caplog.messages
     assert message.startswith("the ready-made kernels cannot be opened (library is damaged); they can't be compiled")
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tot.decoders.errors import ModelError
-from tot.decoders.kernels import packed_file
-from tot.decoders.kernels.packed_file import packed_in_file
-from tot.decoders.kernels.packing import Packed, packed
+from tot.decoders.kernels.native import packed_file
+from tot.decoders.kernels.native.packed_file import packed_in_file
+from tot.decoders.kernels.native.packing import Packed, packed
 
 SHAPES = {"first": (41, 64), "second": (42, 128)}
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.early_exit import first_layers
-from tot.decoders.kernels.forward import NativeForward
-from tot.decoders.kernels.native import lanes, library
-from tot.decoders.kernels.packing import packed
-from tot.decoders.kernels.tiles import kernels_run
+from tot.decoders.kernels.native.forward import NativeForward
+from tot.decoders.kernels.native.library import lanes, library
+from tot.decoders.kernels.native.packing import packed
+from tot.decoders.kernels.native.tiles import kernels_run
 from tot.decoders.training.cllm.trajectories import identity
 from tot.evaluation.fingerprint import hash_model
 
@@ -159,7 +159,7 @@ def test_many_outputs_are_packed_as_few_are(weights: Any) -> None:
 @pytest.fixture
 def folder(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Path:
     able = kernels_run(32, 2, torch.float32, torch.device("cpu"))
-    if not (able and library("draw", "-O3", "-fopenmp")):
+    if not (able and library("sampling", "-O3", "-fopenmp")):
         pytest.skip("needs a C compiler, and a processor with AVX2")
     make_model("llama", **SHAPE).save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from tot.decoders import OptionError, Request, Sampling, load_decoder
 from tot.decoders.engine.runner import Runner
-from tot.decoders.kernels import packing
-from tot.decoders.kernels.forward import NativeForward
-from tot.decoders.kernels.packing import quantized
+from tot.decoders.kernels.native import packing
+from tot.decoders.kernels.native.forward import NativeForward
+from tot.decoders.kernels.native.packing import quantized
 from tot.decoders.models.gguf_numbers import Whole
 from tot.decoders.models.supported import LLAMA_LIKE
 

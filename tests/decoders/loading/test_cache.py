@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from tot.decoders import ModelError, Request, Sampling, load_decoder
-from tot.decoders.kernels.tiles import kernels_run
+from tot.decoders.kernels.native.tiles import kernels_run
 from tot.decoders.models.gguf_cache import read_manifest
 from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm.trajectories import collect, trajectories

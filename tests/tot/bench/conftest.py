@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tot.bench.harness import Measured
-from tot.bench.peers_sides import Peer
-from tot.bench.workers.worker import Worker
+from tot.bench.peers.sides import Peer
+from tot.bench.peers.worker import Worker
 from tot.bench.workloads import Waves, drawn
 
 WORKER = """

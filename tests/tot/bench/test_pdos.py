@@ -13,8 +13,8 @@ import pytest
 from rich.console import Console
 
 from tot.bench.options import PDOSOptions
-from tot.bench.pdos import Way, mark_of, run, said, ways
-from tot.bench.pdos_questions import Question, planning, retrieval
+from tot.bench.papers.pdos import Way, mark_of, run, said, ways
+from tot.bench.papers.pdos_questions import Question, planning, retrieval
 from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
@@ -162,9 +162,9 @@ def test_a_mark_is_the_expected_one(scripted: Any) -> None:
 
 @pytest.mark.smoke
 def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tot.bench.pdos_questions._A_STEP", 24)
-    monkeypatch.setattr("tot.bench.pdos_questions._AN_ASPECT", 24)
-    monkeypatch.setattr("tot.bench.pdos_questions._CONCLUSION", 16)
+    monkeypatch.setattr("tot.bench.papers.pdos_questions._A_STEP", 24)
+    monkeypatch.setattr("tot.bench.papers.pdos_questions._AN_ASPECT", 24)
+    monkeypatch.setattr("tot.bench.papers.pdos_questions._CONCLUSION", 16)
     data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
     passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
     data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))

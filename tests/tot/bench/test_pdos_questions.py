@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tot.bench.pdos_questions import Question, contains, listed, multi_document, names_only, planning, retrieval
+from tot.bench.papers.pdos_questions import Question, contains, listed, multi_document, names_only, planning, retrieval
 from tot.decoders import OptionError
 
 NAMES = ("Ann Lee", "Bo Dar")

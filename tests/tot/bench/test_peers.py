@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tot.bench import peers
 from tot.bench.options import PeersOptions
-from tot.bench.peers import run
-from tot.bench.peers_sides import Peer, open_ours, open_sides
+from tot.bench.peers import peers
+from tot.bench.peers.peers import run
+from tot.bench.peers.sides import Peer, open_ours, open_sides
 from tot.bench.workloads import branches, mixed_ids, requests
 from tot.cli.app import main
 from tot.decoders import LocalDecoder, load_decoder
@@ -31,14 +31,14 @@ def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         return made
 
     def put(*others: Peer) -> None:
-        monkeypatch.setattr("tot.bench.peers_sides.load_decoder", loaded)
-        monkeypatch.setattr("tot.bench.peers.mixed_ids", lambda *asked: list(range(10, 60)))
-        monkeypatch.setattr("tot.bench.peers.BUSY", 1000.0)
+        monkeypatch.setattr("tot.bench.peers.sides.load_decoder", loaded)
+        monkeypatch.setattr("tot.bench.peers.peers.mixed_ids", lambda *asked: list(range(10, 60)))
+        monkeypatch.setattr("tot.bench.peers.peers.BUSY", 1000.0)
 
         def opened(asked: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:
             return [open_ours(asked.model, stack, True, "tot"), *others]
 
-        monkeypatch.setattr("tot.bench.peers.open_sides", opened)
+        monkeypatch.setattr("tot.bench.peers.peers.open_sides", opened)
 
     return put
 
@@ -127,8 +127,8 @@ def test_what_there_is_none_of_is_refused(
 def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr("tot.bench.peers_sides.load_decoder", lambda name, model, **options: tiny())
-    monkeypatch.setattr("tot.bench.peers_sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
+    monkeypatch.setattr("tot.bench.peers.sides.load_decoder", lambda name, model, **options: tiny())
+    monkeypatch.setattr("tot.bench.peers.sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
     said: list[str] = []
     nowhere = tmp_path / "python"
     with ExitStack() as stack:

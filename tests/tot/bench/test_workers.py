@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.bench.engines import SideError
-from tot.bench.workers.worker import Worker
+from tot.bench.peers.worker import Worker
 from tot.bench.workloads import branches
 
 pytestmark = pytest.mark.benches

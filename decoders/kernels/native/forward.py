@@ -15,10 +15,10 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels import compiling
-from tot.decoders.kernels.native import address, lanes, library, sizes_agree
-from tot.decoders.kernels.packed_file import packed_in_file
-from tot.decoders.kernels.packing import (
+from tot.decoders.kernels.native import compiling
+from tot.decoders.kernels.native.library import address, lanes, library, sizes_agree
+from tot.decoders.kernels.native.packed_file import packed_in_file
+from tot.decoders.kernels.native.packing import (
     GROUP,
     Packed,
     Weights,
@@ -28,7 +28,7 @@ from tot.decoders.kernels.packing import (
     packed,
     room_for,
 )
-from tot.decoders.kernels.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
+from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
 from tot.decoders.models.given_up import give_up
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
 from tot.decoders.timeline import add_spans

@@ -16,7 +16,7 @@ import torch
 from tot.bench.engines import SideError, about, generate, replay
 from tot.bench.harness import Side
 from tot.bench.options import PeersOptions
-from tot.bench.workers.worker import Worker
+from tot.bench.peers.worker import Worker
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import TotError
 from tot.decoders.machine import describe
@@ -29,7 +29,7 @@ PRECISIONS = ("BF16", "F16", "Q8_0", "own")
 """Of llama.cpp's weights; the last is that of the model's own file."""
 LOOKED_UP = 4
 """Tokens that transformers' prompt lookup drafts."""
-_WORKERS = Path(__file__).parent / "workers"
+_WORKERS = Path(__file__).parent
 _SERIAL_MOST = 5
 _CELLS, _CONTEXT = 16384, 2048
 """Tokens that llama.cpp keeps besides the prompts, and that vLLM takes of one sequence at least."""

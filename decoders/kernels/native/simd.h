@@ -1,6 +1,8 @@
-// Vectors of LANES numbers: what attention.c and forward.c are written in. Arithmetic is the compiler's own on vectors;
+// Vectors of LANES numbers, in which attention and the forward are written. Arithmetic is the compiler's own on vectors;
 // here stands what a processor has an instruction for and the compiler no operator: AVX-512, AVX2 with FMA, NEON. With
 // -DLANES=4, 8 or 16 the file that -DPORTABLE names has it instead: the tests' is in plain C.
+
+#pragma once
 
 #include <math.h>
 #include <stdatomic.h>
@@ -65,7 +67,7 @@ static inline void store_some(float *place, Floats numbers, int64_t count) {
 }
 
 // 0, 1, 2 and so on.
-static inline Words numbered(void) {
+static inline Words iota(void) {
     Words numbers;
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++) numbers[i] = i;
@@ -81,7 +83,7 @@ static inline Words nearest(Floats x) { return (Words)(x + 12582912.0f) - 0x4B40
 #include PORTABLE
 #elif defined(NEON)
 
-static inline void rest_a_little(void) { __asm__ volatile("yield"); }
+static inline void cpu_pause(void) { __asm__ volatile("yield"); }
 
 static inline Floats each(float number) { return (Floats)vdupq_n_f32(number); }
 
@@ -119,7 +121,7 @@ static inline void transpose(Words *words) {
 
 #else
 
-static inline void rest_a_little(void) { _mm_pause(); }
+static inline void cpu_pause(void) { _mm_pause(); }
 
 static inline Floats each(float number) { return (Floats)ON(set1_ps)(number); }
 

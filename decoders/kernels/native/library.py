@@ -25,7 +25,7 @@ from torch import Tensor
 
 from tot.decoders.errors import OptionError, reason, unknown
 from tot.decoders.files import others_could_write
-from tot.decoders.kernels.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
+from tot.decoders.kernels.native.compiling import BUILT, LEVELS, SOURCES, Level, compile_to, file_name, is_whole, source
 from tot.decoders.machine import processor_info
 from tot.decoders.models.gguf_cache import cache_folder
 
@@ -34,17 +34,16 @@ _HWCAP, _ARM = 16, {"asimd": 1, "asimddp": 20}
 """Where Linux says what an ARM processor can do (getauxval), and in which bits."""
 
 
-def library(names: str, *options: str) -> ctypes.CDLL | None:
-    """The functions of a C file, or of several in one unit ("attention forward"), compiled with the options
+def library(name: str, *options: str) -> ctypes.CDLL | None:
+    """The functions of a C file ("forward") and of what it includes, compiled with the options
     ("-O1", "-DHEAD_DIM=64") for this processor; None where that can't be done."""
     known = level()
-    return _opened(names, *options, *(() if known is None else known.options))
+    return _opened(name, *options, *(() if known is None else known.options))
 
 
 @functools.cache
-def _opened(names: str, *options: str) -> ctypes.CDLL | None:
-    code = source(names)
-    name = file_name(code, names, options)
+def _opened(unit: str, *options: str) -> ctypes.CDLL | None:
+    name = file_name(source(unit), unit, options)
     ready, problem = SOURCES / BUILT / name, ""
     try:
         return open_whole(ready)
@@ -59,25 +58,25 @@ def _opened(names: str, *options: str) -> ctypes.CDLL | None:
         return None
     path = _folder() / name
     try:
-        functions = _compiled(path, compiler, code, options)
+        functions = _compiled(path, compiler, unit, options)
     except (OSError, subprocess.SubprocessError) as error:
         cause = (getattr(error, "stderr", None) or str(error)).strip()[:500]
         if problem:  # of all libraries alike
             log_once(logging.WARNING, f"{problem}they can't be compiled either, so decoding is slower: reinstall tot")
         level = logging.INFO if problem else logging.WARNING
-        log.log(level, "%s.c can't be compiled, so decoding is slower: %s", names, cause)
+        log.log(level, "%s.c can't be compiled, so decoding is slower: %s", unit, cause)
         return None
     if problem:
         log_once(logging.WARNING, f"{problem}they are compiled instead: reinstall tot to skip that")
     return functions
 
 
-def _compiled(path: Path, compiler: str, code: bytes, options: Sequence[str]) -> ctypes.CDLL:
+def _compiled(path: Path, compiler: str, unit: str, options: Sequence[str]) -> ctypes.CDLL:
     """The library at `path`, compiled first if it is missing, damaged or possibly another user's."""
     if path.exists() and not others_could_write(path):
         with suppress(OSError):
             return open_whole(path)
-    compile_to(path, compiler, code, options)
+    compile_to(path, compiler, unit, options)
     return open_whole(path)
 
 
@@ -166,12 +165,12 @@ def level() -> Level | None:
 
 
 def lanes() -> int:
-    """Numbers in a vector of vectors.c."""
+    """Numbers in a vector of simd.h."""
     known = level()
     return 8 if known is None else known.lanes
 
 
 def largest_byte() -> int:
-    """The largest weight that add_bytes of vectors.c multiplies."""
+    """The largest weight that add_bytes of simd.h multiplies."""
     known = level()
     return 120 if known is None else known.largest_byte

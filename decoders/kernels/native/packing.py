@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from tot.decoders.kernels.native import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
 from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Whole
 

@@ -34,7 +34,7 @@ from tot.bench.harness import (
     timed,
 )
 from tot.bench.options import PeersOptions
-from tot.bench.peers_sides import LLAMA, OURS, Peer, open_sides
+from tot.bench.peers.sides import LLAMA, OURS, Peer, open_sides
 from tot.bench.workloads import (
     Waves,
     branches,

@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tot.decoders.kernels.compiling import LEVELS, attention
-from tot.decoders.kernels.native import address, level, library, log_once, processor_flags, sizes_agree
+from tot.decoders.kernels.native.compiling import LEVELS, attention
+from tot.decoders.kernels.native.library import address, level, library, log_once, processor_flags, sizes_agree
 from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes, windows
 
 _MOST_GROUPS = 16

@@ -1,19 +1,18 @@
-// Attention of packed rows over the slots they see: follows vectors.c in one unit.
+// Attention of packed rows over the slots they see.
 //
 // Compiled for one HEAD_DIM, a multiple of 32, and with -DFLOAT32 for float32 (a multiple of 16), else for bfloat16 and
 // its products (AVX-512 BF16). Rows stand in tiles of up to TILE; a tile has pieces, each a list of slots that some
 // consecutive rows of it see. Softmax is taken as it goes (Milakov and Gimelshein, 2018); long lists are cut for several
 // threads, and joined. Scores, weights' sums and outputs are float32; products of bfloat16 are exact in it.
 
+#pragma once
+
+#include <omp.h>
+
+#include "element.h"
+
 #ifndef HEAD_DIM
 #define HEAD_DIM 64
-#endif
-#ifdef FLOAT32
-typedef float Element;
-#define STEP 1                     // elements that one product adds up
-#else
-typedef uint16_t Element;
-#define STEP 2
 #endif
 #define TILE 16                    // rows, at most
 #define MAX_GROUPS 16              // query heads a key-value head
@@ -33,32 +32,6 @@ typedef struct {
     int32_t hidden;        // but not so many of the first ones, and each further row `step` more; negative for none
 } Piece;
 
-// Adds products of words: of a pair of bfloat16 each, or of a float32.
-static inline Floats multiply_add(Floats sum, Words a, Words b) {
-#ifdef FLOAT32
-    return add_product(sum, (Floats)a, (Floats)b);
-#else
-    return (Floats)_mm512_dpbf16_ps((__m512)sum, (__m512bh)a, (__m512bh)b);
-#endif
-}
-
-// Rounds LANES numbers to elements.
-static inline void put(Element *place, Floats numbers) {
-#ifdef FLOAT32
-    store(place, numbers);
-#else
-    _mm256_storeu_si256((__m256i *)place, (__m256i)_mm512_cvtneps_pbh((__m512)numbers));
-#endif
-}
-
-static inline Floats get(const Element *place) {
-#ifdef FLOAT32
-    return load(place);
-#else
-    const __m256i half = _mm256_loadu_si256((const __m256i *)place);
-    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16);
-#endif
-}
 
 static inline Words words_at(const Element *element, int part) {
     return load_words((const int32_t *)element + LANES * part);
@@ -135,7 +108,7 @@ static inline __attribute__((always_inline)) void meet(int rows, int wide, const
         Element elements[CHUNK];
         int32_t words[CHUNK / STEP];
     } weights[BESIDE];
-    const Words number = numbered();
+    const Words number = iota();
 #pragma GCC unroll 6
     for (int q = 0; q < rows; q++) {
         Floats most = each(-INFINITY);
@@ -214,7 +187,6 @@ typedef struct {
 } Attention;
 
 // Compared with those of Python's structures when the library is loaded.
-const int64_t attention_sizes[] = {sizeof(Piece), sizeof(Tiles), sizeof(Attention)};
 
 // What a chunk of a piece takes, in rows: unpacking it is as much as two of them.
 static inline int64_t weight_of(const Piece *piece) { return piece->last - piece->first + 2; }
@@ -353,14 +325,4 @@ static inline void unit(int64_t number, const Attention *a, const Tiles *tiles, 
         Element *place = a->out + ((row + q / a->groups) * a->kv_heads * a->groups + query) * HEAD_DIM;
         for (int v = 0; v < VECTORS; v++) put(place + LANES * v, seen[q].output[v] * share);
     }
-}
-
-void attend(const Attention *a, const Tiles *tiles, int64_t threads) {
-    const int64_t size = units_size(tiles, a->kv_heads, a->groups);
-    void *place = size ? aligned_alloc(64, size) : NULL;
-    const Units units = units_in(place, tiles, a->kv_heads);
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (int64_t number = 0; number < tiles->count * a->kv_heads * units.parts; number++)
-        unit(number, a, tiles, &units);
-    free(place);
 }

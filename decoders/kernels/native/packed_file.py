@@ -19,8 +19,8 @@ from filelock import FileLock
 
 from tot.decoders.errors import ModelError, TaskError, reason
 from tot.decoders.files import fingerprint, others_could_write, replacing, write_json
-from tot.decoders.kernels.native import lanes, largest_byte, log_once
-from tot.decoders.kernels.packing import Packed
+from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
+from tot.decoders.kernels.native.packing import Packed
 from tot.decoders.machine import free_memory
 
 _FORMAT = 4

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import subprocess
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -30,7 +31,7 @@ class Level:
     name: str
     needs: frozenset[str]
     lanes: int
-    """Float32 numbers in a vector of vectors.c."""
+    """Float32 numbers in a vector of simd.h."""
     largest_byte: int
     """The largest weight that its add_bytes multiplies."""
     march: str = ""
@@ -72,42 +73,47 @@ _WEIGHTS = {
     "bfloat16": ("-DWEIGHTS=16",),
     "whole": ("-DWEIGHTS=8",),
 }
-DRAW = ("draw", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
+SAMPLING = ("sampling", "-O3", "-fno-trapping-math", "-ffp-contract=off", "-fopenmp")
 
 
 def attention(head_dim: int, float32: bool) -> tuple[str, ...]:
-    """Files and options of attention alone. `float32`: of its numbers, else bfloat16."""
-    return "vectors attention", *_model(head_dim, float32)
+    """The C file and options of attention alone. `float32`: of its numbers, else bfloat16."""
+    return "attention", *_model(head_dim, float32)
 
 
 def forward(head_dim: int, float32: bool, weights: str, lanes: int) -> tuple[str, ...]:
-    """Files and options of a whole forward. `weights`: float32, bfloat16, or whole numbers."""
+    """The C file and options of a whole forward. `weights`: float32, bfloat16, or whole numbers."""
     faster = ("-O3",) if weights == "whole" and lanes == 8 else ()  # by a tenth, measured there
-    return "vectors attention forward", *_model(head_dim, float32), *_WEIGHTS[weights], *faster
+    return "forward", *_model(head_dim, float32), *_WEIGHTS[weights], *faster
 
 
 def _model(head_dim: int, float32: bool) -> tuple[str, ...]:
     return *_VECTORS, f"-DHEAD_DIM={head_dim}", *(("-DFLOAT32",) if float32 else ())
 
 
-def source(names: str) -> bytes:
-    """C files in one unit ("attention forward")."""
-    return b"\n".join((SOURCES / f"{name}.c").read_bytes() for name in names.split())
+def source(name: str) -> bytes:
+    """A C file ("forward"), and after it every file that it includes, each once."""
+    waiting, texts = [f"{name}.c"], {}
+    while waiting:
+        file = waiting.pop(0)
+        if file not in texts:
+            texts[file] = (SOURCES / file).read_bytes()
+            waiting += re.findall(r'^#include "([\w.]+)"', texts[file].decode(), re.MULTILINE)
+    return b"\n".join(texts.values())
 
 
-def file_name(code: bytes, names: str, options: Sequence[str]) -> str:
+def file_name(code: bytes, name: str, options: Sequence[str]) -> str:
     """What a library is called: by all that it is made of."""
     about = hashlib.sha256(code + "\0".join(options).encode())
-    return f"{names.replace(' ', '-')}-{about.hexdigest()[:16]}.so"
+    return f"{name}-{about.hexdigest()[:16]}.so"
 
 
-def compile_to(path: Path, compiler: str, code: bytes, options: Sequence[str]) -> None:
-    """Compile to a temporary file and rename it, so that a library under this name is whole. The library ends with a
+def compile_to(path: Path, compiler: str, name: str, options: Sequence[str]) -> None:
+    """Compile a C file ("forward") to a temporary file and rename it, so that a library under this name is whole. The library ends with a
     SHA-256 of what precedes it, which loaders ignore and `is_whole` checks."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-        written, made = Path(folder) / "source.c", Path(folder) / "library.so"
-        written.write_bytes(code)
-        command = [compiler, "-shared", "-fPIC", *options, str(written), "-o", str(made), "-lm"]
+        made = Path(folder) / "library.so"
+        command = [compiler, "-shared", "-fPIC", *options, str(SOURCES / f"{name}.c"), "-o", str(made), "-lm"]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=300)
         made.write_bytes(sealed(made.read_bytes()))
         made.chmod(0o700)
@@ -129,10 +135,9 @@ def build(folder: Path, compiler: str) -> None:
     """Compile for every level what models with such heads need."""
     folder.mkdir(parents=True, exist_ok=True)
 
-    def one(names: str, *options: str) -> None:
-        code = source(names)
-        path = folder / file_name(code, names, options)
-        compile_to(path, compiler, code, options)
+    def one(name: str, *options: str) -> None:
+        path = folder / file_name(source(name), name, options)
+        compile_to(path, compiler, name, options)
         path.chmod(0o755)
 
     with ThreadPoolExecutor() as pool:
@@ -140,9 +145,9 @@ def build(folder: Path, compiler: str) -> None:
 
 
 def _all() -> Iterator[tuple[str, ...]]:
-    """Files and options of each library."""
+    """The C file and options of each library."""
     for level in LEVELS:
-        made: list[tuple[str, ...]] = [DRAW]
+        made: list[tuple[str, ...]] = [SAMPLING]
         for head_dim, float32 in product(HEADS, (True, False) if level.bfloat16 else (True,)):
             made.append(attention(head_dim, float32))
             kinds = [kind for kind in _WEIGHTS if float32 or kind != "float32"]

@@ -1,0 +1,46 @@
+"""The C sources: each file compiles alone, with the includes that it names."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tot.decoders.kernels.native.compiling import SOURCES, source
+
+FILES = sorted(path.name for path in SOURCES.iterdir() if path.suffix in (".c", ".h"))
+FLAGS = (SOURCES / "compile_flags.txt").read_text().split()
+
+
+def checked(path: Path) -> subprocess.CompletedProcess[str]:
+    """The compiler's check of one file, by the flags that editors read."""
+    compiler = shutil.which("cc")
+    if compiler is None or "-mavx2" not in subprocess.getoutput(f"{compiler} --help=target"):
+        pytest.skip("there is no C compiler for x86")
+    command = [compiler, "-fsyntax-only", "-Wno-psabi", "-x", "c", *FLAGS, str(path)]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_each_file_compiles_alone(name: str) -> None:
+    found = checked(SOURCES / name)
+    assert (found.returncode, "error" in found.stderr) == (0, False), found.stderr
+
+
+def test_an_error_is_reported_at_its_own_file_and_line(tmp_path: Path) -> None:
+    for path in SOURCES.glob("*.[ch]"):
+        shutil.copy(path, tmp_path)
+    broken = tmp_path / "linear.h"
+    lines = broken.read_text().split("\n")
+    broken.write_text("\n".join([*lines, "int broken = ;"]))
+    assert re.search(rf"linear\.h:{len(lines) + 1}:\d+: error", checked(tmp_path / "forward.c").stderr)
+
+
+def test_a_library_is_named_by_all_files_that_it_includes() -> None:
+    text = source("forward")
+    for name in ("forward.c", "attention.h", "element.h", "linear.h", "simd.h", "threads.h"):
+        assert text.count((SOURCES / name).read_bytes()) == 1
+    assert (SOURCES / "sampling.c").read_bytes() not in text

@@ -1,1 +1,0 @@
-"""What a user would pick instead of ours, each a program that runs in an environment of its own."""
