@@ -16,7 +16,8 @@ from pydantic import BaseModel
 
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown, validated
-from tot.decoders.methods.options import FEW_SHOT, OPTIONS
+from tot.decoders.methods.method import Method
+from tot.decoders.methods.presets import FEW_SHOT, PRESETS
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from tot.decoders.methods.method import OpenedMethod
     from tot.decoders.remote.decoder import RemoteDecoder
 
-METHODS = Registry("decoder", "tot.decoders")
+METHODS = Registry("decoder", "tot.decoders", PRESETS)
 """The decoding methods that run here, and decoders of one's own, by name."""
 REMOTE = ("openai",)
 """The decoders that ask a server, and have no model here."""
@@ -118,18 +119,12 @@ def load_decoder(
 
 
 def is_method(name: str) -> bool:
-    """Whether a name stands for a decoding method, not for a decoder of one's own. Raises OptionError for no name."""
-    if name in OPTIONS:
-        return True
-    from tot.decoders.methods.method import Method
-
+    """Whether a name stands for a decoding method, not for a user's own decoder. Raises OptionError."""
     return isinstance(find_method(name), Method)
 
 
 def options_of(name: str) -> type[BaseModel]:
     """The options of a method that runs here. Raises OptionError where there is none of that name."""
-    if name in OPTIONS and not METHODS.was_put(name):
-        return OPTIONS[name]
     if not is_method(name):
         raise OptionError(f"{name} is a decoder, and no decoding method: make it, and give the object")
     options: type[BaseModel] = find_method(name).options

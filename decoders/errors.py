@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
-from pydantic import AliasChoices, BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 _Model = TypeVar("_Model", bound=BaseModel)
 
@@ -61,8 +61,3 @@ def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Mode
         known = ", ".join(cls.model_fields) or "none"
         reason = first["msg"].removeprefix("Value error, ")
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None
-
-
-def renamed(*names: str, default: Any = ...) -> Any:
-    """A field that files of older runs have under another name: the new name, then the old one."""
-    return Field(default, validation_alias=AliasChoices(*names))

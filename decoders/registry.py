@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 import tomllib
-from collections.abc import Iterator, MutableMapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
@@ -22,9 +22,11 @@ _CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 class Registry(MutableMapping[str, Any]):
     """Parts of a kind ("search") that are declared in a group ("tot.searches"), and those put in."""
 
-    def __init__(self, kind: str, group: str) -> None:
+    def __init__(self, kind: str, group: str, own: Mapping[str, Any] | None = None) -> None:
+        """`own` are parts that need no declaration."""
         self.kind = kind
         self.group = group
+        self._own = own or {}
         self._put: dict[str, Any] = {}
 
     def find(self, name: str, of: type = object) -> Any:
@@ -52,12 +54,11 @@ class Registry(MutableMapping[str, Any]):
             raise OptionError(unknown(f"{self.kind} in {path}", name, there))
         return there[name]
 
-    def was_put(self, name: str) -> bool:
-        """True for a part that was put in, in place of what may be declared."""
-        return name in self._put
-
     def __getitem__(self, name: str) -> Any:
-        return self._put[name] if name in self._put else declared(self.group)[name].load()
+        for parts in (self._put, self._own):
+            if name in parts:
+                return parts[name]
+        return declared(self.group)[name].load()
 
     def __setitem__(self, name: str, part: Any) -> None:
         self._put[name] = part
@@ -66,10 +67,10 @@ class Registry(MutableMapping[str, Any]):
         del self._put[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._put or name in declared(self.group)
+        return name in self._put or name in self._own or name in declared(self.group)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*declared(self.group), *self._put}))
+        return iter(sorted({*declared(self.group), *self._own, *self._put}))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

@@ -14,7 +14,7 @@ from tot.generators.enumerate import Enumerate
 from tot.generators.propose import Propose
 from tot.generators.sample import Sample
 from tot.search.base import Search
-from tot.search.baselines import Act, BestOfN, SelfConsistency
+from tot.search.baselines import Act, WholeSolutions
 from tot.search.best_first import BestFirst
 from tot.search.bfs import BFS
 from tot.search.dfs import DFS
@@ -53,9 +53,9 @@ def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own:
 def _evaluates(task: Task, search: Search) -> bool:
     if isinstance(search, BestFirst):
         return search.rank == "value" or (search.rank == "auto" and not isinstance(task, HasHeuristic))
-    if isinstance(search, SelfConsistency):
+    if isinstance(search, WholeSolutions):
         return search.weighted
-    return isinstance(search, BestOfN | BFS | DFS | MCTS | Refine)
+    return isinstance(search, BFS | DFS | MCTS | Refine)
 
 
 def _check_search(task: Task, search: Search) -> None:

@@ -23,7 +23,7 @@ from tot.decoders.decoder import (
     options_of,
 )
 from tot.decoders.errors import ModelError, OptionError, readable, unknown
-from tot.decoders.methods.options import FEW_SHOT
+from tot.decoders.methods.presets import FEW_SHOT
 from tot.decoders.models.model_names import Quantize, find_model, has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions

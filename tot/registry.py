@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from pydantic import BaseModel
@@ -14,6 +15,8 @@ from pydantic import BaseModel
 from tot.compatibility import check_parts
 from tot.decoders.errors import OptionError, unknown, validated
 from tot.decoders.registry import Registry
+from tot.generators.base import Generator
+from tot.search.base import Search
 from tot.task.task import Task
 
 TASKS = Registry("task", "tot.tasks")
@@ -69,12 +72,8 @@ def _checked(kind: str, part: Any) -> Any:
 
 
 def _complete(part: Any) -> Any:
-    """A search with the evaluator that its `fast` names, where it has one."""
-    from tot.search.mcts import MCTS
-
-    if not isinstance(part, MCTS) or part.fast in (None, "evaluator"):
-        return part
-    return part.model_copy(update={"fast": named(part.fast, EVALUATORS)})
+    """A search whose evaluators are named, with the evaluators."""
+    return part.resolved(lambda name: named(name, EVALUATORS)) if isinstance(part, Search) else part
 
 
 def parts_of(
@@ -108,30 +107,16 @@ def parts_of(
         "evaluator": named(evaluator or recipe["evaluator"], EVALUATORS),
     }
     if tools:
-        parts["generator"] = _with_tools(**parts, tools=tools)
+        if getattr(parts["search"], "whole", False):
+            raise OptionError(
+                f"{type(parts['search']).__name__} has solutions written in one go, which can't wait for a tool: "
+                "choose bfs, dfs, best-first or mcts"
+            )
+        functions = [TOOLS.find(each) if isinstance(each, str) else each for each in tools]
+        able = getattr(parts["generator"], "with_tools", partial(Generator.with_tools, parts["generator"]))
+        parts["generator"] = able(functions)
     check_parts(task, **parts, own=named(task.evaluator, EVALUATORS))
     return parts
-
-
-def _with_tools(search: Any, generator: Any, evaluator: Any, tools: Sequence[Any]) -> Any:
-    """The generator, which lets the model call tools."""
-    from tot.generators.continuation import Continue
-    from tot.generators.tool_calls import UseTools
-
-    if getattr(search, "whole", False):
-        raise OptionError(
-            f"{type(search).__name__} has solutions written in one go, which can't wait for a tool: choose bfs, dfs, "
-            "best-first or mcts"
-        )
-    if isinstance(generator, UseTools):
-        return generator
-    if type(generator) is not Continue:
-        raise OptionError(
-            f"tools are called in a message that is written piece by piece: leave {type(generator).__name__} out, or "
-            "choose continue"
-        )
-    functions = [TOOLS.find(each) if isinstance(each, str) else each for each in tools]
-    return UseTools(**dict(generator), tools=functions)
 
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
@@ -50,21 +50,33 @@ def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
         asyncio.get_running_loop()
     except RuntimeError:
         return asyncio.run(_interruptible(coroutine))
-    result: Future[_T] = Future()
     loop = asyncio.new_event_loop()
     task = loop.create_task(coroutine)
 
-    def work() -> None:
+    def work() -> _T:
         try:
-            result.set_result(loop.run_until_complete(task))
-        except BaseException as error:  # handed to the caller's thread  # noqa: BLE001
-            result.set_exception(error)
+            return loop.run_until_complete(task)
         finally:
             loop.close()
 
-    threading.Thread(target=work, name="tot-solve", daemon=True).start()
+    result = in_daemon_thread(work, "tot-solve")
     try:
         return result.result()
     except KeyboardInterrupt:
         loop.call_soon_threadsafe(task.cancel)
         return result.result()
+
+
+def in_daemon_thread(work: Callable[[], _T], name: str) -> Future[_T]:
+    """Start `work` in a thread that does not keep the interpreter alive; its result or exception is the future's."""
+    future: Future[_T] = Future()
+
+    def run() -> None:
+        future.set_running_or_notify_cancel()
+        try:
+            future.set_result(work())
+        except BaseException as error:  # handed to the thread that waits  # noqa: BLE001
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=name, daemon=True).start()
+    return future

@@ -24,7 +24,7 @@ from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.kernels.attention import ATTENTION, packed_attention
 from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.native.forward import Quantization
-from tot.decoders.kernels.shared_prefixes import Run
+from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.machine import free_memory
 
 _SHARE = {"cpu": 0.25, "cuda": 0.5}

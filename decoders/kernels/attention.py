@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes, windows
+from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
 
 _Array = np.ndarray[Any, Any]
 

@@ -18,8 +18,8 @@ from tot.decoders.kernels.graphs import Graphs, Rows
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native.forward import NativeForward, Quantization, native_forward
 from tot.decoders.kernels.native.packing import GROUP
+from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import kernel_for, make_tiles
-from tot.decoders.kernels.shared_prefixes import Run
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
 
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tot.decoders.kernels.attention import ATTENTION, Block, packed_attention
-from tot.decoders.kernels.shared_prefixes import Run
+from tot.decoders.kernels.native.shared_prefixes import Run
 
 _MOST_ROWS = 64
 _MOST_BYTES = 2**28

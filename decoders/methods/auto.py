@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import copy
-from functools import partial
 
 from tot.decoders.drafting.draft_model import ModelDrafter, level
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain
@@ -21,12 +20,8 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.methods.jacobi import JacobiDrafter
-from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.methods.options import AutoOptions
-from tot.decoders.methods.speculative import Speculation, Speculative
+from tot.decoders.methods.options import LONGEST, AutoOptions
 
-_LONGEST = 16
-"""Tokens of a draft, at most; also of a Jacobi window."""
 _LEAST = 0.1
 """A first token that is less likely to be accepted is not drafted, however cheap its row: what drafting itself takes is
 in no measured cost."""
@@ -37,7 +32,7 @@ class AutoDrafter(DrafterChain):
     been right more often than the others' drafts have."""
 
     def __init__(self, model: ModelDrafter | None) -> None:
-        self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(_LONGEST)]
+        self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(LONGEST)]
         super().__init__([*self._quick, *([] if model is None else [model])])
         self._model = model
 
@@ -65,13 +60,9 @@ class AutoDrafter(DrafterChain):
         return draft
 
 
-def _open(engine: Engine, options: AutoOptions, stack: ExitStack) -> OpenedMethod:
+def make_auto_drafter(engine: Engine, options: AutoOptions, stack: ExitStack) -> AutoDrafter:
+    """Raises OptionError for a draft that is no model: this drafter looks up by itself."""
     named = None if options.draft is None else make_drafter(options.draft, engine, stack)
     if named is not None and not isinstance(named, ModelDrafter):
         raise OptionError(f"draft={options.draft!r}: auto looks up by itself, and takes one model that drafts besides")
-    drafter = AutoDrafter(trained_drafter(engine, stack) if named is None else named)
-    shared = Speculation(engine, drafter, (1,) * _LONGEST, adapt=True)
-    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
-
-
-METHOD = Method(_open, AutoOptions)
+    return AutoDrafter(trained_drafter(engine, stack) if named is None else named)

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job, Policy
-from tot.decoders.methods.method import Method, OpenedMethod
 
 _RETOKENISED = 16
 """Room for a token that a stop string cut in two: its first half is encoded again."""
@@ -133,6 +132,3 @@ class Autoregressive(Policy):
             if sequence.scorer is not None:
                 sequence.scorer.release()
             self._job.cache.release(sequence.branch)
-
-
-METHOD = Method(lambda engine, options, stack: OpenedMethod(Autoregressive))

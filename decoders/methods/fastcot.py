@@ -21,7 +21,7 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
-from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.methods.options import FastCoTOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
@@ -143,10 +143,7 @@ def _question(job: Job) -> list[int]:
     return (job.codec.encode(paragraphs[-1], continues=False) if paragraphs else []) or list(job.prompt)
 
 
-def _open(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
+def open_fastcot(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
     buffers = Buffers()
     shared = Speculation(engine, buffers, (1,) * options.window)
     return OpenedMethod(partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers)
-
-
-METHOD = Method(_open, FastCoTOptions)

@@ -12,14 +12,11 @@ import random
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
-from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import JacobiOptions
-from tot.decoders.methods.speculative import Speculation, Speculative
 
 _PLACES = 8
 """Windows are learned about place by place; from here on, places are alike."""
@@ -68,10 +65,5 @@ class JacobiDrafter(Drafter):
         self._windows.pop(key, None)
 
 
-def _open(engine: Engine, options: JacobiOptions, stack: ExitStack) -> OpenedMethod:
-    drafter = JacobiDrafter(options.n)
-    shared = Speculation(engine, drafter, (1,) * options.n, adapt=options.adapt, trajectory=options.trajectory)
-    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
-
-
-METHOD = Method(_open, JacobiOptions)
+def make_jacobi_drafter(engine: Engine, options: JacobiOptions, stack: ExitStack) -> JacobiDrafter:
+    return JacobiDrafter(options.n)

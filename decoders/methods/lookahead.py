@@ -11,14 +11,11 @@ import random
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from functools import partial
 
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
-from tot.decoders.methods.method import Method, OpenedMethod
 from tot.decoders.methods.options import LookaheadOptions
-from tot.decoders.methods.speculative import Speculation, Speculative
 
 _CAPACITY = 50_000
 """First tokens that a pool remembers n-grams of."""
@@ -91,11 +88,5 @@ class LookaheadDrafter(Drafter):
         self._windows.pop(key, None)
 
 
-def _open(engine: Engine, options: LookaheadOptions, stack: ExitStack) -> OpenedMethod:
-    drafter = LookaheadDrafter(options)
-    k_config = (options.guesses, *(1,) * (options.ngram - 2))
-    shared = Speculation(engine, drafter, k_config, adapt=options.adapt, probes=options.window * (options.ngram - 1))
-    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
-
-
-METHOD = Method(_open, LookaheadOptions)
+def make_lookahead_drafter(engine: Engine, options: LookaheadOptions, stack: ExitStack) -> LookaheadDrafter:
+    return LookaheadDrafter(options)

@@ -1,4 +1,4 @@
-"""A decoding method, as `load_decoder` finds it by name: how it is opened on an engine, and its options.
+"""A decoding method: how it is opened on an engine, and its options. Importing this imports no torch.
 
 METHOD = Method(lambda engine, options, stack: OpenedMethod(MyPolicy))
 """
@@ -7,24 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import BaseModel
 
-from tot.decoders.drafting.drafters import Drafter
-from tot.decoders.engine.engine import Engine
-from tot.decoders.engine.sequence import PolicyFactory
 from tot.decoders.methods.options import MethodOptions
 from tot.decoders.request import Request
 
+if TYPE_CHECKING:
+    from tot.decoders.drafting.drafters import Drafter
+    from tot.decoders.engine.engine import Engine
+    from tot.decoders.engine.sequence import PolicyFactory
+
 
 class OpenedMethod(NamedTuple):
-    """A method on one engine: the policy that each request gets, and what drafts."""
+    """A method on one engine: the policy of each request, and the drafter."""
 
     policy: PolicyFactory
     drafter: Drafter | None = None
     prepare: Callable[[Request], Request] | None = None
-    """What it does to a request beforehand: adds instructions to the prompt, say."""
+    """Changes a request beforehand: adds instructions to the prompt, say."""
     writes_steps: bool = False
     """Whether the steps of a request are written side by side."""
 
@@ -33,3 +35,5 @@ class Method(NamedTuple):
     open: Callable[[Engine, Any, ExitStack], OpenedMethod]
     """On an engine, with options; the stack closes what its requests share."""
     options: type[BaseModel] = MethodOptions
+    few_shot: bool = False
+    """Whether it needs what few-shot prompts mark: rationales, parallel steps."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -11,6 +11,8 @@ KConfig = Annotated[
     Field(min_length=1, max_length=16),
     BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
 ]
+LONGEST = 16
+"""Tokens of a draft of `auto`, at most; also of its Jacobi window."""
 Mark = Annotated[str, Field(min_length=1, max_length=40)]
 
 
@@ -26,6 +28,8 @@ class AutoOptions(MethodOptions):
     draft: Any = None
     """A model that drafts where that promises most: a name, a hub id, a folder, a GGUF file or "early-exit:6"; None is
     the one that `tot train-draft` made for the target, where there is one."""
+    adapt: ClassVar[bool] = True
+    k_config: ClassVar[tuple[int, ...]] = (1,) * LONGEST
 
 
 class DraftingOptions(MethodOptions):
@@ -91,6 +95,10 @@ class JacobiOptions(MethodOptions):
     trajectory: bool = False
     """Keep what was guessed in every step: `Completion.trajectory`."""
 
+    @property
+    def k_config(self) -> tuple[int, ...]:
+        return (1,) * self.n
+
 
 class LookaheadOptions(MethodOptions):
     """Options of `lookahead`."""
@@ -103,6 +111,15 @@ class LookaheadOptions(MethodOptions):
     """G: n-grams verified a step."""
     adapt: bool = True
     """Iterate windows and verify n-grams only where that pays, by the measured cost of rows and what was accepted."""
+
+    @property
+    def k_config(self) -> tuple[int, ...]:
+        return (self.guesses, *(1,) * (self.ngram - 2))
+
+    @property
+    def probes(self) -> int:
+        """Rows of the windows."""
+        return self.window * (self.ngram - 1)
 
 
 class FastCoTOptions(MethodOptions):
@@ -159,19 +176,3 @@ class PDOSOptions(MethodOptions):
                 if name != other and mark in text:
                     raise ValueError(f"the {name}, {mark!r}, is part of the {other}, {text!r}: choose another")
         return self
-
-
-OPTIONS: dict[str, type[MethodOptions]] = {
-    "ar": MethodOptions,
-    "auto": AutoOptions,
-    "fastcot": FastCoTOptions,
-    "jacobi": JacobiOptions,
-    "lookahead": LookaheadOptions,
-    "mcsd": MCSDOptions,
-    "pdos": PDOSOptions,
-    "sd": SDOptions,
-    "seed": SEEDOptions,
-}
-"""Those of the methods that are here."""
-FEW_SHOT = ("fastcot", "pdos")
-"""Methods that work on what few-shot prompts mark: rationales, parallel steps."""

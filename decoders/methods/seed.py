@@ -22,7 +22,7 @@ from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
-from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.methods.options import SEEDOptions
 from tot.decoders.methods.speculative import Drafted, Speculation, Speculative
 from tot.decoders.timeline import Span
@@ -149,14 +149,9 @@ def _worker(device: torch.device) -> Executor:
     return ThreadPoolExecutor(1, "tot-draft", alone)
 
 
-def _open(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
+def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
+    """Algorithm 2: branches draft while the target verifies the front of the queue."""
     drafter = make_drafter(options.draft, engine, stack)
-    if options.policy == "packed":
-        shared = Speculation(engine, drafter, options.k_config, options.rule, options.adapt)
-    else:
-        shared = rounds = Rounds(engine, drafter, options)
-        stack.callback(rounds.close)
-    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
-
-
-METHOD = Method(_open, SEEDOptions)
+    rounds = Rounds(engine, drafter, options)
+    stack.callback(rounds.close)
+    return OpenedMethod(partial(Speculative, speculation=rounds), drafter)

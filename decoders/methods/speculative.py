@@ -12,14 +12,13 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from functools import partial
 from operator import attrgetter
 from typing import NamedTuple
 
 from tot.decoders.drafting.acceptance import Coupled, Rejection
 from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
-from tot.decoders.drafting.opening import make_drafter
+from tot.decoders.drafting.opening import make_drafter as drafter_of
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import Branch
@@ -27,8 +26,7 @@ from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
-from tot.decoders.methods.method import Method, OpenedMethod
-from tot.decoders.methods.options import MCSDOptions, SDOptions
+from tot.decoders.methods.options import MCSDOptions, SDOptions, SEEDOptions
 from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
@@ -302,11 +300,6 @@ class Speculative(Autoregressive):
         super().release()
 
 
-def _open(engine: Engine, options: SDOptions | MCSDOptions, stack: ExitStack) -> OpenedMethod:
-    drafter = make_drafter(options.draft, engine, stack)
-    shared = Speculation(engine, drafter, options.k_config, options.rule)
-    return OpenedMethod(partial(Speculative, speculation=shared), drafter)
-
-
-SD = Method(_open, SDOptions)
-MCSD = Method(_open, MCSDOptions)
+def make_drafter(engine: Engine, options: SDOptions | MCSDOptions | SEEDOptions, stack: ExitStack) -> Drafter:
+    """The drafter that the option `draft` names."""
+    return drafter_of(options.draft, engine, stack)

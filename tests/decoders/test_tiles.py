@@ -17,8 +17,8 @@ from torch import Tensor
 from tot.decoders.engine.runner import Chunk, Runner
 from tot.decoders.kernels import backend
 from tot.decoders.kernels.native import library as native
+from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import Kernel, kernel_for, make_tiles
-from tot.decoders.kernels.shared_prefixes import Run
 
 CPU = torch.device("cpu")
 OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")

@@ -86,7 +86,7 @@ def test_values_are_combined_by_the_rule(
     letters: Any, scripted: Any, rule: Any, values: tuple[float, ...], weights: tuple[float, ...], combined: float
 ) -> None:
     parts = tuple(table(str(i), number) for i, number in enumerate(values))
-    found = value(letters, scripted, Combine(parts=parts, weights=weights, rule=rule))
+    found = value(letters, scripted, Combine(evaluators=parts, weights=weights, rule=rule))
     assert found == pytest.approx(combined)
 
 
@@ -98,7 +98,7 @@ def test_the_rule_is_a_weighted_sum_where_none_is_given(letters: Any, scripted: 
 def test_values_below_0_can_only_be_summed(letters: Any, scripted: Any, rule: Any) -> None:
     parts = (table("x", -1.0), table("y", 2.0))
     with pytest.raises(OptionError, match=rf"Combine\(rule='{rule}'\) of \[-1\.0, 2\.0\]: values below 0 can only"):
-        value(letters, scripted, Combine(parts=parts, weights=(1, 1), rule=rule))
+        value(letters, scripted, Combine(evaluators=parts, weights=(1, 1), rule=rule))
 
 
 @pytest.mark.parametrize(("count", "weights"), [(1, (0.5, 0.5)), (2, (1.0,)), (0, ())])
@@ -123,7 +123,7 @@ def test_tokens_and_failures_of_all_parts_are_the_nodes(letters: Any, scripted: 
     decoder = scripted({"grow": ["a"], "value a": "8", "other": "no idea"})
     parts = (Value(), Value(template="other", samples=1))
     search = BFS(thoughts=1, depth=2)
-    solution = grow(two, decoder, Combine(parts=parts, weights=(1, 10)), search)
+    solution = grow(two, decoder, Combine(evaluators=parts, weights=(1, 10)), search)
     assert solution.tree[1].value == 28
     assert solution.tree[1].new_tokens == 15
     assert solution.parse_failures == 1
@@ -217,7 +217,7 @@ def test_a_part_that_is_not_a_number_makes_the_default(letters: Any, scripted: A
     careful = type("Careful", (letters,), {"default_value": 2.5})
     parts: tuple[Any, ...] = (table("x", math.nan), table("y", 1.0))
     for rule in ("sum", "product", "log"):
-        assert value(careful, scripted, Combine(parts=parts, weights=(1, 1), rule=rule)) == 2.5
+        assert value(careful, scripted, Combine(evaluators=parts, weights=(1, 1), rule=rule)) == 2.5
 
 
 def test_the_parts_of_a_task_may_be_used_by_name_and_by_hand(letters: Any, scripted: Any) -> None:

@@ -181,7 +181,7 @@ def test_rap_sets_all_three(letters: Any) -> None:
     assert {**parts, "prompts": "papers"} == rap(letters())
     assert parts["search"] == MCTS(thoughts=4, rollout="greedy", cum_reward="mean", calc_q="max", fast=judged)
     assert parts["generator"] == Sample(samples=8)
-    assert parts["evaluator"] == Combine(parts=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
+    assert parts["evaluator"] == Combine(evaluators=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
 
 
 def test_rap_with_a_world_adds_up_log_likelihoods(letters: Any) -> None:
@@ -190,7 +190,7 @@ def test_rap_with_a_world_adds_up_log_likelihoods(letters: Any) -> None:
     judged = Likelihood(template="self_eval", labels={"good": 1.0, "bad": 0.0})
     assert parts["search"] == MCTS(thoughts=None, rollout="greedy", cum_reward="sum", calc_q="mean")
     assert parts["generator"] == Enumerate()
-    assert parts["evaluator"] == Combine(parts=(Prior(), judged), weights=(0.5, 0.5), rule="log")
+    assert parts["evaluator"] == Combine(evaluators=(Prior(), judged), weights=(0.5, 0.5), rule="log")
 
 
 def test_rap_takes_options_and_may_be_a_tasks_own_search(letters: Any) -> None:
@@ -381,9 +381,3 @@ def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: A
 def test_a_part_that_a_file_has_not_is_refused_with_those_that_it_has(letters: Any, parts: str) -> None:
     with pytest.raises(OptionError, match=r"unknown generator in .*my_parts\.py 'Twin' \(did you mean Twins\?\)"):
         parts_of(letters(), generator=f"{parts}:Twin")
-
-
-def test_options_are_still_read_under_the_names_that_older_files_have() -> None:
-    assert named("sample:n=2,votes=3", GENERATORS) == Sample(thoughts=2, samples=3)
-    assert named("self-consistency:k=4", SEARCHES) == SelfConsistency(samples=4)
-    assert named("best-of-n:n=4", SEARCHES) == BestOfN(samples=4)

@@ -117,47 +117,28 @@ def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
         assert [json.loads(line).get("step") for line in again] == [json.loads(line).get("step") for line in lines]
 
 
-def test_what_an_earlier_version_left_of_a_run_is_gone_on_with(
-    asking: Any, tiny: Any, killed: Any, tmp_path: Path
+@pytest.mark.parametrize(
+    ("name", "changed", "said"),
+    [
+        (
+            "bfs",
+            {"generator": {"name": "Sample", "temperature": 0.7, "n": 3, "votes": 1}},
+            r"its generator is .*'n': 3",
+        ),
+        ("dfs", {"search": {"name": "DFS", "max_children": None}}, r"its search is .*'max_children': None"),
+    ],
+)
+def test_a_run_of_an_older_version_with_other_options_is_refused_by_name(
+    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str, changed: dict[str, Any], said: str
 ) -> None:
     whole = tmp_path / "whole.jsonl"
     with tiny() as decoder:
-        expected = run(asking, decoder, Checkpoint.create(whole), **RUNS["bfs"])
+        run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
     header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
-    header["format"] = "tot.trace"
-    begun["generator"] = {"name": "Sample", "temperature": 0.7, "n": 3, "votes": 1}
-    begun["problem_id"] = None
-    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
-    with tiny() as decoder:
-        resumed = run(asking, decoder, killed(whole, 3), **RUNS["bfs"])
-    assert nodes(resumed) == nodes(expected)
-
-
-GONE: dict[str, dict[str, Any]] = {
-    "dfs": {"max_children": None, "max_nodes": None},
-    "best-first": {"max_nodes": None},
-    "best-of-n": {"until_solved": True},
-    "mcts": {"output": "max_reward", "until_solved": True},
-}
-
-
-@pytest.mark.parametrize("name", GONE)
-def test_a_run_with_options_that_are_gone_is_gone_on_with_where_they_were_what_is_always_done_now(
-    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
-) -> None:
-    whole = tmp_path / "whole.jsonl"
-    with tiny() as decoder:
-        expected = run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
-    header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
-    begun["search"] |= GONE[name]
-    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
-    with tiny() as decoder:
-        assert nodes(run(asking, decoder, killed(whole, 3), **RUNS[name])) == nodes(expected)
-    option = next(iter(GONE[name]))
-    begun["search"][option] = 7
-    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun, *steps)))
-    with tiny() as decoder, pytest.raises(TaskError, match=f"of another run: its search is .*'{option}': 7"):
+    whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun | changed, *steps)))
+    with tiny() as decoder, pytest.raises(TaskError, match=f"of another run: .*{said}") as refused:
         run(asking, decoder, killed(whole, 3), **RUNS[name])
+    assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["bfs", "bfs-vote"])

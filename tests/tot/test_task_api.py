@@ -210,7 +210,7 @@ def computed(prompts: list[list[int]]) -> int:
     [
         (Value(), None),
         (Likelihood(), None),
-        (Combine(parts=(Likelihood(), Prior()), weights=(1, 1)), Enumerate()),
+        (Combine(evaluators=(Likelihood(), Prior()), weights=(1, 1)), Enumerate()),
     ],
 )
 def test_every_shared_beginning_of_a_searchs_prompts_is_computed_once(

@@ -5,9 +5,7 @@ Each measures itself, around the work alone, from nothing: what it computed in o
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 import psutil
@@ -21,6 +19,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import TotError
 from tot.decoders.machine import describe
 from tot.decoders.request import Purpose
+from tot.running import in_daemon_thread
 
 SPENT = [
     Metric(name, lambda took, name=name: _share(took["spent"], name), percent)  # type: ignore[misc]
@@ -104,16 +103,7 @@ def in_thread(work: Callable[[], Any]) -> Any:
 
     Ctrl-C does not wait for its end.
     """
-    result: Future[Any] = Future()
-
-    def run() -> None:
-        try:
-            result.set_result(work())
-        except BaseException as error:  # the caller's  # noqa: BLE001
-            result.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return result.result()
+    return in_daemon_thread(work, "tot-bench").result()
 
 
 def checked(seconds: float, tokens: int, wanted: int) -> Measured:

@@ -6,9 +6,9 @@ import math
 from collections.abc import Hashable, Sequence
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import AliasChoices, Field, model_validator
 
-from tot.decoders.errors import OptionError, renamed
+from tot.decoders.errors import OptionError
 from tot.evaluators.base import Evaluator, judge
 from tot.llm.context import Context
 from tot.llm.replies import NOTHING, Evaluation
@@ -23,7 +23,7 @@ class Combine(Evaluator):
     log      sum of w ln v: the same, as log-likelihoods that may be added along a path
     """
 
-    evaluators: tuple[Any, ...] = renamed("evaluators", "parts")
+    evaluators: tuple[Any, ...] = Field(validation_alias=AliasChoices("evaluators", "parts"))
     weights: tuple[float, ...]
     rule: Literal["sum", "product", "log"] = "sum"
 

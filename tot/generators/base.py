@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from tot.decoders.errors import OptionError
 from tot.llm.context import Context
 from tot.tree.tree import Node
 
@@ -29,3 +30,10 @@ class Generator(BaseModel):
 
         A thought is a text, a Thought, a Reply or a Proposal.
         """
+
+    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
+        """The same generator, with tools that the model may call. Raises OptionError for one that can't."""
+        raise OptionError(
+            f"tools are called in a message that is written piece by piece: leave {type(self).__name__} out, or choose "
+            "continue"
+        )

@@ -7,10 +7,13 @@ for token, so that a path of first children is the text that it would have writt
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from pydantic import ConfigDict, field_serializer, field_validator
+
 from tot.generators.base import Count, Generator
+from tot.generators.tool_calls import PROMPT, Tool, observed, told
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
 from tot.tree.thought import Drawn, Thought, after_thinking
@@ -43,6 +46,9 @@ class Continue(Generator):
     """paragraph, line or sentence; any other text is itself what ends a piece, and part of it."""
     tokens: Count | None = None
     """Most tokens of a piece."""
+
+    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
+        return UseTools(**dict(self), tools=functions)
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
@@ -125,3 +131,53 @@ def _longer(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
 def _words(text: str) -> list[str]:
     """What a text says, whatever its blanks and case."""
     return text.casefold().split()
+
+
+class UseTools(Continue):
+    """As Continue; a piece also ends with a call, and the result is put behind it: an observation, and part of the
+    message that is gone on with, but nothing that the model wrote."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    tools: tuple[Tool, ...]
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
+        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
+
+    @field_serializer("tools")
+    def _names(self, tools: tuple[Tool, ...]) -> list[str]:
+        return [tool.name for tool in tools]
+
+    def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
+        return self
+
+    @property
+    def about(self) -> str:
+        return told(self.tools)
+
+    @property
+    def ends(self) -> tuple[str, ...]:
+        return (PROMPT, *super().ends)
+
+    def rest_of(self, text: str) -> tuple[str, ...] | None:
+        return ("\n",) if text.endswith(PROMPT) else super().rest_of(text)
+
+    async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
+        proposal = await super().finish(ctx, node, sample, reply, prior)
+        thought = proposal.thought
+        if thought is None:
+            return proposal
+        ((name, text),) = thought.parts.items()
+        written = text.rstrip("\n")
+        line = written.rpartition("\n")[2]
+        if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
+            return proposal
+        seen = await observed(line.removeprefix(PROMPT), self.tools)
+        parts = {name: f"{written}\n{seen.text}\n"}
+        # A model that ends its turn with a call waits for the result.
+        full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
+        changes = {"parts": parts, "observation": seen, "ended": full, "truncated": full}
+        proposal.thought = thought.model_copy(update=changes)
+        return proposal

@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.llm.context import Context
@@ -24,7 +23,7 @@ class Enumerate(Generator):
     probabilities among themselves are the priors. Nothing is decoded.
     """
 
-    thoughts: Count | None = renamed("thoughts", "n", default=None)
+    thoughts: Count | None = None
     """The best so many, where the search does not say how many; None takes all."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
     """Of the priors: above 1 they are flatter than the model has them, for a model that is too sure of itself. Further

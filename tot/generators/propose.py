@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
 from tot.generators.sample import write
 from tot.llm.context import Context
@@ -20,7 +19,7 @@ class Propose(Generator):
     `pdos` writes the thoughts of a reply side by side, as parallel steps.
     """
 
-    thoughts: Count = renamed("thoughts", "n", default=3)
+    thoughts: Count = 3
     """Thoughts asked for after each state, where the search does not say how many."""
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:

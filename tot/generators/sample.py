@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from tot.decoders.errors import renamed
 from tot.generators.base import Count, Generator
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply, spent
@@ -20,9 +19,9 @@ class Sample(Generator):
     each level of all nodes' samples in one batch.
     """
 
-    thoughts: Count = renamed("thoughts", "n", default=3)
+    thoughts: Count = 3
     """Thoughts after each state, where the search does not say how many."""
-    samples: Count = renamed("samples", "votes", default=1)
+    samples: Count = 1
     """Draw the last template's text so often; keep one whose answer is the most frequent, and note how frequent it was
     (RAP's confidence)."""
 

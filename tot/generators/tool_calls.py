@@ -9,19 +9,14 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
-import threading
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, get_type_hints
 
-from pydantic import ConfigDict, ValidationError, field_serializer, field_validator, validate_call
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from tot.decoders.errors import OptionError, readable
-from tot.generators.continuation import Continue
-from tot.llm.context import Context
-from tot.llm.replies import Proposal, Reply
+from tot.running import in_daemon_thread
 from tot.tree.thought import Observation
-from tot.tree.tree import Node
 
 PROMPT = ">>> "
 """What a call begins with."""
@@ -82,29 +77,18 @@ class Tool:
                 if not _is_written_as_text(error):
                     raise
             return await self._lax(*arguments, **named)
-        loop = asyncio.get_running_loop()
-        result: asyncio.Future[Any] = loop.create_future()
 
-        def tell(tool: Callable[[], None]) -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits any more
-                loop.call_soon_threadsafe(lambda: None if result.done() else tool())
-
-        def work() -> None:
+        def work() -> Any:
             try:
-                try:
-                    given = self._strict(*arguments, **named)
-                except ValidationError as error:
-                    if not _is_written_as_text(error):
-                        raise
-                    given = self._lax(*arguments, **named)
-            except BaseException as error:  # handed to who waits  # noqa: BLE001
-                raised = error if isinstance(error, Exception) else RuntimeError(repr(error))
-                tell(lambda: result.set_exception(raised))
-            else:
-                tell(lambda: result.set_result(given))
+                return self._strict(*arguments, **named)
+            except ValidationError as error:
+                if not _is_written_as_text(error):
+                    raise
+                return self._lax(*arguments, **named)
+            except (KeyboardInterrupt, SystemExit) as error:  # they would end the event loop
+                raise RuntimeError(repr(error)) from None
 
-        threading.Thread(target=work, name=f"tool {self.name}", daemon=True).start()  # one that hangs ends with us
-        return await result
+        return await asyncio.wrap_future(in_daemon_thread(work, f"tool {self.name}"))  # one that hangs ends with us
 
 
 def _is_written_as_text(error: ValidationError) -> bool:
@@ -148,50 +132,3 @@ async def _result(line: str, tools: dict[str, Tool]) -> str:
     if len(named) != len(call.keywords):
         return "ValueError: write the arguments out, as numbers and texts"
     return await tool.call(arguments, named)
-
-
-class UseTools(Continue):
-    """As Continue; a piece also ends with a call, and the result is put behind it: an observation, and part of the
-    message that is gone on with, but nothing that the model wrote."""
-
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-
-    tools: tuple[Tool, ...]
-
-    @field_validator("tools", mode="before")
-    @classmethod
-    def _of_functions(cls, given: Any) -> tuple[Tool, ...]:
-        return tuple(one if isinstance(one, Tool) else Tool(one) for one in given)
-
-    @field_serializer("tools")
-    def _names(self, tools: tuple[Tool, ...]) -> list[str]:
-        return [tool.name for tool in tools]
-
-    @property
-    def about(self) -> str:
-        return told(self.tools)
-
-    @property
-    def ends(self) -> tuple[str, ...]:
-        return (PROMPT, *super().ends)
-
-    def rest_of(self, text: str) -> tuple[str, ...] | None:
-        return ("\n",) if text.endswith(PROMPT) else super().rest_of(text)
-
-    async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
-        proposal = await super().finish(ctx, node, sample, reply, prior)
-        thought = proposal.thought
-        if thought is None:
-            return proposal
-        ((name, text),) = thought.parts.items()
-        written = text.rstrip("\n")
-        line = written.rpartition("\n")[2]
-        if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
-            return proposal
-        seen = await observed(line.removeprefix(PROMPT), self.tools)
-        parts = {name: f"{written}\n{seen.text}\n"}
-        # A model that ends its turn with a call waits for the result.
-        full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
-        changes = {"parts": parts, "observation": seen, "ended": full, "truncated": full}
-        proposal.thought = thought.model_copy(update=changes)
-        return proposal

@@ -10,9 +10,9 @@ import asyncio
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -88,6 +88,10 @@ class Search(BaseModel):
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
         """What the search brings for a task and its generator, by kind: another one, an evaluator, itself anew."""
         return {}
+
+    def resolved(self, find: Callable[[Any], Any]) -> Self:
+        """The same search with objects for the evaluators that its options name; `find` returns and checks them."""
+        return self
 
     @property
     def fast_evaluator(self) -> Evaluator | None:

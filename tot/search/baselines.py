@@ -10,57 +10,47 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from tot.decoders.errors import renamed
 from tot.search.base import Count, Search, SearchState, Steps, by_value
 
 
-class _Whole(Search):
+class WholeSolutions(Search):
+    """Some whole solutions; the three classes below are presets of it."""
+
     whole = True
     solutions: tuple[str, ...] = ()
     """Templates that take turns in asking for a solution, as in "chain+program"; by default the task's `chain`."""
+    samples: Count = 1
+    weighted: bool = False
+    """Have the state evaluator value the solutions: the most valuable first, and votes by value."""
 
     @field_validator("solutions", mode="before")
     @classmethod
     def _by_name(cls, given: Any) -> Any:
         return tuple(given.split("+")) if isinstance(given, str) else given
 
+    def steps(self, search: SearchState) -> Steps:
+        solutions = yield search.expand([search.tree.root], self.samples, whole=True)
+        if self.weighted and search.solved is None:
+            solutions = by_value((yield search.evaluate(solutions)))
+        search.best = search.solved or next(iter(solutions), search.best)
 
-class ChainOfThought(_Whole):
+
+class ChainOfThought(WholeSolutions):
     """One whole solution, decoded greedily unless a temperature is given."""
 
-    def steps(self, search: SearchState) -> Steps:
-        for chain in (yield search.expand([search.tree.root], 1, whole=True)):
-            search.best = chain
 
-
-class SelfConsistency(_Whole):
+class SelfConsistency(WholeSolutions):
     """Some whole solutions; an answer that the task verifies, else the one that most of them give."""
 
-    samples: Count = renamed("samples", "k", default=5)
+    samples: Count = 5
     aggregate: Literal["best", "vote", "majority"] = "vote"
-    weighted: bool = False
-    """Each vote counts as much as the state evaluator values its solution."""
-
-    def steps(self, search: SearchState) -> Steps:
-        chains = yield search.expand([search.tree.root], self.samples, whole=True)
-        if self.weighted and search.solved is None:
-            chains = by_value((yield search.evaluate(chains)))
-        for chain in chains[:1]:
-            search.best = chain
 
 
-class BestOfN(_Whole):
+class BestOfN(WholeSolutions):
     """Some whole solutions; one that the task verifies, else the one that the state evaluator values most."""
 
-    samples: Count = renamed("samples", "n", default=5)
-
-    def steps(self, search: SearchState) -> Steps:
-        chains = yield search.expand([search.tree.root], self.samples, whole=True)
-        if search.solved is not None:
-            search.best = search.solved
-            return
-        for chain in by_value((yield search.evaluate(chains)))[:1]:
-            search.best = chain
+    samples: Count = 5
+    weighted: bool = True
 
 
 class Act(Search):

@@ -28,29 +28,11 @@ from tot.tree.thought import State
 from tot.tree.tree import ThoughtTree, link_to_json
 
 _FORMAT = "tot.checkpoint"
-_EARLIER = "tot.trace"
-"""What earlier versions called the same."""
 _VERSION = 1
 _DRAFTS: TypeAdapter[Any] = TypeAdapter(list[list[Proposal]])
 _EVALUATIONS: TypeAdapter[Any] = TypeAdapter(list[Evaluation])
 _ANSWERS: TypeAdapter[Any] = TypeAdapter(list[Any])
 _USAGE = TypeAdapter(Usage)
-_RENAMED = {
-    "BestOfN": {"n": "samples"},
-    "Combine": {"parts": "evaluators"},
-    "Enumerate": {"n": "thoughts"},
-    "Propose": {"n": "thoughts"},
-    "Sample": {"n": "thoughts", "votes": "samples"},
-    "SelfConsistency": {"k": "samples"},
-}
-"""Options that were called otherwise, by class."""
-_GONE: dict[str, dict[str, Any]] = {
-    "BestFirst": {"max_nodes": None},
-    "BestOfN": {"until_solved": True},
-    "DFS": {"max_children": None, "max_nodes": None},
-    "MCTS": {"output": "max_reward", "until_solved": True},
-}
-"""Options that there were, by class, with the values that are always taken now."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +101,7 @@ class Checkpoint:
         if not self._recorded:
             self._write(line)
             return
-        recorded = {name: _as_named_now(part) for name, part in self._recorded.popleft().items()}
+        recorded = dict(self._recorded.popleft())
         for name, wanted in line.items():
             if recorded.get(name) != wanted:
                 raise TaskError(
@@ -184,13 +166,6 @@ class Checkpoint:
             self._file.flush()
 
 
-def _as_named_now(part: Any) -> Any:
-    """A part's options, those of older runs under the names that they have now."""
-    name = part.get("name", "") if isinstance(part, dict) else ""
-    renamed, gone = _RENAMED.get(name, {}), _GONE.get(name, {}).items()
-    return {renamed.get(one[0], one[0]): one[1] for one in part.items() if one not in gone} if name else part
-
-
 def _described(step: Step | None) -> dict[str, Any]:
     if step is None:
         return {"step": "answer"}
@@ -230,7 +205,7 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str,
         except (ValueError, RecursionError):
             line = None
         if number == 1:
-            if not isinstance(line, dict) or line.get("format") not in (_FORMAT, _EARLIER):
+            if not isinstance(line, dict) or line.get("format") != _FORMAT:
                 return None, []
             if line.get("version") != _VERSION:
                 raise TaskError(f"{path} has version {line.get('version')!r}: this program reads {_VERSION}")

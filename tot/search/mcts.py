@@ -9,7 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
@@ -57,6 +57,10 @@ class MCTS(Search):
     """What judges new children, all at once: their Q until they are visited (RAP's fast reward). "evaluator" is the
     state evaluator itself; another evaluator may be cheaper; None judges only what is visited, in the order of search.
     """
+
+    def resolved(self, find: Callable[[Any], Any]) -> Self:
+        own = self.fast not in (None, "evaluator")
+        return self.model_copy(update={"fast": find(self.fast)}) if own else self
 
     @property
     def fast_evaluator(self) -> Evaluator | None:

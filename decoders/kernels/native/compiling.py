@@ -109,8 +109,10 @@ def file_name(code: bytes, name: str, options: Sequence[str]) -> str:
 
 
 def compile_to(path: Path, compiler: str, name: str, options: Sequence[str]) -> None:
-    """Compile a C file ("forward") to a temporary file and rename it, so that a library under this name is whole. The library ends with a
-    SHA-256 of what precedes it, which loaders ignore and `is_whole` checks."""
+    """Compile a C file ("forward") to a temporary file and rename it, so that a library under this name is whole.
+
+    The library ends with a SHA-256 of what precedes it, which loaders ignore and `is_whole` checks.
+    """
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "library.so"
         command = [compiler, "-shared", "-fPIC", *options, str(SOURCES / f"{name}.c"), "-o", str(made), "-lm"]

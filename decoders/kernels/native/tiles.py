@@ -18,7 +18,7 @@ from torch import Tensor
 
 from tot.decoders.kernels.native.compiling import LEVELS, attention
 from tot.decoders.kernels.native.library import address, level, library, log_once, processor_flags, sizes_agree
-from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes, windows
+from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes, windows
 
 _MOST_GROUPS = 16
 _MOST_DIMENSIONS = 256

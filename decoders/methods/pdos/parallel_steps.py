@@ -19,7 +19,7 @@ from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job
 from tot.decoders.errors import RequestError
 from tot.decoders.methods.autoregressive import Autoregressive
-from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.methods.pdos.steps_output import Block, Head, Line, Passage, Step, SteppedOutput
@@ -267,10 +267,7 @@ class ParallelSteps(Autoregressive):
             )
 
 
-def _open(engine: Engine, options: PDOSOptions, stack: ExitStack) -> OpenedMethod:
+def open_pdos(engine: Engine, options: PDOSOptions, stack: ExitStack) -> OpenedMethod:
     form = StepsFormat(options, engine.codec)
     policy = partial(ParallelSteps, form=form, chunk=engine.chunk)
     return OpenedMethod(policy, prepare=form.prepare, writes_steps=True)
-
-
-METHOD = Method(_open, PDOSOptions)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tot.decoders.kernels.attention import attend, attend_in_steps, bucket, make_blocks
-from tot.decoders.kernels.shared_prefixes import Run, shared_prefixes
+from tot.decoders.kernels.native.shared_prefixes import Run, shared_prefixes
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -14,8 +14,8 @@ from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.engine import sampling
 from tot.decoders.engine.sampling import Draw
 from tot.decoders.kernels.attention import attend, attend_in_steps
+from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import kernel_for, kernels_run, make_tiles
-from tot.decoders.kernels.shared_prefixes import Run
 
 CPU = torch.device("cpu")
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}

@@ -14,7 +14,7 @@ from tot.decoders.engine.recording import recording
 from tot.decoders.kernels import graphs
 from tot.decoders.kernels.attention import attend_blocks, make_blocks
 from tot.decoders.kernels.graphs import Step, cut_rows
-from tot.decoders.kernels.shared_prefixes import Run
+from tot.decoders.kernels.native.shared_prefixes import Run
 
 CPU = torch.device("cpu")
 
