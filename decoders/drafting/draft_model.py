@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.nn.functional import pad
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.radix_cache import Branch, RadixCacheFullError
 from tot.decoders.engine.runner import Chunk, Runner
@@ -32,7 +32,7 @@ class _Tip(NamedTuple):
     """Ends in the node; or in its parent, until it is gone on from."""
 
 
-def level(context: Context, depth: int) -> Hashable:
+def level(context: DraftContext, depth: int) -> Hashable:
     """What the share of a model's forwards at that depth, after which something was accepted, is kept under."""
     return "level", depth, round(context.draws[0].temperature, 1)
 
@@ -62,11 +62,11 @@ class ModelDrafter(Drafter):
         self._starts: dict[int, int] = {}
         """By key: the first token of the text that its branch holds."""
 
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         with self._lock:
             return self._draft(contexts, planner)
 
-    def _draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None) -> list[Draft]:
+    def _draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         asked = [i for i, context in enumerate(contexts) if context.widths]
         if not asked or not (planner is None or planner.deepen(level(contexts[asked[0]], 0), [1.0] * len(asked))):
@@ -104,7 +104,7 @@ class ModelDrafter(Drafter):
                 self.runner.cache.rollback(fork, 0)
         return drafts
 
-    def _follow(self, contexts: Sequence[Context]) -> list[tuple[int, Branch]]:
+    def _follow(self, contexts: Sequence[DraftContext]) -> list[tuple[int, Branch]]:
         """Bring the branches of all texts up to date, but for computing their last token."""
         cache = self.runner.cache
         tips = []
@@ -135,7 +135,7 @@ class ModelDrafter(Drafter):
             tips.append((i, branch))
         return tips
 
-    def _start(self, context: Context) -> int | None:
+    def _start(self, context: DraftContext) -> int | None:
         """Where the draft's view of a text begins: it may see less than the target. Texts of one prompt begin alike."""
         window, length = self.runner.context, len(context.tokens)
         start = self._starts.get(context.key, 0)
@@ -150,7 +150,7 @@ class ModelDrafter(Drafter):
 
     def _candidates(
         self,
-        contexts: Sequence[Context],
+        contexts: Sequence[DraftContext],
         frontier: Sequence[_Tip],
         depth: int,
         drafts: Sequence[Draft],

@@ -19,7 +19,7 @@ from tot.decoders.request import Purpose
 
 
 @dataclass(frozen=True, slots=True)
-class Context:
+class DraftContext:
     """A text to be continued."""
 
     key: int
@@ -91,7 +91,7 @@ class Draft:
 class Verified(NamedTuple):
     """What became of a draft."""
 
-    context: Context
+    context: DraftContext
     """The text as it was drafted for."""
     draft: Draft
     drawn: Mapping[int, int]
@@ -107,7 +107,7 @@ class Drafter(ABC):
     """What runs its model, where it has one."""
 
     @abstractmethod
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         """A draft for each text, which may be empty. With a planner, what does not pay is left out."""
 
     def observe(self, verified: Verified) -> None:  # noqa: B027
@@ -124,7 +124,7 @@ class DrafterChain(Drafter):
         self._drafters = drafters
         self.runner = next((drafter.runner for drafter in drafters if drafter.runner is not None), None)
 
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
         for drafter in self._drafters:
             missing = [i for i, draft in enumerate(drafts) if not draft.tokens]

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 
 _LOOKUP_DEPTH = 3
@@ -132,7 +132,7 @@ class LookupDrafter(Drafter):
         """By key: the number in the index, and how many tokens it has of the text."""
         self._prompts: dict[tuple[int, ...], int] = {}
 
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         for context in contexts:
             self._learn(context)
         drafts = []
@@ -147,7 +147,7 @@ class LookupDrafter(Drafter):
             drafts.append(draft)
         return drafts
 
-    def _learn(self, context: Context) -> None:
+    def _learn(self, context: DraftContext) -> None:
         if context.key not in self._texts:
             prompt = tuple(context.prompt)
             if self._prompts.get(prompt, 0) not in self.index:

@@ -63,7 +63,7 @@ def _padded(count: int, least: int) -> int:
     return max(least, 1 << max(0, count - 1).bit_length())
 
 
-class Step:
+class GraphedStep:
     """A forward of one shape, whose inputs stay where they are."""
 
     def __init__(self, shape: tuple[int, ...], window: int | None, dtype: torch.dtype, device: torch.device) -> None:
@@ -103,7 +103,7 @@ class Step:
 
 
 class Captured(NamedTuple):
-    step: Step
+    step: GraphedStep
     graph: torch.cuda.CUDAGraph
     logits: Tensor
     """Where the graph leaves them."""
@@ -117,7 +117,7 @@ class Graphs:
     ) -> None:
         self._compute = compute
         self._bytes_a_key = bytes_a_key
-        self._make = partial(Step, window=window, dtype=dtype, device=device)
+        self._make = partial(GraphedStep, window=window, dtype=dtype, device=device)
         self._captured: dict[tuple[int, ...], Captured] = {}
         self._asked: Counter[tuple[int, ...]] = Counter()
         self._pool = torch.cuda.graph_pool_handle()
@@ -150,7 +150,7 @@ class Graphs:
         captured.graph.replay()
         return captured.logits[:count].clone(), None
 
-    def _capture(self, step: Step) -> Captured:
+    def _capture(self, step: GraphedStep) -> Captured:
         """What was computed once: libraries have made what they keep."""
         graph = torch.cuda.CUDAGraph()
         with _capturing, torch.cuda.graph(graph, self._pool, capture_error_mode="thread_local"):  # others go on

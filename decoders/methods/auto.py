@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from copy import copy
 
 from tot.decoders.drafting.draft_model import ModelDrafter, level
-from tot.decoders.drafting.drafters import Context, Draft, Drafter, DrafterChain
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, DrafterChain
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.opening import make_drafter, trained_drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
@@ -36,7 +36,7 @@ class AutoDrafter(DrafterChain):
         super().__init__([*self._quick, *([] if model is None else [model])])
         self._model = model
 
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         assert planner is not None  # auto always plans
         if self._model is None:
             return [self._best(context, planner) for context in contexts]
@@ -49,7 +49,7 @@ class AutoDrafter(DrafterChain):
             drafts[i] = draft if draft.tokens else self._best(contexts[i], planner)
         return drafts
 
-    def _best(self, context: Context, planner: SpeculationPlanner, least: float = 0.0) -> Draft:
+    def _best(self, context: DraftContext, planner: SpeculationPlanner, least: float = 0.0) -> Draft:
         """Nothing where the chance of the first token is less than that, or too small to be worth the trouble."""
         plans = [copy(planner) for _ in self._quick]
         drafts = [drafter.draft([context], plan)[0] for drafter, plan in zip(self._quick, plans, strict=True)]

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import JacobiOptions
@@ -36,10 +36,10 @@ class JacobiDrafter(Drafter):
         self._n = n
         self._windows: dict[int, _Window] = {}
 
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         return [self._chain(context, planner) for context in contexts]
 
-    def _chain(self, context: Context, planner: SpeculationPlanner | None) -> Draft:
+    def _chain(self, context: DraftContext, planner: SpeculationPlanner | None) -> Draft:
         window, draft = self._windows.setdefault(context.key, _Window()), Draft()
         if not window.tokens:  # a new one holds tokens of the prompt, by chance
             window.tokens = random.Random(len(context.tokens)).choices(context.prompt, k=self._n)

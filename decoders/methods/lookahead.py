@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import LookaheadOptions
@@ -42,7 +42,7 @@ class LookaheadDrafter(Drafter):
         if len(self._ngrams) > _CAPACITY:
             self._ngrams.popitem(last=False)
 
-    def draft(self, contexts: Sequence[Context], planner: SpeculationPlanner | None = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         drafts = [self._tree(context, planner) for context in contexts]
         for context, draft in zip(contexts, drafts, strict=True):
             if planner is None or planner.invest(_WINDOW, self._options.window * (self._options.ngram - 1)):
@@ -50,7 +50,7 @@ class LookaheadDrafter(Drafter):
                 draft.probes = self._columns(context)
         return drafts
 
-    def _tree(self, context: Context, planner: SpeculationPlanner | None) -> Draft:
+    def _tree(self, context: DraftContext, planner: SpeculationPlanner | None) -> Draft:
         """The n-grams as a tree, in which equal beginnings are one."""
         draft = Draft()
         for rank, ngram in enumerate(reversed(self._ngrams.get(context.tokens[-1], OrderedDict()))):
@@ -64,7 +64,7 @@ class LookaheadDrafter(Drafter):
                 node = child
         return draft
 
-    def _columns(self, context: Context) -> list[list[int]]:
+    def _columns(self, context: DraftContext) -> list[list[int]]:
         """The window column by column, each after what the first row has before it."""
         if context.key not in self._windows:  # tokens of the prompt, by chance
             chance = random.Random(len(context.tokens))

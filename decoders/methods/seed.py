@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tot.decoders.drafting.drafters import Context, Drafter
+from tot.decoders.drafting.drafters import DraftContext, Drafter
 from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
@@ -92,7 +92,7 @@ class Rounds(Speculation):
             self._drafted = None
         return self._worker if overlap else self._inline
 
-    def _draft(self, key: int, context: Context) -> tuple[Drafted, float]:
+    def _draft(self, key: int, context: DraftContext) -> tuple[Drafted, float]:
         """A branch's next draft, and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(self._stream), self.span(f"branch {key}", key):

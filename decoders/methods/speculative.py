@@ -16,7 +16,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from tot.decoders.drafting.acceptance import Coupled, Rejection
-from tot.decoders.drafting.drafters import Context, Draft, Drafter, Verified
+from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
 from tot.decoders.drafting.opening import make_drafter as drafter_of
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
@@ -36,7 +36,7 @@ _DRAFT_SEED = 0x3C6EF372FE94F82B
 class Drafted(NamedTuple):
     """A draft, and the text that it is for."""
 
-    context: Context
+    context: DraftContext
     draft: Draft
 
 
@@ -114,7 +114,7 @@ class Speculation:
         for sequence in sequences:
             sequence.job.account.seconds["draft"] += seconds / len(sequences)
 
-    def context(self, sequence: DecodingSequence) -> Context:
+    def context(self, sequence: DecodingSequence) -> DraftContext:
         """What a drafter needs to know. Drafts end one token early: the target always adds one of its own."""
         job, output = sequence.job, sequence.output
         if sequence.key not in self._texts:
@@ -123,7 +123,7 @@ class Speculation:
         draws = [output.draw(ahead) for ahead in range(len(widths))]
         if not self.rule.coupled:  # the draft has noise of its own
             draws = [draw._replace(seed=draw.seed ^ _DRAFT_SEED) for draw in draws]
-        return Context(
+        return DraftContext(
             key=sequence.key,
             prompt=job.prompt,
             tokens=self._texts[sequence.key],
@@ -138,7 +138,7 @@ class Speculation:
         for purpose in {sequence.job.request.purpose for sequence in sequences}:
             self.statistics[purpose].step += 1
 
-    def _pays(self, contexts: Sequence[Context], now: float) -> bool:
+    def _pays(self, contexts: Sequence[DraftContext], now: float) -> bool:
         """Book what the step before brought; whether to draft in this one."""
         if self._latency is None:
             return True
@@ -163,7 +163,7 @@ class Speculation:
         timeline = self.engine.timeline
         return nullcontext() if timeline is None else timeline.span(lane, "draft", branch)
 
-    def learn(self, context: Context, draft: Draft, node: int, chosen: int | None) -> bool:
+    def learn(self, context: DraftContext, draft: Draft, node: int, chosen: int | None) -> bool:
         """What came of the candidates after a node that was reached. Whether there were some, and all were rejected."""
         learn = self.statistics[context.purpose].learn
         if level := draft.levels.get(node):

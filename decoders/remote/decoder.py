@@ -23,7 +23,7 @@ from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
 from tot.decoders.remote.reply import Reply
 from tot.decoders.remote.sampler import Sampler
-from tot.decoders.remote.samples import Sample
+from tot.decoders.remote.samples import RemoteSample
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Usage
 
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class RemoteDecoder:
             return [_completion(sample, sample.parts) for sample in samples]
         return await together([partial(self._answered, request, i, sample, meter) for i, sample in enumerate(samples)])
 
-    async def _answered(self, request: Request, index: int, rationale: Sample, meter: Meter) -> Completion:
+    async def _answered(self, request: Request, index: int, rationale: RemoteSample, meter: Meter) -> Completion:
         """A rationale, then the trigger, then the answer or the choices' scores."""
         if rationale.finish_reason == "budget":
             return _completion(rationale, rationale.parts)
@@ -156,7 +156,7 @@ class RemoteDecoder:
         return Completion("", (), 0.0, reason, usage, scores, (Part("exact", ""),))
 
 
-def _completion(sample: Sample, parts: tuple[Part, ...]) -> Completion:
+def _completion(sample: RemoteSample, parts: tuple[Part, ...]) -> Completion:
     text = "".join(part.text for part in parts if part.kind != "thinking")
     return Completion(
         text, sample.tokens, sample.logprob, sample.finish_reason, sample.usage, parts=parts, logprobs=sample.logprobs

@@ -24,7 +24,7 @@ from tot.decoders.remote.body import (
 from tot.decoders.remote.endpoint import Endpoint, SpentError
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.reply import apart
-from tot.decoders.remote.samples import CUT, Sample, UnknownEndError, samples_of
+from tot.decoders.remote.samples import CUT, RemoteSample, UnknownEndError, samples_of
 from tot.decoders.request import Sampling, Usage
 
 _CHANCE = 20
@@ -40,10 +40,10 @@ class Sampler:
         self._options = endpoint.options
         self._trying = asyncio.Lock()
 
-    async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[Sample]:
+    async def samples(self, prompt: Prompt, sampling: Sampling, meter: Meter) -> list[RemoteSample]:
         """n samples of a prompt."""
         n = sampling.n if sampling.temperature else 1
-        done: list[Sample] = []
+        done: list[RemoteSample] = []
         if n == 1 or self._dialect.n:
             try:
                 done = (await self._drawn(prompt, sampling, 0, n, meter))[:n]
@@ -64,7 +64,7 @@ class Sampler:
             )
         return done + [replace(done[0], usage=Usage(seconds=done[0].usage.seconds))] * (sampling.n - n)
 
-    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[Sample]:
+    async def _drawn(self, prompt: Prompt, sampling: Sampling, index: int, n: int, meter: Meter) -> list[RemoteSample]:
         """Samples from `index` on, n of them if the server can."""
         began = time.monotonic()
         path, body = address(prompt, self._options)

@@ -33,7 +33,7 @@ _IMPOSSIBLE = -9999.0
 
 
 @dataclass(frozen=True, slots=True)
-class Sample:
+class RemoteSample:
     """One text that a server wrote, and its share of the usage."""
 
     text: str
@@ -53,7 +53,7 @@ class Sample:
         return (*thinking, Part("exact", self.text, self.usage.new_tokens))
 
 
-CUT = Sample("", "", "budget", 0.0, Usage())
+CUT = RemoteSample("", "", "budget", 0.0, Usage())
 """Where a budget was spent before a request was sent, or answered."""
 
 
@@ -72,7 +72,7 @@ def samples_of(
     used: Usage,
     stops_sent: bool = True,
     beginning: str = "",
-) -> list[Sample]:
+) -> list[RemoteSample]:
     """A sample for each choice, in order. The first carries the usage of the prompt and the cost; new tokens that a
     server counts for all samples together are split evenly. `beginning` is an assistant message that the server was to
     continue, and may have repeated.
@@ -104,7 +104,7 @@ def samples_of(
         if not choice.token_ids:
             each = _logprobs(choice, written, text) if logprobs else None
         total = math.nan if each is None else math.fsum(each)
-        done.append(Sample(text, thinking, reason, total, usage, each or (), choice.token_ids))
+        done.append(RemoteSample(text, thinking, reason, total, usage, each or (), choice.token_ids))
     return done
 
 

@@ -17,7 +17,7 @@ from tot.decoders.errors import TotError
 from tot.decoders.serving.errors import ServingError, reply
 from tot.decoders.serving.guard import Guard, body_of
 from tot.decoders.serving.prometheus import PrometheusMetrics
-from tot.decoders.serving.replies import Reply
+from tot.decoders.serving.replies import ServedReply
 from tot.decoders.serving.service import Service
 from tot.decoders.serving.streaming import StreamedReply, while_connected
 from tot.decoders.serving.wire import ChatWanted, TextWanted, asked
@@ -75,7 +75,7 @@ def make_app(
             metrics.hung_up()
             return Response(status_code=_CLIENT_CLOSED_REQUEST)
         metrics.spent(outcome.completions)
-        return JSONResponse(Reply(work, service.engine.codec).whole(outcome))
+        return JSONResponse(ServedReply(work, service.engine.codec).whole(outcome))
 
     return _counted(Guard(api, key, hosts), metrics)
 

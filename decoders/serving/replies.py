@@ -25,7 +25,7 @@ from tot.decoders.serving.service import Outcome
 from tot.decoders.serving.wire import Asked
 
 
-class Reply:
+class ServedReply:
     """All that is said about one HTTP request: one id, one time."""
 
     def __init__(self, asked: Asked, codec: TextCodec) -> None:

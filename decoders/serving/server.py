@@ -29,7 +29,7 @@ _LAST_WORDS = 3
 _LOOK = 0.05
 
 
-class Server(uvicorn.Server):
+class HTTPServer(uvicorn.Server):
     """Drains before it closes its socket, so that whoever still comes is told rather than refused a connection."""
 
     def __init__(self, app: ASGIApp, service: Service, ready: Callable[[], None] = lambda: None) -> None:
@@ -142,7 +142,7 @@ def serve(app: ASGIApp, service: Service, listening: socket.socket, ready: Calla
     # uvicorn raises again the signals it was stopped by, for whoever had them before: that is us.
     before = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
-        asyncio.run(Server(app, service, ready).serve(sockets=[listening]))
+        asyncio.run(HTTPServer(app, service, ready).serve(sockets=[listening]))
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

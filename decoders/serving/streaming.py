@@ -22,7 +22,7 @@ from tot.decoders.remote.loop import together
 from tot.decoders.request import Completion
 from tot.decoders.serving.errors import understood
 from tot.decoders.serving.prometheus import PrometheusMetrics
-from tot.decoders.serving.replies import Reply
+from tot.decoders.serving.replies import ServedReply
 from tot.decoders.serving.service import Service
 from tot.decoders.serving.wire import Asked
 
@@ -63,7 +63,7 @@ class StreamedReply(Response):
         self._asked = asked
         self._service = service
         self._metrics = metrics
-        self._reply = Reply(asked, service.engine.codec)
+        self._reply = ServedReply(asked, service.engine.codec)
         self._begun = False
         self._one_by_one = asyncio.Lock()
         self._send: Send

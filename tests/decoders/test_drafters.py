@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tot.decoders import Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.drafting.drafters import Context, Draft, DrafterChain
+from tot.decoders.drafting.drafters import Draft, DraftContext, DrafterChain
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.sampling import Draw, candidates
 
@@ -22,9 +22,9 @@ PADDED = 340
 
 def context(
     prompt: Sequence[int], drawn: Sequence[int] = (), widths: Sequence[int] = (1,) * 4, key: int = 0, heat: float = 0.0
-) -> Context:
+) -> DraftContext:
     draws = [Draw(heat, 0, 1.0, 0.0, 7, key, len(drawn) + ahead) for ahead in range(len(widths))]
-    return Context(key, prompt, [*prompt, *drawn], draws, widths)
+    return DraftContext(key, prompt, [*prompt, *drawn], draws, widths)
 
 
 # -- the tree of a draft ---------------------------------------------------------------------------
@@ -56,7 +56,7 @@ def test_an_empty_draft_has_no_leaves() -> None:
 # -- lookup ----------------------------------------------------------------------------------------
 
 
-def looked_up(drafter: LookupDrafter | DrafterChain, *contexts: Context) -> list[list[int]]:
+def looked_up(drafter: LookupDrafter | DrafterChain, *contexts: DraftContext) -> list[list[int]]:
     drafts = drafter.draft(contexts)
     assert [draft.parents for draft in drafts] == [list(range(-1, len(draft.tokens) - 1)) for draft in drafts]
     return [draft.tokens for draft in drafts]
@@ -135,7 +135,7 @@ class Alone:
     def __init__(self, model: Any, logits_alone: Callable[..., Tensor]) -> None:
         self._model, self._run = model, logits_alone
 
-    def paths(self, context: Context) -> list[list[int]]:
+    def paths(self, context: DraftContext) -> list[list[int]]:
         paths: list[list[int]] = [[]]
         for how, width in zip(context.draws, context.widths, strict=True):
             logits = [self._run(self._model, [*context.tokens, *path])[-1:] for path in paths]

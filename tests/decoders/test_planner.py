@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tot.decoders import load_model
 from tot.decoders.drafting.draft_model import ModelDrafter
-from tot.decoders.drafting.drafters import Context, Draft
+from tot.decoders.drafting.drafters import Draft, DraftContext
 from tot.decoders.drafting.latency_model import LatencyModel
 from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
@@ -182,11 +182,11 @@ def test_looking_up_takes_no_time() -> None:
 # -- drafters with a plan --------------------------------------------------------------------------
 
 
-def texts(count: int, widths: tuple[int, ...]) -> list[Context]:
+def texts(count: int, widths: tuple[int, ...]) -> list[DraftContext]:
     """Texts that repeat themselves, so that there is something to look up."""
     draws = [Draw(0.0, 0, 1.0, 0.0, 0, 0, ahead) for ahead in range(len(widths))]
     prompts = [[5 + key, 6, 7, 8, 9, 10, 11, 5 + key, 6, 7] for key in range(count)]
-    return [Context(key, prompt, prompt, draws, widths) for key, prompt in enumerate(prompts)]
+    return [DraftContext(key, prompt, prompt, draws, widths) for key, prompt in enumerate(prompts)]
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ OTHER_PROGRAMS = {"--no-deps", "--head", "--address"}
 def sources() -> Iterator[tuple[Path, ast.Module]]:
     for folder in FOLDERS:
         for path in sorted((ROOT / folder).rglob("*.py")):
-            if "workers" not in path.parts and not any(parent.is_symlink() for parent in path.parents):
+            if not path.name.endswith("_worker.py") and not any(parent.is_symlink() for parent in path.parents):
                 yield path, ast.parse(path.read_text(encoding="utf-8"))
 
 

@@ -23,7 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.engines import about, forget, metrics_of
-from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, percent, timed, times
+from tot.bench.harness import RATE, Bench, Measured, Measurements, Metric, Side, percent, timed, times
 from tot.bench.options import DecodersOptions
 from tot.bench.workloads import questions
 from tot.decoders.decoder import LocalDecoder, load_decoder
@@ -48,7 +48,7 @@ _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
 
 
 @dataclass(frozen=True)
-class Problem:
+class BenchProblem:
     """A question to be searched."""
 
     kind: str
@@ -91,7 +91,7 @@ def _samples(requests: Sequence[Request]) -> Iterator[Request]:
             yield request.model_copy(update={"sampling": alone})
 
 
-def hold_beginnings(decoder: LocalDecoder, problem: Problem) -> None:
+def hold_beginnings(decoder: LocalDecoder, problem: BenchProblem) -> None:
     """Have the prompts of a task's thoughts and evaluations computed by target and draft. What other questions' prompts
     share with them is not forgotten."""
     task, engine = problem.task, decoder.engine
@@ -108,7 +108,7 @@ def _hold(runner: Runner, tokens: Sequence[int]) -> None:
         runner.forward([Chunk(branch, start, min(start + _ROWS, len(tokens)))])
 
 
-def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: Problem) -> Measured:
+def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: BenchProblem) -> Measured:
     """Search a question, and what that took."""
     task, engine, watched = problem.task, decoder.engine, Watched(decoder, serial)
     forget(decoder)
@@ -128,12 +128,12 @@ def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float
 
 def run(asked: DecodersOptions, console: Console) -> None:
     """Measure, and print the tables."""
-    tasks: dict[str, list[Problem]] = {}
+    tasks: dict[str, list[BenchProblem]] = {}
     for text in asked.questions:
         name, _, file = text.partition("=")
         task = load_task(name)
         found = questions(task, Path(file) if file else None, asked.limit)
-        tasks[name] = [Problem(name, task, question) for question in found]
+        tasks[name] = [BenchProblem(name, task, question) for question in found]
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         told = f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}"
@@ -202,7 +202,7 @@ def _kind(side: str) -> str:
 # -- tables -------------------------------------------------------------------------------------------------------
 
 
-def _speeds(title: str, results: Results) -> Table:
+def _speeds(title: str, results: Measurements) -> Table:
     """SEED's table 1: a row a side; of each task its speed, and how much that is of `ar`, serial and packed."""
     heads = [head for name in results.columns for head in (f"{name}: tokens/s", "of ar, serial", "of ar, packed")]
     table = Table("", *heads, "acceptance", "target at work", title=title)
@@ -224,12 +224,12 @@ _ACCEPTANCE = Metric("acceptance", _share("accepted", "reached"), percent)
 _TARGET = Metric("target at work", lambda took: took["spent"].get("verify", 0.0) / took["seconds"], percent)
 
 
-def _all(results: Results, metric: Metric, side: str) -> str:
+def _all(results: Measurements, metric: Metric, side: str) -> str:
     values = [value for column in results.columns for value in results.values(metric, side, column)]
     return metric.show(values) if values else ""
 
 
-def _by_purpose(results: Results) -> Table:
+def _by_purpose(results: Measurements) -> Table:
     """SEED's figure 6: the thought generator and the state evaluator apart."""
     heads = [f"{name} {part}: {what}" for name in results.columns for part in PURPOSES.values() for what in _SAID]
     table = Table("", *heads, title="by purpose: acceptance, and speed of ar, serial")
@@ -253,7 +253,7 @@ def _rate_of(purpose: Purpose, took: Measured) -> float | None:
     return float(took.get(f"{purpose} tokens", 0) / seconds) if seconds else None
 
 
-def _of_acceptance(results: Results) -> dict[str, list[tuple[float, float]]]:
+def _of_acceptance(results: Measurements) -> dict[str, list[tuple[float, float]]]:
     """Of each search in these ways the share of its drafts that was accepted, and its speed, of serial `ar`."""
     found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for side in results.sides:
@@ -265,7 +265,7 @@ def _of_acceptance(results: Results) -> dict[str, list[tuple[float, float]]]:
     return found
 
 
-def _by_acceptance(results: Results) -> Table:
+def _by_acceptance(results: Measurements) -> Table:
     """SEED's figure 5, in words."""
     found = _of_acceptance(results)
     table = Table("acceptance from", *found, title="speed of ar, serial, by acceptance (searches)")
@@ -276,7 +276,7 @@ def _by_acceptance(results: Results) -> Table:
     return table
 
 
-def _overlap(results: Results, samples: int) -> Iterator[str]:
+def _overlap(results: Measurements, samples: int) -> Iterator[str]:
     """On what machine drafting beside the target pays, by what a draft and its verification take here."""
     for side in results.sides:
         if not side.endswith("no overlap"):

@@ -12,7 +12,7 @@ import psutil
 import torch
 
 from tot.bench.harness import Measured, Metric, percent, timed
-from tot.bench.workloads import Asked, Waves, drawn, new_tokens, requests
+from tot.bench.workloads import AskedWork, Waves, drawn, new_tokens, requests
 from tot.decoders.budget import Metrics
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
@@ -77,7 +77,7 @@ def generate(model: Any, waves: Waves, *, serial: bool = False, **options: Any) 
     return checked(seconds, tokens, drawn(waves))
 
 
-def _rows(wave: Sequence[Asked]) -> list[tuple[tuple[int, ...], int]]:
+def _rows(wave: Sequence[AskedWork]) -> list[tuple[tuple[int, ...], int]]:
     """Every sample of a wave by itself, as its prompt and its length; an evaluation is one token that is read."""
     return [(asked.prompt, length) for asked in wave for length in asked.samples]
 

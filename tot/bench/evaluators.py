@@ -20,12 +20,12 @@ from typing import Any
 
 from rich.table import Table
 
-from tot.bench.harness import Bench, Measured, Results, Side, timed
+from tot.bench.harness import Bench, Measured, Measurements, Side, timed
 from tot.decoders.budget import Meter
 from tot.evaluation.estimate import bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.evaluation.options import Evaluation as Work
+from tot.evaluation.options import EvaluationRun as Work
 from tot.evaluators.base import Evaluator
 from tot.evaluators.base import judge as judge_nodes
 from tot.llm.backend import Backend
@@ -88,7 +88,7 @@ def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evalu
         )
 
 
-def _table(results: Results) -> Table:
+def _table(results: Measurements) -> Table:
     rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
     for name in results.sides:
         done = results.of(name).values()

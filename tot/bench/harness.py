@@ -88,7 +88,7 @@ SECONDS = Metric("seconds", lambda took: took["seconds"], less=True)
 
 
 @dataclass
-class Results:
+class Measurements:
     """What sides took at one kind of work."""
 
     columns: Sequence[Any]
@@ -122,7 +122,7 @@ class Results:
         return list(dict.fromkeys([*done, *self.failed]))
 
 
-def by_metric(results: Results, metrics: Sequence[Metric], against: Sequence[str] = (), title: str = "") -> Table:
+def by_metric(results: Measurements, metrics: Sequence[Metric], against: Sequence[str] = (), title: str = "") -> Table:
     """A row a side: its metrics, and ratios of the first one to the sides in `against`, medians of those by round."""
     metrics = [metric for metric in metrics if any(results.values(metric, side) for side in results.sides)]
     first, *rest = metrics or [SECONDS]
@@ -136,7 +136,7 @@ def by_metric(results: Results, metrics: Sequence[Metric], against: Sequence[str
 
 
 def by_column(
-    results: Results,
+    results: Measurements,
     metric: Metric,
     title: str,
     *,
@@ -160,7 +160,7 @@ def by_column(
     return table
 
 
-def _cell(results: Results, metric: Metric, side: str, column: Any) -> str:
+def _cell(results: Measurements, metric: Metric, side: str, column: Any) -> str:
     """Medians with what was seen, how often if not in every round, or why there is nothing."""
     if values := results.values(metric, side, column):
         return metric.show(values) + (f", {len(values)} of {results.rounds}" if len(values) < results.rounds else "")
@@ -240,8 +240,8 @@ class Bench:
         failing: bool = False,
         metrics: Sequence[Metric] = (SECONDS,),
         against: Sequence[str] = (),
-        table: Callable[[Results], Table] | None = None,
-    ) -> Results:
+        table: Callable[[Measurements], Table] | None = None,
+    ) -> Measurements:
         """All columns in each round, and at each all sides, another one first from round to round.
 
         `warm_up` gives what is asked of every cell beforehand, uncounted. `size` is how much work something asked is,
@@ -250,7 +250,7 @@ class Bench:
         also where Ctrl-C ends it: as `table`, or with `metrics` and the first one's ratios to the sides `against`.
         """
         kept = self.numbers.setdefault(title, {"cells": [], "skipped": [], "failed": {}})
-        results = Results(columns, rounds, **kept)
+        results = Measurements(columns, rounds, **kept)
         work = _Comparison(self, title, results, sides, size, patience, failing)
         try:
             if warm_up is not None and any(work.open(column, turn) for turn in range(rounds) for column in columns):
@@ -276,7 +276,7 @@ class _Comparison:
 
     bench: Bench
     title: str
-    results: Results
+    results: Measurements
     sides: Sequence[Side]
     size: Callable[[Any], float]
     patience: float

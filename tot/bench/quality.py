@@ -30,7 +30,7 @@ from tot.decoders.request import Request, Sampling
 from tot.evaluation.estimate import bootstrap, estimate
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.evaluation.options import Evaluation
+from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question, Questions
 from tot.evaluation.results import tokens_of
 from tot.evaluation.run import run_evaluation
@@ -116,11 +116,11 @@ def run(asked: QualityOptions, console: Console) -> None:
             save(accuracies(points, across), asked.picture)
 
 
-def way(asked: QualityOptions, options: Mapping[str, Any]) -> Evaluation:
+def way(asked: QualityOptions, options: Mapping[str, Any]) -> EvaluationRun:
     """One way of answering the questions asked. Raises OptionError for what is not known."""
     about = {"task": asked.task, "data": asked.data, "model": asked.model, "limit": asked.limit}
     about |= {"offset": asked.offset, "concurrency": asked.concurrency}
-    return Evaluation.read({**about, **options})
+    return EvaluationRun.read({**about, **options})
 
 
 def folder_of(asked: QualityOptions, name: str) -> Path:
@@ -128,12 +128,12 @@ def folder_of(asked: QualityOptions, name: str) -> Path:
     return asked.folder / re.sub(r"[^\w-]+", "-", name)
 
 
-def _samples(work: Evaluation) -> int:
+def _samples(work: EvaluationRun) -> int:
     """Whole solutions of a question that a way draws at once, or keeps growing."""
     return int(getattr(work.parts["search"], "samples", getattr(work.parts["search"], "breadth", 1)))
 
 
-def forecast(works: Mapping[str, Evaluation]) -> str:
+def forecast(works: Mapping[str, EvaluationRun]) -> str:
     """About how long evaluations will take, by the rate at which sixteen texts are written now."""
     asking = [work for work in works.values() if work.config.model is not None]
     if not asking:
@@ -152,7 +152,7 @@ def forecast(works: Mapping[str, Evaluation]) -> str:
     )
 
 
-def prompts_told(works: Mapping[str, Evaluation]) -> str:
+def prompts_told(works: Mapping[str, EvaluationRun]) -> str:
     """Which prompts each way is asked with, where not all have the same: what its search and its decoder need decides,
     unless it says."""
     if len({work.task.prompts for work in works.values()}) < 2:
@@ -266,7 +266,7 @@ def table(ways: Mapping[str, Answers]) -> Table:
     return rows
 
 
-def preferred(judge: Evaluation, ways: Mapping[str, Answers], bench: Bench) -> Table:
+def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -> Table:
     """How often a model finds each way's answers better than the first way's, in the words that the task has voters
     asked in. Each pair is shown in both orders, and what speaks for either is added up: a judge may favour a place.
     Answers that say the same are half a preference, and no answer is shown as none."""
@@ -309,12 +309,12 @@ def _mean(answers: Answers, what: str) -> float:
     return fmean(getattr(one, what) for one in answers.values())
 
 
-def time_each(asked: QualityOptions, works: Mapping[str, Evaluation], bench: Bench) -> dict[str, float]:
+def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: Bench) -> dict[str, float]:
     """The mean seconds of one question at a time, by way; the ways in turns."""
     first = next(iter(works.values()))
     found = [one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)]
 
-    def answered(work: Evaluation, question: str) -> Measured:
+    def answered(work: EvaluationRun, question: str) -> Measured:
         seconds, solution = timed(lambda: solve(work.task, question, work.config))
         return {"seconds": seconds, "tokens": solution.usage.new_tokens}
 

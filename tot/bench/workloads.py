@@ -25,7 +25,7 @@ from tot.task.task import Task
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedWork:
     """One request of a wave."""
 
     prompt: tuple[int, ...]
@@ -41,12 +41,12 @@ class Asked:
         return self.new or (1,)
 
 
-Waves = Sequence[Sequence[Asked]]
+Waves = Sequence[Sequence[AskedWork]]
 
 
 def branches(prompt: Sequence[int], count: int, new: int) -> Waves:
     """`count` samples of `new` tokens each after one prompt (token ids)."""
-    return ((Asked(tuple(prompt), (new,) * count),),)
+    return ((AskedWork(tuple(prompt), (new,) * count),),)
 
 
 def new_tokens(waves: Waves) -> int:
@@ -64,7 +64,7 @@ def rows(waves: Waves) -> int:
     return sum(len(asked.prompt) + length for wave in waves for asked in wave for length in asked.samples)
 
 
-def requests(wave: Sequence[Asked]) -> Iterator[Request]:
+def requests(wave: Sequence[AskedWork]) -> Iterator[Request]:
     """A wave as requests at T = 1 that ignore the end of text: samples of equal length are one request."""
     for asked in wave:
         if asked.choices:
@@ -76,7 +76,7 @@ def requests(wave: Sequence[Asked]) -> Iterator[Request]:
             yield from (_request(asked, length, i, 1) for i, length in enumerate(asked.new))
 
 
-def _request(asked: Asked, length: int, sample: int, n: int) -> Request:
+def _request(asked: AskedWork, length: int, sample: int, n: int) -> Request:
     seed = (asked.seed + sample) % 2**64
     sampling = Sampling(max_tokens=length, temperature=1.0, n=n, seed=seed, ignore_eos=True)
     return Request(prompt=asked.prompt, sampling=sampling)
@@ -84,7 +84,7 @@ def _request(asked: Asked, length: int, sample: int, n: int) -> Request:
 
 def record(
     decoder: LocalDecoder, task: Task, question: str, thoughts: int, **options: Any
-) -> tuple[list[tuple[Asked, ...]], float]:
+) -> tuple[list[tuple[AskedWork, ...]], float]:
     """The waves of a breadth-first search with `thoughts` samples a state and scored evaluations, from an empty store
     of keys, and the seconds that the search took with all that belongs to it. `options` go to `BFS`."""
     recorder = _Recorder(decoder)
@@ -98,7 +98,7 @@ class _Recorder:
     """Passes a search's requests on, each batch a wave, and notes what came of them."""
 
     def __init__(self, decoder: LocalDecoder) -> None:
-        self.waves: list[tuple[Asked, ...]] = []
+        self.waves: list[tuple[AskedWork, ...]] = []
         self._decoder = decoder
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
@@ -107,7 +107,7 @@ class _Recorder:
         for one in requests:
             lengths = tuple(len(got.tokens) for got in itertools.islice(left, one.sampling.n))
             new = () if one.choices else lengths
-            wave.append(Asked(tuple(encode(one.prompt)), new, one.choices, one.close_choices, one.sampling.seed))
+            wave.append(AskedWork(tuple(encode(one.prompt)), new, one.choices, one.close_choices, one.sampling.seed))
         self.waves.append(tuple(wave))
         return done
 

@@ -12,7 +12,7 @@ from rich.table import Table
 from tot.cli.options import takes, writable
 from tot.config import SearchConfig
 from tot.decoders.errors import OptionError, unknown
-from tot.evaluation.options import Evaluation, EvaluationOptions, read_yaml
+from tot.evaluation.options import EvaluationOptions, EvaluationRun, read_yaml
 from tot.report.terminal import complain, console
 
 _PICTURES = (".png", ".svg", ".pdf")
@@ -56,7 +56,7 @@ def eval_command(
     options = {**(read_yaml(config) if config is not None else {}), **given}
     if names:
         options["task"] = names[0]
-    evaluation = Evaluation.read(options)
+    evaluation = EvaluationRun.read(options)
 
     from tot.evaluation.progress import tracker
     from tot.evaluation.run import results_folder, run_evaluation

@@ -13,7 +13,7 @@ from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.request import Purpose, Usage
-from tot.evaluation.options import Evaluation
+from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.llm.backend import Backend
 from tot.llm.seeds import derive
@@ -40,7 +40,7 @@ async def running(work: Iterable[Coroutine[Any, Any, Any]]) -> AsyncIterator[lis
 
 
 async def attempt(
-    evaluation: Evaluation,
+    evaluation: EvaluationRun,
     question: Question,
     repeat: int,
     decoders: Mapping[Purpose, Decoder],

@@ -23,7 +23,7 @@ MEASURES = ("score", "tokens", "seconds")
 
 
 @dataclass(frozen=True)
-class Side:
+class ComparedRun:
     """An evaluation's means over the problems that all have, and its differences to the first one, pair by pair."""
 
     name: str
@@ -32,7 +32,7 @@ class Side:
     """By measure; of the first side none."""
 
 
-def compare(folders: Sequence[Path]) -> tuple[int, list[Side]]:
+def compare(folders: Sequence[Path]) -> tuple[int, list[ComparedRun]]:
     """How many problems all have, and a side for each folder. Problems are the same where their questions are.
 
     Raises OptionError for fewer than two folders, for one that is none, for other tasks, and without common problems.
@@ -52,7 +52,7 @@ def compare(folders: Sequence[Path]) -> tuple[int, list[Side]]:
     for folder, mine in zip(folders, values, strict=True):
         means = {name: estimate(column.tolist()) for name, column in zip(MEASURES, mine.T, strict=True)}
         off = {} if mine is values[0] else _differences(mine - values[0])
-        sides.append(Side(str(folder), means, off))
+        sides.append(ComparedRun(str(folder), means, off))
     return len(common), sides
 
 
@@ -77,7 +77,7 @@ def _problems(folder: Path) -> dict[str, tuple[float, ...]]:
     return {question: tuple(np.mean(found, axis=0)) for question, found in samples.items()}
 
 
-def table(sides: Sequence[Side]) -> Table:
+def table(sides: Sequence[ComparedRun]) -> Table:
     """A row for each side: means with intervals, and differences to the first side."""
     forms = {"score": ".1%", "tokens": ".0f", "seconds": ".1f"}
     columns = [head for name in MEASURES for head in (name, "difference")]
@@ -91,7 +91,7 @@ def table(sides: Sequence[Side]) -> Table:
     return rows
 
 
-def picture(sides: Sequence[Side]) -> Figure:
+def picture(sides: Sequence[ComparedRun]) -> Figure:
     """Score against tokens and against seconds, a cross of intervals for each side. Needs matplotlib."""
     from tot.report.plots import new_figure
 

@@ -60,7 +60,7 @@ class EvaluationOptions(BaseModel):
 
 
 @dataclass(frozen=True)
-class Evaluation:
+class EvaluationRun:
     """A task, how to search its questions, and which of them."""
 
     name: str
@@ -72,7 +72,7 @@ class Evaluation:
     """The search, generator and evaluator that `config` names."""
 
     @classmethod
-    def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> Evaluation:
+    def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> EvaluationRun:
         """Resolve names. Raises TotError for unknown ones, and for options that don't fit together."""
         name = task if isinstance(task, str) else _name(load_task(task))
         data = options.get("data") or load_task(task).data_set
@@ -91,7 +91,7 @@ class Evaluation:
         return cls(name, found, config, own, config.parts(found))
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Evaluation:
+    def read(cls, given: Mapping[str, Any]) -> EvaluationRun:
         """Resolve options by name, as flags and files give them. Raises TotError."""
         own = EvaluationOptions.model_fields.keys()
         for name in given:

@@ -24,7 +24,7 @@ from ray.exceptions import RayError, RayTaskError
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, lost_sample, running
-from tot.evaluation.options import Evaluation
+from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.evaluation.ray_cluster import Size, cluster, fitting, means, packed
 
@@ -44,7 +44,7 @@ class _Job:
 
 
 async def search_on_ray(
-    evaluation: Evaluation, record: dict[str, Any], pending: Pending, finish: Finish, note: Callable[[str], None]
+    evaluation: EvaluationRun, record: dict[str, Any], pending: Pending, finish: Finish, note: Callable[[str], None]
 ) -> None:
     """As `search_here`, on the workers of a Ray cluster. `record` has the model's hash and the versions of the run;
     `note` is told what the user should know. Raises OptionError where the cluster can't be joined or has no room."""
@@ -70,7 +70,7 @@ async def search_on_ray(
         }
         arguments = (payload, record["model_sha256"], str(Path.cwd()))
         shares = [max((options.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
-        worker = ray.remote(Worker)
+        worker = ray.remote(RayWorker)
         actors = [worker.options(**actor_options, max_concurrency=share + 2).remote(*arguments) for share in shares]
         try:
             deal = _Deal(pending, finish, note, record["versions"], size)
@@ -80,7 +80,7 @@ async def search_on_ray(
                 ray.kill(actor)
 
 
-class Worker:
+class RayWorker:
     """Unpickles its work and opens decoders once, when it is first asked to; again wherever it is started again."""
 
     def __init__(self, packed: bytes, model_sha256: str | None, folder: str) -> None:
@@ -106,7 +106,7 @@ class Worker:
         if Path(self._folder).is_dir():  # relative paths mean the same here
             os.chdir(self._folder)
         try:
-            self._evaluation: Evaluation = pickle.loads(self._packed)
+            self._evaluation: EvaluationRun = pickle.loads(self._packed)
         except (ImportError, AttributeError) as error:
             raise OptionError(f"a Ray worker can't load the task ({error}): install that on every node") from None
         evaluation = self._evaluation

@@ -23,7 +23,7 @@ from tot.evaluation import fingerprint
 from tot.evaluation.attempt import Finish, Pending, attempt, running
 from tot.evaluation.data import located
 from tot.evaluation.folder import Folder
-from tot.evaluation.options import Evaluation, EvaluationOptions
+from tot.evaluation.options import EvaluationOptions, EvaluationRun
 from tot.evaluation.progress import Progress, Tracker, tracker
 from tot.evaluation.questions import BadRow, Question, Questions
 from tot.evaluation.results import Results, summarise
@@ -57,11 +57,11 @@ def evaluate(
     TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
     """
     own = {name: options.pop(name) for name in EvaluationOptions.model_fields if name in options}
-    evaluation = Evaluation.of(task, SearchConfig.of(config, options), {**own, "data": str(data)})
+    evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": str(data)})
     return run_evaluation(evaluation, results_folder(out, resume, evaluation), resume, tracker(track))
 
 
-def results_folder(out: str | Path | None, resume: bool, evaluation: Evaluation) -> Path:
+def results_folder(out: str | Path | None, resume: bool, evaluation: EvaluationRun) -> Path:
     """The folder to write: the one named, or one in runs/ that isn't there, named for the task and the time."""
     if out is not None:
         return Path(out)
@@ -73,7 +73,7 @@ def results_folder(out: str | Path | None, resume: bool, evaluation: Evaluation)
     return next(path for path in paths if not path.exists())
 
 
-def run_evaluation(evaluation: Evaluation, out: Path, resume: bool, told: Tracker | None) -> Results:
+def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool, told: Tracker | None) -> Results:
     """Do the work, in the folder `out`. Ctrl-C ends it with KeyboardInterrupt once what runs was stopped."""
     options, task = evaluation.options, evaluation.task
     place = located(options.data)
@@ -93,7 +93,7 @@ def run_evaluation(evaluation: Evaluation, out: Path, resume: bool, told: Tracke
         return _Session(evaluation, folder, questions, record, told).run(found, bad)
 
 
-async def search_here(evaluation: Evaluation, pending: Pending, finish: Finish, watch: Watcher) -> None:
+async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finish, watch: Watcher) -> None:
     """Search all of them on one engine, as many at once as the configuration says, and tell of each as it is finished,
     in any order; cancelled, stop what runs. `watch` is told of each search as it begins.
 
@@ -115,7 +115,7 @@ async def search_here(evaluation: Evaluation, pending: Pending, finish: Finish, 
 class _Session:
     """One process's work on a folder."""
 
-    evaluation: Evaluation
+    evaluation: EvaluationRun
     folder: Folder
     questions: Questions
     record: dict[str, Any]

@@ -35,7 +35,7 @@ def rows_of_task(source: str, scored: bool = False) -> Iterator[tuple[Task, str,
 
 
 @dataclass(frozen=True)
-class Question:
+class TrainingQuestion:
     """A request, and how what comes of it is read and scored."""
 
     request: Request
@@ -46,7 +46,7 @@ class Question:
     score: Callable[[Any], float]
 
 
-def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = False) -> Iterator[Question]:
+def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = False) -> Iterator[TrainingQuestion]:
     """Questions whose whole solutions are asked for (a task's `chain` template), decoded greedily, from "task=file"
     pairs, with their own solutions if asked for.
 
@@ -56,7 +56,7 @@ def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = Fa
         for task, question, reference, row in rows_of_task(source, scored=True):
             limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
             limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
-            yield Question(
+            yield TrainingQuestion(
                 Request(prompt=task.prompt(task.chain, task.start(question)), sampling=Sampling(**limits)),
                 task.solution_of(row) if solutions else None,
                 task.parse_answer,

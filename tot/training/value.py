@@ -34,7 +34,7 @@ from tot.decoders.training.resuming import check_settings
 from tot.evaluation.estimate import Estimate, bootstrap, told_apart
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.evaluation.options import Evaluation as Evaluated
+from tot.evaluation.options import EvaluationRun as Evaluated
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.base import Evaluator
 from tot.evaluators.head import ValueHead, identity

@@ -22,7 +22,7 @@ from tot.decoders.methods.autoregressive import Autoregressive
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.methods.options import PDOSOptions
 from tot.decoders.methods.pdos.steps_format import StepsFormat
-from tot.decoders.methods.pdos.steps_output import Block, Head, Line, Passage, Step, SteppedOutput
+from tot.decoders.methods.pdos.steps_output import Line, ParallelStep, Passage, StepBlock, StepHead, SteppedOutput
 
 STEP_KEY = 2**32
 """Step number k of a text, from 1, draws its tokens as sample `index + k * STEP_KEY`, its positions from 0."""
@@ -154,21 +154,23 @@ class ParallelSteps(Autoregressive):
 
     # -- stage 2: the steps -------------------------------------------------------------------------------------
 
-    def _head(self, title: str) -> Head:
+    def _head(self, title: str) -> StepHead:
         text = self._form.header(title)
-        return Head(title, text, self._job.codec.encode(text))
+        return StepHead(title, text, self._job.codec.encode(text))
 
-    def _frame(self, heads: Sequence[Head]) -> int:
+    def _frame(self, heads: Sequence[StepHead]) -> int:
         """Tokens of a block that are given: titles and markers."""
         return sum(len(head.ids) + len(self._form.between) for head in heads) + len(self._form.end)
 
-    def _fits(self, line: Line, head: Head) -> bool:
+    def _fits(self, line: Line, head: StepHead) -> bool:
         """Whether there would be a token for each step so far, for this one and for what follows."""
         heads = [*line.heads, head]
         lead = self._job.codec.encode(line.output.lead()[1])
         return line.output.reserve - len(lead) - self._frame(heads) > len(heads)
 
-    def _begin_steps(self, sequence: DecodingSequence, line: Line, heads: Sequence[Head], opening: str = "") -> None:
+    def _begin_steps(
+        self, sequence: DecodingSequence, line: Line, heads: Sequence[StepHead], opening: str = ""
+    ) -> None:
         """Roll the skeleton back and set up a branch for each step."""
         job, form, output = self._job, self._form, line.output
         kept, rest = output.lead()
@@ -186,13 +188,15 @@ class ParallelSteps(Autoregressive):
         steps = []
         for number, head in enumerate(heads, line.numbered + 1):
             text = Passage(job.codec, sampling, output.index + number * STEP_KEY, limit)
-            steps.append(Step(head, before, text, limit))
+            steps.append(ParallelStep(head, before, text, limit))
         line.numbered += len(steps)
         line.title, line.heads = None, []
-        line.block = Block(steps, before, len(unfed), left)
+        line.block = StepBlock(steps, before, len(unfed), left)
         output.begin_steps(steps, opening, left)
 
-    def _take_steps(self, sequence: DecodingSequence, line: Line, block: Block, rows: Iterator[list[Sampled]]) -> None:
+    def _take_steps(
+        self, sequence: DecodingSequence, line: Line, block: StepBlock, rows: Iterator[list[Sampled]]
+    ) -> None:
         cache, stops = self._job.cache, self._job.request.sampling.stop
         for step in block.running():
             (drawn,) = next(rows)
@@ -209,7 +213,7 @@ class ParallelSteps(Autoregressive):
 
     # -- stage 3: the text goes on ------------------------------------------------------------------------------
 
-    def _join(self, sequence: DecodingSequence, line: Line, block: Block, stopped: bool) -> None:
+    def _join(self, sequence: DecodingSequence, line: Line, block: StepBlock, stopped: bool) -> None:
         """Put the steps one after another, to be fed before the next token is drawn."""
         form, output = self._form, line.output
         line.block = None
@@ -256,7 +260,7 @@ class ParallelSteps(Autoregressive):
         if self._choices:
             sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
 
-    def _check(self, given: Sequence[Head]) -> None:
+    def _check(self, given: Sequence[StepHead]) -> None:
         """Refuse given steps that there is no room for."""
         frame = self._frame(given) + len(self._job.codec.encode(self._opening))
         least, room = frame + len(given) + 1, next(iter(self._lines.values())).output.room

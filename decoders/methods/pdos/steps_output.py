@@ -44,7 +44,7 @@ class Passage(Output):
         return self._text
 
 
-class Head(NamedTuple):
+class StepHead(NamedTuple):
     """What a step begins with."""
 
     title: str
@@ -52,10 +52,10 @@ class Head(NamedTuple):
     ids: list[int]
 
 
-class Step:
+class ParallelStep:
     """One step: its title, its text, and its branch while it runs."""
 
-    def __init__(self, head: Head, opening: Sequence[int], output: Passage, limit: int) -> None:
+    def __init__(self, head: StepHead, opening: Sequence[int], output: Passage, limit: int) -> None:
         self.ids = list(head.ids)
         """The step's tokens in the text: its title's, and from `close` on all of them."""
         self.output = output
@@ -110,7 +110,7 @@ class SteppedOutput(Passage):
         """The marker was met: what is drawn now is a skeleton."""
         self.given = 0
         """Tokens of the skeleton that were not drawn."""
-        self._steps: Sequence[Step] | None = None
+        self._steps: Sequence[ParallelStep] | None = None
         self._plain = sampling
         self._marker = None if marker in sampling.stop else marker
         watched = sampling.model_copy(update={"stop": (*sampling.stop, self._marker)}) if self._marker else sampling
@@ -163,7 +163,7 @@ class SteppedOutput(Passage):
             if self.add(sampled):
                 break
 
-    def begin_steps(self, steps: Sequence[Step], opening: str, limit: int) -> None:
+    def begin_steps(self, steps: Sequence[ParallelStep], opening: str, limit: int) -> None:
         """Steps come after the text and `opening`. They, and what follows them, have room for `limit` tokens."""
         if self._text + opening:
             self.parts.append(Part("exact", self._text + opening, len(self.tokens) - self._first))
@@ -214,10 +214,10 @@ class SteppedOutput(Passage):
 
 
 @dataclass
-class Block:
+class StepBlock:
     """Steps that are decoded side by side."""
 
-    steps: list[Step]
+    steps: list[ParallelStep]
     opening: list[int]
     """What stands between the branch they fork from and each step."""
     unfed: int
@@ -225,7 +225,7 @@ class Block:
     left: int
     """Tokens that the text may still have, from the block on."""
 
-    def running(self) -> list[Step]:
+    def running(self) -> list[ParallelStep]:
         return [step for step in self.steps if step.output.finish_reason is None]
 
 
@@ -236,13 +236,13 @@ class Line:
     output: SteppedOutput
     base: int
     """Positions of its branch before the open part of the text."""
-    given: Sequence[Head] = ()
+    given: Sequence[StepHead] = ()
     """Steps of the request, until they begin."""
-    heads: list[Head] = field(default_factory=list)
+    heads: list[StepHead] = field(default_factory=list)
     """The skeleton so far."""
     title: Passage | None = None
     """The title that is being written."""
-    block: Block | None = None
+    block: StepBlock | None = None
     numbered: int = 0
     """Steps so far."""
     filling: int | None = None

@@ -55,9 +55,9 @@ class Recorder:
         top, logprobs = (torch.stack(parts) for parts in zip(*said, strict=True))
         self.records.append(Record(text, len(text) - len(said), top, logprobs))
 
-    def policy(self, job: Job) -> Recorded:
+    def policy(self, job: Job) -> RecordedAutoregressive:
         """Decodes as `ar` does, and records."""
-        return Recorded(job, self)
+        return RecordedAutoregressive(job, self)
 
     def read(self, engine: Engine, texts: Sequence[Sequence[int]]) -> None:
         """Record texts that are given, as token ids. Blocks until they are read."""
@@ -75,7 +75,7 @@ def _likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
     return tokens.int().cpu(), (values - logits.logsumexp(-1)).half().cpu()
 
 
-class Recorded(Autoregressive):
+class RecordedAutoregressive(Autoregressive):
     """Decodes as `Autoregressive` does, and records each text and what it was drawn from."""
 
     def __init__(self, job: Job, recorder: Recorder) -> None:

@@ -13,7 +13,7 @@ from tot.decoders import Request, Sampling, load_decoder
 from tot.decoders.engine.recording import recording
 from tot.decoders.kernels import graphs
 from tot.decoders.kernels.attention import attend_blocks, make_blocks
-from tot.decoders.kernels.graphs import Step, cut_rows
+from tot.decoders.kernels.graphs import GraphedStep, cut_rows
 from tot.decoders.kernels.native.shared_prefixes import Run
 
 CPU = torch.device("cpu")
@@ -38,7 +38,7 @@ def test_rows_by_themselves_read_what_blocks_read(shapes: list[tuple[int, int]],
     rows = cut_rows([runs[i] for i in order])
     assert rows is not None
     count = sum(run.rows for run in runs)
-    step = Step(rows.slots.shape, window, torch.float32, CPU)
+    step = GraphedStep(rows.slots.shape, window, torch.float32, CPU)
     step.load(torch.zeros((3, count), dtype=torch.int64), torch.arange(count), rows)
     keys, values = torch.randn(2, 2, 800, 16)
     query = torch.randn(4, len(rows.lengths), 16)

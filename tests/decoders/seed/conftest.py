@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Completion, Request, Sampling
-from tot.decoders.drafting.drafters import Context, Draft
+from tot.decoders.drafting.drafters import Draft, DraftContext
 from tot.decoders.drafting.lookup import LookupDrafter
 
 LONG = "The sum of 10 and 11 is in the range on and on, and the other one: "
@@ -31,7 +31,7 @@ class Watched(LookupDrafter):
         self.go_on = threading.Event()
         self.go_on.set()
 
-    def draft(self, contexts: Sequence[Context], planner: Any = None) -> list[Draft]:
+    def draft(self, contexts: Sequence[DraftContext], planner: Any = None) -> list[Draft]:
         self.threads.add(threading.current_thread().name)
         self.asked += [(context.key, list(context.tokens)) for context in contexts]
         self.go_on.wait(30)

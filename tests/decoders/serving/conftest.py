@@ -23,7 +23,7 @@ from transformers.utils import logging
 from tot.decoders import LocalDecoder
 from tot.decoders.serving.app import make_app
 from tot.decoders.serving.options import Limits
-from tot.decoders.serving.server import Server, address_of, listen
+from tot.decoders.serving.server import HTTPServer, address_of, listen
 from tot.decoders.serving.service import Service
 
 MODEL = "tiny"
@@ -39,7 +39,7 @@ class Running:
         self.service = Service(MODEL, decoder, Limits(**limits), options)
         listening = listen("127.0.0.1", 0)
         self.url = address_of(listening)
-        self.server = Server(make_app(self.service, key, hosts, "a machine"), self.service)
+        self.server = HTTPServer(make_app(self.service, key, hosts, "a machine"), self.service)
         self.tasks_left: set[Any] = set()
         self._thread = threading.Thread(target=self._run, args=(listening,), daemon=True)
         self._thread.start()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tot.decoders import Request
-from tot.decoders.drafting.drafters import Context
+from tot.decoders.drafting.drafters import DraftContext
 from tot.decoders.engine.radix_cache import RadixCache
 from tot.decoders.methods.speculative import Speculation
 
@@ -19,7 +19,7 @@ def test_a_drafter_is_told_all_of_each_text(
     told: list[tuple[list[int], list[int]]] = []
     context = Speculation.context
 
-    def spy(speculation: Any, sequence: Any) -> Context:
+    def spy(speculation: Any, sequence: Any) -> DraftContext:
         made = context(speculation, sequence)
         held = [*sequence.job.cache.tokens(sequence.branch), *sequence.pending]
         told.append((list(made.tokens), held))

@@ -11,7 +11,7 @@ import pytest
 
 from tot.bench.harness import Measured
 from tot.bench.peers.sides import Peer
-from tot.bench.peers.worker import Worker
+from tot.bench.peers.worker import PeerWorker
 from tot.bench.workloads import Waves, drawn
 
 WORKER = """
@@ -58,14 +58,14 @@ def paced(log: list[tuple[str, int]]) -> Callable[..., Peer]:
 
 
 @pytest.fixture
-def worker(tmp_path: Path) -> Iterator[Callable[..., Worker]]:
+def worker(tmp_path: Path) -> Iterator[Callable[..., PeerWorker]]:
     """Starts a worker that answers, or "dies", "hangs", "errs" or draws too few ("short")."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    started: list[Worker] = []
+    started: list[PeerWorker] = []
 
-    def start(model: str = "well", **options: Any) -> Worker:
-        started.append(Worker(Path(sys.executable), script, {"model": model}, **options))
+    def start(model: str = "well", **options: Any) -> PeerWorker:
+        started.append(PeerWorker(Path(sys.executable), script, {"model": model}, **options))
         return started[-1]
 
     yield start

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tot.bench.decoders import Problem, forget, gain, hold_beginnings, ways
+from tot.bench.decoders import BenchProblem, forget, gain, hold_beginnings, ways
 from tot.cli.app import main
 from tot.decoders import load_decoder
 from tot.task.task import Task
@@ -79,7 +79,7 @@ def test_what_prompts_begin_with_is_computed_once(tiny: Callable[..., Any]) -> N
     with tiny() as closed:
         small = closed.model
     with tiny() as plain, load_decoder("sd", engine=plain.engine, draft=small) as drafting:
-        hold_beginnings(drafting, Problem("short", short, "1 2"))
+        hold_beginnings(drafting, BenchProblem("short", short, "1 2"))
         forget(drafting)
         for runner in (drafting.engine.runner, drafting.drafter.runner):
             asked = plain.engine.codec.encode_prompt(short.prompt("thought", short.start("3 4")))

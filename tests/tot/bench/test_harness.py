@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tot.bench.harness import RATE, SECONDS, Bench, Metric, Results, Side, by_column, by_metric, percent, times
+from tot.bench.harness import RATE, SECONDS, Bench, Measurements, Metric, Side, by_column, by_metric, percent, times
 from tot.bench.options import BenchOptions, PeersOptions
 from tot.bench.workloads import Waves, branches, rows
 
@@ -35,7 +35,7 @@ def asking(count: int, turn: int) -> Waves:
     return branches([turn, 1, 2], count, 4)
 
 
-def compare(bench: Bench, *sides: Side, columns: Any = (1, 4), rounds: int = 1, **options: Any) -> Results:
+def compare(bench: Bench, *sides: Side, columns: Any = (1, 4), rounds: int = 1, **options: Any) -> Measurements:
     options = {"size": rows, "failing": True, **options}
     return bench.compare("work", sides, options.pop("asking", asking), columns=columns, rounds=rounds, **options)
 
@@ -144,17 +144,17 @@ def test_a_file_of_other_questions_is_not_gone_on_with(bench: Any, tmp_path: Pat
 
 
 @pytest.fixture
-def results() -> Callable[..., Results]:
+def results() -> Callable[..., Measurements]:
     """From seconds by side, column and round; every cell drew 100 tokens."""
 
-    def make(seconds: dict[str, dict[int, list[float]]], rounds: int) -> Results:
+    def make(seconds: dict[str, dict[int, list[float]]], rounds: int) -> Measurements:
         cells = [
             {"side": side, "column": column, "round": turn, "seconds": s, "tokens": 100}
             for side, row in seconds.items()
             for column, taken in row.items()
             for turn, s in enumerate(taken)
         ]
-        return Results(sorted({cell["column"] for cell in cells}), rounds, cells)  # type: ignore[type-var]
+        return Measurements(sorted({cell["column"] for cell in cells}), rounds, cells)  # type: ignore[type-var]
 
     return make
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from tot.bench.options import PDOSOptions
 from tot.bench.papers.pdos import Way, mark_of, run, said, ways
-from tot.bench.papers.pdos_questions import Question, planning, retrieval
+from tot.bench.papers.pdos_questions import PDOSQuestion, planning, retrieval
 from tot.cli.app import main
 from tot.decoders import Completion, LocalDecoder, Request, load_decoder
 from tot.decoders.request import ChoiceLogprob
@@ -149,8 +149,8 @@ def test_a_mark_is_the_expected_one(scripted: Any) -> None:
 
     example = planning(2, 0).example
     given = [
-        (Question("", (), example, 1, about="Why?"), "Because."),
-        (Question("", (), example, 1, about="Where?", reference="Oslo"), "{{ there }}"),
+        (PDOSQuestion("", (), example, 1, about="Why?"), "Because."),
+        (PDOSQuestion("", (), example, 1, about="Where?", reference="Oslo"), "{{ there }}"),
     ]
     assert [mark_of(Judge(), *one) for one in given] == pytest.approx([4.0, 3.0], abs=0.01)
     assert all(request.choices == (" 1", " 2", " 3", " 4", " 5") and request.close_choices for request in asked)

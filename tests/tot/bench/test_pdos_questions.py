@@ -10,14 +10,22 @@ from typing import Any
 
 import pytest
 
-from tot.bench.papers.pdos_questions import Question, contains, listed, multi_document, names_only, planning, retrieval
+from tot.bench.papers.pdos_questions import (
+    PDOSQuestion,
+    contains,
+    listed,
+    multi_document,
+    names_only,
+    planning,
+    retrieval,
+)
 from tot.decoders import OptionError
 
 NAMES = ("Ann Lee", "Bo Dar")
 CONTEXT = "Passage 1:\nOslo\nOslo is cold.\n\nPassage 2:\nRome is warm.\nPassage 3:\nUlm is mild."
 
 
-def everything(question: Question) -> bool:
+def everything(question: PDOSQuestion) -> bool:
     return True
 
 

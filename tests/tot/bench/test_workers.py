@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tot.bench.engines import SideError
-from tot.bench.peers.worker import Worker
+from tot.bench.peers.worker import PeerWorker
 from tot.bench.workloads import branches
 
 pytestmark = pytest.mark.benches
@@ -52,11 +52,11 @@ def test_too_few_tokens_are_no_result(worker: Any) -> None:
 
 def test_an_interpreter_that_is_not_there_is_named() -> None:
     with pytest.raises(SideError, match="/nowhere/python can't be started"):
-        Worker(Path("/nowhere/python"), Path("worker.py"), {})
+        PeerWorker(Path("/nowhere/python"), Path("worker.py"), {})
 
 
 def test_an_environment_without_the_peer_says_what_is_missing(tmp_path: Path) -> None:
     script = tmp_path / "worker.py"
     script.write_text("import no_such_engine\n")
     with pytest.raises(SideError, match="No module named 'no_such_engine'"):
-        Worker(Path(sys.executable), script, {})
+        PeerWorker(Path(sys.executable), script, {})

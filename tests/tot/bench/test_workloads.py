@@ -8,7 +8,7 @@ import pytest
 
 from tot import Task
 from tot.bench.engines import replay
-from tot.bench.workloads import Asked, Waves, drawn, new_tokens, record, requests, rows
+from tot.bench.workloads import AskedWork, Waves, drawn, new_tokens, record, requests, rows
 from tot.decoders import LocalDecoder
 from tot.decoders.request import Request
 
@@ -62,7 +62,7 @@ def test_a_replay_draws_as_many_tokens_and_scores_the_choices(
 
 
 def test_samples_of_equal_length_are_one_request_and_others_are_their_own() -> None:
-    wave = (Asked((1, 2), (3, 3), seed=7), Asked((4,), (2, 5), seed=9), Asked((6,), (), (" 1", " 2"), True))
+    wave = (AskedWork((1, 2), (3, 3), seed=7), AskedWork((4,), (2, 5), seed=9), AskedWork((6,), (), (" 1", " 2"), True))
     made = list(requests(wave))
     assert [(r.sampling.n, r.sampling.max_tokens, r.sampling.seed) for r in made[:3]] == [
         (2, 3, 7),
@@ -74,7 +74,7 @@ def test_samples_of_equal_length_are_one_request_and_others_are_their_own() -> N
 
 
 def test_an_engine_that_scores_no_choices_reads_one_token() -> None:
-    waves = ((Asked((1, 2), (3, 4)), Asked((5,), (), (" 1",))),)
+    waves = ((AskedWork((1, 2), (3, 4)), AskedWork((5,), (), (" 1",))),)
     assert drawn(waves) == 8
     assert new_tokens(waves) == 7
     assert rows(waves) == 5 + 6 + 2

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tot.decoders import ModelError, TotError
+from tot.evaluation.options import EvaluationRun
+from tot.evaluation.ray_executor import RayWorker
 
 pytestmark = pytest.mark.ray
 
@@ -65,13 +67,11 @@ def test_a_decoder_that_holds_an_engine_can_not_be_sent(run: Any, tiny: Any) -> 
 
 def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, task: Any, rows: Path) -> None:
     from tot.config import SearchConfig
-    from tot.evaluation.options import Evaluation
     from tot.evaluation.ray_cluster import packed
-    from tot.evaluation.ray_executor import Worker
 
     with tiny() as decoder:
-        work = Evaluation.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
-        worker = Worker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
+        work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
+        worker = RayWorker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())
 

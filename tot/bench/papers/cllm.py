@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from tot.bench.harness import RATE, Bench, Measured, Metric, Results, Side, by_metric, timed
+from tot.bench.harness import RATE, Bench, Measured, Measurements, Metric, Side, by_metric, timed
 from tot.bench.options import CLLMOptions
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
@@ -25,7 +25,7 @@ from tot.decoders.machine import describe
 from tot.decoders.models.loading import load_model
 from tot.decoders.training.cllm.trajectories import stationary, windows
 from tot.evaluation.estimate import estimate
-from tot.training.questions import NOTHING_TO_ASK, Question, questions_of
+from tot.training.questions import NOTHING_TO_ASK, TrainingQuestion, questions_of
 
 
 def run(options: CLLMOptions, console: Console) -> None:
@@ -62,7 +62,7 @@ def run(options: CLLMOptions, console: Console) -> None:
             for name, engine in engines.items()
         }
 
-        def computed(_: Any, turn: int) -> Question:
+        def computed(_: Any, turn: int) -> TrainingQuestion:
             """With its prompt computed, so that only decoding is timed."""
             request = asked[turn].request
             sampling = request.sampling.model_copy(update={"max_tokens": 1})
@@ -86,7 +86,7 @@ def run(options: CLLMOptions, console: Console) -> None:
         bench.compare("windows", sides, lambda _, turn: asked[turn], rounds=len(asked), metrics=counted)
 
 
-def answered(decoder: LocalDecoder, question: Question) -> Measured:
+def answered(decoder: LocalDecoder, question: TrainingQuestion) -> Measured:
     """What one question takes; its answer, and what that scores."""
     seconds, (text,) = timed(lambda: decoder.generate([question.request]))
     answer = question.answer(text.text)
@@ -99,7 +99,7 @@ def answered(decoder: LocalDecoder, question: Question) -> Measured:
     }
 
 
-def converged(decoder: LocalDecoder, n: int, question: Question) -> Measured:
+def converged(decoder: LocalDecoder, n: int, question: TrainingQuestion) -> Measured:
     """How the windows of one text came to their fixed points."""
     seconds, (text,) = timed(lambda: decoder.generate([question.request]))
     found = [stationary(points, fixed) for _, points, fixed in windows(text, n) if len(fixed) == n]
@@ -107,7 +107,7 @@ def converged(decoder: LocalDecoder, n: int, question: Question) -> Measured:
     return {"seconds": seconds, **counted, "stationary": fmean(found) if found else None}
 
 
-def _speed(ar: list[str], results: Results) -> Table:
+def _speed(ar: list[str], results: Measurements) -> Table:
     """Table 1, with the share of the answers that are those of the base's `ar`."""
     base = results.of(ar[0])
     for cell in results.cells:

@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from tot.bench.engines import SPENT, about, metrics_of
-from tot.bench.harness import SECONDS, Bench, Measured, Metric, Results, Side, by_metric, percent, timed
+from tot.bench.harness import SECONDS, Bench, Measured, Measurements, Metric, Side, by_metric, percent, timed
 from tot.bench.options import FastCoTOptions as Asked
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
@@ -78,7 +78,7 @@ def _answers(
         seconds, found = timed(lambda: side(batch))
         return {"seconds": seconds, "answers": [asdict(one) for one in found]}
 
-    def curves(results: Results) -> Curves:
+    def curves(results: Measurements) -> Curves:
         done = {side: [took["answers"] for _, took in sorted(results.of(side).items())] for side in results.sides}
         return {
             side: [Answers.joined([Answers(**batch) for batch in place]) for place in zip(*some, strict=True)]
@@ -202,7 +202,7 @@ def _times(bench: Bench, engine: Engine, asked: Sequence[Rationale], window: int
         none.generate([one.request for one in found])
         return found
 
-    def table(results: Results) -> Table:
+    def table(results: Measurements) -> Table:
         """With the share of the answers that are those of CoT."""
         for cell in results.cells:
             base = results.of("CoT").get(cell["round"], cell)

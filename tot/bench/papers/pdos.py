@@ -23,7 +23,7 @@ from rich.console import Console
 from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
 from tot.bench.options import PDOSOptions as Asked
-from tot.bench.papers.pdos_questions import Example, Question, listed, multi_document, planning, retrieval
+from tot.bench.papers.pdos_questions import Example, PDOSQuestion, listed, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import PDOSOptions
@@ -72,7 +72,7 @@ class Way:
     def form(self) -> StepsFormat:
         return StepsFormat(PDOSOptions(), self.decoder.engine.codec)
 
-    def messages(self, question: Question) -> Messages:
+    def messages(self, question: PDOSQuestion) -> Messages:
         """The prompt: how steps are written, and the question."""
         example, form, words = question.example, self.form, _DRAFTS if self.drafts else ""
         answer = _in_steps(example, form, self.drafts)
@@ -88,7 +88,7 @@ class Way:
             turns[0] = Message(role="user", content=f"{form.instructions()}\n\n{turns[0].content}")
         return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if shown else tuple(turns)
 
-    def ask(self, question: Question) -> Measured:
+    def ask(self, question: PDOSQuestion) -> Measured:
         """Answer it, from a store that holds nothing but the prompt."""
         messages, engine = self.messages(question), self.decoder.engine
         forget(self.decoder)
@@ -109,7 +109,7 @@ class Way:
             "kept_format": float(kept) if self.decoder.name == "pdos" and not self.given else None,
         }
 
-    def _decode(self, question: Question, messages: Messages) -> tuple[str, int, float]:
+    def _decode(self, question: PDOSQuestion, messages: Messages) -> tuple[str, int, float]:
         """The text, the prompt's length, and how many steps a block had on average."""
         sampling = Sampling(max_tokens=question.tokens)
         titles = question.titles if self.given else ()
@@ -123,7 +123,7 @@ class Way:
             text = "\n".join(self._write(question, points))
         return text, prompt, 0.0
 
-    def _write(self, question: Question, points: Sequence[str]) -> list[str]:
+    def _write(self, question: PDOSQuestion, points: Sequence[str]) -> list[str]:
         """Every point of an outline, written out."""
         sampling, shown = Sampling(max_tokens=question.step_tokens), _numbered(points)
         heads = [f"{number}. {point}:" for number, point in enumerate(points, 1)]
@@ -171,7 +171,7 @@ def run(asked: Asked, console: Console) -> None:
         bench = stack.enter_context(Bench(asked, console, f"{asked.model}; {about(normal.engine)}"))
         compared = ways(normal, steps, asked.prompt)
 
-        def answered(way: Way, question: Question) -> Measured:
+        def answered(way: Way, question: PDOSQuestion) -> Measured:
             """With what the answer is worth, which takes no counted time."""
             took = way.ask(question)
             right = None if question.is_right is None else float(question.is_right(took["text"]))
@@ -191,10 +191,10 @@ def run(asked: Asked, console: Console) -> None:
             )
 
 
-def kinds(asked: Asked, holds: Callable[[Question], bool], bench: Bench) -> dict[str, list[Question]]:
+def kinds(asked: Asked, holds: Callable[[PDOSQuestion], bool], bench: Bench) -> dict[str, list[PDOSQuestion]]:
     """The questions asked for, by kind; what `holds` refuses loses passages, which is said. Raises OptionError."""
     numbers = range(1, asked.rounds + 1)
-    found: dict[str, list[Question]] = {}
+    found: dict[str, list[PDOSQuestion]] = {}
     if "retrieval" in asked.tasks:
         found |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
     if "planning" in asked.tasks:
@@ -207,14 +207,14 @@ def kinds(asked: Asked, holds: Callable[[Question], bool], bench: Bench) -> dict
     return found
 
 
-def _fits(normal: Way, question: Question) -> bool:
+def _fits(normal: Way, question: PDOSQuestion) -> bool:
     """Whether prompt and answer have room in the context; the answer twice, since prompts may hold an outline."""
     engine = normal.decoder.engine
     prompt = engine.codec.encode_prompt(normal.messages(question))
     return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
 
 
-def mark_of(judge: Decoder, question: Question, answer: str) -> float:
+def mark_of(judge: Decoder, question: PDOSQuestion, answer: str) -> float:
     """A model's mark from 1 to 5 (PDOS, section 4.2 and appendix C): the expected one of all five, which are scored as
     what the judge says next, so that there is always one to be read."""
     right = "" if question.reference is None else f"\n\nA right answer:\n{question.reference}"

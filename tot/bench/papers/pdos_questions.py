@@ -48,7 +48,7 @@ class Example:
 
 
 @dataclass(frozen=True)
-class Question:
+class PDOSQuestion:
     """What is asked, and what is known of its answer."""
 
     text: str
@@ -82,7 +82,7 @@ def _who(people: Sequence[str], low: str, high: str) -> str:
     )
 
 
-def retrieval(people: int, seed: int) -> Question:
+def retrieval(people: int, seed: int) -> PDOSQuestion:
     """Which of so many made-up people, 4 to 100, has a GPA within a range?"""
     data = _DATA["retrieval"]
     words, shown = {kind: line.split() for kind, line in data["words"].items()}, data["example"]
@@ -102,7 +102,7 @@ def retrieval(people: int, seed: int) -> Question:
     text = _who(lines, f"{low / 100:.2f}", f"{high / 100:.2f}")
     right = partial(names_only, name=names[chosen], names=tuple(names))
     example = _example(_who(shown["people"], shown["low"], shown["high"]), shown)
-    return Question(text, tuple(names), example, _A_STEP, right, reference=names[chosen])
+    return PDOSQuestion(text, tuple(names), example, _A_STEP, right, reference=names[chosen])
 
 
 def names_only(text: str, name: str, names: Sequence[str]) -> bool:
@@ -120,13 +120,13 @@ def _plan(topic: str, aspects: Sequence[str]) -> str:
     )
 
 
-def planning(aspects: int, seed: int) -> Question:
+def planning(aspects: int, seed: int) -> PDOSQuestion:
     """A plan over so many aspects, 2 to 10, which the prompt lists."""
     data, chance = _DATA["planning"], random.Random(f"{aspects} {seed}")
     text = _plan(chance.choice(data["topics"]), chosen := tuple(chance.sample(data["aspects"], aspects)))
     shown = data["example"]
     example = _example(_plan(shown["topic"], shown["aspects"]), shown)
-    return Question(text, chosen, example, _AN_ASPECT, about=text)
+    return PDOSQuestion(text, chosen, example, _AN_ASPECT, about=text)
 
 
 def _read_on(passages: Sequence[str], asked: str) -> str:
@@ -138,14 +138,14 @@ def _read_on(passages: Sequence[str], asked: str) -> str:
 
 
 def multi_document(
-    path: Path, count: int, holds: Callable[[Question], bool]
-) -> tuple[list[Question], list[tuple[int, int]]]:
+    path: Path, count: int, holds: Callable[[PDOSQuestion], bool]
+) -> tuple[list[PDOSQuestion], list[tuple[int, int]]]:
     """The first `count` questions of a file in the format of LongBench's 2WikiMultihopQA.
 
     A question keeps as many of its passages, from the first, as `holds` accepts. Returns besides, by question: passages
     kept, and passages that there were. Raises OptionError for rows that are none, and where not even one passage fits.
     """
-    questions: list[Question] = []
+    questions: list[PDOSQuestion] = []
     kept = []
     shown = _DATA["documents"]["example"]
     example = _example(_read_on(shown["passages"], shown["asked"]), shown)
@@ -155,7 +155,7 @@ def multi_document(
         for length in range(len(passages), 0, -1):
             titles = tuple(f"Passage {i}" for i in range(1, length + 1))
             text, right = _read_on(passages[:length], asked.input), partial(contains, answers=asked.answers)
-            question = Question(text, titles, example, _A_STEP, right, asked.input, asked.answers[0])
+            question = PDOSQuestion(text, titles, example, _A_STEP, right, asked.input, asked.answers[0])
             if holds(question):
                 break
         else:

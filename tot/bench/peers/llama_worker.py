@@ -22,7 +22,7 @@ BATCH = 2048
 Prompt = tuple[int, ...]
 
 
-class Engine:
+class LlamaEngine:
     """A model and one context for as many sequences as llama.cpp allows, `cells` tokens in all."""
 
     def __init__(self, path: Path, threads: int, cells: int) -> None:
@@ -159,7 +159,7 @@ def serve(replies: Any) -> None:
     """The first command loads; every other one is waves to run."""
     load = json.loads(sys.stdin.readline())
     path = at_precision(Path(load["model"]), load["precision"], Path(load["folder"]))
-    engine = Engine(path, load["threads"], load["cells"])
+    engine = LlamaEngine(path, load["threads"], load["cells"])
     replies({"about": f"llama.cpp of llama-cpp-python {llama.__version__}, {path.name}"})
     for line in sys.stdin:
         try:

@@ -25,8 +25,8 @@ from tot.bench.harness import (
     SECONDS,
     Bench,
     Measured,
+    Measurements,
     Metric,
-    Results,
     Side,
     by_column,
     percent,
@@ -72,7 +72,7 @@ class Peers:
     bench: Bench
     sides: Sequence[Peer]
     task: Task
-    decoded: Results | None = None
+    decoded: Measurements | None = None
 
     @property
     def ours(self) -> LocalDecoder:
@@ -83,7 +83,7 @@ class Peers:
     def prompt(self) -> list[int]:
         return mixed_ids(self.ours.tokenizer, self.asked.prompt_tokens)
 
-    def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Results:
+    def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Measurements:
         """With what takes too long done once or left out, and sides that fail left out."""
         options = {"patience": self.asked.patience, "failing": True, **options}
         return self.bench.compare(title, sides, asking, **options)
@@ -153,7 +153,7 @@ def decode(peers: Peers) -> None:
     )
 
 
-def _pairs(results: Results) -> list[tuple[str, str]]:
+def _pairs(results: Measurements) -> list[tuple[str, str]]:
     """Ours against all others, and our own eight bits against it."""
     others = [name for name in results.sides if name != OURS]
     return [(name, OURS) if name.startswith(OURS) else (OURS, name) for name in others]
@@ -187,7 +187,7 @@ def tree(peers: Peers) -> None:
     )
 
 
-def _fastest(names: Sequence[str], decoded: Results | None) -> str | None:
+def _fastest(names: Sequence[str], decoded: Measurements | None) -> str | None:
     """Of llama.cpp's precisions, the one that decoded fastest at most branches."""
     for column in reversed(decoded.columns if decoded else ()):
         rates = {name: values for name in names if decoded and (values := decoded.values(RATE, name, column))}

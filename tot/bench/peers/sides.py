@@ -16,7 +16,7 @@ import torch
 from tot.bench.engines import SideError, about, generate, replay
 from tot.bench.harness import Side
 from tot.bench.options import PeersOptions
-from tot.bench.peers.worker import Worker
+from tot.bench.peers.worker import PeerWorker
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.errors import TotError
 from tot.decoders.machine import describe
@@ -117,6 +117,6 @@ def _worker(
     if not python.exists():
         raise SideError(f"there is no {python}: `make peers` installs it, or say where it is with --{program} PYTHON")
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
-    worker = Worker(python, _WORKERS / f"{program}_worker.py", load, environment={**threads, **environment})
+    worker = PeerWorker(python, _WORKERS / f"{program}_worker.py", load, environment={**threads, **environment})
     stack.callback(worker.close)
     return Peer(name, worker.run, worker.about)

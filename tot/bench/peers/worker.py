@@ -25,7 +25,7 @@ _LINES = 3
 """Of a worker's last words that are shown."""
 
 
-class Worker:
+class PeerWorker:
     """A worker process that has loaded its model."""
 
     def __init__(
