@@ -24,6 +24,7 @@ from tot import (
     solve,
 )
 from tot.decoders import Request, TaskError
+from tot.task.checked import CheckedTask
 from tot.task.world import HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal
 
 SMALLEST = """\
@@ -260,3 +261,10 @@ def test_a_second_search_on_a_warm_decoder_computes_one_token_a_prompt(letters: 
 def test_isinstance_tells_what_a_task_can_do(task: str, capabilities: set[Any]) -> None:
     every = (HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal)
     assert {one for one in every if isinstance(load_task(task), one)} == capabilities
+
+
+@pytest.mark.parametrize("method", ["question_of", "solution_of", "instance", "has_template", "require"])
+def test_methods_without_a_check_of_their_own_name_themselves_too(letters: Any, method: str) -> None:
+    task = CheckedTask(type("Unlucky", (letters,), {method: lambda self, *_: broken()})())
+    with pytest.raises(TaskError, match=rf"Unlucky\.{method} raised ValueError: out of luck: mend the task"):
+        getattr(task, method)("given")

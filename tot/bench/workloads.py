@@ -21,6 +21,7 @@ from tot.evaluation.data import rows as read_rows
 from tot.registry import load_task
 from tot.search import BFS
 from tot.solver import solve
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
 
@@ -130,7 +131,7 @@ def rotated(ids: Sequence[int], by: int) -> list[int]:
 def questions(task: Task, data: Path | None, count: int) -> list[str]:
     """The first questions of a file, or the task's own. Raises OptionError where there are none."""
     given = task.data("questions") if data is None else read_rows(data)
-    found = [task.question_of(row) for row in itertools.islice(given, count)]
+    found = [CheckedTask(task).question_of(row) for row in itertools.islice(given, count)]
     if not found:
         raise OptionError(f"{data} has no rows: give a file with questions, or leave --data out")
     return found

@@ -97,4 +97,4 @@ def train_command(
     console().print(f"{out}: the model, losses.jsonl and losses.png")
 
 
-add(app, "eval", CLLMOptions, "cllm:run")
+add(app, "eval", CLLMOptions, "papers.cllm:run")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Hashable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from pydantic import JsonValue, TypeAdapter, ValidationError
@@ -28,8 +30,9 @@ class CheckedTask:
         self._name = type(task).__name__
 
     def __getattr__(self, name: str) -> Any:
-        """Attributes that are not checked here are the task's own."""
-        return getattr(vars(self)["task"], name)
+        """The task's own attributes; a method whose result is not checked here still names itself in its errors."""
+        found = getattr(vars(self)["task"], name)
+        return partial(self._call, name) if inspect.ismethod(found) else found
 
     def start(self, question: str) -> State:
         if not isinstance(question, str):

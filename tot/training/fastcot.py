@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from itertools import islice
-from typing import Any
+from typing import Any, cast
 
 from tot.decoders.decoder import load_decoder
 from tot.decoders.engine.engine import Engine
@@ -20,6 +20,7 @@ from tot.decoders.request import Completion, Request, Sampling
 from tot.evaluation.data import rows
 from tot.evaluation.estimate import bootstrap, estimate
 from tot.registry import load_task
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
 ANSWER_TOKENS = 12
@@ -61,7 +62,7 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, c
         raise OptionError(
             f"task {type(task).__name__} has no answer trigger for its template {task.chain!r}: set `triggers`"
         )
-    task = task.in_chat() if chat else task
+    task = cast(Task, CheckedTask(task.in_chat() if chat else task))
     asked = []
     for row in rows:
         state = task.start(task.question_of(row))

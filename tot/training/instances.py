@@ -12,6 +12,7 @@ from tot.decoders.errors import OptionError
 from tot.evaluation.data import rows
 from tot.registry import load_task
 from tot.report.terminal import counting
+from tot.task.checked import CheckedTask
 
 
 def make_instances(task_name: str, out: Path, count: int, seed: int, without: Sequence[Path]) -> None:
@@ -19,7 +20,7 @@ def make_instances(task_name: str, out: Path, count: int, seed: int, without: Se
 
     Raises TaskError for a task that makes none up, OptionError where it has no more.
     """
-    task = load_task(task_name)
+    task = CheckedTask(load_task(task_name))
     template = task.chain if task.has_template(task.chain) else task.thought[0]
 
     def asked(row: Any) -> Hashable:

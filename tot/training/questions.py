@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Request, Sampling
 from tot.evaluation.data import rows
 from tot.registry import load_task
+from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
 NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
@@ -53,7 +54,8 @@ def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = Fa
     Raises OptionError for what is no such pair, TaskError for a task without the template.
     """
     for source in questions:
-        for task, question, reference, row in rows_of_task(source, scored=True):
+        for given, question, reference, row in rows_of_task(source, scored=True):
+            task = cast(Task, CheckedTask(given))
             limits = {"max_tokens": max_tokens, **task.sampling.get(task.chain, {})}
             limits["max_tokens"] = min(max_tokens, int(limits["max_tokens"]))
             yield TrainingQuestion(
