@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 
 from tot.decoders import ModelError, TotError
-from tot.evaluation.options import EvaluationRun
-from tot.evaluation.ray_executor import RayWorker
 
 pytestmark = pytest.mark.ray
 
@@ -67,7 +65,9 @@ def test_a_decoder_that_holds_an_engine_can_not_be_sent(run: Any, tiny: Any) -> 
 
 def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, task: Any, rows: Path) -> None:
     from tot.config import SearchConfig
+    from tot.evaluation.options import EvaluationRun
     from tot.evaluation.ray_cluster import packed
+    from tot.evaluation.ray_executor import RayWorker  # imports ray, which reads the cluster's settings
 
     with tiny() as decoder:
         work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
