@@ -12,7 +12,7 @@ from functools import partial
 from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.methods import options as of
+from tot.decoders.methods import options
 from tot.decoders.methods.method import Method, OpenedMethod, SpeculativeConfig
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def _call(place: str, *given: Any) -> Any:
 
 
 def _speculative(
-    options: type[of.MethodOptions],
+    accepted: type[options.MethodOptions],
     drafter: Callable[[Any, Engine, ExitStack], Drafter],
     config: Callable[[Any], SpeculativeConfig],
 ) -> Method:
@@ -38,18 +38,18 @@ def _speculative(
         shared = Speculation(engine, drafter(given, engine, stack), config(given))
         return OpenedMethod(partial(Speculative, speculation=shared), shared.drafter)
 
-    return Method(opened, options)
+    return Method(opened, accepted)
 
 
-def _named(given: Any, engine: Engine, stack: ExitStack) -> Any:
+def _named_drafter(given: Any, engine: Engine, stack: ExitStack) -> Any:
     """The drafter that the option `draft` names."""
     return _call("drafting.opening:make_drafter", given.draft, engine, stack)
 
 
-_PACKED = _speculative(of.SEEDOptions, _named, lambda o: SpeculativeConfig(o.k_config, o.rule, o.adapt))
+_PACKED = _speculative(options.SEEDOptions, _named_drafter, lambda o: SpeculativeConfig(o.k_config, o.rule, o.adapt))
 
 
-def _open_seed(engine: Engine, given: of.SEEDOptions, stack: ExitStack) -> Any:
+def _open_seed(engine: Engine, given: options.SEEDOptions, stack: ExitStack) -> Any:
     if given.policy == "packed":
         return _PACKED.open(engine, given, stack)
     return _call("methods.seed:open_rounds", engine, given, stack)
@@ -58,25 +58,29 @@ def _open_seed(engine: Engine, given: of.SEEDOptions, stack: ExitStack) -> Any:
 PRESETS: dict[str, Method] = {
     "ar": Method(lambda *_: OpenedMethod(resolve_name("tot.decoders.methods.autoregressive:Autoregressive"))),
     "auto": _speculative(
-        of.AutoOptions,
+        options.AutoOptions,
         drafter=lambda o, engine, stack: _call("methods.auto:make_auto_drafter", o.draft, engine, stack),
-        config=lambda o: SpeculativeConfig((1,) * of.LONGEST, adapt=True),
+        config=lambda o: SpeculativeConfig((1,) * options.LONGEST, adapt=True),
     ),
-    "fastcot": Method(partial(_call, "methods.fastcot:open_fastcot"), of.FastCoTOptions, few_shot=True),
+    "fastcot": Method(partial(_call, "methods.fastcot:open_fastcot"), options.FastCoTOptions, few_shot=True),
     "jacobi": _speculative(
-        of.JacobiOptions,
+        options.JacobiOptions,
         drafter=lambda o, *_: _call("methods.jacobi:JacobiDrafter", o.n),
         config=lambda o: SpeculativeConfig((1,) * o.n, adapt=o.adapt, trajectory=o.trajectory),
     ),
     "lookahead": _speculative(
-        of.LookaheadOptions,
+        options.LookaheadOptions,
         drafter=lambda o, *_: _call("methods.lookahead:LookaheadDrafter", o),
         config=lambda o: SpeculativeConfig(
             (o.guesses, *(1,) * (o.ngram - 2)), adapt=o.adapt, probes=o.window * (o.ngram - 1)
         ),
     ),
-    "mcsd": _speculative(of.MCSDOptions, drafter=_named, config=lambda o: SpeculativeConfig(o.k_config, o.rule)),
-    "pdos": Method(partial(_call, "methods.pdos.parallel_steps:open_pdos"), of.PDOSOptions, few_shot=True),
-    "sd": _speculative(of.SDOptions, drafter=_named, config=lambda o: SpeculativeConfig((1,) * o.k, o.rule)),
-    "seed": Method(_open_seed, of.SEEDOptions),
+    "mcsd": _speculative(
+        options.MCSDOptions, drafter=_named_drafter, config=lambda o: SpeculativeConfig(o.k_config, o.rule)
+    ),
+    "pdos": Method(partial(_call, "methods.pdos.parallel_steps:open_pdos"), options.PDOSOptions, few_shot=True),
+    "sd": _speculative(
+        options.SDOptions, drafter=_named_drafter, config=lambda o: SpeculativeConfig((1,) * o.k, o.rule)
+    ),
+    "seed": Method(_open_seed, options.SEEDOptions),
 }
