@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from tot.decoders.budget import Meter
 from tot.decoders.errors import OptionError, RequestError, TotError, unknown, validated
 from tot.decoders.methods.method import Method
-from tot.decoders.methods.presets import FEW_SHOT, PRESETS
+from tot.decoders.methods.presets import PRESETS
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.registry import Registry
 from tot.decoders.request import Completion, Request
@@ -48,11 +48,23 @@ class AsyncDecoder(Decoder, Protocol):
     async def complete(self, requests: Sequence[Request], meter: Meter | None = None) -> list[list[Completion]]: ...
 
 
-def find_method(name: str) -> Any:
-    """The decoding method of that name; or a decoder of one's own, or what makes one. Raises OptionError."""
+def find_decoder(name: str) -> Any:
+    """The decoding method of that name; or a user's own decoder, or its class. Raises OptionError."""
     if name in REMOTE or (":" not in name and name not in METHODS):
         raise OptionError(unknown("decoder", name, [*METHODS, *REMOTE]))
     return METHODS.find(name)
+
+
+def find_method(name: str) -> Method:
+    """The decoding method of that name. Raises OptionError where there is none."""
+    if not isinstance(method := find_decoder(name), Method):
+        raise OptionError(f"{name} is a decoder, and no decoding method: make it, and give the object")
+    return method
+
+
+def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
+    """The options of a method that runs here. Raises OptionError for an unknown method or option."""
+    return validated(find_method(name).options, options, f"decoder {name}")
 
 
 @overload
@@ -102,10 +114,9 @@ def load_decoder(
         from tot.decoders.remote.decoder import open_remote
 
         return open_remote(model, options)
-    chosen = checked_options(name, options)
+    method, chosen = find_method(name), checked_options(name, options)
     if engine is not None and quantize != "auto":
         raise OptionError(f"quantize={quantize} is for the engine that is shared: give it to the one who made that")
-    from tot.decoders.decoder import LocalDecoder
     from tot.decoders.engine.open_models import close_models, open_engine
 
     with ExitStack() as stack:
@@ -114,26 +125,8 @@ def load_decoder(
             close_models()
             engine = open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
             stack.callback(engine.close)
-        opened = find_method(name).open(engine, chosen, stack)
-        return LocalDecoder(name, engine, opened, stack.pop_all(), owned)
-
-
-def is_method(name: str) -> bool:
-    """Whether a name stands for a decoding method, not for a user's own decoder. Raises OptionError."""
-    return isinstance(find_method(name), Method)
-
-
-def options_of(name: str) -> type[BaseModel]:
-    """The options of a method that runs here. Raises OptionError where there is none of that name."""
-    if not is_method(name):
-        raise OptionError(f"{name} is a decoder, and no decoding method: make it, and give the object")
-    options: type[BaseModel] = find_method(name).options
-    return options
-
-
-def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
-    """The options of a method that runs here. Raises OptionError for an unknown method or option."""
-    return validated(options_of(name), options, f"decoder {name}")
+        opened = method.open(engine, chosen, stack)
+        return LocalDecoder(name, engine, opened, stack.pop_all(), owned, not method.few_shot)
 
 
 _WORTH_GIVING_BACK = 2**24
@@ -143,12 +136,15 @@ _WORTH_GIVING_BACK = 2**24
 class LocalDecoder:
     """One decoding method on one engine. Closing it closes the engine, unless the engine was given."""
 
-    def __init__(self, name: str, engine: Engine, method: OpenedMethod, shared: ExitStack, owns_engine: bool) -> None:
+    def __init__(
+        self, name: str, engine: Engine, method: OpenedMethod, shared: ExitStack, owns_engine: bool, chats: bool = True
+    ) -> None:
         self.name = name
         self.engine = engine
         self._method: OpenedMethod | None = method
         self._shared = shared
         self._owns_engine = owns_engine
+        self._chats = chats
         self._handles: WeakSet[Handle] = WeakSet()
 
     @property
@@ -174,7 +170,7 @@ class LocalDecoder:
     @property
     def chats(self) -> bool:
         """Whether the model has a chat template, and the method needs no other prompts."""
-        return self.tokenizer.chat_template is not None and self.name not in FEW_SHOT
+        return self.tokenizer.chat_template is not None and self._chats
 
     @property
     def writes_steps(self) -> bool:

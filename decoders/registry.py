@@ -22,12 +22,10 @@ _CHECKOUT = Path(__file__).resolve().parents[1] / "pyproject.toml"
 class Registry(MutableMapping[str, Any]):
     """Parts of a kind ("search") that are declared in a group ("tot.searches"), and those put in."""
 
-    def __init__(self, kind: str, group: str, own: Mapping[str, Any] | None = None) -> None:
-        """`own` are parts that need no declaration."""
+    def __init__(self, kind: str, group: str, parts: Mapping[str, Any] | None = None) -> None:
         self.kind = kind
         self.group = group
-        self._own = own or {}
-        self._put: dict[str, Any] = {}
+        self._put = dict(parts or {})
 
     def find(self, name: str, of: type = object) -> Any:
         """The part of that name, or `Name` in path/to/file.py, there a class of `of` where that is given.
@@ -55,10 +53,7 @@ class Registry(MutableMapping[str, Any]):
         return there[name]
 
     def __getitem__(self, name: str) -> Any:
-        for parts in (self._put, self._own):
-            if name in parts:
-                return parts[name]
-        return declared(self.group)[name].load()
+        return self._put[name] if name in self._put else declared(self.group)[name].load()
 
     def __setitem__(self, name: str, part: Any) -> None:
         self._put[name] = part
@@ -67,10 +62,10 @@ class Registry(MutableMapping[str, Any]):
         del self._put[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in self._put or name in self._own or name in declared(self.group)
+        return name in self._put or name in declared(self.group)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(sorted({*declared(self.group), *self._own, *self._put}))
+        return iter(sorted({*declared(self.group), *self._put}))
 
     def __len__(self) -> int:
         return len(list(iter(self)))

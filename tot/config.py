@@ -17,13 +17,12 @@ from tot.decoders.decoder import (
     REMOTE,
     Decoder,
     checked_options,
+    find_decoder,
     find_method,
-    is_method,
     load_decoder,
-    options_of,
 )
 from tot.decoders.errors import ModelError, OptionError, readable, unknown
-from tot.decoders.methods.presets import FEW_SHOT
+from tot.decoders.methods.method import Method
 from tot.decoders.models.model_names import Quantize, find_model, has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
@@ -216,7 +215,8 @@ class SearchConfig(BaseModel):
     def _chats(self) -> bool:
         """Whether messages are put into a chat format where thoughts come from, and no method needs other prompts."""
         chosen = {purpose: _made(each) for purpose, each in self.decoders.items()}
-        if any(each in FEW_SHOT for each in chosen.values()):
+        names = {each for each in chosen.values() if isinstance(each, str) and each not in REMOTE}
+        if any(find_method(name).few_shot for name in names):
             return False
         asked = chosen["generate"]
         if not isinstance(asked, str):
@@ -384,9 +384,8 @@ def _is_remote(decoder: str | Decoder) -> bool:
 
 def _made(decoder: str | Decoder) -> str | Decoder:
     """A decoder of one's own that a name stands for; names of decoding methods as they are."""
-    if not isinstance(decoder, str) or decoder in REMOTE or is_method(decoder):
+    if not isinstance(decoder, str) or decoder in REMOTE or isinstance(found := find_decoder(decoder), Method):
         return decoder
-    found = find_method(decoder)
     with user_code(f"decoder {decoder}"):
         made: Decoder = found() if isinstance(found, type) else found
     if not callable(getattr(made, "generate", None)):
@@ -395,7 +394,7 @@ def _made(decoder: str | Decoder) -> str | Decoder:
 
 
 def _options_of(name: str) -> set[str]:
-    return set(RemoteOptions.model_fields if name in REMOTE else options_of(name).model_fields)
+    return set(RemoteOptions.model_fields if name in REMOTE else find_method(name).options.model_fields)
 
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:

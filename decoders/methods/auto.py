@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import ExitStack
 from copy import copy
+from typing import Any
 
 from tot.decoders.drafting.draft_model import ModelDrafter, level
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, DrafterChain
@@ -20,7 +21,7 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.methods.jacobi import JacobiDrafter
-from tot.decoders.methods.options import LONGEST, AutoOptions
+from tot.decoders.methods.options import LONGEST
 
 _LEAST = 0.1
 """A first token that is less likely to be accepted is not drafted, however cheap its row: what drafting itself takes is
@@ -60,9 +61,9 @@ class AutoDrafter(DrafterChain):
         return draft
 
 
-def make_auto_drafter(engine: Engine, options: AutoOptions, stack: ExitStack) -> AutoDrafter:
+def make_auto_drafter(draft: Any, engine: Engine, stack: ExitStack) -> AutoDrafter:
     """Raises OptionError for a draft that is no model: this drafter looks up by itself."""
-    named = None if options.draft is None else make_drafter(options.draft, engine, stack)
+    named = None if draft is None else make_drafter(draft, engine, stack)
     if named is not None and not isinstance(named, ModelDrafter):
-        raise OptionError(f"draft={options.draft!r}: auto looks up by itself, and takes one model that drafts besides")
+        raise OptionError(f"draft={draft!r}: auto looks up by itself, and takes one model that drafts besides")
     return AutoDrafter(trained_drafter(engine, stack) if named is None else named)

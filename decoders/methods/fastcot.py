@@ -21,7 +21,7 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
-from tot.decoders.methods.method import OpenedMethod
+from tot.decoders.methods.method import OpenedMethod, SpeculativeConfig
 from tot.decoders.methods.options import FastCoTOptions
 from tot.decoders.methods.speculative import Speculation, Speculative
 from tot.decoders.request import Message
@@ -145,5 +145,5 @@ def _question(job: Job) -> list[int]:
 
 def open_fastcot(engine: Engine, options: FastCoTOptions, stack: ExitStack) -> OpenedMethod:
     buffers = Buffers()
-    shared = Speculation(engine, buffers, (1,) * options.window)
+    shared = Speculation(engine, buffers, SpeculativeConfig((1,) * options.window))
     return OpenedMethod(partial(FastCoT, speculation=shared, buffers=buffers, options=options), buffers)

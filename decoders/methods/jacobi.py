@@ -10,13 +10,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
-from tot.decoders.engine.engine import Engine
-from tot.decoders.methods.options import JacobiOptions
 
 _PLACES = 8
 """Windows are learned about place by place; from here on, places are alike."""
@@ -63,7 +60,3 @@ class JacobiDrafter(Drafter):
 
     def end(self, key: int) -> None:
         self._windows.pop(key, None)
-
-
-def make_jacobi_drafter(engine: Engine, options: JacobiOptions, stack: ExitStack) -> JacobiDrafter:
-    return JacobiDrafter(options.n)

@@ -10,11 +10,9 @@ from __future__ import annotations
 import random
 from collections import OrderedDict
 from collections.abc import Sequence
-from contextlib import ExitStack
 
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
-from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import LookaheadOptions
 
 _CAPACITY = 50_000
@@ -86,7 +84,3 @@ class LookaheadDrafter(Drafter):
 
     def end(self, key: int) -> None:
         self._windows.pop(key, None)
-
-
-def make_lookahead_drafter(engine: Engine, options: LookaheadOptions, stack: ExitStack) -> LookaheadDrafter:
-    return LookaheadDrafter(options)

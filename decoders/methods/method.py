@@ -31,6 +31,20 @@ class OpenedMethod(NamedTuple):
     """Whether the steps of a request are written side by side."""
 
 
+class SpeculativeConfig(NamedTuple):
+    """How much a speculative method drafts, and how that is verified."""
+
+    k_config: tuple[int, ...]
+    """Candidates at each position, after each candidate of the position before."""
+    rule: str = "coupled"
+    adapt: bool = False
+    """Draft as much as pays, by what forwards take and what was accepted so far of requests with the same purpose."""
+    probes: int = 0
+    """Most rows of a draft's probes."""
+    trajectory: bool = False
+    """Keep what was drafted in every step: `Completion.trajectory`."""
+
+
 class Method(NamedTuple):
     open: Callable[[Engine, Any, ExitStack], OpenedMethod]
     """On an engine, with options; the stack closes what its requests share."""

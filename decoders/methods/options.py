@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
 
@@ -28,8 +28,6 @@ class AutoOptions(MethodOptions):
     draft: Any = None
     """A model that drafts where that promises most: a name, a hub id, a folder, a GGUF file or "early-exit:6"; None is
     the one that `tot train-draft` made for the target, where there is one."""
-    adapt: ClassVar[bool] = True
-    k_config: ClassVar[tuple[int, ...]] = (1,) * LONGEST
 
 
 class DraftingOptions(MethodOptions):
@@ -46,10 +44,6 @@ class SDOptions(DraftingOptions):
     """Tokens drafted a step."""
     rule: Literal["coupled", "leviathan"] = "coupled"
     """coupled gives what `ar` gives, token for token; leviathan only its distribution."""
-
-    @property
-    def k_config(self) -> tuple[int, ...]:
-        return (1,) * self.k
 
 
 class MCSDOptions(DraftingOptions):
@@ -95,10 +89,6 @@ class JacobiOptions(MethodOptions):
     trajectory: bool = False
     """Keep what was guessed in every step: `Completion.trajectory`."""
 
-    @property
-    def k_config(self) -> tuple[int, ...]:
-        return (1,) * self.n
-
 
 class LookaheadOptions(MethodOptions):
     """Options of `lookahead`."""
@@ -111,15 +101,6 @@ class LookaheadOptions(MethodOptions):
     """G: n-grams verified a step."""
     adapt: bool = True
     """Iterate windows and verify n-grams only where that pays, by the measured cost of rows and what was accepted."""
-
-    @property
-    def k_config(self) -> tuple[int, ...]:
-        return (self.guesses, *(1,) * (self.ngram - 2))
-
-    @property
-    def probes(self) -> int:
-        """Rows of the windows."""
-        return self.window * (self.ngram - 1)
 
 
 class FastCoTOptions(MethodOptions):

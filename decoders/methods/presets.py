@@ -1,7 +1,7 @@
-"""The decoding methods by name, one line each. Importing this imports no torch: a method is imported when it is opened.
+"""The decoding methods by name. Importing this imports no torch: a method's module is imported when it is opened.
 
-A speculative method is a drafter, and options that describe its tree: `k_config` (candidates at each position), and
-where they differ from the defaults `rule`, `adapt`, `probes` and `trajectory`, as for `Speculation`.
+A speculative method is an entry with its options, its drafter and its `SpeculativeConfig`. The others name a function
+that opens them.
 """
 
 from __future__ import annotations
@@ -9,60 +9,78 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Any
 
-from tot.decoders.methods import options as of
-from tot.decoders.methods.method import Method, OpenedMethod
+from tot.decoders.methods import options
+from tot.decoders.methods.method import Method, OpenedMethod, SpeculativeConfig
 
 if TYPE_CHECKING:
+    from tot.decoders.drafting.drafters import Drafter
     from tot.decoders.engine.engine import Engine
 
-_Open = Callable[["Engine", Any, ExitStack], OpenedMethod]
+
+def _call(place: str, *given: Any) -> Any:
+    """Import the function at "folder.module:name" and call it."""
+    return resolve_name(f"tot.decoders.{place}")(*given)
 
 
-def _part(place: str) -> Any:
-    """The object at "module:name" of this folder."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(f"tot.decoders.methods.{module}"), name)
+def _speculative(
+    accepted: type[options.MethodOptions],
+    drafter: Callable[[Any, Engine, ExitStack], Drafter],
+    config: Callable[[Any], SpeculativeConfig],
+) -> Method:
+    """A method whose policy is `Speculative`, with a drafter and a config that are made from its options."""
 
-
-def _speculative(drafter: str) -> _Open:
-    """Speculative decoding with a drafter that the function at this place makes."""
-
-    def opened(engine: Engine, options: Any, stack: ExitStack) -> OpenedMethod:
+    def opened(engine: Engine, given: Any, stack: ExitStack) -> OpenedMethod:
         from tot.decoders.methods.speculative import Speculation, Speculative
 
-        made = _part(drafter)(engine, options, stack)
-        special = {
-            name: getattr(options, name) for name in ("rule", "adapt", "probes", "trajectory") if hasattr(options, name)
-        }
-        shared = Speculation(engine, made, options.k_config, **special)
-        return OpenedMethod(partial(Speculative, speculation=shared), made)
+        shared = Speculation(engine, drafter(given, engine, stack), config(given))
+        return OpenedMethod(partial(Speculative, speculation=shared), shared.drafter)
 
-    return opened
+    return Method(opened, accepted)
 
 
-def _own(place: str) -> _Open:
-    """A method with a policy of its own."""
-    return lambda engine, options, stack: _part(place)(engine, options, stack)
+def _named_drafter(given: Any, engine: Engine, stack: ExitStack) -> Any:
+    """The drafter that the option `draft` names."""
+    return _call("drafting.opening:make_drafter", given.draft, engine, stack)
 
 
-def _seed(engine: Engine, options: of.SEEDOptions, stack: ExitStack) -> OpenedMethod:
-    """SEED: packed is speculative decoding with adaptive trees; rounds is the paper's queue."""
-    opened = _speculative("speculative:make_drafter") if options.policy == "packed" else _own("seed:open_rounds")
-    return opened(engine, options, stack)
+_PACKED = _speculative(options.SEEDOptions, _named_drafter, lambda o: SpeculativeConfig(o.k_config, o.rule, o.adapt))
+
+
+def _open_seed(engine: Engine, given: options.SEEDOptions, stack: ExitStack) -> Any:
+    if given.policy == "packed":
+        return _PACKED.open(engine, given, stack)
+    return _call("methods.seed:open_rounds", engine, given, stack)
 
 
 PRESETS: dict[str, Method] = {
-    "ar": Method(lambda *_: OpenedMethod(_part("autoregressive:Autoregressive"))),
-    "auto": Method(_speculative("auto:make_auto_drafter"), of.AutoOptions),
-    "fastcot": Method(_own("fastcot:open_fastcot"), of.FastCoTOptions, few_shot=True),
-    "jacobi": Method(_speculative("jacobi:make_jacobi_drafter"), of.JacobiOptions),
-    "lookahead": Method(_speculative("lookahead:make_lookahead_drafter"), of.LookaheadOptions),
-    "mcsd": Method(_speculative("speculative:make_drafter"), of.MCSDOptions),
-    "pdos": Method(_own("pdos.parallel_steps:open_pdos"), of.PDOSOptions, few_shot=True),
-    "sd": Method(_speculative("speculative:make_drafter"), of.SDOptions),
-    "seed": Method(_seed, of.SEEDOptions),
+    "ar": Method(lambda *_: OpenedMethod(resolve_name("tot.decoders.methods.autoregressive:Autoregressive"))),
+    "auto": _speculative(
+        options.AutoOptions,
+        drafter=lambda o, engine, stack: _call("methods.auto:make_auto_drafter", o.draft, engine, stack),
+        config=lambda o: SpeculativeConfig((1,) * options.LONGEST, adapt=True),
+    ),
+    "fastcot": Method(partial(_call, "methods.fastcot:open_fastcot"), options.FastCoTOptions, few_shot=True),
+    "jacobi": _speculative(
+        options.JacobiOptions,
+        drafter=lambda o, *_: _call("methods.jacobi:JacobiDrafter", o.n),
+        config=lambda o: SpeculativeConfig((1,) * o.n, adapt=o.adapt, trajectory=o.trajectory),
+    ),
+    "lookahead": _speculative(
+        options.LookaheadOptions,
+        drafter=lambda o, *_: _call("methods.lookahead:LookaheadDrafter", o),
+        config=lambda o: SpeculativeConfig(
+            (o.guesses, *(1,) * (o.ngram - 2)), adapt=o.adapt, probes=o.window * (o.ngram - 1)
+        ),
+    ),
+    "mcsd": _speculative(
+        options.MCSDOptions, drafter=_named_drafter, config=lambda o: SpeculativeConfig(o.k_config, o.rule)
+    ),
+    "pdos": Method(partial(_call, "methods.pdos.parallel_steps:open_pdos"), options.PDOSOptions, few_shot=True),
+    "sd": _speculative(
+        options.SDOptions, drafter=_named_drafter, config=lambda o: SpeculativeConfig((1,) * o.k, o.rule)
+    ),
+    "seed": Method(_open_seed, options.SEEDOptions),
 }
-FEW_SHOT = tuple(name for name, method in PRESETS.items() if method.few_shot)

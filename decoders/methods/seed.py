@@ -22,7 +22,7 @@ from tot.decoders.drafting.opening import make_drafter
 from tot.decoders.drafting.planner import Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.sequence import DecodingSequence
-from tot.decoders.methods.method import OpenedMethod
+from tot.decoders.methods.method import OpenedMethod, SpeculativeConfig
 from tot.decoders.methods.options import SEEDOptions
 from tot.decoders.methods.speculative import Drafted, Speculation, Speculative
 from tot.decoders.timeline import Span
@@ -33,13 +33,9 @@ class Rounds(Speculation):
     its forwards."""
 
     def __init__(
-        self,
-        engine: Engine,
-        drafter: Drafter,
-        options: SEEDOptions,
-        executor: Executor | None = None,
+        self, engine: Engine, drafter: Drafter, options: SEEDOptions, executor: Executor | None = None
     ) -> None:
-        super().__init__(engine, drafter, options.k_config, options.rule, options.adapt)
+        super().__init__(engine, drafter, SpeculativeConfig(options.k_config, options.rule, options.adapt))
         device = engine.runner.device
         self._worker = executor or _worker(device)
         self._inline = _Inline()
@@ -151,7 +147,6 @@ def _worker(device: torch.device) -> Executor:
 
 def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
     """Algorithm 2: branches draft while the target verifies the front of the queue."""
-    drafter = make_drafter(options.draft, engine, stack)
-    rounds = Rounds(engine, drafter, options)
+    rounds = Rounds(engine, make_drafter(options.draft, engine, stack), options)
     stack.callback(rounds.close)
-    return OpenedMethod(partial(Speculative, speculation=rounds), drafter)
+    return OpenedMethod(partial(Speculative, speculation=rounds), rounds.drafter)

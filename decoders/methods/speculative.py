@@ -7,18 +7,16 @@ how many candidates each position has. What is accepted is decided in `acceptanc
 from __future__ import annotations
 
 import itertools
-import math
+import operator
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
-from operator import attrgetter
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 from tot.decoders.drafting.acceptance import Coupled, Rejection
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.latency_model import LatencyModel, engine_latency_model, latency_model
-from tot.decoders.drafting.opening import make_drafter as drafter_of
 from tot.decoders.drafting.planner import AcceptanceStatistics, SpeculationPlanner, Trial
 from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.radix_cache import Branch
@@ -26,7 +24,7 @@ from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import DecodingSequence, Job
 from tot.decoders.methods.autoregressive import Autoregressive
-from tot.decoders.methods.options import MCSDOptions, SDOptions, SEEDOptions
+from tot.decoders.methods.method import SpeculativeConfig
 from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
@@ -41,29 +39,14 @@ class Drafted(NamedTuple):
 
 
 class Speculation:
-    """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule.
+    """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule."""
 
-    `k_config` is how many candidates each position has. With `adapt`, drafts are as long and as broad as pays, by what
-    forwards take and what was accepted so far of requests with the same purpose; else always as k_config says.
-    `probes` are the most rows of a draft's probes. With `trajectory` completions hold what was drafted in every step.
-    """
-
-    def __init__(
-        self,
-        engine: Engine,
-        drafter: Drafter,
-        k_config: Sequence[int],
-        rule: str = "coupled",
-        adapt: bool = False,
-        probes: int = 0,
-        trajectory: bool = False,
-    ) -> None:
+    def __init__(self, engine: Engine, drafter: Drafter, config: SpeculativeConfig) -> None:
         self.engine = engine
         self.drafter = drafter
-        self.k_config = tuple(k_config)
-        self.rule = Coupled() if rule == "coupled" else Rejection()
-        self.trajectory = trajectory
-        self.rows = sum(math.prod(self.k_config[: depth + 1]) for depth in range(len(self.k_config))) + probes
+        self.config = config
+        self.rule = Coupled() if config.rule == "coupled" else Rejection()
+        self.rows: int = sum(itertools.accumulate(config.k_config, operator.mul)) + config.probes
         """Of one full draft."""
         self.statistics: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(AcceptanceStatistics)
         self.drafts: dict[int, Drafted] = {}
@@ -72,7 +55,7 @@ class Speculation:
         """By sequence: prompt and what was drawn or given."""
         self._latency: tuple[LatencyModel, LatencyModel | None] | None = None
         """What forwards of target and draft take."""
-        if adapt:
+        if config.adapt:
             drafting = None if drafter.runner is None else latency_model(drafter.runner)
             self._latency = engine_latency_model(engine), drafting
         self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
@@ -99,8 +82,8 @@ class Speculation:
         planner = self.planner(len(contexts))
         groups = [contexts]
         if planner is not None:  # one plan for all, by what is known of each purpose
-            contexts = sorted(contexts, key=attrgetter("purpose"))
-            groups = [list(group) for _, group in itertools.groupby(contexts, attrgetter("purpose"))]
+            contexts = sorted(contexts, key=operator.attrgetter("purpose"))
+            groups = [list(group) for _, group in itertools.groupby(contexts, operator.attrgetter("purpose"))]
         with self.span("draft"):
             for group in groups:
                 if planner is not None:
@@ -119,7 +102,7 @@ class Speculation:
         job, output = sequence.job, sequence.output
         if sequence.key not in self._texts:
             self._texts[sequence.key] = [*job.cache.tokens(sequence.branch), *sequence.pending]
-        widths = self.k_config[: max(0, output.room - 1)]
+        widths = self.config.k_config[: max(0, output.room - 1)]
         draws = [output.draw(ahead) for ahead in range(len(widths))]
         if not self.rule.coupled:  # the draft has noise of its own
             draws = [draw._replace(seed=draw.seed ^ _DRAFT_SEED) for draw in draws]
@@ -281,7 +264,7 @@ class Speculative(Autoregressive):
         account.drafted += len(draft.tokens)
         account.accepted += accepted
         account.reached += accepted + missed
-        if speculation.trajectory:
+        if speculation.config.trajectory:
             output.trajectory.append((len(output.tokens) - accepted - 1, tuple(draft.tokens)))
         by_node = {node: sampled.token for node, sampled in drawn.items()}
         speculation.observe(
@@ -298,8 +281,3 @@ class Speculative(Autoregressive):
         for sequence in self._sequences or ():
             self._speculation.end(sequence.key)
         super().release()
-
-
-def make_drafter(engine: Engine, options: SDOptions | MCSDOptions | SEEDOptions, stack: ExitStack) -> Drafter:
-    """The drafter that the option `draft` names."""
-    return drafter_of(options.draft, engine, stack)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, LocalDecoder, load_decoder, options_of
+from tot.decoders.decoder import METHODS, LocalDecoder, find_method, load_decoder
 from tot.decoders.engine.sequence import Handle
 from tot.decoders.errors import ModelError, RequestError, unknown
 from tot.decoders.request import Completion, Request, Sampling, Usage
@@ -132,7 +132,7 @@ class Service:
             self._decoders[name] = setting.result()
 
     def _set_up(self, name: str) -> LocalDecoder:
-        fields = options_of(name).model_fields
+        fields = find_method(name).options.model_fields
         options = {key: value for key, value in self._options.items() if key in fields}
         return load_decoder(name, engine=self.engine, **options)
 

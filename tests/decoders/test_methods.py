@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 from typing import Annotated, Any
 
 import pytest
@@ -57,6 +60,23 @@ def test_another_method_is_a_policy_under_a_name(
             found = [completion.tokens for completion in few.generate([request])]
             assert plain.engine.forwards == forwards
         assert found == [completion.tokens for completion in plain.generate([request])]
+
+
+def test_another_distribution_may_declare_a_method(monkeypatch: pytest.MonkeyPatch, tiny: Any) -> None:
+    group = {"few": EntryPoint("few", "few_methods:FEW", "tot.decoders")}
+    monkeypatch.setattr("tot.decoders.registry.declared", lambda group_name: group)
+    few = Method(lambda *_: OpenedMethod(FewAtOnce), few_shot=True)
+    monkeypatch.setitem(sys.modules, "few_methods", SimpleNamespace(FEW=few))
+    assert "few" in METHODS
+    assert find_method("few") is few
+    with tiny() as plain, load_decoder("few", engine=plain.engine) as decoder:
+        assert (plain.chats, decoder.chats) == (True, False)  # few-shot prompts are wanted
+
+
+def test_a_decoder_is_no_method(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine", object())
+    with pytest.raises(OptionError, match="mine is a decoder, and no decoding method"):
+        load_decoder("mine")
 
 
 def test_a_bad_option_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

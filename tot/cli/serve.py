@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tot.cli.options import takes
 from tot.config import SearchConfig
-from tot.decoders.decoder import METHODS, options_of
+from tot.decoders.decoder import METHODS, find_method
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.remote.network import is_loopback, key_from
@@ -60,7 +60,7 @@ def serve_command(given: dict[str, Any]) -> None:
     shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget")
     config = SearchConfig.of(None, {name: getattr(asked, name) for name in shared})
     options = config.model_options
-    known_by = {method: options_of(method).model_fields for method in METHODS}
+    known_by = {method: find_method(method).options.model_fields for method in METHODS}
     known = {option for fields in known_by.values() for option in fields}
     for option in options:
         if option not in known:
