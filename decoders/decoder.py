@@ -62,6 +62,11 @@ def find_method(name: str) -> Method:
     return method
 
 
+def method_names() -> list[str]:
+    """The names of decoding methods, without those of users' own decoders."""
+    return [name for name in METHODS if isinstance(METHODS[name], Method)]
+
+
 def checked_options(name: str, options: Mapping[str, Any]) -> BaseModel:
     """The options of a method that runs here. Raises OptionError for an unknown method or option."""
     return validated(find_method(name).options, options, f"decoder {name}")

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from tot.decoders.budget import Budget, Meter
-from tot.decoders.decoder import METHODS, LocalDecoder, find_method, load_decoder
+from tot.decoders.decoder import LocalDecoder, find_method, load_decoder, method_names
 from tot.decoders.engine.sequence import Handle
 from tot.decoders.errors import ModelError, RequestError, unknown
 from tot.decoders.request import Completion, Request, Sampling, Usage
@@ -60,7 +60,7 @@ class Service:
     @property
     def models(self) -> list[str]:
         """The names that a client may ask for."""
-        return [self.name, *(f"{self.name}:{method}" for method in METHODS)]
+        return [self.name, *(f"{self.name}:{method}" for method in method_names())]
 
     def method(self, model: str) -> str:
         """The decoding method that a model's name stands for. Raises ServingError."""

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field
 
 from tot.decoders import METHODS, Autoregressive, Method, OpenedMethod, OptionError, Request, Sampling, load_decoder
-from tot.decoders.decoder import find_method
+from tot.decoders.decoder import find_method, method_names
 from tot.decoders.engine.sequence import DecodingSequence
 
 
@@ -83,3 +83,9 @@ def test_a_bad_option_of_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(METHODS, "few", Method(open_few, Options))
     with pytest.raises(OptionError, match=r"decoder few.*width"):
         load_decoder("few", width=0)
+
+
+def test_a_users_own_decoder_is_no_method_that_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(METHODS, "mine", object)
+    assert "mine" in METHODS
+    assert method_names() == [name for name in METHODS if name != "mine"]

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from tot.cli.options import takes
 from tot.config import SearchConfig
-from tot.decoders.decoder import METHODS, find_method
+from tot.decoders.decoder import find_method, method_names
 from tot.decoders.errors import OptionError, unknown
 from tot.decoders.models.model_names import Quantize
 from tot.decoders.remote.network import is_loopback, key_from
@@ -54,13 +54,14 @@ def serve_command(given: dict[str, Any]) -> None:
     key = key_from(KEY_VARIABLE)
     if key == "":
         raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or give a key")
-    if asked.decoder not in METHODS:
-        raise OptionError(unknown("decoder", asked.decoder, METHODS))
+    methods = method_names()
+    if asked.decoder not in methods:
+        raise OptionError(unknown("decoder", asked.decoder, methods))
     limits = asked.limits
     shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget")
     config = SearchConfig.of(None, {name: getattr(asked, name) for name in shared})
     options = config.model_options
-    known_by = {method: find_method(method).options.model_fields for method in METHODS}
+    known_by = {method: find_method(method).options.model_fields for method in methods}
     known = {option for fields in known_by.values() for option in fields}
     for option in options:
         if option not in known:
