@@ -70,7 +70,7 @@ async def search_on_ray(
         }
         arguments = (payload, record["model_sha256"], str(Path.cwd()))
         shares = [max((options.concurrency + i) // size.replicas, 1) for i in range(size.replicas)]
-        worker = ray.remote(RayWorker)
+        worker = ray.remote(Worker)
         actors = [worker.options(**actor_options, max_concurrency=share + 2).remote(*arguments) for share in shares]
         try:
             deal = _Deal(pending, finish, note, record["versions"], size)
@@ -80,7 +80,7 @@ async def search_on_ray(
                 ray.kill(actor)
 
 
-class RayWorker:
+class Worker:
     """Unpickles its work and opens decoders once, when it is first asked to; again wherever it is started again."""
 
     def __init__(self, packed: bytes, model_sha256: str | None, folder: str) -> None:

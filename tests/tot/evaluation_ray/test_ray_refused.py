@@ -67,11 +67,11 @@ def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, 
     from tot.config import SearchConfig
     from tot.evaluation.options import EvaluationRun
     from tot.evaluation.ray_cluster import packed
-    from tot.evaluation.ray_executor import RayWorker  # imports ray, which reads the cluster's settings
+    from tot.evaluation.ray_executor import Worker  # imports ray, which reads the cluster's settings
 
     with tiny() as decoder:
         work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
-        worker = RayWorker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
+        worker = Worker(packed(work, [type(work.task)]), "0" * 64, str(Path.cwd()))
         with pytest.raises(ModelError, match="on a Ray worker, and 0000000000000000 where the run was started: put"):
             asyncio.run(worker.open())
 
