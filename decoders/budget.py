@@ -94,7 +94,7 @@ class Metrics:
     skeletons: int = 0
     """Skeletons of parallel steps that were begun."""
     broken: int = 0
-    """Of them, those that left their format: what steps they had were decoded, without any they were plain text."""
+    """Skeletons that broke the format: their complete steps were decoded; without any, the text is plain."""
     seconds: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))
     """Elapsed: "draft", "verify" (the target's forwards), "sampling", "scheduling" (all else)."""
 

@@ -56,7 +56,7 @@ def find_decoder(name: str) -> Any:
 
 
 def find_method(name: str) -> Method:
-    """The decoding method of that name. Raises OptionError where there is none."""
+    """The decoding method of that name. Raises OptionError for an unknown name."""
     if not isinstance(method := find_decoder(name), Method):
         raise OptionError(f"{name} is a decoder, and no decoding method: make it, and give the object")
     return method

@@ -33,8 +33,8 @@ def describe(device: torch.device, dtype: torch.dtype | None = None) -> str:
         place = torch.cuda.get_device_name(device)
     else:
         place = f"{processor()}, {torch.get_num_threads()} threads"
-    told = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
-    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}{told}"
+    number_format = "" if dtype is None else f", {str(dtype).split('.')[-1]}"
+    return f"{place}; torch {torch.__version__}, transformers {transformers.__version__}{number_format}"
 
 
 def read_bandwidth(device: str | torch.device = "cpu", size: int = _BYTES) -> float:

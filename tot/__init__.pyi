@@ -41,10 +41,10 @@ from .search import ChainOfThought as ChainOfThought
 from .search import Refine as Refine
 from .search import Search as Search
 from .search import SelfConsistency as SelfConsistency
-from .search.base import Evaluate as Evaluate
-from .search.base import Expand as Expand
 from .search.base import SearchState as SearchState
 from .search.checkpoint import Checkpoint as Checkpoint
+from .search.steps import Evaluate as Evaluate
+from .search.steps import Expand as Expand
 from .solver import Solution as Solution
 from .solver import asolve as asolve
 from .solver import solve as solve

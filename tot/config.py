@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -26,13 +25,13 @@ from tot.decoders.methods.method import Method
 from tot.decoders.models.model_names import Quantize, find_model, has_chat_template, warn_of_no_template
 from tot.decoders.remote.decoder import RemoteDecoder
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.request import Purpose, Sampling
+from tot.decoders.request import Purpose
+from tot.llm.filters import FILTERS, filters_of
 from tot.registry import SEARCHES, load_task, named, parts_of
 from tot.search.base import Search
 from tot.task.checked import user_code
 from tot.task.task import Task
 
-FILTERS = ("top_k", "top_p", "min_p")
 _SECRET = re.compile(r"(?i)(?:^|[_-])(?:key|secret|password|credentials?|auth|authorization|token)\s*=")
 _USER_IN_URL = re.compile(r"//[^/@\s]*@")
 _OF_ENGINE = ("tokenizer", "dtype", "device", "kv_budget", "quantize")
@@ -317,7 +316,8 @@ class SearchConfig(BaseModel):
         if self.quantize not in ("auto", "none"):
             raise OptionError(f"reproducible runs compute in float32: leave quantize={self.quantize!r} out")
         decoder: Any = {purpose: "ar" if each == "auto" else each for purpose, each in self.decoders.items()}
-        decoder = decoder if len(set(map(id, decoder.values()))) > 1 else decoder["generate"]
+        if isinstance(self.decoder, str) and "=" not in self.decoder:
+            decoder = decoder["generate"]
         return self.model_copy(update={"decoder": decoder, "dtype": "fp32"})
 
     def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
@@ -399,34 +399,3 @@ def _options_of(name: str) -> set[str]:
 
 def _of(names: set[str], options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in names}
-
-
-def filters_of(
-    model: Any, given: Mapping[str, float | None], default: Mapping[str, float] | None = None
-) -> dict[str, float]:
-    """The filters of a run by name: those given, for the others those of the model's generation_config, or a default.
-
-    `model` is a name or a path, whose files are read, a model object, or None for none here. Raises OptionError for a
-    value that can't be taken.
-    """
-    config = getattr(model, "generation_config", None)
-    own = _of_files(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
-    sources = (given, own, default or {})
-    chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in FILTERS}
-    said = {name: value for name, value in chosen.items() if value is not None}
-    try:
-        Sampling(**said)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        whose = "" if given.get(name) is not None else ", from the model's generation_config: give another"
-        raise OptionError(f"{name}={first['input']!r}: {first['msg']}{whose}") from None
-    return said
-
-
-def _of_files(model: str | Path) -> dict[str, Any]:
-    try:
-        path = find_model(model)
-        return dict(json.loads((path / "generation_config.json").read_text()))
-    except (OSError, ValueError, TypeError, ModelError):  # none, or no model: it is said when that is loaded
-        return {}

@@ -98,7 +98,7 @@ class BatchDrafter(Protocol):
     """What several requests share that drafts for all of their sequences at once."""
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
-        """Called with those that are about to decode, before their policies propose."""
+        """Draft for the sequences of a step, before their policies propose."""
 
 
 class Policy(ABC):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tot import evaluate, solve
-from tot.config import filters_of
 from tot.decoders import Completion, OptionError, Request, Usage
 from tot.evaluation.folder import read_config
+from tot.llm.filters import filters_of
 from tot.task.task import Task
 
 

@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager
 from dataclasses import asdict
 from typing import Any
 
-from tot.config import FILTERS
 from tot.decoders.budget import Meter
 from tot.decoders.decoder import Decoder
 from tot.decoders.errors import ModelError, OptionError
@@ -16,6 +15,7 @@ from tot.decoders.request import Purpose, Usage
 from tot.evaluation.options import EvaluationRun
 from tot.evaluation.questions import Question
 from tot.llm.backend import Backend
+from tot.llm.filters import FILTERS
 from tot.llm.seeds import derive
 from tot.sandbox import pool
 from tot.search.session import SearchSession, Watcher

@@ -10,8 +10,7 @@ import asyncio
 import math
 import random
 from abc import abstractmethod
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -22,38 +21,12 @@ from tot.llm.replies import Evaluation, Proposal, as_evaluation, as_proposal
 from tot.llm.seeds import derive
 from tot.running import run_to_end
 from tot.search.hooks import Hooks
+from tot.search.steps import Evaluate, Expand, Step, Steps
 from tot.task.checked import CheckedTask, user_code
 from tot.task.task import Task
 from tot.task.world import HasAct, HasTerminal
 from tot.tree.thought import State, Thought
 from tot.tree.tree import Node, ThoughtTree
-
-
-@dataclass(frozen=True, slots=True)
-class Expand:
-    """Wanted: thoughts after each of `nodes`."""
-
-    nodes: tuple[Node, ...]
-    states: tuple[State, ...]
-    count: int | None
-    """How many after each; None leaves it to whoever makes them."""
-    whole: bool = False
-    """Whole solutions rather than single thoughts: what the baselines ask for."""
-
-
-@dataclass(frozen=True, slots=True)
-class Evaluate:
-    """Wanted: the value of each of `nodes`."""
-
-    nodes: tuple[Node, ...]
-    states: tuple[State, ...]
-    fast: bool = False
-    """A cheap judgement that stands in until a node is visited (RAP's fast reward)."""
-
-
-Step = Expand | Evaluate
-Steps = Generator[Step, list[Node], None]
-"""A search's algorithm: steps go out; the new children, or the nodes that were evaluated, come back."""
 
 Depth = Annotated[int, Field(ge=1)] | None
 Count = Annotated[int, Field(ge=1)]

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from pydantic import field_validator
 
-from tot.search.base import Count, Search, SearchState, Steps, by_value
+from tot.search.base import Count, Search, SearchState, by_value
+from tot.search.steps import Steps
 
 
 class WholeSolutions(Search):

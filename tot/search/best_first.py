@@ -14,7 +14,8 @@ from pydantic import Field
 
 from tot.decoders.errors import OptionError
 from tot.generators.enumerate import Enumerate
-from tot.search.base import Count, MergingSearch, SearchState, Steps
+from tot.search.base import Count, MergingSearch, SearchState
+from tot.search.steps import Steps
 from tot.task.task import Task
 from tot.task.world import HasHeuristic, HasTerminal
 from tot.tree.tree import Node

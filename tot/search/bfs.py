@@ -9,7 +9,8 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
-from tot.search.base import Count, MergingSearch, SearchState, Steps, by_value
+from tot.search.base import Count, MergingSearch, SearchState, by_value
+from tot.search.steps import Steps
 from tot.tree.tree import Node
 
 

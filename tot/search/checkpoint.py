@@ -22,7 +22,7 @@ from tot.decoders.errors import TaskError, reason
 from tot.decoders.files import writing
 from tot.decoders.request import Usage
 from tot.llm.replies import Evaluation, Proposal
-from tot.search.base import Expand, Step
+from tot.search.steps import Expand, Step
 from tot.tree.calls import Call, calls_from_json, calls_to_json
 from tot.tree.thought import State
 from tot.tree.tree import ThoughtTree, link_to_json

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from tot.search.base import Count, MergingSearch, SearchState, Steps, by_value
+from tot.search.base import Count, MergingSearch, SearchState, by_value
+from tot.search.steps import Steps
 from tot.tree.tree import Node
 
 

@@ -19,7 +19,8 @@ from tot.evaluators.heuristic import Confidence, Prior
 from tot.evaluators.likelihood import Likelihood
 from tot.generators.enumerate import Enumerate
 from tot.generators.sample import Sample
-from tot.search.base import Count, Search, SearchState, Steps
+from tot.search.base import Count, Search, SearchState
+from tot.search.steps import Steps
 from tot.task.task import Task
 from tot.task.world import HasActions
 from tot.tree.tree import Node

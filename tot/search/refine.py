@@ -6,7 +6,8 @@ which the task's template shows what was observed (Self-Debugging, Chen et al., 
 
 from __future__ import annotations
 
-from tot.search.base import Count, Search, SearchState, Steps, by_value
+from tot.search.base import Count, Search, SearchState, by_value
+from tot.search.steps import Steps
 from tot.tree.tree import Node
 
 

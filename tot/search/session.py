@@ -19,8 +19,9 @@ from tot.generators.sample import chains
 from tot.llm.backend import Backend
 from tot.llm.context import Context
 from tot.llm.replies import Evaluation, Proposal, Reply, as_proposal
-from tot.search.base import Evaluate, Expand, Search, Step, by_value, each_of
+from tot.search.base import Search, by_value, each_of
 from tot.search.checkpoint import Checkpoint, Recorded
+from tot.search.steps import Evaluate, Expand, Step
 from tot.task.checked import user_code
 from tot.task.task import Task
 from tot.task.world import HasAnswer

@@ -11,7 +11,7 @@ typedef struct {
     atomic_long next;  // of the attention's units
     int threads;
     Units units;
-    float *space;  // of the rows, behind that of the units
+    float *space;  // scratch memory of the rows, after that of the attention units
 } Barrier;
 
 static void wait_for_all(Barrier *barrier) {
