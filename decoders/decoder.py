@@ -166,6 +166,7 @@ class LocalDecoder:
 
     @property
     def model(self) -> Any:
+        """The transformers module; where the engine computes without one, it is loaded now."""
         return self.engine.loaded.model
 
     @property
@@ -216,7 +217,7 @@ class LocalDecoder:
             handle.cancel()
         wait([handle.future for handle in running])
         if self._owns_engine:
-            weights = sum(weight.nbytes for weight in self.model.parameters())
+            weights = self.engine.loaded.size * self.engine.loaded.dtype.itemsize
             self._shared.close()
             if weights > _WORTH_GIVING_BACK:
                 from tot.decoders.machine import give_back

@@ -17,7 +17,7 @@ from tot.decoders.engine.sampling import candidates, distribution
 from tot.decoders.errors import ModelError
 from tot.decoders.kernels.backend import Backend
 from tot.decoders.kernels.native.forward import Quantization
-from tot.decoders.models.loading import LoadedModel
+from tot.decoders.models.loaded import LoadedModel
 
 _CHUNK = 512
 """Rows of prompt that a draft model computes in one forward."""
@@ -46,18 +46,17 @@ class ModelDrafter(Drafter):
         kv_budget: int | str | None,
         vocabulary: int,
         quantize: Quantization | None = None,
-        owned: bool = False,
         shared: Backend | None = None,
     ) -> None:
-        """`quantize`, `owned` and `shared` as for a Runner: `shared` of a model that is the target's first layers."""
+        """`quantize` and `shared` as for a Runner."""
         self.loaded = loaded
         self.vocabulary = vocabulary
         """Tokens that the target has logits for; a draft may have more or fewer of them."""
-        self.runner: Runner = Runner(loaded.model, kv_budget, quantize, owned, shared)
+        self.runner: Runner = Runner(loaded, kv_budget, quantize, shared)
         self.forwards = 0
         self._lock = threading.Lock()
         """Drafting may go on in a thread of its own (SEED's rounds), and decoders share a drafter."""
-        self._rows = int(loaded.model.get_input_embeddings().num_embeddings)
+        self._rows = int(loaded.config.vocab_size)
         self._branches: dict[int, Branch] = {}
         self._starts: dict[int, int] = {}
         """By key: the first token of the text that its branch holds."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from tot.decoders.errors import OptionError
-from tot.decoders.models.loading import LoadedModel
+from tot.decoders.models.loaded import LoadedModel
 
 
 def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
@@ -21,22 +21,27 @@ def first_layers(loaded: LoadedModel, layers: int | None = None) -> LoadedModel:
 
     Raises OptionError for a number that leaves nothing out or nothing over.
     """
-    model: Any = loaded.model
-    whole = int(model.config.num_hidden_layers)
+    whole = int(loaded.config.num_hidden_layers)
     wanted = max(1, whole // 4) if layers is None else layers
     if not 1 <= wanted < whole:
         raise OptionError(f"early-exit:{wanted}: the target has {whole} layers; give from 1 to {whole - 1}")
-    config = copy.deepcopy(model.config)
+    config = copy.deepcopy(loaded.config)
     config.num_hidden_layers = wanted
     if getattr(config, "layer_types", None):
         config.layer_types = config.layer_types[:wanted]
-    config._attn_implementation = "eager"  # the runner sets its own; the copy has the target runner's
-    with torch.device("meta"):
-        shallow = type(model)(config)
-    shallow.model.embed_tokens = model.model.embed_tokens
-    shallow.model.layers = nn.ModuleList(list(model.model.layers)[:wanted])
-    shallow.model.norm = model.model.norm
-    shallow.model.rotary_emb = model.model.rotary_emb
-    shallow.lm_head = model.lm_head
+    config._attn_implementation = "eager"  # the backend sets its own; the copy has the target's
+
+    def load() -> Any:
+        model = loaded.model
+        with torch.device("meta"):
+            shallow = type(model)(config)
+        shallow.model.embed_tokens = model.model.embed_tokens
+        shallow.model.layers = nn.ModuleList(list(model.model.layers)[:wanted])
+        shallow.model.norm = model.model.norm
+        shallow.model.rotary_emb = model.model.rotary_emb
+        shallow.lm_head = model.lm_head
+        return shallow.eval()
+
     name = f"{loaded.name}, first {wanted} layers"
-    return LoadedModel(shallow.eval(), loaded.tokenizer, name, loaded.dtype, loaded.device)
+    stored = loaded.stored if loaded.module is None else None
+    return LoadedModel(config, loaded.tokenizer, name, loaded.dtype, loaded.device, load=load, stored=stored)

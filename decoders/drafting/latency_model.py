@@ -60,15 +60,15 @@ def latency_model(runner: Runner) -> LatencyModel:
     """Seconds of one forward and its sampling by rows, each row on a branch after a common text: the least of three,
     as whatever disturbs a forward adds to it. Measured once a model, in about twenty forwards; must be called where the
     runner is not at work. Where nothing fits just now it says that rows are free, and the next call measures."""
-    if runner.model in _known:
-        return _known[runner.model]
+    if runner.loaded in _known:
+        return _known[runner.loaded]
     measured: list[tuple[int, float]] = []
     cache = runner.cache
     base = cache.open()
     try:
         cache.extend(base, [0] * min(_CONTEXT, max(1, cache.capacity // 4), max(1, runner.context // 2)))
         runner.forward([Chunk(base, cache.computed_length(base), len(base), [_DRAW])])
-        most = runner.model.get_input_embeddings().num_embeddings - 1  # each branch begins with a token of its own
+        most = int(runner.loaded.config.vocab_size) - 1  # each branch begins with a token of its own
         for rows in ROWS:
             if rows <= most and (not measured or measured[-1][1] < _LONG):
                 measured.append((rows, _least(runner, base, rows)))
@@ -78,7 +78,7 @@ def latency_model(runner: Runner) -> LatencyModel:
         cache.rollback(base, 0)
     if not measured:
         return LatencyModel((1,), (1.0,))
-    return _known.setdefault(runner.model, LatencyModel.fit(measured))
+    return _known.setdefault(runner.loaded, LatencyModel.fit(measured))
 
 
 def _least(runner: Runner, base: Any, rows: int) -> float:
@@ -105,4 +105,4 @@ def _seconds(runner: Runner, base: Any, rows: int) -> float:
 
 def engine_latency_model(engine: Engine) -> LatencyModel:
     """`latency_model` of an engine's model, also while the engine is at work."""
-    return _known.get(engine.runner.model) or engine.call(partial(latency_model, engine.runner))
+    return _known.get(engine.loaded) or engine.call(partial(latency_model, engine.runner))

@@ -17,7 +17,8 @@ from tot.decoders.drafting.lookup import LookupDrafter
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError, TotError
 from tot.decoders.kernels.backend import Backend
-from tot.decoders.models.loading import LoadedModel, load_model
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.loading import open_model
 from tot.decoders.models.model_names import draft_folder, model_key
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
 
 def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
     target = engine.loaded
-    loaded = load_model(
+    loaded = open_model(
         draft,
         tokenizer=None if named else target.tokenizer,
         dtype=str(target.dtype).removeprefix("torch.") if named else "auto",
@@ -75,9 +76,8 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
         unread=engine.runner.quantize == "gguf",
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
-    made = _model_drafter(loaded, engine, owned=named)
-    weights, most = (sum(weight.numel() for weight in one.model.parameters()) for one in (loaded, target))
-    if weights >= most:
+    made = _model_drafter(loaded, engine)
+    if (weights := loaded.size) >= (most := target.size):
         warnings.warn(
             f"the draft {loaded.name} has {weights:,} weights and the target {target.name} {most:,}: drafting will not "
             "make it faster; choose a smaller draft",
@@ -86,16 +86,14 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
     return made
 
 
-def _model_drafter(
-    loaded: LoadedModel, engine: Engine, owned: bool = False, shared: Backend | None = None
-) -> ModelDrafter:
+def _model_drafter(loaded: LoadedModel, engine: Engine, shared: Backend | None = None) -> ModelDrafter:
     """With a store for as many tokens as the target has: whatever is admitted there has room here. Its weights are
     quantized as the target's, where they can be: what is drafted only has to be likely."""
     wanted = None if shared is not None else engine.runner.quantize
-    make = partial(ModelDrafter, loaded, engine.cache.capacity, engine.loaded.model.config.vocab_size)
+    make = partial(ModelDrafter, loaded, engine.cache.capacity, engine.loaded.config.vocab_size)
     for quantize in dict.fromkeys((wanted, None)):
         try:
-            return make(quantize, owned, shared)
+            return make(quantize, shared)
         except OptionError as error:
             why = error
     raise OptionError(f"no room for the draft's keys and values beside the target's: {why}")

@@ -31,7 +31,7 @@ from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, RequestError, TotError
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.machine import fit_threads
-from tot.decoders.models.loading import LoadedModel
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import FinishReason, Purpose, Request
 from tot.decoders.timeline import LANE, Load, Span, Timeline, recorded, span
 
@@ -48,8 +48,7 @@ _open: weakref.WeakSet[Engine] = weakref.WeakSet()
 
 class Engine:
     """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step;
-    `quantize` as for `load_decoder`; with `owned` the model is the engine's alone, and ends with it: its weights may be
-    held only as they are packed."""
+    `quantize` as for `load_decoder`; with `owned` the model is the engine's alone, and ends with it."""
 
     def __init__(
         self,
@@ -62,10 +61,9 @@ class Engine:
         fit_threads()
         self._loaded: LoadedModel | None = loaded
         self._owned = owned
-        self.runner = Runner(loaded.model, kv_budget, quantize, owned)
+        self.runner = Runner(loaded, kv_budget, quantize)
         self.cache = self.runner.cache
-        rows = int(loaded.model.get_input_embeddings().num_embeddings)
-        self.codec = TextCodec(loaded.tokenizer, getattr(loaded.model, "generation_config", None), rows)
+        self.codec = TextCodec(loaded.tokenizer, loaded.generation_config, int(loaded.config.vocab_size))
         self.chunk = chunk
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)
@@ -144,7 +142,8 @@ class Engine:
         self.drafters.close_idle()
         self.runner.close()
         if self._owned:
-            self._loaded = self.runner.model = None
+            self._loaded = None
+            del self.runner.loaded
         _open.discard(self)
 
     def reset(self) -> None:
@@ -181,7 +180,7 @@ class Engine:
                 f"the prompt has {len(prompt)} tokens and the model's context holds {context}, "
                 f"{context + 1 - room} being the least this request needs: shorten the prompt"
             )
-        layers = self.runner.model.config.num_hidden_layers
+        layers = self.runner.loaded.config.num_hidden_layers
         if (most := max(request.states, default=0)) > layers:
             raise RequestError(f"there is no layer {most}: this model's states are numbered from 0 to {layers}")
         limit = min(request.sampling.max_tokens, room)

@@ -19,7 +19,7 @@ from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.library import level, library
 from tot.decoders.machine import give_back
-from tot.decoders.models.loading import load_model, resolve_device
+from tot.decoders.models.loading import open_model, resolve_device
 from tot.decoders.models.model_names import find_model, gguf_text, model_key
 from tot.decoders.models.supported import LLAMA_LIKE
 
@@ -76,7 +76,7 @@ def _open(
     kv_budget: int | str | None,
     form: Quantization | None,
 ) -> Engine:
-    loaded = load_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=form == "gguf")
+    loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=form == "gguf")
     give_back()  # a tokenizer's file is read into many times its size, which room for keys and values would lie in
     return Engine(loaded, kv_budget, quantize=form, owned=isinstance(model, str | Path))
 

@@ -3,7 +3,7 @@
 A trie over token ids whose every node is one slot. A branch is a path from the root; forking shares the path, equal
 texts share slots, and what no branch needs stays until its slot is wanted (least recently used leaves go first).
 Private nodes are the exception: no other text finds them, so they may hold what their path alone would not give.
-It does the bookkeeping only: the tensors belong to the Runner.
+It does the bookkeeping only: the tensors belong to the backend.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 
-SCRATCH = 0
-"""Slot 0 belongs to no token: rows whose keys and values nobody will read write there."""
+from tot.decoders.kernels.store import SCRATCH
+
 _FEW = 16
 """Entries of which stale ones are not swept."""
 _ROOT = -1

@@ -42,7 +42,8 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
 
     def start() -> None:
         nonlocal began
-        for layer in engine.loaded.model.modules():
+        module = engine.runner.backend.module  # C records its parts itself
+        for layer in () if module is None else module.modules():
             if isinstance(layer, nn.Linear):
                 own, ours = vars(layer).get("forward"), timed("linear", layer.forward)
                 layer.forward = ours  # type: ignore[method-assign]

@@ -9,23 +9,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import accumulate
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import AttentionInterface
 
-from tot.decoders.engine.radix_cache import SCRATCH, Branch, RadixCache
+from tot.decoders.engine.radix_cache import Branch, RadixCache
 from tot.decoders.engine.sampling import Read, Sampled, read
-from tot.decoders.errors import ModelError, OptionError
-from tot.decoders.kernels.attention import ATTENTION, packed_attention
+from tot.decoders.errors import OptionError
 from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.store import SCRATCH
 from tot.decoders.machine import free_memory
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.shapes import slot_bytes
 
 _SHARE = {"cpu": 0.25, "cuda": 0.5}
 """Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""
@@ -79,54 +79,33 @@ class Forward:
 
 
 class Runner:
-    """Holds the model and the keys and values, allocated once: (kv_heads, slots, head_dim) a layer."""
+    """One model's backend, and the RadixCache of what its store holds."""
 
     def __init__(
         self,
-        model: Any,
+        loaded: LoadedModel,
         kv_budget: int | str | None = None,
         quantize: Quantization | None = None,
-        owned: bool = False,
         shared: Backend | None = None,
     ) -> None:
-        """With `owned` nobody else reads the model's weights: they are held once, as kernels read them, and the model
-        computes nothing any more. `shared` is the backend of a model whose layers this one has."""
-        config = model.config
-        if config._attn_implementation == ATTENTION:
-            raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
-        self.model: Any = model
+        """`shared` is the backend of a model whose first layers this one has."""
+        self.loaded = loaded
         self.quantize = quantize
-        self.device: torch.device = model.device
-        self.dtype: torch.dtype = model.dtype
-        self.context = int(config.max_position_embeddings)
-        heads = config.num_attention_heads
-        kv_heads = getattr(config, "num_key_value_heads", None) or heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        self.slot_bytes = 2 * config.num_hidden_layers * kv_heads * head_dim * self.dtype.itemsize
+        self.device, self.dtype = loaded.device, loaded.dtype
+        self.context = int(loaded.config.max_position_embeddings)
+        self.slot_bytes = slot_bytes(loaded.config, loaded.dtype)
         """Bytes of keys and values a token."""
         self.cache = RadixCache(self._capacity(kv_budget))
-        shape = (kv_heads, self.cache.capacity + 1, head_dim)  # one slot more: SCRATCH
-        layers = range(config.num_hidden_layers)
-        store = partial(torch.empty, shape, dtype=self.dtype, device=self.device)
-        self._keys: tuple[Tensor, ...] = tuple(store() for _ in layers)
-        self._values: tuple[Tensor, ...] = tuple(store() for _ in layers)
-        for tensor in (*self._keys, *self._values):
-            tensor[:, SCRATCH] = 0
-        self.backend = open_backend(model, self._keys, self._values, quantize, owned, shared)
+        self.backend: Backend = open_backend(loaded, quantize, shared)
         """What computes."""
+        self.backend.reserve(self.cache.capacity + 1)  # SCRATCH is the one more
         self._closed = False
-        self._native_attention = config._attn_implementation
-        AttentionInterface.register(ATTENTION, packed_attention)
-        model.set_attn_implementation(ATTENTION)
 
     def close(self) -> None:
-        """Give the model its own attention and linear layers back, and let go of all keys and values."""
-        if self._closed:
-            return
-        self._closed = True
-        self.backend.close()
-        self.model.set_attn_implementation(self._native_attention)
-        self._keys = self._values = ()
+        """Close the backend: a transformers module gets its own attention and linear layers back."""
+        if not self._closed:
+            self._closed = True
+            self.backend.close()
 
     def _capacity(self, budget: int | str | None) -> int:
         """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default by what is free."""

@@ -7,43 +7,94 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, get_args
+from typing import Any, Protocol, get_args
 
 import torch
 from torch import Tensor
+from transformers import AttentionInterface
 
-from tot.decoders.errors import OptionError, unknown
-from tot.decoders.kernels.attention import Plan, attend_blocks, make_blocks
+from tot.decoders.errors import ModelError, OptionError, unknown
+from tot.decoders.kernels.attention import ATTENTION, Plan, attend_blocks, make_blocks, packed_attention
 from tot.decoders.kernels.graphs import Graphs, Rows
 from tot.decoders.kernels.linear import PackedLinears
 from tot.decoders.kernels.native.forward import NativeForward, Quantization, native_forward
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import kernel_for, make_tiles
+from tot.decoders.kernels.store import Store
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.shapes import Heads
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
+from tot.decoders.models.weights import GGUFWeights
 
 
-class TransformersForward:
-    """The transformers model itself, its attention in C where there is a kernel for such heads, else in torch."""
+class Backend(Protocol):
+    """One model, and the store of keys and values that it owns."""
 
-    def __init__(self, model: Any, keys: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-        self._model = model
-        self._keys, self._values = tuple(keys), tuple(values)
-        heads_per_kv = model.config.num_attention_heads // keys[0].shape[0]
-        kernel = kernel_for(keys[0].shape[2], heads_per_kv, model.dtype, model.device)
-        self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
-        self.weight_bytes: float = model.dtype.itemsize
-        blocks = partial(make_blocks, heads_per_kv=heads_per_kv, dtype=model.dtype, device=model.device)
-        self._make: Callable[..., tuple[list[int], Any]] = make_tiles if kernel else blocks
-        self._window = window_of(model.config)
-        self._attend = kernel or attend_blocks
-        self._linears = PackedLinears(model)
-        bytes_a_key = 2 * keys[0].shape[0] * keys[0].shape[2] * model.dtype.itemsize
-        graphs = partial(Graphs, self._compute, self._window, model.dtype, model.device, bytes_a_key)
-        self._graphs = graphs() if model.device.type == "cuda" else None
+    module: Any
+    """The transformers module that computes, if one does."""
+
+    @property
+    def name(self) -> str:
+        """What computes, and in which numbers."""
+
+    @property
+    def weight_bytes(self) -> float:
+        """Bytes that a weight takes, on average."""
+
+    def reserve(self, slots: int) -> None:
+        """Allocate the store, once: so many slots, SCRATCH among them."""
 
     def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         """Cut the attention of new rows. Returns the order in which runs are to be packed, and the pieces."""
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
+    ) -> tuple[Tensor, Tensor | None]:
+        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`, and
+        their hidden states at `layers`, numbered as `Request.states` does.
+
+        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
+        there are layers, (kept, layers, hidden), float32.
+        """
+
+    def close(self) -> None:
+        """Free the store and the packed weights."""
+
+
+class TransformersForward:
+    """The transformers module itself, its attention in C where there is a kernel for such heads, else in torch.
+
+    Raises ModelError where another backend holds the module.
+    """
+
+    def __init__(self, loaded: LoadedModel) -> None:
+        model: Any = loaded.model
+        if model.config._attn_implementation == ATTENTION:
+            raise ModelError("this model is held by another Engine: close that one, or share it by engine=")
+        heads, dtype, device = Heads.of(loaded.config), loaded.dtype, loaded.device
+        self.module = model
+        kernel = kernel_for(heads.dim, heads.query // heads.kv, dtype, device)
+        self.name = f"transformers, attention in {'torch' if kernel is None else 'C'}"
+        self.weight_bytes: float = dtype.itemsize
+        blocks = partial(make_blocks, heads_per_kv=heads.query // heads.kv, dtype=dtype, device=device)
+        self._make: Callable[..., tuple[list[int], Any]] = make_tiles if kernel else blocks
+        self._window = window_of(loaded.config)
+        self._attend = kernel or attend_blocks
+        self._linears = PackedLinears(model)
+        self._store = Store((), ())
+        self._allocate = partial(Store.allocate, loaded.config, dtype=dtype, device=device)
+        bytes_a_key = 2 * heads.kv * heads.dim * dtype.itemsize
+        graphs = partial(Graphs, self._compute, self._window, dtype, device, bytes_a_key)
+        self._graphs = graphs() if device.type == "cuda" else None
+        self._own_attention = model.config._attn_implementation
+        AttentionInterface.register(ATTENTION, packed_attention)
+        model.set_attn_implementation(ATTENTION)
+
+    def reserve(self, slots: int) -> None:
+        self._store = self._allocate(slots)
+
+    def cut(self, runs: Sequence[Run]) -> tuple[list[int], Any]:
         if self._graphs is not None and (rows := self._graphs.cut(runs)) is not None:
             return list(range(len(runs))), rows
         order, pieces = self._make(runs)
@@ -55,12 +106,6 @@ class TransformersForward:
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        """Compute rows, write their keys and values into the slots `write`, and give the logits of the rows `keep`, and
-        their hidden states at `layers`, numbered as `Request.states` does.
-
-        Shapes: tokens and positions (1, rows), write (rows,), keep (kept,), all int64. Returns (kept, vocab) and, where
-        there are layers, (kept, layers, hidden), float32.
-        """
         if self._graphs is not None and isinstance(pieces, Rows):
             return self._graphs.forward(torch.cat([tokens, positions, write[None]]), keep, pieces, layers)
         return self._compute(tokens, positions, write, keep, pieces, layers)
@@ -68,8 +113,8 @@ class TransformersForward:
     def _compute(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Any, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
-        plan = Plan(self._keys, self._values, write, self._attend, pieces)
-        result = self._model(
+        plan = Plan(*self._store, write, self._attend, pieces)
+        result = self.module(
             input_ids=tokens,
             position_ids=positions,
             use_cache=False,
@@ -82,39 +127,24 @@ class TransformersForward:
 
     def close(self) -> None:
         self._linears.close()
-        self._keys = self._values = ()
-        self._model = self._graphs = None
+        self._store = Store((), ())
+        self.module.set_attn_implementation(self._own_attention)
+        self.module = self._graphs = None
 
 
-Backend = NativeForward | TransformersForward
-"""One model over its stores of keys and values: `cut` and `forward` of both take and give the same."""
+def open_backend(loaded: LoadedModel, quantize: Quantization | None = None, shared: Backend | None = None) -> Backend:
+    """The fastest backend for a model. `shared` is that of a model with the same layers.
 
-
-def open_backend(
-    model: Any,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    quantize: Quantization | None = None,
-    owned: bool = False,
-    shared: Backend | None = None,
-) -> Backend:
-    """The fastest there is for a model and its stores, a layer each: (kv_heads, slots, head_dim).
-
-    With `owned` nobody else reads the model's weights. `shared` is the backend of a model whose layers these are.
-    Raises OptionError for a quantization that is not known, or can't be had here.
+    Raises OptionError for a quantization that is not known or is impossible here, ModelError as the backends do.
     """
     if quantize is not None and quantize not in get_args(Quantization):
         raise OptionError(unknown("quantization", str(quantize), get_args(Quantization)))
-    unread = any(hasattr(weight, "in_file") for weight in model.parameters())
-    if quantize == "gguf" and not unread:
+    if quantize == "gguf" and not isinstance(loaded.stored, GGUFWeights):
         raise OptionError(
             "quantize=gguf keeps the numbers of a .gguf file, and this model has none: try int8-dynamic, or load a "
             ".gguf file by its name"
         )
-    if quantize != "gguf" and unread and shared is None:
-        raise OptionError("the matrices of this model were left in its file: give quantize=gguf")
-    packed = shared if isinstance(shared, NativeForward) else None
-    native = native_forward(model, keys, values, quantize, owned, packed)
+    native = native_forward(loaded, quantize, shared if isinstance(shared, NativeForward) else None)
     if native is not None:
         return native
     if quantize is not None:
@@ -123,4 +153,4 @@ def open_backend(
             f"multiples of {GROUP}, a CPU with AVX2 or NEON, a C compiler, and memory for the packed weights: "
             "leave it out"
         )
-    return TransformersForward(model, keys, values)
+    return TransformersForward(loaded)

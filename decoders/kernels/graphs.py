@@ -19,6 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tot.decoders.kernels.attention import ATTENTION, Block, packed_attention
 from tot.decoders.kernels.native.shared_prefixes import Run
+from tot.decoders.kernels.store import SCRATCH
 
 _MOST_ROWS = 64
 _MOST_BYTES = 2**28
@@ -26,8 +27,6 @@ _MOST_BYTES = 2**28
 _LEAST_KEYS = 256
 _ASKED = 1
 """Forwards of a shape before a graph of it is captured, which takes as long as two."""
-_NOWHERE = 0
-"""The slot of rows that are nothing: the runner's SCRATCH."""
 _capturing = threading.Lock()
 """Torch captures one graph at a time."""
 
@@ -51,7 +50,7 @@ def cut_rows(runs: Sequence[Run], bytes_a_key: int = 1024) -> Rows | None:
     keys = _padded(max((len(run.path) for run in runs), default=1), _LEAST_KEYS)
     if rows > _MOST_ROWS or rows * keys * bytes_a_key > _MOST_BYTES:
         return None
-    slots, lengths = np.full((rows, keys), _NOWHERE), np.ones(rows, dtype=np.int64)
+    slots, lengths = np.full((rows, keys), SCRATCH), np.ones(rows, dtype=np.int64)
     seen = (run.path[: end + 1] for run in runs for end in range(run.start, len(run.path)))
     for row, path in enumerate(seen):  # padded by keys of its own: others' may be no numbers
         slots[row], lengths[row] = path[-1], len(path)

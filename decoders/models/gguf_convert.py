@@ -29,6 +29,8 @@ _FAMILIES = {"gemma3": "gemma3_text"}
 _LOCAL_ROPE, _GLOBAL_EVERY = 10000.0, 6
 """Of Gemma 3 (report, section 2.1), as files don't say it: RoPE's base in layers with a window, and which have none."""
 
+FIRST = 64
+"""How many numbers of each matrix a conversion without matrices keeps: models are told apart by them."""
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of token
 _ENDS = {
     *(
@@ -222,8 +224,6 @@ def build_weights(file: GGUFFile, config: Any, matrices: bool = True) -> dict[st
     these. Raises ModelError if file and model differ."""
     import torch
     from transformers import AutoModelForCausalLM
-
-    from tot.decoders.models.given_up import FIRST
 
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

@@ -79,6 +79,8 @@ def missing_weights(folder: Path) -> str:
     if index.exists():
         try:
             shards = set(json.loads(index.read_text())["weight_map"].values())
+            if any(Path(shard).name != shard for shard in shards):
+                raise ValueError("a shard is no file's name")
         except (OSError, ValueError, LookupError, TypeError, AttributeError):
             return f"{index.name} can't be read: download it again"
     missing = sorted(shard for shard in shards if not (folder / shard).exists())

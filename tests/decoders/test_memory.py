@@ -55,10 +55,9 @@ def test_memory_stays_flat_over_loading_and_closing(
 def test_a_closed_engine_holds_no_keys_and_values(make_model: Callable[..., Any], tokenizer: Any) -> None:
     engine = Engine(load_model(make_model(), tokenizer=tokenizer), 500)
     engine.close()
-    assert not engine.runner._keys
-    assert not engine.runner._values
-    assert not any(isinstance(one, torch.Tensor) and one.numel() for one in vars(engine.runner.backend).values())
-    assert not getattr(engine.runner.backend, "_keys", ())
+    backend: Any = engine.runner.backend
+    assert not any(isinstance(one, torch.Tensor) and one.numel() for one in vars(backend).values())
+    assert not any(backend._store)
 
 
 def test_closing_twice_leaves_the_models_next_engine_alone(make_model: Callable[..., Any], tokenizer: Any) -> None:

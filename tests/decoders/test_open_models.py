@@ -31,13 +31,13 @@ def _closed() -> Iterator[None]:
 def loads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the models that were loaded."""
     seen: list[str] = []
-    load = open_models.load_model
+    load = open_models.open_model
 
     def counted(model: Any, **options: Any) -> Any:
         seen.append(Path(str(model)).name)
         return load(model, **options)
 
-    monkeypatch.setattr(open_models, "load_model", counted)
+    monkeypatch.setattr(open_models, "open_model", counted)
     return seen
 
 
@@ -150,7 +150,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
         seen.append((device, unread))
         raise ModelError("asked for")
 
-    monkeypatch.setattr(open_models, "load_model", load)
+    monkeypatch.setattr(open_models, "open_model", load)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr(open_models, "level", lambda: LEVELS[0])

@@ -16,6 +16,7 @@ from tot.decoders.engine.radix_cache import Branch
 from tot.decoders.engine.runner import Chunk, Forward, Runner
 from tot.decoders.kernels import attention
 from tot.decoders.kernels.native import tiles
+from tot.decoders.models.loaded import LoadedModel
 
 VOCAB = 300
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma", "gemma2", "gemma3_text", "phi3"]
@@ -28,7 +29,7 @@ class Bench:
 
     def __init__(self, model: Any, logits_alone: Callable[..., Tensor], capacity: int = 4000) -> None:
         self.reference = copy.deepcopy(model)
-        self.runner = Runner(model, capacity)
+        self.runner = Runner(LoadedModel.of(model), capacity)
         self.cache = self.runner.cache
         self._logits_alone = logits_alone
 
@@ -131,7 +132,8 @@ def test_a_chain_of_new_tokens_is_causal(bench: Bench, length: int) -> None:
 
 def test_a_computed_token_can_be_read_again(bench: Bench) -> None:
     branch = bench.prompt(text(30))
-    stores = (*bench.runner._keys, *bench.runner._values)
+    backend: Any = bench.runner.backend
+    stores = [store for pair in backend._store for store in pair]
     before = [store[:, list(branch.slots)] for store in stores]
     result = bench.run(Chunk(branch, 29, 30, [0]), Chunk(branch, 25, 30, [0, 0, 0]))
     assert result.own_from == [29, 27]
@@ -272,7 +274,7 @@ def test_bfloat16_stays_near_the_model_alone(
     make_model: Callable[..., Any], logits_alone: Callable[..., Tensor]
 ) -> None:
     model = make_model().to(torch.bfloat16)
-    reference, runner = copy.deepcopy(model), Runner(model, 1000)
+    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 1000)
     prompt = runner.cache.open(text(300))
     forks = [runner.cache.fork(prompt) for _ in range(4)]
     with torch.inference_mode():
@@ -289,12 +291,13 @@ def test_bfloat16_stays_near_the_model_alone(
 
 def test_closing_gives_the_model_its_own_attention_back(bench: Bench) -> None:
     bench.prompt(text(5))
-    assert bench.runner.model.config._attn_implementation != "sdpa"
+    model: Any = bench.runner.loaded.model
+    assert model.config._attn_implementation != "sdpa"
     with pytest.raises(RuntimeError, match=r"held by an Engine: call engine\.close\(\)"):
-        bench.runner.model(torch.tensor([[1, 2]]))
+        model(torch.tensor([[1, 2]]))
     bench.runner.close()
     tokens = torch.tensor([text(20)])
-    assert torch.equal(bench.runner.model(tokens).logits, bench.reference(tokens).logits)
+    assert torch.equal(model(tokens).logits, bench.reference(tokens).logits)
 
 
 # -- the budget -----------------------------------------------------------------------------------------------------
@@ -305,7 +308,7 @@ def test_closing_gives_the_model_its_own_attention_back(bench: Bench) -> None:
     [(500, 500), ("500", 500), (" 7 ", 7), ("1MiB", 2**20 // 384), ("0.5 mb", 500_000 // 384), ("384KB", 1000)],
 )
 def test_the_budget_is_in_tokens_or_bytes(make_model: Callable[..., Any], budget: int | str, capacity: int) -> None:
-    runner = Runner(make_model(), budget)
+    runner = Runner(LoadedModel.of(make_model()), budget)
     assert runner.slot_bytes == 2 * 2 * 2 * 12 * 4  # keys and values, layers, KV heads, head dim, float32
     assert runner.cache.capacity == capacity
 
@@ -313,17 +316,17 @@ def test_the_budget_is_in_tokens_or_bytes(make_model: Callable[..., Any], budget
 @pytest.mark.parametrize("budget", ["lots", "1.5", "GiB", "1..5GiB", "-3", "1 TiB", ""])
 def test_a_budget_that_means_nothing_is_refused(make_model: Callable[..., Any], budget: str) -> None:
     with pytest.raises(OptionError, match=r"give tokens, such as 20000, or a size, such as \"1\.5GiB\""):
-        Runner(make_model(), budget)
+        Runner(LoadedModel.of(make_model()), budget)
 
 
 @pytest.mark.parametrize("budget", [0, -5, "0", "0.1KiB"])
 def test_a_budget_without_room_for_a_token_is_refused(make_model: Callable[..., Any], budget: int | str) -> None:
     with pytest.raises(OptionError, match=r"holds 0 tokens \(384 bytes each\): give more"):
-        Runner(make_model(), budget)
+        Runner(LoadedModel.of(make_model()), budget)
 
 
 def test_a_refused_budget_leaves_the_model_as_it_was(make_model: Callable[..., Any]) -> None:
     model = make_model()
     with pytest.raises(OptionError):
-        Runner(model, "lots")
+        Runner(LoadedModel.of(model), "lots")
     assert model.config._attn_implementation == "sdpa"

@@ -14,7 +14,8 @@ from torch import Tensor
 from tot import BFS, Continue, Head, Task, solve
 from tot.decoders import Completion, Request, RequestError, Sampling, load_decoder
 from tot.decoders.kernels.native.forward import NativeForward
-from tot.evaluators.head import ValueHead, identity
+from tot.decoders.models.loaded import LoadedModel
+from tot.evaluators.head import ValueHead
 
 LAYERS = (2, 0, 1)
 METHODS = [
@@ -156,7 +157,7 @@ def test_values_of_pieces_that_ended_by_themselves_take_no_call(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path
 ) -> None:
     model = make_model(readable=True)
-    about = {"model": "m", "identity": identity(model), "prompts": "papers", "layer": 1}
+    about = {"model": "m", "identity": LoadedModel.of(model).identity, "prompts": "papers", "layer": 1}
     ValueHead(torch.zeros(48), torch.ones(48), torch.randn(48), torch.zeros(()), about).save(tmp_path / "head")
     head = Head(path=str(tmp_path / "head"))
     with load_decoder("ar", model, tokenizer=tokenizer, kv_budget=6000) as decoder:

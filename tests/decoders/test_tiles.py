@@ -19,6 +19,7 @@ from tot.decoders.kernels import backend
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import Kernel, kernel_for, make_tiles
+from tot.decoders.models.loaded import LoadedModel
 
 CPU = torch.device("cpu")
 OPTIONS = ("-fopenmp", "-DHEAD_DIM=32", "-DFLOAT32")
@@ -214,7 +215,7 @@ def test_a_model_computes_the_same_with_and_without(heads_of_32: Any, monkeypatc
     for where in ("C", "torch"):
         if where == "torch":
             monkeypatch.setattr(backend, "kernel_for", lambda *_: None)
-        runner = Runner(heads_of_32, 2000)
+        runner = Runner(LoadedModel.of(heads_of_32), 2000)
         assert runner.backend.name == f"transformers, attention in {where}"
         with torch.inference_mode():
             texts = [[*range(5, 205), 10 + i, *range(100, 100 + 9 * i)] for i in range(6)]
@@ -260,7 +261,7 @@ def test_it_is_compiled_once_and_again_only_where_it_was_damaged(
 
 def test_without_a_compiler_torch_does_it(heads_of_32: Any, empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(native.shutil, "which", lambda name: None)
-    runner = Runner(heads_of_32, 100)
+    runner = Runner(LoadedModel.of(heads_of_32), 100)
     assert runner.backend.name == "transformers, attention in torch"
     with torch.inference_mode():
         branch = runner.cache.open([5, 6, 7])

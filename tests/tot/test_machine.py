@@ -7,6 +7,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from tot.decoders.machine import limit, matrix_rate, read_bandwidth
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.timeline import Load
 from tot.report.profile import Demand
 
@@ -42,7 +43,7 @@ def test_a_step_reads_all_linear_weights_and_multiplies_them_by_every_row() -> N
     embeddings = model.model.embed_tokens.weight.numel()
     norms = sum(weight.numel() for name, weight in model.named_parameters() if "norm" in name)
     weights = sum(weight.numel() for weight in model.parameters()) - norms - embeddings
-    least = Demand.of_model(model, 2, 0)
+    least = Demand.of_model(LoadedModel.of(model), 2)
     assert least.weight_bytes == 2 * weights
     assert least.operations(step(3, 0)) == 3 * 2 * weights
     # A row's scores and its sum over values: 2 products of 32 numbers with each key, in 2 layers.

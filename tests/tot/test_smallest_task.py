@@ -14,7 +14,7 @@ import torch
 from tot import RewardModel, Task, solve
 from tot.decoders import LocalDecoder, TotError
 from tot.decoders.request import ChoiceLogprob
-from tot.evaluators.head import ValueHead, identity
+from tot.evaluators.head import ValueHead
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES
 
 IN_SHORT = {
@@ -52,7 +52,7 @@ def decoder(tiny: Any) -> Iterator[LocalDecoder]:
 def head(decoder: LocalDecoder, tmp_path: Path) -> Path:
     """A head that knows nothing."""
     size, path = decoder.model.config.hidden_size, tmp_path / "head"
-    about = {"model": "tiny", "identity": identity(decoder.model), "prompts": "papers", "layer": 1}
+    about = {"model": "tiny", "identity": decoder.engine.loaded.identity, "prompts": "papers", "layer": 1}
     ValueHead(torch.zeros(size), torch.ones(size), torch.zeros(size), torch.zeros(()), about).save(path)
     return path
 

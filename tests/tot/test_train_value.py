@@ -16,7 +16,7 @@ from tot import BFS, Combine, Head, SelfConsistency, solve
 from tot.decoders import OptionError
 from tot.evaluation.folder import read_samples
 from tot.evaluation.leaves import read_leaves
-from tot.evaluators.head import ValueHead, identity, load_head
+from tot.evaluators.head import ValueHead, load_head
 from tot.registry import EVALUATORS, load_task, named
 from tot.training.value import Paths, choose
 from tot.tree.thought import State
@@ -75,7 +75,7 @@ def random_head(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
 
     def make(**about: Any) -> Path:
         with tiny() as decoder:
-            known = {"model": "tiny", "identity": identity(decoder.model), "prompts": "papers", "layer": 1}
+            known = {"model": "tiny", "identity": decoder.engine.loaded.identity, "prompts": "papers", "layer": 1}
         torch.manual_seed(3)
         path = tmp_path / f"{len(list(tmp_path.iterdir()))}.safetensors"
         weight, bias = torch.randn(32), torch.randn(())

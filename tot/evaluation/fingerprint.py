@@ -29,9 +29,9 @@ def hash_model(model: Any) -> str | None:
         return hash_path(find_model(model))
     if model is None:
         return None
-    from tot.decoders.models.given_up import hash_weights
+    from tot.decoders.models.weights import ModuleWeights, hash_weights
 
-    return hash_weights(model)
+    return hash_weights(ModuleWeights(model))
 
 
 def hash_path(path: Path) -> str:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from weakref import WeakKeyDictionary
 
 from pydantic import field_validator
 
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 FORMAT = "tot.value"
 VERSION = 2
 _TENSORS = ("mean", "scale", "weight", "bias")
-_identities: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 
 
 class Head(Evaluator):
@@ -101,10 +99,10 @@ class ValueHead:
                 f"the head reads {about['model']} asked in {about['prompts']} prompts, and this is {ctx.task.prompts}: "
                 f"give --prompts {about['prompts']}, or train a head for these (tot train-value)"
             )
-        model = ctx.model
-        if model is None:
+        loaded = ctx.loaded
+        if loaded is None:
             raise OptionError(f"the head reads states of {about['model']}, and no model runs here that has some")
-        if identity(model) != about["identity"]:
+        if loaded.identity != about["identity"]:
             raise OptionError(
                 f"the head reads {about['model']}, and this is another model: give that one, or train a head for this "
                 "one (tot train-value)"
@@ -150,14 +148,3 @@ def _read(path: Path, changed: int) -> ValueHead:
             return head
     except (SafetensorError, AttributeError, ValueError, LookupError, RuntimeError, TypeError) as error:
         raise OptionError(f"{path} is no head ({reason(error)}): make one by tot train-value") from None
-
-
-def identity(model: Any) -> str:
-    """What tells a model from others, however it is held: of the first numbers of each weight, as bfloat16."""
-    import torch
-
-    from tot.decoders.models.given_up import hash_weights
-
-    if model not in _identities:
-        _identities[model] = hash_weights(model, torch.bfloat16)
-    return _identities[model]

@@ -58,10 +58,10 @@ class Backend:
             return None
         return str(getattr(decoder, "name", type(decoder).__name__))
 
-    def model(self, purpose: Purpose) -> Any:
-        """The model object of that decoder, where it runs here."""
-        decoder = self._decoders.get(purpose)
-        return getattr(decoder, "model", None) if hasattr(decoder, "engine") else None
+    def loaded(self, purpose: Purpose) -> Any:
+        """The LoadedModel of that decoder, where it runs here."""
+        engine = getattr(self._decoders.get(purpose), "engine", None)
+        return None if engine is None else engine.loaded
 
     def writes_steps(self, purpose: Purpose) -> bool:
         """True where that decoder writes parallel steps side by side."""

@@ -278,9 +278,9 @@ class Context:
         return as_written(prompt, thoughts)
 
     @property
-    def model(self) -> Any:
-        """The model object that is asked, where it runs here; else None."""
-        return self._backend.model(self.purpose)
+    def loaded(self) -> Any:
+        """The LoadedModel that is asked, where it runs here; else None."""
+        return self._backend.loaded(self.purpose)
 
     @property
     def decoder(self) -> str | None:

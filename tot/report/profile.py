@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rich.table import Table
-from torch import nn
 
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
@@ -29,6 +28,8 @@ from tot.decoders.engine.recording import recording
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_text
 from tot.decoders.machine import describe, limit, matrix_rate, read_bandwidth
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.shapes import Heads, slot_bytes
 from tot.decoders.timeline import LANE, Load, Span, Timeline
 from tot.report.terminal import console
 
@@ -67,20 +68,14 @@ class Demand(NamedTuple):
 
     @classmethod
     def of(cls, engine: Engine) -> Demand:
-        return cls.of_model(engine.loaded.model, engine.runner.backend.weight_bytes, engine.runner.slot_bytes)
+        return cls.of_model(engine.loaded, engine.runner.backend.weight_bytes)
 
     @classmethod
-    def of_model(cls, model: Any, weight_size: float, slot_bytes: int) -> Demand:
-        """From a model and the bytes that a weight and a token's keys and values take."""
-        config, last = model.config, model.get_output_embeddings()
-        linear = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        heads = config.num_attention_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        body, head = (
-            sum(weight.numel() for module in linear if (module is last) == wanted for weight in module.parameters())
-            for wanted in (False, True)
-        )
-        return cls(body, head, weight_size, 4 * config.num_hidden_layers * heads * head_dim, slot_bytes)
+    def of_model(cls, loaded: LoadedModel, weight_size: float) -> Demand:
+        """From a model, and the bytes that a weight takes."""
+        config, heads = loaded.config, Heads.of(loaded.config)
+        key_operations = 4 * config.num_hidden_layers * heads.query * heads.dim
+        return cls(*loaded.linear_sizes, weight_size, key_operations, slot_bytes(config, loaded.dtype))
 
     @property
     def weight_bytes(self) -> int:

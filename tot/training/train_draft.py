@@ -22,7 +22,8 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
 from tot.decoders.files import write_json
 from tot.decoders.methods.method import OpenedMethod
-from tot.decoders.models.loading import LoadedModel, load_model, quiet_transformers
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.loading import load_model, quiet_transformers
 from tot.decoders.models.model_names import draft_folder
 from tot.decoders.training.distill.record import Record, Recorder, load, save
 from tot.decoders.training.distill.train import agreement, student, train

@@ -37,7 +37,7 @@ from tot.evaluation.leaves import read_leaves
 from tot.evaluation.options import EvaluationRun as Evaluated
 from tot.evaluation.run import run_evaluation
 from tot.evaluators.base import Evaluator
-from tot.evaluators.head import ValueHead, identity
+from tot.evaluators.head import ValueHead
 from tot.generators.continuation import Continue
 from tot.llm.backend import Backend
 from tot.llm.context import Context
@@ -82,10 +82,10 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         decoders = work.config.open(stack)
-        target = getattr(decoders["generate"], "model", None)
-        if target is None:
+        engine = getattr(decoders["generate"], "engine", None)
+        if engine is None:
             raise OptionError(f"{model} tells no hidden states: give a model that runs here")
-        layers = options.layers or _layers(target.config.num_hidden_layers)
+        layers = options.layers or _layers(engine.loaded.config.num_hidden_layers)
         begun = {name: value for name, value in asked.items() if name not in _FREE}
         check_settings(folder / "settings.json", {**begun, "layers": list(layers)})
         keeping = Keep(folder=folder / "states", read=layers)
@@ -94,7 +94,7 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
         kept = replace(work, parts={**work.parts, "evaluator": keeping})
         results = run_evaluation(kept, rollouts, rollouts.exists(), None)
         console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
-        about = {"model": model, "identity": identity(target), "prompts": work.task.prompts, "task": name}
+        about = {"model": model, "identity": engine.loaded.identity, "prompts": work.task.prompts, "task": name}
         paths = run_to_end(read_paths(work, rollouts, keeping, decoders))
     head = choose(paths, layers, about, console)
     head.save(out)

@@ -1,42 +1,47 @@
 """The forward in C (forward.c): all layers of a Llama-like model in one call, weights packed as they are read.
 
-For the families whose layers it knows, on CPUs with AVX-512, AVX2 or NEON. A model that is the engine's own gives up
-the weights that only this reads; else the model stays as it is, and can compute elsewhere.
+For the families whose layers it knows, on CPUs with AVX-512, AVX2 or NEON. It needs a config and a mapping of weights,
+and no transformers module.
 """
 
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, byref, c_double, c_float, c_int64, c_void_p, sizeof
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from tot.decoders.errors import ModelError
 from tot.decoders.kernels.native import compiling
 from tot.decoders.kernels.native.library import address, lanes, library, sizes_agree
 from tot.decoders.kernels.native.packed_file import packed_in_file
 from tot.decoders.kernels.native.packing import (
     GROUP,
     Packed,
-    Weights,
+    PackedKind,
     beside,
-    copy_the_rest,
     joined,
     packed,
     room_for,
 )
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
-from tot.decoders.models.given_up import give_up
+from tot.decoders.kernels.store import Store
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.shapes import EMBEDDING, Heads, weight_shapes
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
+from tot.decoders.models.weights import GGUFWeights, Weights
 from tot.decoders.timeline import add_spans
 
 Quantization = Literal["int8-dynamic", "gguf"]
 _TABLE = 1024
 """Positions whose cosines and sines are computed at once, at least."""
-_BYTES: dict[Weights, float] = {
+_BYTES: dict[PackedKind, float] = {
     "float32": 4,
     "bfloat16": 2,
     "int8-dynamic": 1 + 4 / GROUP,
@@ -44,7 +49,7 @@ _BYTES: dict[Weights, float] = {
 }
 """That a packed weight takes, at most; those of a GGUF file are not held, but mapped."""
 _SPARE = 2
-"""Packed where so many times what that takes is free."""
+"""A module's weights are packed where so many times what that takes is free."""
 
 
 class _Matrix(Structure):
@@ -91,73 +96,80 @@ class _Batch(Structure):
 
 
 class _Product(NamedTuple):
-    """Layers in one product, as C knows them, and the tensors that it has the addresses of."""
+    """Linear layers in one product, as C knows them, and the tensors that it has the addresses of."""
 
     matrix: _Matrix
     held: list[Tensor]
 
 
 class NativeForward:
-    """The backend in C: a model's forward over the given stores of keys and values.
+    """The backend in C: packed weights, and a store of keys and values.
 
-    What another forward has packed of the same layers is `shared`. With `owned`, layers give up their weights.
+    `shared` is the backend of a model with the same layers, whose packed weights are used instead of packing again.
     """
 
     cut = staticmethod(make_tiles)
+    module = None
+    """No transformers module computes."""
 
-    def __init__(
-        self,
-        model: Any,
-        keys: Sequence[Tensor],
-        values: Sequence[Tensor],
-        weights: Weights,
-        owned: bool = False,
-        shared: NativeForward | None = None,
-    ) -> None:
-        if owned and weights != "gguf":
-            copy_the_rest(model)
-        self.weights = weights
-        """How they are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
-        self._owned = owned
-        self._packed: dict[nn.Module, _Product] = {} if shared is None else shared._packed
-        """By the first of the layers in one product."""
-        config, body = model.config, model.model
-        self._rotary = body.rotary_emb
-        self._held: list[Any] = [keys, values]  # C has their addresses only
-        products = [_products(layer) for layer in body.layers]
-        head = body.embed_tokens if config.tie_word_embeddings and weights == "gguf" else model.lm_head
-        if weights == "gguf" and shared is None:
-            self._read_file(model, products, head)
-        layers = (_Layer * len(body.layers))()
-        for layer, parts, place, key, value in zip(body.layers, products, layers, keys, values, strict=True):
-            for name, together in parts.items():
-                setattr(place, name, self._matrix(together, name == "gate_up"))
-            attention = layer.self_attn
-            place.norm_in = self._numbers(layer.input_layernorm.weight)
-            place.norm_mlp = self._numbers(layer.post_attention_layernorm.weight)
-            if hasattr(attention, "q_norm"):
-                place.norm_query = self._numbers(attention.q_norm.weight)
-                place.norm_key = self._numbers(attention.k_norm.weight)
-            place.keys, place.values = address(key, model.dtype), address(value, model.dtype)
-        self._held.append(layers)
-        embedding, table = None, _Matrix()
-        if weights == "gguf":
-            table = self._matrix([body.embed_tokens])
-        else:
-            self._held.append(body.embed_tokens.weight.detach())
-            embedding = address(self._held[-1], model.dtype)
-        heads = config.num_attention_heads
-        self._model = _Model(
-            ctypes.addressof(layers), embedding, self._numbers(body.norm.weight), self._matrix([head]), table,
-            len(layers), config.hidden_size, config.intermediate_size, heads, heads // attention.num_key_value_groups,
-            keys[0].stride(0), keys[0].stride(1), keys[0].shape[2], body.norm.variance_epsilon, attention.scaling,
-        )  # fmt: skip
-        self._vocabulary, self._hidden = model.lm_head.weight.shape[0], config.hidden_size
+    def __init__(self, loaded: LoadedModel, kind: PackedKind, shared: NativeForward | None = None) -> None:
+        self.weights = kind
+        """How weights are packed; float32 ones that are all bfloat16 numbers are kept as such, exactly."""
+        self._config, self._dtype = loaded.config, loaded.dtype
+        self._packed: dict[str, _Product] = {} if shared is None else shared._packed
+        """By the name of the product: a layer's number and its name in C."""
+        self._rotary = LlamaRotaryEmbedding(loaded.config)
+        self._held: list[Any] = []  # C has their addresses only
+        self._store: Store | None = None
+        self._model = self._pack_all(loaded.weights)
         self._space = torch.empty(0)
         self._table = (torch.empty(0), torch.empty(0))
 
+    def _pack_all(self, weights: Weights) -> _Model:
+        """Pack what is not packed yet. Raises ModelError for weights of other shapes than the config says."""
+        config = self._config
+        expected = weight_shapes(config)
+        for name, shape in expected.items():
+            if weights.shapes.get(name) != shape:
+                raise ModelError(f"the shape of {name} is {weights.shapes.get(name)}, and the config says {shape}")
+        tied = config.tie_word_embeddings and self.weights == "gguf"
+        products = _products(config.num_hidden_layers, tied, self.weights == "gguf")
+        if isinstance(weights, GGUFWeights) and not self._packed:
+            self._map_packed(weights, products)
+        for name, parts in products.items():
+            if name not in self._packed:
+                self._hold(weights, name, parts, self._pack(weights, name, parts))
+        layers = (_Layer * config.num_hidden_layers)()
+        for number, place in enumerate(layers):
+            for name in _PARTS:
+                setattr(place, name, self._packed[f"{number}.{name}"].matrix)
+            for name, vector in _NORMS.items():
+                if (whole := f"model.layers.{number}.{vector}.weight") in expected:
+                    setattr(place, name, self._numbers(weights.tensor(whole)))
+        embedding, table = None, _Matrix()
+        if self.weights == "gguf":
+            table = self._packed["head" if tied else "table"].matrix
+        else:
+            self._held.append(weights.tensor(EMBEDDING))
+            embedding = address(self._held[-1], self._dtype)
+        heads = Heads.of(config)
+        self._held.append(layers)
+        self._layers = layers
+        return _Model(
+            ctypes.addressof(layers), embedding, self._numbers(weights.tensor("model.norm.weight")),
+            self._packed["head"].matrix, table, len(layers), config.hidden_size, config.intermediate_size, heads.query,
+            heads.kv, 0, 0, heads.dim, config.rms_norm_eps, heads.dim**-0.5,
+        )  # fmt: skip
+
+    def reserve(self, slots: int) -> None:
+        """Allocate the store of keys and values."""
+        self._store = Store.allocate(self._config, slots, self._dtype, torch.device("cpu"))
+        for place, keys, values in zip(self._layers, *self._store, strict=True):
+            place.keys, place.values = address(keys, self._dtype), address(values, self._dtype)
+        self._model.kv_head_stride, self._model.slot_stride = self._store.keys[0].stride()[:2]
+
     def use(self, functions: ctypes.CDLL) -> None:
-        """Compute with these, which were compiled for such a model and such weights."""
+        """Compute with these, which were compiled for such heads and such weights."""
         self._functions = functions
         functions.forward.argtypes, functions.forward.restype = [POINTER(_Model), POINTER(_Batch)], None
         functions.space_for.argtypes, functions.space_for.restype = [POINTER(_Model), POINTER(_Batch)], c_int64
@@ -172,17 +184,19 @@ class NativeForward:
         return float(sum(size for size, _ in matrices) / sum(count for _, count in matrices))
 
     def close(self) -> None:
-        """Let go of the packed weights and of the stores."""
+        """Free the packed weights and the store."""
         del self._functions
         self._packed, self._held, self._model, self._space = {}, [], _Model(), torch.empty(0)
+        self._store = self._layers = None
 
     def forward(
         self, tokens: Tensor, positions: Tensor, write: Tensor, keep: Tensor, pieces: Tiles, layers: Sequence[int] = ()
     ) -> tuple[Tensor, Tensor | None]:
         rows, kept = tokens.shape[1], len(keep)
         cosines, sines, turns = self._turns(positions)
-        logits = torch.empty((kept, self._vocabulary), dtype=torch.float32)
-        states, wanted = torch.empty((kept, len(layers), self._hidden)), torch.tensor(layers, dtype=torch.int64)
+        logits = torch.empty((kept, self._config.vocab_size), dtype=torch.float32)
+        states = torch.empty((kept, len(layers), self._config.hidden_size))
+        wanted = torch.tensor(layers, dtype=torch.int64)
         seconds = (c_double * 3)()
         batch = _Batch(
             *(address(tensor, torch.int64) for tensor in (tokens, turns, write, keep)),
@@ -208,116 +222,125 @@ class NativeForward:
         cosines, sines = self._rotary(torch.empty(0), position_ids=positions)
         return cosines[0].contiguous(), sines[0].contiguous()
 
-    def _numbers(self, tensor: Tensor) -> int:
-        held = tensor.detach().float().contiguous()
+    def _numbers(self, vector: Tensor) -> int:
+        held = vector.float().contiguous()
         self._held.append(held)
         return held.data_ptr()
 
-    def _matrix(self, layers: Sequence[Any], interleaved: bool = False) -> _Matrix:
-        if layers[0] not in self._packed:
-            self._hold(layers, self._pack(layers, interleaved), interleaved)
-            if self._owned:
-                for layer in layers:
-                    give_up(layer)
-        return self._packed[layers[0]].matrix
+    def _pack(self, weights: Weights, name: str, parts: Sequence[str]) -> Packed:
+        found = [weights[f"{part}.weight"] for part in parts]
+        return packed(joined(found, name.endswith("gate_up")), self.weights)
 
-    def _pack(self, layers: Sequence[Any], interleaved: bool) -> Packed:
-        weights = [layer.weight.in_file() if self.weights == "gguf" else layer.weight.detach() for layer in layers]
-        return packed(joined(weights, interleaved), self.weights)
-
-    def _hold(self, layers: Sequence[Any], of: Packed, interleaved: bool) -> None:
+    def _hold(self, weights: Weights, name: str, parts: Sequence[str], of: Packed) -> None:
         strips, *form = of
-        outputs, inputs = _shape(layers)
-        matrix = _Matrix(strips.data_ptr(), None, inputs, outputs, *form)
-        self._packed[layers[0]] = _Product(matrix, [strips])
-        if getattr(layers[0], "bias", None) is not None:
-            bias = beside([layer.bias.detach() for layer in layers], interleaved).float().contiguous()
-            matrix.bias = bias.data_ptr()
-            self._packed[layers[0]].held.append(bias)
+        matrix = _Matrix(strips.data_ptr(), None, *reversed(_shape(weights, parts)), *form)
+        product = self._packed[name] = _Product(matrix, [strips])
+        if f"{parts[0]}.bias" in weights:
+            biases = [weights.tensor(f"{part}.bias") for part in parts]
+            product.held.append(beside(biases, name.endswith("gate_up")).float().contiguous())
+            matrix.bias = product.held[-1].data_ptr()
 
-    def _read_file(self, model: Any, products: Sequence[dict[str, list[Any]]], head: Any) -> None:
-        """Hold what a GGUF file has, packed once and kept: `products` of each layer, the head and the embedding."""
-        found = {f"{number}.{name}": part for number, parts in enumerate(products) for name, part in parts.items()}
-        found |= {"head": [head]} | ({} if head is model.model.embed_tokens else {"table": [model.model.embed_tokens]})
-        made = {name: partial(self._pack, part, name.endswith("gate_up")) for name, part in found.items()}
-        shapes = {name: _shape(part) for name, part in found.items()}
-        for name, of in packed_in_file(model.packed_in, made, shapes).items():
-            self._hold(found[name], of, name.endswith("gate_up"))
-        model.let_go_of_file()
+    def _map_packed(self, weights: GGUFWeights, products: Mapping[str, Sequence[str]]) -> None:
+        """Map the numbers of a GGUF file, which are packed once and kept in a file."""
+        made = {name: partial(self._pack, weights, name, parts) for name, parts in products.items()}
+        shapes = {name: _shape(weights, parts) for name, parts in products.items()}
+        for name, of in packed_in_file(weights.folder, made, shapes).items():
+            self._hold(weights, name, products[name], of)
+        weights.close_file()
 
 
-def _shape(layers: Sequence[Any]) -> tuple[int, int]:
-    """Outputs, all together, and inputs of layers in one product."""
-    return sum(layer.weight.shape[0] for layer in layers), layers[0].weight.shape[1]
+_PARTS = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "out": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
+"""By its name in C, the linear layers of a layer that are one product."""
+_NORMS = {
+    "norm_in": "input_layernorm",
+    "norm_mlp": "post_attention_layernorm",
+    "norm_query": "self_attn.q_norm",
+    "norm_key": "self_attn.k_norm",
+}
 
 
-def _products(layer: Any) -> dict[str, list[Any]]:
-    """By its name in C, the linear layers that are one product."""
-    attention, mlp = layer.self_attn, layer.mlp
-    return {
-        "qkv": [attention.q_proj, attention.k_proj, attention.v_proj],
-        "out": [attention.o_proj],
-        "gate_up": [mlp.gate_proj, mlp.up_proj],
-        "down": [mlp.down_proj],
+def _products(layers: int, tied: bool, table: bool) -> dict[str, list[str]]:
+    """The linear layers in each product, by its name; with the embedding as a `table`, which is the head if `tied`."""
+    found = {
+        f"{number}.{name}": [f"model.layers.{number}.{part}" for part in parts]
+        for number in range(layers)
+        for name, parts in _PARTS.items()
     }
+    found["head"] = ["model.embed_tokens" if tied else "lm_head"]
+    if table and not tied:
+        found["table"] = ["model.embed_tokens"]
+    return found
+
+
+def _shape(weights: Weights, parts: Sequence[str]) -> tuple[int, int]:
+    """Outputs, all together, and inputs of the linear layers in one product."""
+    shapes = [weights.shapes[f"{part}.weight"] for part in parts]
+    return sum(shape[0] for shape in shapes), shapes[0][1]
 
 
 def native_forward(
-    model: Any,
-    keys: Sequence[Tensor],
-    values: Sequence[Tensor],
-    quantize: Quantization | None = None,
-    owned: bool = False,
-    shared: NativeForward | None = None,
+    loaded: LoadedModel, quantize: Quantization | None = None, shared: NativeForward | None = None
 ) -> NativeForward | None:
-    """The forward in C for a model and its stores of keys and values; None where there is none for them here.
-
-    With `owned` nobody else reads the model's weights. `shared` is that of a model whose layers these are.
-    """
-    if shared is None and not _known(model, quantize):
+    """The forward in C for a model; None where there is none for it here. `shared` as for NativeForward."""
+    heads = Heads.of(loaded.config)
+    known = shared is not None or (_known(loaded) and _plain(loaded))
+    if not known or not kernels_run(heads.dim, heads.query // heads.kv, loaded.dtype, loaded.device):
         return None
-    head_dim, groups = keys[0].shape[2], model.model.layers[0].self_attn.num_key_value_groups
-    if not kernels_run(head_dim, groups, model.dtype, model.device):
-        return None
+    weights = loaded.weights
     if shared is not None:
         kind = shared.weights
     else:
-        linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-        kind = quantize or _kind(linears)
-        if quantize is not None and any(layer.in_features % GROUP for layer in linears):
+        linear = [name for name, shape in weights.shapes.items() if len(shape) == 2 and name != EMBEDDING]
+        kind = quantize or _exact_kind(weights, linear)
+        if quantize is not None and any(weights.shapes[name][1] % GROUP for name in linear):
             return None
-        takes = [layer.weight.numel() * _BYTES[kind] for layer in linears]
-        needed = _SPARE * (max(takes) if owned else sum(takes))
-        if not room_for("the weights for the forward in C", needed, model.device):
+        takes = _BYTES[kind] * sum(math.prod(weights.shapes[name]) for name in linear)
+        # A module's weights stay beside the packed ones, so those are made only where memory is plentiful.
+        needed = takes if loaded.module is None else _SPARE * takes
+        if not room_for("the weights for the forward in C", needed, loaded.device):
             return None
-    weights = kind if kind in ("float32", "bfloat16") else "whole"
-    functions = library(*compiling.forward(head_dim, model.dtype == torch.float32, weights, lanes()))
+    form = kind if kind in ("float32", "bfloat16") else "whole"
+    functions = library(*compiling.forward(heads.dim, loaded.dtype == torch.float32, form, lanes()))
     if functions is None or not sizes_agree(functions, "attention_sizes", SIZES):
         return None
     if not sizes_agree(functions, "forward_sizes", [*map(sizeof, (_Matrix, _Layer, _Model, _Batch)), lanes()]):
         return None
-    made = NativeForward(model, keys, values, kind, owned, shared)
+    made = NativeForward(loaded, kind, shared)
     made.use(functions)
     return made
 
 
-def _kind(linears: Sequence[nn.Linear]) -> Weights:
+def _exact_kind(weights: Weights, names: Sequence[str]) -> PackedKind:
     """How weights are packed that are to be kept exactly."""
     narrow = all(
-        layer.weight.dtype == torch.bfloat16 or bool((layer.weight == layer.weight.bfloat16()).all())
-        for layer in linears
+        weight.dtype == torch.bfloat16 or bool((weight == weight.bfloat16()).all())
+        for weight in (weights[name] for name in names)
+        if isinstance(weight, Tensor)
     )
     return "bfloat16" if narrow else "float32"
 
 
-def _known(model: Any, quantize: Quantization | None) -> bool:
-    """Whether forward.c does what this model does."""
-    config = model.config
+def _known(loaded: LoadedModel) -> bool:
+    """Whether forward.c computes what such a config says."""
+    config = loaded.config
     if config.model_type not in LLAMA_LIKE or config.hidden_act != "silu" or window_of(config) is not None:
         return False
+    return bool(config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0)
+
+
+def _plain(loaded: LoadedModel) -> bool:
+    """Whether the module, where there is one, has plain linear layers on the CPU and nothing else in their place."""
+    if loaded.module is None and loaded.stored is not None:
+        return True
+    model: Any = loaded.model
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
-    plain = all(type(module) is nn.Linear for module in linears)
-    held = quantize == "gguf" or not any("forward" in vars(module) for module in linears)
-    table, here = model.model.embed_tokens.weight, all(weight.device.type == "cpu" for weight in model.parameters())
-    held = held and here and table.dtype == model.dtype and (quantize == "gguf" or table.is_contiguous())
-    return plain and held and config.hidden_size % 16 == 0 and config.intermediate_size % 16 == 0
+    if not all(type(module) is nn.Linear and "forward" not in vars(module) for module in linears):
+        return False
+    table: Tensor = model.model.embed_tokens.weight
+    here = all(weight.device.type == "cpu" for weight in model.parameters())
+    return here and table.dtype == loaded.dtype and table.is_contiguous()

@@ -1,7 +1,4 @@
-"""Linear layers' weights as forward.c reads them: strips of outputs, in the order in which they are multiplied.
-
-Those that nobody else reads are given up then.
-"""
+"""Linear layers' weights as forward.c reads them: strips of outputs, in the order in which they are multiplied."""
 
 from __future__ import annotations
 
@@ -17,10 +14,10 @@ from tot.decoders.kernels.native.library import lanes, largest_byte, log_once
 from tot.decoders.machine import free_memory
 from tot.decoders.models.gguf_numbers import Whole
 
-Weights = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
+PackedKind = Literal["float32", "bfloat16", "int8-dynamic", "gguf"]
 GROUP = 32
 """Inputs that share a step: GROUP in forward.c."""
-_JOINED: dict[Weights, int] = {"float32": 1, "bfloat16": 2, "int8-dynamic": 4, "gguf": 4}
+_JOINED: dict[PackedKind, int] = {"float32": 1, "bfloat16": 2, "int8-dynamic": 4, "gguf": 4}
 """Inputs of one output beside each other in a line, which is of as many outputs as vectors have lanes; two are a strip.
 """
 _AT_ONCE = 2048
@@ -61,7 +58,7 @@ class Packed(NamedTuple):
         return self.strips.dtype == torch.uint8 and self.strips.shape == shape
 
 
-def packed(weight: Tensor | Whole, kind: Weights) -> Packed:
+def packed(weight: Tensor | Whole, kind: PackedKind) -> Packed:
     """(outputs, inputs) -> strips."""
     outputs = len(weight.step if isinstance(weight, Whole) else weight)
     floats = kind in ("float32", "bfloat16")
@@ -88,14 +85,6 @@ def _unit(weight: Tensor | Whole) -> float:
     sizes = (weight.step, weight.least) if isinstance(weight, Whole) else (weight,)
     most = max(abs(float(end)) for size in sizes if size is not None for end in torch.aminmax(size))
     return 2.0 ** (math.frexp(most)[1] - 15) if 0 < most < math.inf else 1.0
-
-
-def copy_the_rest(model: nn.Module) -> None:
-    """Copy what no linear layer gives up: a file's weights are pages of one mapping, held as long as any of them is."""
-    for module in model.modules():
-        for name, tensor in [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]:
-            if not (isinstance(module, nn.Linear) and name == "weight"):
-                tensor.data = tensor.data.clone()
 
 
 def joined(weights: Sequence[Tensor | Whole], interleaved: bool) -> Tensor | Whole:

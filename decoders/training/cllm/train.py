@@ -23,7 +23,8 @@ from torch import Tensor, nn
 
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import write_text
-from tot.decoders.models.loading import LoadedModel, quiet_transformers, resolve_dtype
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.loading import quiet_transformers, resolve_dtype
 from tot.decoders.training.cllm.losses import Layout, Window, ar_loss, consistency_loss, layout
 from tot.decoders.training.cllm.trajectories import trajectories
 from tot.decoders.training.options import TrainOptions

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pyarrow as pa
-import torch
 from pyarrow import parquet
 
 from tot.decoders.decoder import load_decoder
@@ -25,8 +24,7 @@ from tot.decoders.engine.engine import Engine
 from tot.decoders.engine.text import TextCodec
 from tot.decoders.errors import ModelError, OptionError
 from tot.decoders.files import replacing
-from tot.decoders.models.given_up import hash_weights
-from tot.decoders.models.loading import LoadedModel
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.request import Completion, Request
 from tot.decoders.training.options import CollectOptions
 from tot.decoders.training.resuming import check_settings
@@ -130,7 +128,7 @@ def identity(model: LoadedModel) -> dict[str, str]:
     vocabulary = json.dumps(sorted(model.tokenizer.get_vocab().items()), ensure_ascii=True)
     return {
         "model": model.name,
-        "weights": hash_weights(model.model, torch.bfloat16)[:16],
+        "weights": model.identity[:16],
         "tokenizer": hashlib.sha256(vocabulary.encode()).hexdigest()[:16],
     }
 

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.nn.functional import log_softmax
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from tot.decoders.models.loading import LoadedModel, resolve_dtype
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.loading import resolve_dtype
 from tot.decoders.training.distill.record import Record
 from tot.decoders.training.options import HEAD_DIM, DraftOptions
 from tot.decoders.training.resuming import load_checkpoint, save_checkpoint, set_learning_rate

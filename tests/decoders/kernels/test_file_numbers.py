@@ -19,7 +19,8 @@ from tot.decoders.engine.runner import Runner
 from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.models.gguf_numbers import Whole, numbers_of
-from tot.decoders.models.given_up import give_up
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.weights import GGUFWeights, ModuleWeights
 
 FORMATS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 FIXED = {"Q6_K": (208,), "Q4_1": (0, 2), "Q5_1": (0, 2), "Q4_K": (0, 2), "Q5_K": (0, 2)}
@@ -77,6 +78,20 @@ KINDS = {
 }
 
 
+class FileNumbers(GGUFWeights):
+    """As if a file had these matrices, and the vectors of a module."""
+
+    def __init__(self, module: Any, numbers: dict[str, Any], folder: Path) -> None:
+        self._vectors, self._numbers = ModuleWeights(module), numbers
+        self.shapes, self.folder, self.closed = self._vectors.shapes, folder, False
+
+    def __getitem__(self, name: str) -> Any:
+        return self._numbers.get(name, self._vectors[name])
+
+    def close_file(self) -> None:
+        self.closed = True
+
+
 @pytest.mark.parametrize("family", ["llama", pytest.param("qwen2", marks=pytest.mark.families)])
 def test_a_file_s_numbers_are_multiplied_as_they_stand(
     vectors: None,
@@ -92,22 +107,20 @@ def test_a_file_s_numbers_are_multiplied_as_they_stand(
     embedding too, by itself or as the head."""
     tied = family == "llama"
     model = known(family, hidden_size=256, intermediate_size=256, head_dim=64, tie_word_embeddings=tied)
-    reference, read = copy.deepcopy(model), []
-    for (name, layer), other in zip(model.named_modules(), reference.modules(), strict=True):
-        if isinstance(layer, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
-            kind = KINDS[name.rpartition(".")[2]]
-            tensor = stored(kind, *layer.weight.shape, seed=len(read))
-            read.append(kind)
-            give_up(layer)
-            layer.weight.in_file = lambda tensor=tensor: numbers_of(tensor)
+    reference, numbers = copy.deepcopy(model), {}
+    for name, other in reference.named_modules():
+        if isinstance(other, nn.Linear | nn.Embedding) and not (tied and name == "lm_head"):
+            tensor = stored(KINDS[name.rpartition(".")[2]], *other.weight.shape, seed=len(numbers))
+            numbers[f"{name}.weight"] = numbers_of(tensor)
             other.weight = nn.Parameter(floats(tensor))
-        if isinstance(layer, nn.Linear):
+        if isinstance(other, nn.Linear):
             other.__class__ = rounding
     if tied:
-        model.lm_head.weight, reference.lm_head.weight = (one.model.embed_tokens.weight for one in (model, reference))
-    model.packed_in, model.let_go_of_file = tmp_path, read.clear
-    runner = Runner(model, 3000, "gguf")
-    assert not read
+        reference.lm_head.weight = reference.model.embed_tokens.weight
+    loaded = LoadedModel.of(model)
+    loaded.stored, loaded.module = FileNumbers(model, numbers, tmp_path), None
+    runner = Runner(loaded, 3000, "gguf")
+    assert loaded.stored.closed
     assert isinstance(runner.backend, NativeForward)
     assert 0.7 < runner.backend.weight_bytes < 1.2
     for count in (1, 3, 8, 13):

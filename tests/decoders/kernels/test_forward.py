@@ -20,6 +20,7 @@ from tot.decoders.kernels.backend import TransformersForward, open_backend
 from tot.decoders.kernels.native import forward, tiles
 from tot.decoders.kernels.native import library as native
 from tot.decoders.kernels.native.forward import NativeForward, native_forward
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.supported import LLAMA_LIKE
 
 
@@ -37,7 +38,7 @@ def test_it_gives_the_logits_of_the_model(
     if rounded:
         for parameter in model.parameters():
             parameter.data = parameter.data.bfloat16().float()
-    reference, runner = copy.deepcopy(model), Runner(model, 6000)
+    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 6000)
     assert isinstance(runner.backend, NativeForward)
     assert runner.backend.weights == ("bfloat16" if rounded else "float32")
     for count in (1, 2, 3, 4, 5, 7, 12, 13, 26):
@@ -67,7 +68,7 @@ def test_positions_are_turned_as_the_model_turns_them_however_far(
     rope: dict[str, Any],
 ) -> None:
     model = known(rope_parameters={"rope_theta": 10_000.0, **rope}, max_position_embeddings=4096)
-    reference, runner = copy.deepcopy(model), Runner(model, 4000)
+    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 4000)
     assert isinstance(runner.backend, NativeForward)
     for length in (30, 1100, 700, 2300):  # more than are computed at once, and less again
         tokens = text(length, seed=length)
@@ -87,7 +88,7 @@ def test_in_bfloat16_it_is_no_further_from_the_truth_than_the_model(
 ) -> None:
     model = halved(family)
     truth, plain = copy.deepcopy(model).float(), copy.deepcopy(model)
-    runner = Runner(model, 6000)
+    runner = Runner(LoadedModel.of(model), 6000)
     assert isinstance(runner.backend, NativeForward)
     assert runner.backend.weights == "bfloat16"
     ours, theirs = [], []
@@ -108,7 +109,7 @@ def test_it_is_the_model_that_is_asked_again_once_the_runner_is_closed(
     model = known()
     tokens = torch.tensor([text(12)])
     before = model(tokens).logits
-    runner = Runner(model, 100)
+    runner = Runner(LoadedModel.of(model), 100)
     computed(runner, [text(12)])
     runner.close()
     assert torch.equal(model(tokens).logits, before)
@@ -119,7 +120,7 @@ def test_a_row_does_not_depend_on_how_many_there_are(
     computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
 ) -> None:
     """Bit for bit: 26 rows are cut into blocks otherwise than one."""
-    runner = Runner(known(), 3000, quantize)
+    runner = Runner(LoadedModel.of(known()), 3000, quantize)
     texts = [[i] for i in range(26)]  # nothing before them, so that attention is no sum
     together = computed(runner, texts)
     for tokens, logits in zip(texts, together, strict=True):
@@ -132,7 +133,7 @@ def test_a_row_does_not_depend_on_how_many_there_are(
 def test_threads_change_no_bit(
     text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any], quantize: Any
 ) -> None:
-    runner = Runner(known(), 3000, quantize)
+    runner = Runner(LoadedModel.of(known()), 3000, quantize)
     texts = [text(40, seed=i) for i in range(7)]
     before, results = torch.get_num_threads(), []
     try:
@@ -147,7 +148,7 @@ def test_threads_change_no_bit(
 
 def test_nothing_may_be_read(text: Callable[..., Any], computed: Callable[..., Any], known: Callable[..., Any]) -> None:
     """A chunk of a prompt: its keys and values are wanted, no logits."""
-    runner = Runner(known(), 200)
+    runner = Runner(LoadedModel.of(known()), 200)
     tokens = text(30)
     whole = computed(runner, [tokens])[0]
     with torch.inference_mode():
@@ -162,7 +163,7 @@ def test_a_long_run_of_forks_rollbacks_and_evictions(
     text: Callable[..., Any], known: Callable[..., Any], logits_alone: Callable[..., Tensor], family: str
 ) -> None:
     model = known(family)
-    reference, runner, rng = copy.deepcopy(model), Runner(model, 400), random.Random(7)
+    reference, runner, rng = copy.deepcopy(model), Runner(LoadedModel.of(model), 400), random.Random(7)
     cache, branches = runner.cache, []
     closed: list[list[int]] = []
     kept = evicted = 0
@@ -218,7 +219,7 @@ def test_what_it_does_not_know_the_model_does(
     changes: dict[str, Any],
 ) -> None:
     model = known(family, **changes)
-    reference, runner = copy.deepcopy(model), Runner(model, 300)
+    reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 300)
     assert isinstance(runner.backend, TransformersForward)
     torch.testing.assert_close(
         computed(runner, [text(20)])[0][0], logits_alone(reference, text(20))[-1], atol=1e-3, rtol=1e-4
@@ -234,7 +235,7 @@ def test_layers_that_do_more_than_multiply_are_the_models_own(known: Callable[..
     model = known()
     layer = model.model.layers[0].mlp.down_proj
     model.model.layers[0].mlp.down_proj = Adapted(layer.in_features, layer.out_features, bias=False)
-    runner = Runner(model, 100)
+    runner = Runner(LoadedModel.of(model), 100)
     assert isinstance(runner.backend, TransformersForward)
     runner.close()
 
@@ -247,14 +248,13 @@ def test_where_memory_is_short_the_weights_stay_as_they_are_and_that_is_told_onc
     numbers = sum(layer.weight.numel() for layer in model.modules() if isinstance(layer, nn.Linear))
     for spare, packed in ((2 * 4 * numbers, True), (2 * 4 * numbers - 1, False), (1000, False), (1000, False)):
         monkeypatch.setattr(psutil, "virtual_memory", lambda free=spare: SimpleNamespace(available=free))
-        keys = [torch.zeros(2, 10, 16) for _ in range(2)]
-        assert (native_forward(model, keys, keys) is not None) == packed
+        assert (native_forward(LoadedModel.of(model)) is not None) == packed
     assert caplog.messages == [
         "decoding is slower, as to pack the weights for the forward in C takes 0.0 GiB free, and there are 0.0: free "
         "some to decode faster"
     ]
     with pytest.raises(OptionError, match="memory for the packed weights"):
-        open_backend(model, keys, keys, "int8-dynamic")
+        open_backend(LoadedModel.of(model), "int8-dynamic")
 
 
 @pytest.mark.parametrize("where", ["kernel", "forward"])
@@ -269,7 +269,7 @@ def test_where_python_and_c_disagree_on_a_structure_torch_computes(
         monkeypatch.setattr(forward, "SIZES", tiles.SIZES)
     else:
         monkeypatch.setattr(forward, "_Batch", longer)
-    runner = Runner(known(), 100)
+    runner = Runner(LoadedModel.of(known()), 100)
     assert isinstance(runner.backend, TransformersForward)
     assert runner.backend.name == f"transformers, attention in {'torch' if where == 'kernel' else 'C'}"
     assert f"{'attention' if where == 'kernel' else 'forward'}_sizes are" in caplog.text

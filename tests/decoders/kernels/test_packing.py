@@ -1,4 +1,4 @@
-"""What weights take once they are packed: a model that is the engine's own holds each of them once."""
+"""What weights take once they are packed: those of files are held once."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from tot.decoders import ModelError, Request, Sampling, load_decoder, load_model
+from tot.decoders import Request, Sampling, load_decoder, load_model
 from tot.decoders.drafting.early_exit import first_layers
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.library import lanes, library
 from tot.decoders.kernels.native.packing import packed
 from tot.decoders.kernels.native.tiles import kernels_run
+from tot.decoders.models.loaded import LoadedModel
+from tot.decoders.models.loading import open_model
+from tot.decoders.models.shapes import EMBEDDING
+from tot.decoders.models.weights import Weights, hash_weights
 from tot.decoders.training.cllm.trajectories import identity
 from tot.evaluation.fingerprint import hash_model
 
@@ -38,7 +42,7 @@ def held(*roots: Any) -> int:
             if not one.is_meta:
                 storage = one.untyped_storage()
                 found[storage.data_ptr()] = storage.nbytes()
-        elif isinstance(one, Mapping):
+        elif isinstance(one, Mapping) and not isinstance(one, Weights):  # those are read, not held
             waiting += [*one.keys(), *one.values()]
         elif isinstance(one, list | tuple | set):
             waiting += one
@@ -49,12 +53,6 @@ def held(*roots: Any) -> int:
     return sum(found.values())
 
 
-def stores(model: Any) -> tuple[list[Tensor], list[Tensor]]:
-    shape = (model.config.num_key_value_heads, 10, 32)
-    keys, values = ([torch.zeros(shape, dtype=model.dtype) for _ in model.model.layers] for _ in range(2))
-    return keys, values
-
-
 @pytest.fixture
 def model(make_model: Callable[..., Any]) -> Any:
     made = make_model("qwen2", **SHAPE).bfloat16()
@@ -62,83 +60,76 @@ def model(make_model: Callable[..., Any]) -> Any:
     return made
 
 
-@pytest.mark.parametrize(
-    ("weights", "owned", "least", "most"),
-    [
-        *[("int8-dynamic", True, 0.55, 0.7), ("bfloat16", True, 0.99, 1.05)],
-        *[("int8-dynamic", False, 1.5, 1.65), ("bfloat16", False, 1.9, 2.0)],
-    ],
-)
-def test_eight_bits_hold_less_than_bfloat16_does(
-    model: Any, weights: Any, owned: bool, least: float, most: float
+@pytest.fixture
+def saved(model: Any, tokenizer: Any, tmp_path: Path) -> Path:
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("weights", "least", "most"), [("int8-dynamic", 0.55, 0.7), ("bfloat16", 0.99, 1.05)])
+def test_weights_of_files_are_held_once_and_those_of_a_module_twice(
+    model: Any, saved: Path, weights: Any, least: float, most: float
 ) -> None:
-    """Times the model alone. A model that is somebody else's stays as it was."""
+    """Times the model alone."""
     alone = held(model)
-    keys, values = stores(model)
-    native = NativeForward(model, keys, values, weights, owned)
-    assert least < (held(model, native) - held(keys, values)) / alone < most
-    assert (held(model) < 0.2 * alone) == owned
+    loaded = open_model(saved, dtype="bf16")
+    native = NativeForward(loaded, weights)
+    assert least < held(loaded, native) / alone < most
+    assert loaded.module is None
+    beside = NativeForward(LoadedModel.of(model), weights)  # its embedding is the module's own
+    assert 1 + least - 0.15 < held(model, beside) / alone < 1 + most
+    assert held(model) == alone
 
 
-def test_the_first_layers_draft_with_what_the_target_has_packed(model: Any, tokenizer: Any) -> None:
-    keys, values = stores(model)
-    loaded = load_model(model, tokenizer=tokenizer)
-    whole = NativeForward(model, keys, values, "int8-dynamic", owned=True)
-    before = held(model, whole)
-    shallow = first_layers(loaded, 2).model
-    draft = NativeForward(shallow, keys[:2], values[:2], "int8-dynamic", shared=whole)
-    assert held(model, whole, shallow, draft) < 1.02 * before
+def test_the_first_layers_draft_with_what_the_target_has_packed(saved: Path) -> None:
+    loaded = open_model(saved, dtype="bf16")
+    whole = NativeForward(loaded, "int8-dynamic")
+    before = held(loaded, whole)
+    shallow = first_layers(loaded, 2)
+    draft = NativeForward(shallow, "int8-dynamic", shared=whole)
+    assert held(shallow, draft, whole) < 1.02 * before + loaded.weights.tensor(EMBEDDING).nbytes
+    assert shallow.module is None
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_without_its_weights_is_known_to_be_the_same(
-    make_model: Callable[..., Any], tokenizer: Any, tied: bool
+def test_a_model_has_one_identity_however_it_is_held(
+    make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, tied: bool
 ) -> None:
     model = make_model("qwen2", tie_word_embeddings=tied, **SHAPE)
-    known = identity(load_model(model, tokenizer=tokenizer))
-    NativeForward(model, *stores(model), "int8-dynamic", owned=True)
-    assert identity(load_model(model, tokenizer=tokenizer)) == known
+    model.save_pretrained(tmp_path)
+    tokenizer.save_pretrained(tmp_path)
+    known = identity(LoadedModel.of(model, tokenizer))["weights"]
+    for dtype in ("fp32", "bf16"):
+        read = open_model(tmp_path, dtype=dtype)
+        assert identity(read)["weights"] == known
+        assert read.module is None
+        assert identity(load_model(tmp_path, dtype=dtype))["weights"] == known
+    assert hash_weights(open_model(tmp_path, dtype="fp32").weights) == hash_model(model)
     other = make_model("qwen2", seed=1, tie_word_embeddings=tied, **SHAPE)
-    assert identity(load_model(other, tokenizer=tokenizer))["weights"] != known["weights"]
-
-
-def test_tied_weights_are_kept_for_the_embedding(make_model: Callable[..., Any]) -> None:
-    model = make_model("llama", tie_word_embeddings=True, **SHAPE)
-    table = model.model.embed_tokens.weight
-    assert model.lm_head.weight is table
-    NativeForward(model, *stores(model), "int8-dynamic", owned=True)
-    assert model.lm_head.weight is not table
-    assert model.model.embed_tokens.weight is table
-    assert table.is_contiguous()
+    assert identity(LoadedModel.of(other, tokenizer))["weights"] != known
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="needs Linux")
 @pytest.mark.parametrize("tied", [False, True])
-def test_the_file_that_weights_were_mapped_from_is_let_go(
+def test_the_file_that_weights_were_read_from_is_not_mapped_any_more(
     make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path, tied: bool
 ) -> None:
     """One tensor of it left holds what was read of all of it."""
     make_model("llama", tie_word_embeddings=tied, **SHAPE).bfloat16().save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
-    model: Any = load_model(tmp_path, dtype="bf16").model
-    expected = model.model.embed_tokens.weight.clone()
-    assert str(tmp_path) in Path("/proc/self/maps").read_text()
-    native = NativeForward(model, *stores(model), "bfloat16", owned=True)
+    native = NativeForward(open_model(tmp_path, dtype="bf16"), "bfloat16")
     assert native.weights == "bfloat16"
     assert str(tmp_path) not in Path("/proc/self/maps").read_text()
-    assert torch.equal(model.model.embed_tokens.weight, expected)
 
 
-def test_a_model_without_its_weights_says_why_it_computes_nothing(model: Any) -> None:
-    numbers, identity = sum(weight.numel() for weight in model.parameters()), hash_model(model)
-    native = NativeForward(model, *stores(model), "int8-dynamic", owned=True)
-    assert native.weights == "int8-dynamic"
-    assert sum(weight.numel() for weight in model.parameters()) == numbers
-    assert hash_model(model) == identity
-    with pytest.raises(
-        ModelError, match="held only as the engine that loaded it has packed them: load the model again"
-    ):
-        model.model.layers[0].mlp.down_proj(torch.zeros(1, 256).bfloat16())
+def test_a_module_is_made_when_it_is_asked_for(model: Any, saved: Path) -> None:
+    loaded = open_model(saved, dtype="bf16")
+    assert loaded.module is None
+    assert loaded.size == sum(weight.numel() for weight in model.parameters())
+    assert torch.equal(loaded.model.lm_head.weight, model.lm_head.weight)
+    loaded.model.lm_head.weight.data[0, 0] = 7.0  # from then on its weights are the module's
+    assert loaded.weights.tensor("lm_head.weight")[0, 0] == 7.0
 
 
 @pytest.mark.parametrize("weights", ["float32", "bfloat16", "int8-dynamic"])
@@ -175,7 +166,7 @@ def test_a_model_loaded_by_name_is_held_once_and_decodes_as_one_that_was_given(f
     assert held(given.model) == alone
     with load_decoder("ar", folder, dtype="fp32", kv_budget=100, quantize=quantize) as decoder:
         runner = decoder.engine.runner
-        stored = held(runner._keys, runner._values)
+        stored = held(runner.backend._store)
         assert decoder.generate([REQUEST])[0].tokens == expected
         assert held(decoder.engine) - stored < (1.2 if quantize == "none" else 0.6) * alone
         with load_decoder("sd", engine=decoder.engine, draft="early-exit:2") as drafts:

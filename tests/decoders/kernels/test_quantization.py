@@ -17,6 +17,7 @@ from tot.decoders.kernels.native import packing
 from tot.decoders.kernels.native.forward import NativeForward
 from tot.decoders.kernels.native.packing import quantized
 from tot.decoders.models.gguf_numbers import Whole
+from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.supported import LLAMA_LIKE
 
 
@@ -57,7 +58,7 @@ def off(
 
     def furthest(family: str, quantize: Any) -> float:
         model = known(family)
-        reference, runner = copy.deepcopy(model), Runner(model, 3000, quantize)
+        reference, runner = copy.deepcopy(model), Runner(LoadedModel.of(model), 3000, quantize)
         assert isinstance(runner.backend, NativeForward)
         for layer in reference.modules():
             if isinstance(layer, nn.Linear) and quantize is not None:
@@ -119,11 +120,11 @@ def test_what_can_not_be_packed_is_refused(
 def test_rounded_inputs_meet_rounded_weights_however_many_rows_there_are(
     computed: Callable[..., Any], halved: Callable[..., Any]
 ) -> None:
-    runner, texts = Runner(halved(), 1000, "int8-dynamic"), [[i] for i in range(33)]
+    runner, texts = Runner(LoadedModel.of(halved()), 1000, "int8-dynamic"), [[i] for i in range(33)]
     assert isinstance(runner.backend, NativeForward)
     few, many = (torch.cat(computed(runner, texts[:count])) for count in (5, 33))
     assert torch.equal(few, many[:5])
-    plain = torch.cat(computed(Runner(halved(), 1000), texts))
+    plain = torch.cat(computed(Runner(LoadedModel.of(halved()), 1000), texts))
     assert 0.001 < (many - plain).std() / plain.std() < 0.3
 
 

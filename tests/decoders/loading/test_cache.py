@@ -14,7 +14,8 @@ import torch
 from tot.decoders import ModelError, Request, Sampling, load_decoder
 from tot.decoders.kernels.native.tiles import kernels_run
 from tot.decoders.models.gguf_cache import read_manifest
-from tot.decoders.models.loading import load_model
+from tot.decoders.models.loading import load_model, open_model
+from tot.decoders.models.weights import hash_weights
 from tot.decoders.training.cllm.trajectories import collect, trajectories
 from tot.decoders.training.options import CollectOptions
 from tot.evaluation.fingerprint import hash_model
@@ -35,16 +36,20 @@ def test_matrices_that_are_left_in_the_file_are_not_converted(
 ) -> None:
     """Both ways are the same model, with the same biases and norms."""
     path = write_gguf(tmp_path / "a.gguf", family).path
-    whole, unread = (load_model(path, dtype="fp32", cache_dir=tmp_path, unread=unread) for unread in (False, True))
-    assert hash_model(whole.model) == hash_model(unread.model)
+    whole = load_model(path, dtype="fp32", cache_dir=tmp_path)
+    unread = open_model(path, dtype="fp32", cache_dir=tmp_path, unread=True)
+    assert unread.identity == whole.identity
+    assert hash_weights(unread.weights) == hash_model(whole.model)
     vectors = {name: weight for name, weight in whole.model.named_parameters() if weight.dim() == 1}
     assert vectors
     for name, weight in vectors.items():
-        assert torch.equal(unread.model.get_parameter(name), weight)
+        assert torch.equal(unread.weights.tensor(name), weight)
     packed = next(tmp_path.glob("models/*-packed/model.safetensors"))
     assert packed.stat().st_size < 0.3 * (next(tmp_path.glob("models/*v?/model.safetensors"))).stat().st_size
-    query, whole_query = (one.model.model.layers[0].self_attn.q_proj.weight for one in (unread, whole))
-    assert torch.equal(query.in_file().bfloat16(), whole_query.bfloat16())
+    name = "model.layers.0.self_attn.q_proj.weight"
+    assert torch.equal(unread.weights.tensor(name).bfloat16(), whole.model.get_parameter(name).bfloat16())
+    assert unread.module is None
+    assert torch.equal(unread.model.get_parameter(name), whole.model.get_parameter(name))
 
 
 def test_trajectories_of_a_gguf_decoder_are_those_of_the_model_loaded_whole(

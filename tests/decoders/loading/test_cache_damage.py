@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from tot.decoders.errors import ModelError
 from tot.decoders.models import gguf_cache, gguf_convert
 from tot.decoders.models.gguf_cache import cached_model, read_manifest
-from tot.decoders.models.loading import load_model
+from tot.decoders.models.loading import load_model, open_model
 
 POSIX = pytest.mark.skipif(os.name == "nt", reason="needs folders with owners")
 
@@ -190,9 +190,9 @@ def test_weights_that_do_not_fit_the_config_are_made_anew_even_under_a_manifest_
     save_file(weights, made.folder / "model.safetensors", metadata={"format": "pt"})
     gguf_cache._write_manifest(made.folder, made.source, "0")
     assert read_manifest(made.folder) is not None
-    loaded = load_model(tiny.path, cache_dir=tmp_path, unread=True)
+    loaded = open_model(tiny.path, cache_dir=tmp_path, unread=True)
     assert len(conversions) == 2
-    assert loaded.model.model.norm.weight.shape == (64,)
+    assert loaded.weights.tensor("model.norm.weight").shape == (64,)
 
 
 @pytest.mark.parametrize("kept", ["../../elsewhere", "0" * 63, "0" * 65, "G" * 64, 3, None, ["0" * 64]])

@@ -1,0 +1,131 @@
+"""Weights by name: their shapes by a config, and what is refused of files that do not fit it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tot.decoders import ModelError, OptionError, Request, Sampling, load_decoder
+from tot.decoders.kernels.native.forward import NativeForward
+from tot.decoders.models.loading import load_model, open_model
+from tot.decoders.models.shapes import weight_shapes
+from tot.decoders.models.weights import FolderWeights, GGUFWeights, ModuleWeights
+
+SHAPE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "head_dim": 16}
+CONFIGS = [
+    ("llama", {}),
+    ("llama", {"attention_bias": True, "mlp_bias": True}),
+    ("mistral", {}),
+    ("qwen2", {}),
+    ("qwen3", {}),
+    ("qwen3", {"attention_bias": True, "tie_word_embeddings": True}),
+]
+
+
+@pytest.fixture
+def saved(make_model: Callable[..., Any], tokenizer: Any, tmp_path: Path) -> Callable[..., Path]:
+    def save(family: str = "llama", **changes: Any) -> Path:
+        changes = {**SHAPE, **changes}
+        shards = {"max_shard_size": changes.pop("max_shard_size")} if "max_shard_size" in changes else {}
+        make_model(family, **changes).save_pretrained(tmp_path, **shards)
+        tokenizer.save_pretrained(tmp_path)
+        return tmp_path
+
+    return save
+
+
+@pytest.mark.parametrize(("family", "changes"), CONFIGS)
+def test_shapes_are_those_of_the_transformers_module(
+    make_model: Callable[..., Any], family: str, changes: dict[str, Any]
+) -> None:
+    model = make_model(family, **{**SHAPE, **changes})
+    assert weight_shapes(model.config) == ModuleWeights(model).shapes
+
+
+@pytest.mark.parametrize(("family", "changes"), CONFIGS)
+@pytest.mark.parametrize("shard", [None, "20KB"])
+def test_a_folder_has_the_weights_of_its_module(
+    saved: Callable[..., Path], family: str, changes: dict[str, Any], shard: str | None
+) -> None:
+    folder = saved(family, **changes, **({} if shard is None else {"max_shard_size": shard}))
+    assert (folder / "model.safetensors.index.json").exists() == (shard is not None)
+    for dtype in ("fp32", "bf16"):
+        read, whole = open_model(folder, dtype=dtype), load_model(folder, dtype=dtype)
+        assert isinstance(read.stored, FolderWeights)
+        assert dict(read.weights.shapes) == dict(whole.weights.shapes)
+        for name in read.weights:
+            assert torch.equal(read.weights.tensor(name), whole.weights.tensor(name))
+        assert read.module is None
+        assert (read.size, read.linear_sizes) == (whole.size, whole.linear_sizes)
+        assert read.generation_config.to_dict() == whole.model.generation_config.to_dict()
+
+
+def change(folder: Path, **tensors: Any) -> None:
+    """Tensors by name, "." as "__"; None leaves one out."""
+    path = folder / "model.safetensors"
+    weights = load_file(path)
+    for name, value in tensors.items():
+        weights.pop(name.replace("__", "."))
+        if value is not None:
+            weights[name.replace("__", ".")] = value
+    save_file(weights, path, metadata={"format": "pt"})
+
+
+def test_a_weight_of_another_shape_is_refused_before_c_reads_it(saved: Callable[..., Path]) -> None:
+    folder = saved()
+    change(folder, model__layers__1__mlp__down_proj__weight=torch.zeros(64, 32))
+    with pytest.raises(ModelError, match=r"the shape of model\.layers\.1\.mlp\.down_proj\.weight is \(64, 32\)"):
+        NativeForward(open_model(folder, dtype="fp32"), "float32")
+    with pytest.raises(ModelError, match=r"the shape of model\.layers\.1\.mlp\.down_proj"):
+        load_decoder("ar", folder, kv_budget=100)
+
+
+def test_a_weight_that_is_missing_is_named(saved: Callable[..., Path]) -> None:
+    folder = saved()
+    change(folder, model__norm__weight=None)
+    assert open_model(folder).stored is None
+    with pytest.raises(ModelError, match=r"its files lack model\.norm\.weight; download it again"):
+        load_decoder("ar", folder, kv_budget=100)
+
+
+def test_names_that_only_transformers_knows_are_read_by_it(
+    saved: Callable[..., Path], make_model: Callable[..., Any]
+) -> None:
+    """A base model's file has no prefix, and a tied head."""
+    folder = saved(tie_word_embeddings=True)
+    request = Request(prompt="the rain", sampling=Sampling(max_tokens=8, ignore_eos=True))
+    with load_decoder("ar", folder, dtype="fp32", kv_budget=100) as decoder:
+        expected = decoder.generate([request])[0].tokens
+    weights = load_file(folder / "model.safetensors")
+    bare = {name.removeprefix("model."): value for name, value in weights.items()}
+    save_file(bare, folder / "model.safetensors", metadata={"format": "pt"})
+    with load_decoder("ar", folder, dtype="fp32", kv_budget=100) as decoder:
+        assert decoder.generate([request])[0].tokens == expected
+
+
+def test_a_file_that_is_cut_off_is_refused(saved: Callable[..., Path]) -> None:
+    folder = saved()
+    path = folder / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(ModelError, match=r"can't be (loaded|read)"):
+        load_decoder("ar", folder, kv_budget=100)
+
+
+@pytest.mark.parametrize("shard", ["../model.safetensors", 3, None, ["a"]])
+def test_an_index_that_makes_no_sense_is_refused(saved: Callable[..., Path], shard: object) -> None:
+    folder = saved()
+    names = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
+    with pytest.raises(ModelError, match="can't be loaded"):
+        load_decoder("ar", folder, kv_budget=100)
+
+
+def test_numbers_of_a_gguf_file_are_for_known_families_only(make_model: Callable[..., Any], tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="computed with for llama, mistral, qwen2, qwen3, not gemma"):
+        GGUFWeights(tmp_path / "a.gguf", tmp_path, make_model("gemma").config, torch.float32)
