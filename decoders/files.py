@@ -11,7 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from tot.decoders.errors import TaskError, reason
+from filelock import FileLock, Timeout
+
+from tot.decoders.errors import TaskError, TotError, reason
 
 _MIB, _PAGE = 2**20, 4096
 _HASHED_WHOLE = 16 * _MIB
@@ -54,6 +56,16 @@ def write_text(path: Path, text: str | Iterable[str]) -> None:
 def write_json(path: Path, data: Any) -> None:
     """Write data as indented JSON. Raises TaskError where that is impossible."""
     write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
+
+
+def hold(path: Path, refusal: TotError) -> FileLock:
+    """A lock file, held until it is released or the process ends. Raises `refusal` where another run holds it."""
+    lock = FileLock(path, blocking=False)
+    try:
+        lock.acquire()
+    except Timeout:
+        raise refusal from None
+    return lock
 
 
 def fingerprint(path: Path) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 from tot.decoders.remote.body import COMPLETIONS, CONTINUING, Prompt, RefusedError, address, joined, messages_of
 from tot.decoders.remote.loop import together
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.remote.reply import Logprobs, Reply, apart
+from tot.decoders.remote.reply import Logprobs, ServerReply, apart
 from tot.decoders.remote.samples import no_text, problem_with
 from tot.decoders.request import ChoiceLogprob, Message, Request
 
@@ -41,7 +41,7 @@ _MEANING = {
 Scores = tuple[ChoiceLogprob, ...]
 
 
-Ask = Callable[[str, dict[str, Any]], Awaitable[Reply]]
+Ask = Callable[[str, dict[str, Any]], Awaitable[ServerReply]]
 """Sends a body to a path. May raise RefusedError or ModelError, and whatever ends all scoring."""
 
 
@@ -227,7 +227,7 @@ def by_text(choices: Sequence[str], text: str) -> Scores:
     return tuple(ChoiceLogprob(0.0 if choice == chosen else IMPOSSIBLE, 1) for choice in choices)
 
 
-async def _unless_refused(asked: Awaitable[Reply], *about: str) -> Reply:
+async def _unless_refused(asked: Awaitable[ServerReply], *about: str) -> ServerReply:
     """The reply. Raises CannotError for a refusal that names what it is about, or any other one as it is."""
     try:
         return await asked
@@ -237,7 +237,7 @@ async def _unless_refused(asked: Awaitable[Reply], *about: str) -> Reply:
         raise
 
 
-def _logprobs(reply: Reply) -> Logprobs:
+def _logprobs(reply: ServerReply) -> Logprobs:
     found = reply.choices[0].logprobs
     if found is None:
         raise CannotError

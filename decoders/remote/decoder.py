@@ -21,7 +21,7 @@ from tot.decoders.remote.choices import Choices, ServerTokens
 from tot.decoders.remote.endpoint import Endpoint, SpentError
 from tot.decoders.remote.loop import LoopThread, together
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions
-from tot.decoders.remote.reply import Reply
+from tot.decoders.remote.reply import ServerReply
 from tot.decoders.remote.sampler import Sampler
 from tot.decoders.remote.samples import RemoteSample
 from tot.decoders.request import ChoiceLogprob, Completion, FinishReason, Part, Request, Usage
@@ -143,7 +143,7 @@ class RemoteDecoder:
         began = time.monotonic()
         spent: list[Usage] = []
 
-        async def ask(path: str, body: dict[str, Any]) -> Reply:
+        async def ask(path: str, body: dict[str, Any]) -> ServerReply:
             reply, used = await self._endpoint.ask(meter, path, body)
             spent.append(used)
             return reply

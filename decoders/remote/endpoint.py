@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from tot.decoders.budget import Meter
 from tot.decoders.remote.body import Dialect, RefusedError
-from tot.decoders.remote.reply import Reply
+from tot.decoders.remote.reply import ServerReply
 from tot.decoders.request import Usage
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Endpoint:
     def __repr__(self) -> str:
         return f"{self.model!r} at {self.options.base_url}"
 
-    async def ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[Reply, Usage]:
+    async def ask(self, meter: Meter, path: str, body: dict[str, Any]) -> tuple[ServerReply, Usage]:
         """The reply to a body, which is fitted to what the server takes, and what it took, which is counted.
 
         Raises SpentError where the meter's budget is spent, RefusedError or ModelError.
@@ -80,7 +80,7 @@ class Endpoint:
     def _fitted(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self.model, **self.dialect.fitted(body), **self.options.extra}
 
-    def _usage(self, reply: Reply, body: dict[str, Any]) -> Usage:
+    def _usage(self, reply: ServerReply, body: dict[str, Any]) -> Usage:
         """The usage of a reply; nothing is known of one that does not say. Some servers count a token of an echo."""
         if reply.usage is None or reply.usage.completion_tokens is None:
             self.warn("%s does not say how many tokens its replies take: they are not counted", self)

@@ -166,7 +166,7 @@ class Choice(_Reply):
         return "stop_reason" in self.model_fields_set
 
 
-class Reply(_Reply):
+class ServerReply(_Reply):
     """Of chat and completions alike."""
 
     choices: Annotated[tuple[Choice, ...], Field(min_length=1)]

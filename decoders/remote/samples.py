@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import cast, get_args
 
 from tot.decoders.errors import RequestError
-from tot.decoders.remote.reply import Choice, Reply, apart
+from tot.decoders.remote.reply import Choice, ServerReply, apart
 from tot.decoders.request import FinishReason, Part, Sampling, Usage
 
 log = logging.getLogger(__name__)
@@ -66,7 +66,7 @@ class UnknownEndError(Exception):
 
 
 def samples_of(
-    reply: Reply,
+    reply: ServerReply,
     sampling: Sampling,
     logprobs: bool,
     used: Usage,

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from tot.decoders.errors import ModelError, OptionError, TotError
 from tot.decoders.remote.body import RefusedError
 from tot.decoders.remote.options import KEY_VARIABLE, RemoteOptions, key
-from tot.decoders.remote.reply import Reply, TokenIds
+from tot.decoders.remote.reply import ServerReply, TokenIds
 from tot.decoders.remote.transport import (
     ATTEMPT,
     MAX_WAIT,
@@ -79,7 +79,7 @@ class Server:
             if error.status_code in (401, 403):
                 raise self._key_refused(error.status_code) from None
 
-    async def post(self, path: str, body: dict[str, Any]) -> Reply:
+    async def post(self, path: str, body: dict[str, Any]) -> ServerReply:
         """The reply to a body, sent again as often as the options say.
 
         Raises RefusedError where the server faults the body or fails at it alone, and ModelError where it does not
@@ -99,7 +99,7 @@ class Server:
             raise self._unanswered(error, self._why(error)) from None
         except openai.APIStatusError as error:
             raise await self._fault(error, path, body) from None
-        reply: Reply | None = response.extensions.get("reply")
+        reply: ServerReply | None = response.extensions.get("reply")
         if reply is None:
             raise ModelError(
                 f"{self.options.base_url} replies with a web page: is base_url right? It usually ends in /v1"

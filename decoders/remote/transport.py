@@ -25,7 +25,7 @@ from pydantic import ValidationError
 from tot.decoders.errors import OptionError
 from tot.decoders.remote.network import is_loopback
 from tot.decoders.remote.options import RemoteOptions
-from tot.decoders.remote.reply import Reply, without_surrogates
+from tot.decoders.remote.reply import ServerReply, without_surrogates
 from tot.decoders.request import Usage
 
 log = logging.getLogger(__name__)
@@ -151,7 +151,7 @@ class Attempts(openai.DefaultAsyncHttpxClient):
             log.warning("%s: %s; trying again, up to %d times", where, why, times)
 
 
-def _read(response: httpx2.Response, secret: str | None) -> Reply:
+def _read(response: httpx2.Response, secret: str | None) -> ServerReply:
     """Return the reply in a response. Raises ValueError that says why it is not one."""
     try:
         # Python's parser takes half surrogates, NaN and a byte that is not UTF-8, all of which servers send.
@@ -161,7 +161,7 @@ def _read(response: httpx2.Response, secret: str | None) -> Reply:
     if isinstance(found, dict) and not found.get("choices") and any(found.get(name) for name in _ERROR_FIELDS):
         raise ValueError(f"it replies with an error: {said(response, secret)}")
     try:
-        return Reply.model_validate(found)
+        return ServerReply.model_validate(found)
     except ValidationError as error:
         first = error.errors(include_input=False, include_url=False)[0]
         place = ".".join(map(str, first["loc"]))

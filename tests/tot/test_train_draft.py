@@ -219,7 +219,7 @@ def test_a_folder_that_is_worked_on_is_left_alone(tot: Tot, tmp_path: Path, text
     with FileLock(out / ".training" / "lock"):
         status, _, err = tot("--text", text, "--out", str(out))
     assert status == 2
-    assert "is being worked on by another tot train-draft: wait for it, or give --out" in err
+    assert "is in use by another tot train-draft: wait for it, or give --out" in err
     assert tot("--text", text, "--out", str(out))[0] == 0
 
 

@@ -85,7 +85,7 @@ class DecodersOptions(Computed):
     )
 
 
-class FastCoTOptions(Computed):
+class FastCoTBench(Computed):
     """FastCoT against whole rationales: time, accuracy, answers unchanged, by iteration and at the calibrated cap."""
 
     parts: tuple[Literal["answers", "masks", "times"], ...] = Field(
@@ -101,7 +101,7 @@ class FastCoTOptions(Computed):
     seeds: int = Field(20, ge=1, description="Random ways of masking parts of rationales.")
 
 
-class PDOSOptions(Computed):
+class PDOSBench(Computed):
     """Parallel steps against normal decoding, skeleton-of-thought and chain-of-draft: quality, speed, memory."""
 
     prompt: Literal["skeleton", "example", "both"] = Field(
@@ -126,7 +126,7 @@ class PDOSOptions(Computed):
     rounds: int = Field(3, ge=1, description="Questions of each kind; the sides take turns at each.")
 
     @model_validator(mode="after")
-    def _documents(self) -> PDOSOptions:
+    def _documents(self) -> PDOSBench:
         if self.tasks == ("qa",) if self.data is None else "qa" not in self.tasks:
             raise OptionError("the task qa asks about documents of yours: give both, --data and qa among --tasks")
         return self

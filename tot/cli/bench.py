@@ -14,8 +14,8 @@ from tot.report.terminal import console
 
 BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "decoders": (of.DecodersOptions, "decoders:run"),
-    "fastcot": (of.FastCoTOptions, "papers.fastcot:run"),
-    "pdos": (of.PDOSOptions, "papers.pdos:run"),
+    "fastcot": (of.FastCoTBench, "papers.fastcot:run"),
+    "pdos": (of.PDOSBench, "papers.pdos:run"),
     "peers": (of.PeersOptions, "peers.peers:run"),
     "quality": (of.QualityOptions, "quality:run"),
 }

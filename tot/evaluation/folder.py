@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import IO, Any, Self
 
 import yaml
-from filelock import FileLock, Timeout
 
 from tot.decoders.errors import OptionError, TaskError, reason
-from tot.decoders.files import replacing, write_json, write_text, writing
+from tot.decoders.files import hold, replacing, write_json, write_text, writing
 from tot.decoders.remote.options import TRANSPORT
 from tot.evaluation.options import FORMAT, OF_RAY, VERSION, as_now, read_mapping
 from tot.report.terminal import plain
@@ -42,10 +41,8 @@ class Folder:
         """(index, repeat) of the samples that are there."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            self._lock = FileLock(path / ".lock", blocking=False)
-            self._lock.acquire()
-        except Timeout:
-            raise OptionError(f"{path} is in use by another run: wait for it, or give another folder") from None
+            refusal = OptionError(f"{path} is in use by another run: wait for it, or give another folder")
+            self._lock = hold(path / ".lock", refusal)
         except OSError as error:
             raise OptionError(f"{path} can't be made: {reason(error)}; give another folder") from None
         try:

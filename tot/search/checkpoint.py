@@ -7,7 +7,6 @@ that the tree of an unfinished run can be read without the task.
 
 from __future__ import annotations
 
-import fcntl
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,10 +15,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from filelock import FileLock
 from pydantic import TypeAdapter
 
 from tot.decoders.errors import TaskError, reason
-from tot.decoders.files import writing
+from tot.decoders.files import hold, writing
 from tot.decoders.request import Usage
 from tot.llm.replies import Evaluation, Proposal
 from tot.search.steps import Expand, Step
@@ -49,8 +49,11 @@ class Recorded:
 class Checkpoint:
     """One run's file, open for appending; one process at a time."""
 
-    def __init__(self, path: Path, file: IO[str], header: dict[str, Any], lines: Iterable[dict[str, Any]]) -> None:
+    def __init__(
+        self, path: Path, file: IO[str], lock: FileLock, header: dict[str, Any], lines: Iterable[dict[str, Any]]
+    ) -> None:
         self.path = path
+        self._lock = lock
         self.header = header
         self._file = file
         self._recorded = deque(lines)
@@ -68,7 +71,7 @@ class Checkpoint:
         Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
         """
         path = Path(path)
-        with _opened(path, "a+") as (file, text):
+        with _opened(path, "a+") as (file, lock, text):
             found, lines = _parse(path, text)
             if found is None and text:
                 raise TaskError(f"{path} holds something other than a trace: give another file")
@@ -76,7 +79,7 @@ class Checkpoint:
                 raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
             file.seek(0)
             file.truncate()
-            trace = cls(path, file, header, ())
+            trace = cls(path, file, lock, header, ())
             trace._write({"format": _FORMAT, "version": _VERSION, **header})
         return trace
 
@@ -84,7 +87,7 @@ class Checkpoint:
     def resume(cls, path: str | Path) -> Checkpoint:
         """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
         path = Path(path)
-        with _opened(path, "r+") as (file, text):
+        with _opened(path, "r+") as (file, lock, text):
             whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
             found, lines = _parse(path, whole)
             if found is None:
@@ -93,7 +96,7 @@ class Checkpoint:
                 raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
             file.seek(len(whole.encode()))
             file.truncate()
-        return cls(path, file, found, lines)
+        return cls(path, file, lock, found, lines)
 
     def begin(self, root: State, about: dict[str, Any]) -> None:
         """Note what the run is about; resumed, check that it is about the same. Raises TaskError naming what is not."""
@@ -158,6 +161,7 @@ class Checkpoint:
 
     def close(self) -> None:
         self._file.close()
+        self._lock.release()
 
     def _write(self, line: dict[str, Any]) -> None:
         self.empty = self.empty and line.get("step", "start") == "start"
@@ -178,7 +182,7 @@ def _results(step: Step | None) -> TypeAdapter[Any]:
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], str]]:
+def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], FileLock, str]]:
     """A file, locked for this process, and its text; closed where the block fails."""
     try:
         file = path.open(mode, encoding="utf-8", errors="surrogateescape")
@@ -186,12 +190,12 @@ def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], str]]:
         raise TaskError(f"{path} can't be opened: {reason(error)}; give another file") from None
     with ExitStack() as on_refusal:
         on_refusal.enter_context(file)
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise TaskError(f"{path} is in use by another run: wait for it, or give another file") from None
+        refusal = TaskError(f"{path} is in use by another run: wait for it, or give another file")
+        with writing(path):
+            lock = hold(path.with_name(f".{path.name}.lock"), refusal)
+        on_refusal.callback(lock.release)
         file.seek(0)
-        yield file, file.read()
+        yield file, lock, file.read()
         on_refusal.pop_all()
 
 

@@ -14,13 +14,12 @@ from contextlib import ExitStack
 from itertools import count
 from pathlib import Path
 
-from filelock import FileLock, Timeout
 from rich.console import Console
 
 from tot.decoders.decoder import LocalDecoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.errors import OptionError
-from tot.decoders.files import write_json
+from tot.decoders.files import hold, write_json
 from tot.decoders.methods.method import OpenedMethod
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.loading import load_model, quiet_transformers
@@ -69,12 +68,8 @@ def run(
     work.mkdir(parents=True, exist_ok=True)
     settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump()}
     with ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(work / "lock", timeout=0))
-        except Timeout:
-            raise OptionError(
-                f"{work} is being worked on by another tot train-draft: wait for it, or give --out"
-            ) from None
+        refusal = OptionError(f"{work} is in use by another tot train-draft: wait for it, or give --out")
+        stack.callback(hold(work / "lock", refusal).release)
         check_settings(work / "settings.json", settings)
         target = load_model(model)
         with counting("recording", options.tokens) as tell:

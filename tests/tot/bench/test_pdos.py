@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from tot.bench.options import PDOSOptions
+from tot.bench.options import PDOSBench
 from tot.bench.papers.pdos import Way, mark_of, run, said, ways
 from tot.bench.papers.pdos_questions import PDOSQuestion, planning, retrieval
 from tot.cli.app import main
@@ -168,7 +168,7 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
     passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
     data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
-    asked = PDOSOptions(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
+    asked = PDOSBench(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
     run(asked, Console(file=screen, width=240))
     numbers = json.loads(out.read_text())
     shown = screen.getvalue()

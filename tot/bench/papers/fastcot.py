@@ -18,7 +18,7 @@ from rich.table import Table
 
 from tot.bench.engines import SPENT, about, metrics_of
 from tot.bench.harness import SECONDS, Bench, Measured, Measurements, Metric, Side, by_metric, percent, timed
-from tot.bench.options import FastCoTOptions as Asked
+from tot.bench.options import FastCoTBench as Asked
 from tot.decoders.decoder import LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
 from tot.decoders.methods.options import FastCoTOptions

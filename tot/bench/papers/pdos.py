@@ -22,7 +22,7 @@ from rich.console import Console
 
 from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
-from tot.bench.options import PDOSOptions as Asked
+from tot.bench.options import PDOSBench as Asked
 from tot.bench.papers.pdos_questions import Example, PDOSQuestion, listed, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
