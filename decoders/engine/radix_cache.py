@@ -12,7 +12,7 @@ import heapq
 from array import array
 from collections.abc import Iterable, Sequence
 
-from tot.decoders.kernels.store import SCRATCH
+from tot.decoders.models.kv_store import SCRATCH
 
 _FEW = 16
 """Entries of which stale ones are not swept."""

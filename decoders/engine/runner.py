@@ -22,8 +22,8 @@ from tot.decoders.errors import OptionError
 from tot.decoders.kernels.backend import Backend, open_backend
 from tot.decoders.kernels.native.forward import Quantization
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.store import SCRATCH
 from tot.decoders.machine import free_memory
+from tot.decoders.models.kv_store import SCRATCH
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import slot_bytes
 

@@ -21,7 +21,7 @@ from tot.decoders.kernels.native.forward import NativeForward, Quantization, nat
 from tot.decoders.kernels.native.packing import GROUP
 from tot.decoders.kernels.native.shared_prefixes import Run
 from tot.decoders.kernels.native.tiles import kernel_for, make_tiles
-from tot.decoders.kernels.store import Store
+from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import Heads
 from tot.decoders.models.supported import LLAMA_LIKE, window_of

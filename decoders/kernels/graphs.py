@@ -19,7 +19,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from tot.decoders.kernels.attention import ATTENTION, Block, packed_attention
 from tot.decoders.kernels.native.shared_prefixes import Run
-from tot.decoders.kernels.store import SCRATCH
+from tot.decoders.models.kv_store import SCRATCH
 
 _MOST_ROWS = 64
 _MOST_BYTES = 2**28

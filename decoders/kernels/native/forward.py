@@ -31,7 +31,7 @@ from tot.decoders.kernels.native.packing import (
     room_for,
 )
 from tot.decoders.kernels.native.tiles import SIZES, CTiles, Tiles, kernels_run, make_tiles
-from tot.decoders.kernels.store import Store
+from tot.decoders.models.kv_store import Store
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import EMBEDDING, Heads, weight_shapes
 from tot.decoders.models.supported import LLAMA_LIKE, window_of
