@@ -54,7 +54,7 @@ class Blocksworld(Task):
     depth = 7
     labels: ClassVar[Mapping[str, float]] = {"good": 1.0, "bad": 0.0}
     default_value = 0.0
-    search = "best-first:rank=cost"  # A*, which asks no model: measured, docs/benchmarks.md
+    search = "best-first:rank=cost"  # A*, which asks no model: measured, docs/benchmarks/worlds.md
     generator = "enumerate:temperature=3"
     evaluator = "likelihood"
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {
