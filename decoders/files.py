@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -58,14 +58,19 @@ def write_json(path: Path, data: Any) -> None:
     write_text(path, json.dumps(data, ensure_ascii=False, indent=1) + "\n")
 
 
-def hold(path: Path, refusal: TotError) -> FileLock:
-    """A lock file, held until it is released or the process ends. Raises `refusal` where another run holds it."""
+def hold(path: Path, refusal: TotError) -> Callable[[], None]:
+    """Lock a file until the returned function is called or the process ends. Raises `refusal` if another run has it."""
     lock = FileLock(path, blocking=False)
     try:
         lock.acquire()
     except Timeout:
         raise refusal from None
-    return lock
+
+    def release() -> None:
+        path.unlink(missing_ok=True)
+        lock.release()
+
+    return release
 
 
 def fingerprint(path: Path) -> str:

@@ -29,9 +29,9 @@ PHRASES = {
     r"\bthose (that|who|which|of|with|without|in|for|from|it|they|to|whose)\b": "name the thing",
     r"\b(that|those) of (the|a|an|its|their|one|each|this|all|any|other|another)\b": "name the thing",
     r"\b(?-i:what) (it|they|its|their|is|was|are|were|has|have|had|came|comes|else|can|does|did|each|one|a|an|the|this"
-    r"|that|others?|models?|searches|no|some|all|we|he|she|you|to|stands|remains|follows|takes|makes|gives)\b": "a noun",
+    r"|that|others?|models?|searches|no|some|all|we|he|she|you|to|stands|remains|follows|takes|makes|gives)\b": "noun",
     r"^\s*(r?\"\"\"|#\s)What\b": "a noun",
-    r"\b(so|as) many\b": "n, the number of",
+    r"\b(so|(?<!half )(?<!wice )as) many\b": "n, the number of",
     r"\btimes as (long|many|much|fast|large|often)\b": "3.6x faster, 2x larger",
     r"\blet(s|ting)? go of\b": "free, release, close",
     r"\b(whoever|whosoever|one's|anew|thereof|nobody|beforehand)\b": "a plain word",

@@ -42,7 +42,7 @@ class Folder:
         try:
             path.mkdir(parents=True, exist_ok=True)
             refusal = OptionError(f"{path} is in use by another run: wait for it, or give another folder")
-            self._lock = hold(path / ".lock", refusal)
+            self._release = hold(path / ".lock", refusal)
         except OSError as error:
             raise OptionError(f"{path} can't be made: {reason(error)}; give another folder") from None
         try:
@@ -52,7 +52,7 @@ class Folder:
             self._read()
             self._file: IO[bytes] = (path / "samples.jsonl").open("ab", buffering=0)
         except BaseException:
-            self._lock.release()
+            self._release()
             raise
 
     def _begin(self, options: dict[str, Any], record: dict[str, Any], resume: bool) -> list[str]:
@@ -141,7 +141,7 @@ class Folder:
                     (self.path / name).unlink(missing_ok=True)
                 shutil.rmtree(self.path / "trees", ignore_errors=True)  # a tree may lack its sample
         finally:
-            self._lock.release()
+            self._release()
 
     def __enter__(self) -> Self:
         return self

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from filelock import FileLock
 from pydantic import TypeAdapter
 
 from tot.decoders.errors import TaskError, reason
@@ -50,10 +49,15 @@ class Checkpoint:
     """One run's file, open for appending; one process at a time."""
 
     def __init__(
-        self, path: Path, file: IO[str], lock: FileLock, header: dict[str, Any], lines: Iterable[dict[str, Any]]
+        self,
+        path: Path,
+        file: IO[str],
+        release: Callable[[], None],
+        header: dict[str, Any],
+        lines: Iterable[dict[str, Any]],
     ) -> None:
         self.path = path
-        self._lock = lock
+        self._release = release
         self.header = header
         self._file = file
         self._recorded = deque(lines)
@@ -71,7 +75,7 @@ class Checkpoint:
         Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
         """
         path = Path(path)
-        with _opened(path, "a+") as (file, lock, text):
+        with _opened(path, "a+") as (file, release, text):
             found, lines = _parse(path, text)
             if found is None and text:
                 raise TaskError(f"{path} holds something other than a trace: give another file")
@@ -79,7 +83,7 @@ class Checkpoint:
                 raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
             file.seek(0)
             file.truncate()
-            trace = cls(path, file, lock, header, ())
+            trace = cls(path, file, release, header, ())
             trace._write({"format": _FORMAT, "version": _VERSION, **header})
         return trace
 
@@ -87,7 +91,7 @@ class Checkpoint:
     def resume(cls, path: str | Path) -> Checkpoint:
         """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
         path = Path(path)
-        with _opened(path, "r+") as (file, lock, text):
+        with _opened(path, "r+") as (file, release, text):
             whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
             found, lines = _parse(path, whole)
             if found is None:
@@ -96,7 +100,7 @@ class Checkpoint:
                 raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
             file.seek(len(whole.encode()))
             file.truncate()
-        return cls(path, file, lock, found, lines)
+        return cls(path, file, release, found, lines)
 
     def begin(self, root: State, about: dict[str, Any]) -> None:
         """Note what the run is about; resumed, check that it is about the same. Raises TaskError naming what is not."""
@@ -161,7 +165,7 @@ class Checkpoint:
 
     def close(self) -> None:
         self._file.close()
-        self._lock.release()
+        self._release()
 
     def _write(self, line: dict[str, Any]) -> None:
         self.empty = self.empty and line.get("step", "start") == "start"
@@ -182,7 +186,7 @@ def _results(step: Step | None) -> TypeAdapter[Any]:
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], FileLock, str]]:
+def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], Callable[[], None], str]]:
     """A file, locked for this process, and its text; closed where the block fails."""
     try:
         file = path.open(mode, encoding="utf-8", errors="surrogateescape")
@@ -192,10 +196,10 @@ def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], FileLock, str]]:
         on_refusal.enter_context(file)
         refusal = TaskError(f"{path} is in use by another run: wait for it, or give another file")
         with writing(path):
-            lock = hold(path.with_name(f".{path.name}.lock"), refusal)
-        on_refusal.callback(lock.release)
+            release = hold(path.with_name(f".{path.name}.lock"), refusal)
+        on_refusal.callback(release)
         file.seek(0)
-        yield file, lock, file.read()
+        yield file, release, file.read()
         on_refusal.pop_all()
 
 

@@ -69,7 +69,7 @@ def run(
     settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump()}
     with ExitStack() as stack:
         refusal = OptionError(f"{work} is in use by another tot train-draft: wait for it, or give --out")
-        stack.callback(hold(work / "lock", refusal).release)
+        stack.callback(hold(work / "lock", refusal))
         check_settings(work / "settings.json", settings)
         target = load_model(model)
         with counting("recording", options.tokens) as tell:
