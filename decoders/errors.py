@@ -59,5 +59,7 @@ def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Mode
         first = error.errors(include_url=False, include_input=False)[0]
         place = f", option {first['loc'][0]}" if first["loc"] else ""
         known = ", ".join(cls.model_fields) or "none"
+        if first["type"] == "extra_forbidden":
+            raise OptionError(f"{what}: {unknown('option', str(first['loc'][0]), cls.model_fields)}") from None
         reason = first["msg"].removeprefix("Value error, ")
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
@@ -28,6 +30,7 @@ from tot.decoders.remote.options import RemoteOptions
 from tot.decoders.request import Purpose
 from tot.llm.filters import FILTERS, filters_of
 from tot.registry import SEARCHES, load_task, named, parts_of
+from tot.running import in_daemon_thread
 from tot.search.base import Search
 from tot.task.checked import user_code
 from tot.task.task import Task
@@ -319,6 +322,18 @@ class SearchConfig(BaseModel):
         if isinstance(self.decoder, str) and "=" not in self.decoder:
             decoder = decoder["generate"]
         return self.model_copy(update={"decoder": decoder, "dtype": "fp32"})
+
+    async def aopen(self, stack: ExitStack) -> dict[Purpose, Decoder]:
+        """`open` in a thread. If this is cancelled, nothing waits for the model, which is closed once it is loaded."""
+        own = ExitStack()
+        opening = in_daemon_thread(partial(self.open, own), "tot-load")
+        try:
+            decoders = await asyncio.wrap_future(opening)
+        except BaseException:
+            opening.add_done_callback(lambda _: own.close())
+            raise
+        stack.enter_context(own)
+        return decoders
 
     def open(self, stack: ExitStack) -> dict[Purpose, Decoder]:
         """A decoder for each purpose; those made here share one engine, which the stack closes, as it does connections.

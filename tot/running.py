@@ -72,7 +72,8 @@ def in_daemon_thread(work: Callable[[], _T], name: str) -> Future[_T]:
     future: Future[_T] = Future()
 
     def run() -> None:
-        future.set_running_or_notify_cancel()
+        if not future.set_running_or_notify_cancel():
+            return
         try:
             future.set_result(work())
         except BaseException as error:  # handed to the thread that waits  # noqa: BLE001

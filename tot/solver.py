@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tot.config import SearchConfig
 from tot.decoders.budget import Meter
@@ -22,17 +22,18 @@ from tot.task.world import HasAnswer
 from tot.tree.tree import ThoughtTree
 
 if TYPE_CHECKING:
+    from tot.keywords import SearchOptions
     from tot.report.profile import Profile
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a search came to."""
+    """The result of a search."""
 
     answer: Any | None
-    """Text; a list of actions for a planning task. None where not even the best state holds one."""
+    """Text, or a list of actions for a planning task. None if the best state has no answer."""
     solved: bool
-    """True only where the task itself verified the answer."""
+    """True only if the task itself verified the answer."""
     value: float | None
     """The best state's value on the task's scale."""
     tree: ThoughtTree = field(repr=False)
@@ -42,14 +43,16 @@ class Solution:
     parse_failures: int
     """Replies that could not be read."""
     rejected: int
-    """Thoughts that were not legal, or led back to where their path had been."""
+    """Thoughts that were illegal, or returned to an earlier state of their path."""
     stopped: str | None
-    """Why the search ended without what it was after, or early ("no goal among 40 thoughts", "interrupted", "budget:
-    tokens (512 of 500)"), or None."""
+    """Why the search ended early or without a goal ("no goal among 40 thoughts", "interrupted", "budget: tokens (512 of
+    500)"), or None."""
     filters: Mapping[str, float] = field(default_factory=dict)
-    """What narrowed the tokens that were drawn: top_k, top_p, min_p."""
+    """The filters of sampling: top_k, top_p, min_p."""
     verdict: str = "verified"
-    """What the task calls a solved answer."""
+    """The word for a solved answer."""
+    votes: tuple[int, int] | None = None
+    """How many leaves voted for the answer, and how many voted; None if there was no vote."""
 
     def to_json(self) -> dict[str, Any]:
         """The run as it is saved: the result and the tree, with a format version."""
@@ -62,6 +65,7 @@ class Solution:
             "rejected": self.rejected,
             "stopped": self.stopped,
             "verdict": self.verdict,
+            "votes": self.votes,
             "filters": dict(self.filters),
             "tree": self.tree.to_json(),
         }
@@ -80,17 +84,24 @@ def solve(
     checkpoint: Checkpoint | None = None,
     watch: Watcher | None = None,
     profile: Profile | None = None,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
 
-    How is said by `config`, or by `options`, which are its fields and win (model, decoder, search, budget, max_tokens,
-    seed…); other names are model options, such as dtype, kv_budget and the decoder's own. `hooks` watch and steer the
-    search (see `tot.search.hooks`). `checkpoint` writes every step down, and takes a killed run up again. `watch` is
-    told of the search when it begins. `profile` is filled with where the time went on the engine, other searches'
-    there among it. Ctrl-C ends the search with the best answer so far.
+    Ctrl-C ends the search with the best answer so far.
 
-    Raises TotError for whatever the caller can put right.
+    Args:
+        task: A name, a class or an object.
+        question: The question, as the task reads it.
+        config: How to search. `options` override its fields.
+        hooks: Observe and steer the search; see `tot.search.hooks`.
+        checkpoint: Record every step, and resume a run that was killed.
+        watch: Called with the search when it begins.
+        profile: Filled with the seconds that the engine spends, also on other searches.
+        options: Fields of `SearchConfig`. Options of the decoder go into `model_options`; unknown names go there too.
+
+    Raises:
+        TotError: An option, a model or a task is invalid.
     """
     given: dict[str, Any] = {
         "hooks": hooks,
@@ -111,11 +122,11 @@ async def asolve(
     watch: Watcher | None = None,
     profile: Profile | None = None,
     keep_best: bool = False,
-    **options: Any,
+    **options: Unpack[SearchOptions],
 ) -> Solution:
-    """`solve` as a coroutine: many at once on one decoder object share its forward passes.
+    """`solve` as a coroutine. Searches that run at once on one decoder object share its forward passes.
 
-    Cancelling it raises CancelledError, or with `keep_best` ends it with the best answer so far.
+    Cancelling it raises CancelledError, or with `keep_best` returns the best answer so far.
     """
     config = SearchConfig.of(config, options).exact()
     task = config.suited(task)
@@ -126,7 +137,7 @@ async def asolve(
 
         raise OptionError(NO_ENGINE)
     with ExitStack() as stack:
-        decoders = await asyncio.to_thread(config.open, stack)
+        decoders = await config.aopen(stack)
         if profile is not None:
             stack.enter_context(profile.recording(decoders.values()))
         session = SearchSession(
@@ -153,7 +164,7 @@ async def asolve(
 
 
 def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
-    """The solution as things stand: without an answer of its own, what the best state's text says."""
+    """The solution of a session. Without an answer of the session, read one from the text of the best state."""
     search, task, tree = session.search, session.task, session.tree
     if answer is None:
         answer = search.answer_at(search.best)
@@ -180,4 +191,5 @@ def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
         stopped=stopped,
         filters=session.context.filters,
         verdict=task.verdict,
+        votes=session.votes,
     )

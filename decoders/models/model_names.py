@@ -64,7 +64,7 @@ KNOWN_MODELS = {
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """A model at hand. `kind`: "embedded", "gguf cache" or "hub cache"; `size` in bytes; `note`: what is amiss."""
+    """A model at hand. `kind`: "embedded", "trained draft" or "hub cache"; `size` in bytes; `note`: what is amiss."""
 
     name: str
     kind: str
@@ -168,27 +168,25 @@ def draft_folder(target: str, cache_dir: Path | None = None) -> Path:
 
 
 def list_models(cache_dir: Path | None = None) -> list[ModelEntry]:
-    """The models at hand without a download: the known ones, converted GGUF files, and the hub cache.
+    """The models that a name means here without a download: known ones, trained drafts, and the hub cache.
 
     `cache_dir` takes the place of $TOT_CACHE. Imports neither torch nor transformers.
     """
     from huggingface_hub import scan_cache_dir
     from huggingface_hub.errors import CacheNotFound
 
-    from tot.decoders.models.gguf_cache import cache_folder, read_manifest
+    from tot.decoders.models.gguf_cache import cache_folder
 
     entries = []
     for name, known in KNOWN_MODELS.items():
         path = known.gguf()
         note = "" if path else f"not installed: {known.advice}; without it the hub's {known.hub_id} is used"
         entries.append(ModelEntry(name, "embedded", path, path.stat().st_size if path else 0, note))
-    for folder in sorted(((cache_dir or cache_folder()) / "models").glob("*")):
-        if (cached := read_manifest(folder)) is not None:
-            entries.append(ModelEntry(cached.source, "gguf cache", folder, cached.size))
     for report in sorted(((cache_dir or cache_folder()) / "drafts").glob("*/report.json")):
         try:
             size = sum(file.stat().st_size for file in report.parent.glob("*.safetensors"))
-            entries.append(ModelEntry(json.loads(report.read_text())["model"], "trained draft", report.parent, size))
+            target = json.loads(report.read_text())["model"]
+            entries.append(ModelEntry(str(report.parent), "trained draft", report.parent, size, f"for {target}"))
         except (OSError, ValueError, LookupError, TypeError, RecursionError):
             note = f"{report.name} can't be read: delete the folder, and train the draft again"
             entries.append(ModelEntry(report.parent.name, "trained draft", report.parent, 0, note))

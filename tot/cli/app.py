@@ -1,8 +1,8 @@
-"""The command line: what commands there are, and what becomes of errors. Results go to standard output, progress to
-standard error."""
+"""The command line: its commands and its errors. Results go to standard output, progress to standard error."""
 
 from __future__ import annotations
 
+import difflib
 import io
 import logging
 import os
@@ -10,14 +10,16 @@ import re
 import signal
 import sys
 import warnings
-from typing import Any
+from importlib.metadata import version
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from tot.cli import bench, cllm, fastcot
 from tot.cli.eval import eval_command
-from tot.cli.models import models_command
+from tot.cli.listing import list_command
+from tot.cli.models import cache_command, models_command
 from tot.cli.report import report_command
 from tot.cli.serve import serve_command
 from tot.cli.solve import solve_command
@@ -25,23 +27,42 @@ from tot.cli.training import instances_command, train_draft_command, train_value
 from tot.decoders.errors import TotError, readable
 from tot.report.terminal import PlainFormatter, complain
 
-# OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
-# as slow; none at all costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
+# OpenMP threads spin while they wait for each other. Beside a busy process, long spinning makes a step 10x slower; no
+# spinning costs 20% on a quiet machine. torch reads this when it is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 app = typer.Typer(
     name="tot",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Reasoning with trees of thoughts on language models that you run yourself.",
+    help="Tree-of-thought search on language models that you run yourself.",
 )
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"tot {version('tot')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of `tot` itself."""
+
+
 app.command("solve")(solve_command)
 app.command("eval")(eval_command)
 app.command("report")(report_command)
 app.command("serve")(serve_command)
+app.command("list")(list_command)
 app.command("models")(models_command)
+app.command("cache")(cache_command)
 app.command("train-draft")(train_draft_command)
 app.command("train-value")(train_value_command)
 app.command("instances")(instances_command)
@@ -51,12 +72,12 @@ app.add_typer(fastcot.app, name="fastcot")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point: errors that the user can put right are one line on standard error and exit status 2."""
+    """Run a command. An error that the user can correct is one line on standard error, with exit status 2."""
     command = typer.main.get_command(app)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no star is no reason to lose the answer
-    if logging.lastResort is not None:  # prints records where the program has set up no logging
+            stream.reconfigure(errors="replace")  # a terminal without a star must not lose the answer
+    if logging.lastResort is not None:  # prints records if the program has not set up logging
         logging.lastResort.setFormatter(PlainFormatter())
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
@@ -68,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
             return _say(" ".join(str(error).split()))
         except typer.TyperException as error:
             message = error.format_message()
-            if message.startswith("Usage:"):  # `tot` and `tot bench` alone: their help
+            if message.startswith("Usage:"):  # `tot` and `tot bench` alone print their help
                 complain(message)
                 return 2
             return _say(_usage_message(error))
@@ -76,7 +97,7 @@ def main(arguments: list[str] | None = None) -> int:
             _say("interrupted")
             return 130
         finally:
-            if arguments is None:  # the process ends: a second Ctrl-C has nothing more to stop
+            if arguments is None:  # the process ends: ignore a second Ctrl-C
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -90,7 +111,7 @@ def _say(message: str) -> int:
 
 
 def _usage_message(error: Any) -> str:
-    """The parser's complaint on one line, naming the choices where an option or a command is unknown."""
+    """The parser's error on one line, with the nearest option or command if one is unknown."""
     message = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
     if context is None or not message.lower().startswith("no such"):
@@ -100,6 +121,9 @@ def _usage_message(error: Any) -> str:
         option for p in command.params for option in p.opts if option[0] == "-"
     ]
     complaint = re.split(r"\.? Did you mean| \(|\.$", message)[0]
+    near = difflib.get_close_matches(complaint.rpartition(" ")[2].strip("'"), names, n=1)
+    if near:
+        return f"{complaint} (did you mean {near[0]}?): see {context.command_path} --help"
     return f"{complaint}: choose one of {', '.join(names)}"
 
 

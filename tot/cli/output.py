@@ -1,28 +1,32 @@
-"""What `tot solve` prints: progress, then the tree, the answer and its cost."""
+"""The output of `tot solve`: progress, then the answer, the tree and the usage."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 from rich.text import Text
 
 from tot.report.terminal import console, plain, print_tree
-from tot.search.session import SearchSession
+from tot.search.session import SearchSession, shown_answer
 from tot.solver import Solution
+
+_SHORT = 80
+"""Characters of a thought that the tree shows whole."""
 
 
 def usage_line(solution: Solution) -> str:
-    """Tokens, what sharing saved, forwards and tokens a second; then what the decoder chose, if it did."""
+    """Tokens, reuse of prefixes, forward passes, tokens per second and acceptance."""
     usage = solution.usage
     shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
     grown = len(solution.tree) - 1
     thoughts = f"{grown} thought{'s' * (grown != 1)}"
     if not solution.calls:
-        return f"{thoughts}, no model was asked"
+        return f"{thoughts}, no model calls"
     line = (
         f"{thoughts}, {solution.calls} calls, {usage.new_tokens} new tokens, "
-        f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them computed before, {usage.forwards} forwards, "
+        f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them reused, {usage.forwards} forward passes, "
         f"{usage.seconds:.1f} s"
     )
     if usage.new_tokens and usage.seconds:
@@ -36,29 +40,49 @@ def usage_line(solution: Solution) -> str:
     if usage.cost:
         line += f", cost {usage.cost:.4g}"
     if solution.rejected:
-        line += f", {solution.rejected} thoughts not legal or going back"
+        line += f", {solution.rejected} illegal or repeated thoughts"
     if solution.parse_failures:
-        line += f", {solution.parse_failures} replies could not be read"
+        line += f", {solution.parse_failures} unreadable replies"
     return line
 
 
-def show(solution: Solution) -> None:
-    """Print the tree, the answer and what it took to standard output."""
-    shown = console(width=10_000)  # a pipe gets whole lines
-    print_tree(shown, solution.tree)
-    shown.print()
+def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> None:
+    """Print the answer, the text that gave it, the tree and the usage to standard output.
+
+    `saved` is the file with the run, `verdict` a line about the reference.
+    """
+    page, tree = console(), solution.tree
+    page.print(Text(answer_line(solution), style="bold"))
+    if verdict:
+        page.print(verdict)
     if solution.stopped:
-        shown.print(Text(f"Stopped ({solution.stopped}); this is the best so far."))
+        page.print(f"Stopped early: {solution.stopped}. This is the best answer so far.")
+    best = next((node for node in reversed(list(tree)) if node.chosen), tree.root)
+    path = [" ".join(node.thought.parts.values()) for node in tree.path(best) if node.thought is not None]
+    if any("\n" in text or len(text) > _SHORT for text in path):
+        page.print(f"\n{tree.state(best).text.strip()}")
+    page.print()
+    print_tree(page, tree)
+    page.print()
+    page.print(Text(usage_line(solution), style="dim"))
+    if saved is None:
+        page.print(Text("To keep the tree, add --out run.json; `tot report run.json` draws it.", style="dim"))
+    else:
+        page.print(Text(f"Saved to {saved}; `tot report {saved}` draws it.", style="dim"))
+
+
+def answer_line(solution: Solution) -> str:
+    """Such as "Answer: 36 (4 of 5 votes)"."""
     answer = solution.answer
-    if isinstance(answer, list):
-        answer = "  ".join(map(str, answer)) or "nothing has to be done"
-    verified = f" ({solution.verdict})" if solution.solved else ""
-    shown.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
-    shown.print(Text(usage_line(solution), style="dim"))
+    shown = "none found" if answer is None else shown_answer(answer) or "nothing has to be done"
+    notes = [solution.verdict] if solution.solved else []
+    if solution.votes is not None:
+        notes.append("{} of {} votes".format(*solution.votes))
+    return plain(f"Answer: {shown}" + (f" ({', '.join(notes)})" if notes else ""))
 
 
 def search_line(sessions: Sequence[SearchSession], started: float) -> str:
-    """How far the first of the searches is, if there is one yet: level, thoughts, tokens, seconds."""
+    """Level, thoughts, tokens and seconds of the first search, or that the model loads."""
     elapsed = time.monotonic() - started
     if not sessions:
         return f"loading the model … {elapsed:.0f} s"

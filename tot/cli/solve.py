@@ -1,4 +1,4 @@
-"""`tot solve`: one question, answered; the run is kept in files as it goes, and taken up again from them."""
+"""`tot solve`: answer one question. With --out, the run is saved step by step and can be resumed."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from tot.report.profile import Profile
     from tot.search.checkpoint import Checkpoint
     from tot.search.session import SearchSession
+    from tot.task.task import Task
 
 _WITH_RESUME = ("resume", "as_json", "profile", "profile_out")
 
@@ -31,20 +32,21 @@ def solve_command(
         str | None, typer.Argument(help="A task's name, such as gsm8k, or path/to/file.py:ClassName.")
     ] = None,
     question: Annotated[
-        str | None, typer.Argument(help="The question; - reads standard input; none: an example.")
+        str | None, typer.Argument(help="The question; - reads standard input; an example by default.")
     ] = None,
     data: Annotated[
         Path | None, typer.Option(help="Take the question from this file: .jsonl, .json, .csv, .parquet or .txt.")
     ] = None,
     row: Annotated[int, typer.Option(min=0, help="Which row of --data, counted from 0.")] = 0,
+    question_column: Annotated[str | None, typer.Option(help="The column of --data with the question.")] = None,
+    answer_column: Annotated[str | None, typer.Option(help="The column of --data with the answer.")] = None,
     given: dict[str, Any],
     out: Annotated[
         Path | None,
         typer.Option(help="Write the run (answer, usage, tree) to this .json file, and each step to a .jsonl beside."),
     ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Go on with a killed run from its .jsonl, as it was started.")
-    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the file of --out.")] = False,
+    resume: Annotated[Path | None, typer.Option(help="Resume a killed run from its .jsonl file.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Print where the time went; on standard error with --json.")
@@ -62,7 +64,7 @@ def solve_command(
     if resume is not None:
         for name in context.params:
             if name not in _WITH_RESUME and is_given(context, name):
-                raise OptionError(f"--resume goes on as the run was started: leave {name.replace('_', '-')!r} out")
+                raise OptionError(f"--resume uses the options of the run: leave {name.replace('_', '-')!r} out")
         checkpoint = Checkpoint.resume(resume)
         if "settings" not in checkpoint.header:
             raise OptionError(f"{resume} was not written by `tot solve`: resume it with solve(..., checkpoint=...)")
@@ -71,7 +73,11 @@ def solve_command(
         if task is None:
             raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
         place = None if out is None else str(writable(out))
-        settings = {"task": task, "question": _question(task, question, data, row), "out": place, **given}
+        if out is not None and out.suffix != ".jsonl" and out.exists() and not overwrite:
+            raise OptionError(f"--out {out} exists: give another file, or add --overwrite")
+        columns = {"question": question_column, "answer": answer_column}
+        asked = _question(task, question, data, row, {name: one for name, one in columns.items() if one is not None})
+        settings = {"task": task, "question": asked[0], "reference": asked[1], "out": place, **given}
     recorded = None
     if profile or profile_out is not None:
         from tot.report.profile import Profile, show_profile
@@ -88,10 +94,13 @@ def solve_command(
         raise typer.Exit(130)
 
 
-def _question(task: str, question: str | None, data: Path | None, row: int) -> str:
-    """The question as given, from standard input, from a row of data, or the task's example."""
+def _question(
+    task: str, question: str | None, data: Path | None, row: int, columns: Mapping[str, str]
+) -> tuple[str, Any]:
+    """The question as given, from standard input, from a row of data, or the task's example; and the row's reference,
+    if it has one."""
     from tot.evaluation.data import row as read_row
-    from tot.evaluation.questions import question_of
+    from tot.evaluation.questions import question_of, renamed
     from tot.registry import load_task
 
     chosen = load_task(task)
@@ -99,13 +108,20 @@ def _question(task: str, question: str | None, data: Path | None, row: int) -> s
         if question is not None:
             raise OptionError(f"--data and a question: give one of the two, not {question[:40]!r} as well")
         try:
-            return question_of(chosen, read_row(data, row))
+            found = renamed(read_row(data, row), columns)
+            text = question_of(chosen, found)
         except TaskError as error:
             raise OptionError(f"{data}, row {row} {error}; give another row or file") from None
+        try:
+            return text, chosen.reference_of(found)
+        except Exception:  # a row without an answer can be asked  # noqa: BLE001
+            return text, None
+    if columns:
+        raise OptionError(f"--{next(iter(columns))}-column names a column of --data: give --data too")
     if question is None:
-        return chosen.example()
+        return chosen.example(), None
     try:
-        return sys.stdin.read() if question == "-" else question
+        return (sys.stdin.read() if question == "-" else question), None
     except UnicodeDecodeError as error:
         raise OptionError(f"standard input is not {error.encoding} text ({error.reason}): convert it first") from None
 
@@ -113,17 +129,17 @@ def _question(task: str, question: str | None, data: Path | None, row: int) -> s
 def _run(
     settings: Mapping[str, Any], checkpoint: Checkpoint | None, started: float, as_json: bool, profile: Profile | None
 ) -> bool:
-    """Do what the settings say; write, then print. True where Ctrl-C ended it."""
+    """Solve, save and print. Returns whether Ctrl-C ended the search."""
     from tot.cli.output import search_line, show
     from tot.decoders.files import write_json
     from tot.report.terminal import progress
     from tot.search.checkpoint import Checkpoint
     from tot.solver import conclude, solve
 
-    about = {name: settings[name] for name in ("task", "question", "out")}
+    about: dict[str, Any] = {name: settings.get(name) for name in ("task", "question", "reference", "out")}
     config = SearchConfig.of(None, {name: value for name, value in settings.items() if name not in about})
     task = config.suited(about["task"])
-    config.parts(task)  # what does not fit is refused before a file is written
+    config.parts(task)  # refuse parts that do not fit before a file is written
     task.start(about["question"])
     config = config.model_copy(update={"prompts": task.prompts})
     out = None if about["out"] is None else Path(about["out"])
@@ -145,7 +161,7 @@ def _run(
                 profile=profile,
             )
     except BaseException:
-        if out is not None and sessions:  # what was grown until then is kept
+        if out is not None and sessions:  # keep the unfinished tree
             write_json(out, conclude(sessions[0]).to_json())
         if checkpoint is not None:
             checkpoint.close()
@@ -160,9 +176,29 @@ def _run(
     elif checkpoint is not None:
         checkpoint.finish(solution.to_json())
         if out is not None:
-            checkpoint.path.unlink(missing_ok=True)  # all of it is in the run
+            checkpoint.path.unlink(missing_ok=True)  # the run has all of it
+    scored = {} if about["reference"] is None else _scored(task, solution.answer, about["reference"])
     if as_json:
-        sys.stdout.write(json.dumps(solution.summary()) + "\n")
+        sys.stdout.write(json.dumps({**solution.summary(), **scored}) + "\n")
     else:
-        show(solution)
+        show(solution, out or (None if checkpoint is None else checkpoint.path), _verdict(scored))
     return interrupted
+
+
+def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:
+    """The reference as the task reads it, and the score of an answer."""
+    from tot.task.checked import CheckedTask
+
+    score = CheckedTask(task).score(answer, reference)
+    parsed = task.parse_answer(reference) if isinstance(reference, str) else reference
+    return {"reference": reference if parsed is None else parsed, "score": score}
+
+
+def _verdict(scored: Mapping[str, Any]) -> str:
+    """Whether the answer is right, in a line."""
+    from tot.report.terminal import brief
+
+    if not scored:
+        return ""
+    judged = {1.0: "Right", 0.0: "Wrong"}.get(scored["score"], f"Score {scored['score']:.2f}")
+    return f"{judged}. Reference: {brief(str(scored['reference']), 100)}"

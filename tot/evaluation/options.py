@@ -33,6 +33,8 @@ class EvaluationOptions(BaseModel):
         description="Questions with answers: a .jsonl, .json, .csv, .parquet or .txt file, or org/name:split on the "
         "hub; by default the task's own."
     )
+    question_column: str | None = Field(None, description="The column with the questions, if it has another name.")
+    answer_column: str | None = Field(None, description="The column with the answers, if it has another name.")
     limit: int | None = Field(None, ge=1, description="Rows to take.")
     offset: int = Field(0, ge=0, description="Rows to leave out before them.")
     shuffle_seed: int | None = Field(
@@ -102,6 +104,12 @@ class EvaluationRun:
         config = {name: value for name, value in given.items() if name != "task" and name not in own}
         options = {name: value for name, value in given.items() if name in own}
         return cls.of(str(given["task"]), SearchConfig.of(None, config), options)
+
+    @property
+    def columns(self) -> dict[str, str]:
+        """The columns that have other names, by the names that tasks read."""
+        named = {"question": self.options.question_column, "answer": self.options.answer_column}
+        return {name: column for name, column in named.items() if column is not None}
 
     def to_json(self) -> dict[str, Any]:
         """Write the options as JSON data, without keys and passwords: what a folder keeps."""

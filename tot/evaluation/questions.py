@@ -6,7 +6,7 @@ Rows are read as they are wanted, so a data set may be larger than memory; only 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -40,10 +40,18 @@ class Questions:
     """Rows `offset` to `offset + limit` of a data set, in its order or shuffled by a seed; iterable again."""
 
     def __init__(
-        self, task: Task, source: str, limit: int | None = None, offset: int = 0, shuffle_seed: int | None = None
+        self,
+        task: Task,
+        source: str,
+        limit: int | None = None,
+        offset: int = 0,
+        shuffle_seed: int | None = None,
+        columns: Mapping[str, str] | None = None,
     ) -> None:
+        """`columns` has the file's names of columns by those that tasks read."""
         self._task = task
         self._source = source
+        self._columns = columns or {}
         self._span = (offset, None if limit is None else offset + limit)
         self._shuffled = None if shuffle_seed is None else self._drawn(shuffle_seed)
 
@@ -80,6 +88,7 @@ class Questions:
         if isinstance(row, OptionError):
             return BadRow(place, str(row).rpartition(f"{place} ")[2])
         try:
+            row = renamed(row, self._columns)
             text = question_of(self._task, row)
             with _reading(row):
                 return Question(index, text, self._task.reference_of(row))
@@ -93,6 +102,12 @@ def question_of(task: Task, row: dict[str, Any]) -> str:
         text = task.question_of(row)
         task.start(text)
         return text
+
+
+def renamed(row: dict[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """A row with the values of some columns under other names. Raises TaskError if one is missing."""
+    with _reading(row):
+        return {**row, **{name: row[column] for name, column in columns.items()}}
 
 
 @contextmanager

@@ -82,7 +82,7 @@ def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool, told: Tra
     config = evaluation.config.exact()
     config = config.model_copy(update=config.filters_for(task))
     evaluation = replace(evaluation, config=config, options=options)
-    questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed)
+    questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed, evaluation.columns)
     found, bad = questions.survey()
     record = {
         "model_sha256": fingerprint.hash_model(config.weights),
@@ -100,7 +100,7 @@ async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finis
     Raises TotError for what no other question could do without.
     """
     with ExitStack() as stack:
-        decoders = await asyncio.to_thread(evaluation.config.open, stack)
+        decoders = await evaluation.config.aopen(stack)
 
         async def draw() -> None:
             for question, repeat in pending:

@@ -1,7 +1,7 @@
 """Text for a terminal: progress and trees.
 
 Text from outside (models, data, files, names) is printed as text: no markup, no control characters. `console`,
-`complain` and `PlainFormatter` see to that, so callers need not.
+`complain` and `PlainFormatter` ensure this for all callers.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def plain(text: str) -> str:
 
 def tree_view(tree: ThoughtTree, kept: Collection[int]) -> Tree:
     """The thoughts whose numbers are `kept`, with their values; the chosen path is marked with a star."""
-    top = Tree(Text(plain(tree.state(tree.root).question), style="bold"), guide_style="dim")
+    top = Tree(Text(brief(tree.state(tree.root).question, 120), style="bold"), guide_style="dim")
     branches = {tree.root.id: top}
     for node in tree:
         if node.parent is not None and node.id in kept:
@@ -132,15 +132,19 @@ def _label(node: Node) -> Text:
     assert node.thought is not None
     if node.visits:
         text.append(f"{node.visits} visits  ", style="dim")
-    said = " → ".join(" ".join(part.split()) for part in node.thought.parts.values())
-    seen = node.thought.observation
-    text.append(plain(said if seen is None else _brief(said)), style="default")
-    if seen is not None:
-        text.append(plain(f" ⇒ {_brief(seen.text)}"), style="green" if seen.verified else "yellow")
+    if node.answer is not None:
+        share = "" if node.share is None else f" ({node.share:.0%} of votes)"
+        text.append(f"{brief(node.answer)}{share}  ", style="bold")
+    observed = node.thought.observation
+    short = observed is not None or node.answer is not None
+    thought = " → ".join(node.thought.parts.values())
+    text.append(brief(thought, 60 if short else 120), style="default")
+    if observed is not None:
+        text.append(f" ⇒ {brief(observed.text)}", style="green" if observed.verified else "yellow")
     return text
 
 
-def _brief(text: str, most: int = 60) -> str:
-    """Text in one line, which leaves room for another."""
-    line = " ".join(text.split())
+def brief(text: str, most: int = 60) -> str:
+    """The beginning of a text, on one line, without control characters."""
+    line = plain(" ".join(text.split()))
     return line if len(line) <= most else f"{line[: most - 1]}…"

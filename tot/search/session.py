@@ -56,6 +56,8 @@ class SearchSession:
         self.meter = backend.meter
         self.stopped: str | None = None
         """Why the work ended early, if it did."""
+        self.votes: tuple[int, int] | None = None
+        """Votes for the answer, and all votes."""
         self.truncated = False
         """The token limit ended the answer's own text."""
         self._backend = backend
@@ -149,6 +151,14 @@ class SearchSession:
         ballots = [self.context.task.canonical(answer) for _, answer in said]
         winner = [said[i] for i in elected(ballots, [weights[node.id] for node, _ in said])]
         search.best = by_value([node for node, _ in winner])[0]
+        total = math.fsum(weights[node.id] for node, _ in said)
+        for (node, answer), ballot in zip(said, ballots, strict=True):
+            node.answer = shown_answer(answer)
+            if voting and total > 0:
+                same = (weights[other.id] for (other, _), one in zip(said, ballots, strict=True) if one == ballot)
+                node.share = math.fsum(same) / total
+        if voting and len(nodes) > 1:
+            self.votes = len(winner), len(said)
         return next(answer for node, answer in winner if node is search.best)
 
     async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
@@ -225,6 +235,11 @@ class SearchSession:
         self.meter.replay(recorded.spent)
         self.tree.asked(recorded.asked)
         return recorded.results
+
+
+def shown_answer(answer: Any) -> str:
+    """An answer as text: the actions of a plan in one line."""
+    return "  ".join(map(str, answer)) if isinstance(answer, list | tuple) else str(answer)
 
 
 def elected(ballots: Sequence[Hashable], weights: Sequence[float]) -> list[int]:

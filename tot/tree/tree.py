@@ -64,6 +64,10 @@ class Node(BaseModel):
     pruned: bool = False
     chosen: bool = False
     """On the path that the answer was asked at."""
+    answer: str | None = None
+    """The answer of a complete state, if one was read there."""
+    share: float | None = None
+    """The share of all votes that this answer has."""
     decoder: str | None = None
     """What wrote the thought."""
     prompt_tokens: int = 0
