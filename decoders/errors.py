@@ -59,7 +59,8 @@ def validated(cls: type[_Model], options: Mapping[str, Any], what: str) -> _Mode
         first = error.errors(include_url=False, include_input=False)[0]
         place = f", option {first['loc'][0]}" if first["loc"] else ""
         known = ", ".join(cls.model_fields) or "none"
-        if first["type"] == "extra_forbidden":
-            raise OptionError(f"{what}: {unknown('option', str(first['loc'][0]), cls.model_fields)}") from None
         reason = first["msg"].removeprefix("Value error, ")
+        if first["type"] == "extra_forbidden":
+            near = difflib.get_close_matches(str(first["loc"][0]), cls.model_fields, n=1)
+            reason = f"unknown, did you mean {near[0]}?" if near else "unknown"
         raise OptionError(f"{what}{place}: {reason} (its options: {known})") from None

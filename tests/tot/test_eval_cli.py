@@ -262,7 +262,7 @@ def test_eval_takes_every_flag_of_solve_that_is_about_searching(tot: Any) -> Non
     flags = [
         set(re.findall(r"^ +(--[a-z-]+)", tot(command, "--help")[1], re.MULTILINE)) for command in ("solve", "eval")
     ]
-    assert flags[0] - flags[1] == {"--row", "--json", "--profile", "--profile-out"}
+    assert flags[0] - flags[1] == {"--row", "--json", "--overwrite", "--profile", "--profile-out"}
 
 
 @pytest.mark.processes

@@ -73,7 +73,7 @@ def commands() -> dict[str, Any]:
 
 
 def test_every_flag_that_a_message_names_exists() -> None:
-    known = {flag for command in commands().values() for option in command.params for flag in option.opts}
+    known = {flag for command in commands().values() for option in command.params for flag in option.opts} | {"--help"}
     flags = matches(r"(?<![\w-])(--[a-z][a-z-]*[a-z])(?![\w{-])")
     assert len(flags) > 20
     assert flags - known - OTHER_PROGRAMS == set()

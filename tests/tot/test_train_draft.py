@@ -123,7 +123,7 @@ def test_a_draft_is_trained_found_and_of_use(
     assert all(completion.usage.drafted > 0 for completion in got)
 
     (entry,) = [entry for entry in list_models() if entry.kind == "trained draft"]
-    assert (entry.name, entry.where) == (str(target), folder)
+    assert (entry.name, entry.where, entry.note) == (str(folder), folder, f"for {target}")
     assert entry.size == (folder / "model.safetensors").stat().st_size
     assert main(["models"]) == 0
     listed = capfd.readouterr().out

@@ -177,7 +177,7 @@ def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> N
         "pruned": True, "chosen": True, "decoder": "ar", "prompt_tokens": 1, "new_tokens": 2,
         "drafted": 3, "accepted": 4, "seconds": 0.5,
         "merged": 5, "rejected": 6, "parse_failures": 7, "numbered": 8, "approximate_tokens": 9, "undecoded_tokens": 10,
-        "reached": 11,
+        "reached": 11, "answer": "x", "share": 0.5,
     }  # fmt: skip
     assert {*other, "id", "parent", "depth", "index", "thought"} == set(Node.model_fields)
     tree = ThoughtTree(State(question="q"))

@@ -181,7 +181,11 @@ def _run(
     if as_json:
         sys.stdout.write(json.dumps({**solution.summary(), **scored}) + "\n")
     else:
-        show(solution, out or (None if checkpoint is None else checkpoint.path), _verdict(scored))
+        show(
+            solution,
+            out or (None if checkpoint is None else checkpoint.path),
+            _verdict(scored, about["reference"] == about["question"]),
+        )
     return interrupted
 
 
@@ -194,11 +198,13 @@ def _scored(task: Task, answer: Any, reference: Any) -> dict[str, Any]:
     return {"reference": reference if parsed is None else parsed, "score": score}
 
 
-def _verdict(scored: Mapping[str, Any]) -> str:
-    """Whether the answer is right, in a line."""
+def _verdict(scored: Mapping[str, Any], itself: bool) -> str:
+    """Whether the answer is right, in a line; with the reference, unless that is the question `itself`."""
     from tot.report.terminal import brief
 
     if not scored:
         return ""
     judged = {1.0: "Right", 0.0: "Wrong"}.get(scored["score"], f"Score {scored['score']:.2f}")
+    if itself:
+        return f"{judged}."
     return f"{judged}. Reference: {brief(str(scored['reference']), 100)}"

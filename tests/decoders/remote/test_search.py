@@ -321,7 +321,10 @@ def test_an_address_with_a_password_is_refused_and_left_nowhere(
 
 @pytest.mark.parametrize(
     ("option", "complaint"),
-    [("api_key=sk-hidden", "the key is no option"), ("conurrency=3", "option conurrency: Extra inputs")],
+    [
+        ("api_key=sk-hidden", "the key is no option"),
+        ("conurrency=3", "did you mean concurrency?"),
+    ],
 )
 def test_options_that_are_none_are_told_in_one_line(command: Any, option: str, complaint: str) -> None:
     status, output, errors = command(

@@ -17,19 +17,21 @@ import pytest
     [
         (
             ("solv",),
-            r"No such command 'solv': choose one of solve, eval, report, serve, models, train-draft, train-value, "
-            "instances, bench, cllm, fastcot",
+            r"No such command 'solv' \(did you mean solve\?\): see tot --help",
         ),
         (
             ("bench", "fast"),
-            r"No such command 'fast': choose one of decoders, fastcot, .*, quality",
+            r"No such command 'fast' \(did you mean fastcot\?\): see tot bench --help",
         ),
         (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
-        (("solve", "gsm8k", "q", "--breath", "2"), r"No such option: --breath: choose one of --data, .*--breadth, .*"),
+        (
+            ("solve", "gsm8k", "q", "--breath", "2"),
+            r"No such option: --breath \(did you mean --breadth\?\): see tot solve --help",
+        ),
         (
             ("--quiet",),
-            r"No such option: --quiet: choose one of solve, eval, report, serve, models, train-draft, train-value, "
-            "instances, bench, cllm, fastcot",
+            r"No such option: --quiet: choose one of solve, eval, report, serve, list, models, cache, train-draft, "
+            "train-value, instances, bench, cllm, fastcot",
         ),
         (("solve", "gsm8k", "q", "two"), r"Got unexpected extra argument\(s\) \(two\)"),
         (("solve", "gsm9k", "q"), r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*, gsm8k, .*"),
@@ -66,7 +68,7 @@ import pytest
         (("solve", "gsm8k", "q", "--data", "x.jsonl"), r"--data and a question: give one of the two, not 'q' as well"),
         (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
         (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
-        (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume goes on as the run was started: leave 'task' out"),
+        (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume uses the options of the run: leave 'task' out"),
         (("solve", "--resume", "x.jsonl"), r"x\.jsonl can't be opened: No such file or directory; .*"),
         (("solve", "my_task.py:Mine"), r"my_task\.py: there is no such file; give path/to/file\.py:Name"),
         (("solve", "my_task.py"), r"my_task\.py: name what is in it, as in my_task\.py:Name"),

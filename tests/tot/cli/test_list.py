@@ -1,0 +1,87 @@
+"""`tot list`, `tot cache`, `--version` and columns of other names."""
+
+from __future__ import annotations
+
+import json
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tot.config import SearchConfig
+from tot.keywords import SearchOptions
+
+ROWS = [{"problem": "1 + 1?", "right": "2"}, {"problem": "2 + 5?", "right": "7"}]
+
+
+def test_every_kind_is_listed_with_a_sentence_each(tot: Any) -> None:
+    status, out, err = tot("list")
+    assert (status, err) == (0, "")
+    for name in ("tasks", "searches", "generators", "evaluators", "decoders"):
+        assert f"\n{name}\n" in f"\n{out}"
+    for name in ("gsm8k", "mcts", "continue", "logprob", "seed"):
+        assert re.search(rf"^  {name} +\w.{{10,}}$", out, re.MULTILINE), name
+
+
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    [
+        (("searches", "mcts"), r"  iterations=10 "),
+        (("generators", "sample"), r"  temperature=0\.7 "),
+        (("decoders", "sd"), r"  k=4 "),
+        (("tasks", "game24"), r"Default search: best-first"),
+    ],
+)
+def test_one_is_shown_with_its_options_and_defaults(tot: Any, asked: tuple[str, str], shown: str) -> None:
+    status, out, _ = tot("list", *asked)
+    assert status == 0
+    assert out.startswith(f"{asked[1]}\n")
+    assert re.search(shown, out)
+
+
+def test_unknown_names_are_refused_with_the_nearest(tot: Any) -> None:
+    assert "unknown kind 'search' (did you mean searches?)" in tot("list", "search")[2]
+    assert "unknown search 'mtcs' (did you mean mcts?)" in tot("list", "searches", "mtcs")[2]
+
+
+def test_the_cache_is_shown_and_emptied(tot: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
+    assert tot("cache")[1].endswith(f"0.0 MiB  in {tmp_path / 'cache'}\n")
+    (tmp_path / "cache" / "models").mkdir(parents=True)
+    (tmp_path / "cache" / "models" / "a.bin").write_bytes(bytes(3 * 2**20))
+    assert re.search(r"^ +3\.0 MiB  models$", tot("cache")[1], re.MULTILINE)
+    assert tot("cache", "--clear")[1].endswith("Deleted.\n")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_the_version_is_printed(tot: Any, python: Any) -> None:
+    assert tot("--version")[:2] == (0, f"tot {version('tot')}\n")
+    out, _ = python("-m", "tot", "--version").communicate(timeout=60)
+    assert out == f"tot {version('tot')}\n"
+    assert "Usage: tot" in tot("-h")[1]
+
+
+def test_keywords_for_editors_are_the_fields_of_the_config() -> None:
+    budgets = {name for name in SearchConfig.names() if name.startswith("budget_")}
+    assert set(SearchOptions.__annotations__) == {*SearchConfig.model_fields, *budgets, "tokenizer"}
+
+
+def test_columns_of_other_names_are_read_and_the_answer_is_judged(
+    tot: Any, scripted_model: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    columns = ("--question-column", "problem", "--answer-column", "right")
+    solve = ("solve", "gsm8k", "--data", "rows.jsonl", "--search", "cot")
+    status, out, err = tot(*solve, *columns, "--row", "1")
+    assert (status, err) == (0, "")
+    assert re.match(r"Answer: .+\n(Right|Wrong)\. Reference: 7\n", out)
+    result = json.loads(tot(*solve, *columns, "--json")[1])
+    assert (result["reference"], result["score"] in (0.0, 1.0)) == ("2", True)
+    assert "has no 'nowhere' (it has problem, right)" in tot(*solve, "--question-column", "nowhere")[2]
+    assert "--question-column names a column of --data" in tot("solve", "gsm8k", *columns)[2]
+    evaluate = ("eval", "gsm8k", "--data", "rows.jsonl", "--search", "cot", "--out", "runs")
+    assert tot(*evaluate, *columns)[0] == 0
+    samples = [json.loads(line) for line in (tmp_path / "runs" / "samples.jsonl").read_text().splitlines()]
+    assert sorted((one["question"], one["reference"]) for one in samples) == [("1 + 1?", "2"), ("2 + 5?", "7")]
