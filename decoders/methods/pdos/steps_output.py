@@ -36,7 +36,7 @@ class Passage(Output):
 
     def whole(self, text: str) -> tuple[int, str]:
         """How many tokens stand for a text that the tokens begin with, and what is left of it to be encoded."""
-        kept, characters = max(entry for entry in self._whole if entry[1] <= len(text))
+        kept, characters = max(entry for entry in self._boundaries if entry[1] <= len(text))
         return kept, text[characters:]
 
     @property
