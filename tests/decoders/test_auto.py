@@ -282,4 +282,4 @@ def test_a_draft_that_cant_be_read_is_left_out(
         assert auto.drafter is not None
         assert auto.drafter.runner is None
         assert len(auto.generate(requests(1))) == 1
-    assert "the draft that was trained for tiny is not used" in caplog.text
+    assert "cannot use the trained draft of tiny" in caplog.text
