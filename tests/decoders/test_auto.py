@@ -267,7 +267,7 @@ def test_a_draft_may_be_named(
 
 
 def test_it_looks_up_by_itself(engines: Callable[[], Engine]) -> None:
-    with pytest.raises(OptionError, match="draft='lookup': auto looks up by itself, and takes one model"):
+    with pytest.raises(OptionError, match="draft='lookup' is not a model: auto includes lookup"):
         load_decoder("auto", engine=engines(), draft="lookup")
 
 
