@@ -175,16 +175,16 @@ class ModelDrafter(Drafter):
             if contexts[tip.context].weigh and draw.temperature > 0:
                 missing = self.vocabulary - len(row)  # tokens that only the target has
                 drafts[tip.context].weights[tip.node] = pad(distribution(row, draw), (0, missing))
-        found: list[list[int]] = [[] for _ in frontier]
+        top_tokens: list[list[int]] = [[] for _ in frontier]
         widths = [contexts[tip.context].widths[depth] for tip in frontier]
         for width in sorted(set(widths)):
             same = [i for i, other in enumerate(widths) if other == width]
             for i, tokens in zip(same, candidates(logits[same], [draws[i] for i in same], width), strict=True):
-                found[i] = tokens
+                top_tokens[i] = tokens
         if not weigh:
-            return [(tokens, 0) for tokens in found]
+            return [(tokens, 0) for tokens in top_tokens]
         confidence = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
-        return list(zip(found, confidence, strict=True))
+        return list(zip(top_tokens, confidence, strict=True))
 
     def end(self, key: int) -> None:
         with self._lock:

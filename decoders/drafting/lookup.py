@@ -149,13 +149,13 @@ class LookupDrafter(Drafter):
         if context.key not in self._texts:
             prompt = tuple(context.prompt)
             if self._prompts.get(prompt, 0) not in self.index:
-                self._prompts = {known: text for known, text in self._prompts.items() if text in self.index}
+                self._prompts = {indexed: text for indexed, text in self._prompts.items() if text in self.index}
                 self._prompts[prompt] = self.index.begin()
                 self.index.extend(self._prompts[prompt], prompt)
             # A text begins with the end of the prompt, so that n-grams can span both.
             self._texts[context.key] = self.index.begin(), max(0, len(prompt) - self.index.longest)
-        text, known = self._texts[context.key]
-        self.index.extend(text, context.tokens[known:])
+        text, indexed = self._texts[context.key]
+        self.index.extend(text, context.tokens[indexed:])
         self._texts[context.key] = text, len(context.tokens)
 
     def end(self, key: int) -> None:

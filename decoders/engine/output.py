@@ -175,7 +175,7 @@ class Output:
             choice_logprobs=self.choice_logprobs,
             parts=parts,
             trajectory=tuple(self.trajectory),
-            states=torch.stack(states) if (states := [one for one in self.states if one is not None]) else None,
+            states=torch.stack(states) if (states := [row for row in self.states if row is not None]) else None,
         )
 
     def _part(self) -> Part:

@@ -65,10 +65,10 @@ class Forward:
 
     def sample(self, chunks: Sequence[Chunk], layers: Sequence[Sequence[int]] = ()) -> list[list[Sampled]]:
         """Serve the reads of the chunks. Returns one list per chunk, with the states of its `layers`."""
-        wanted = [want for chunk in chunks for want in chunk.reads]
+        reads = [item for chunk in chunks for item in chunk.reads]
         rows = [row for rows in self.rows for row in rows]
         logits = self.logits if rows == list(range(len(self.logits))) else self.logits[rows]
-        sampled = iter(read(logits, wanted) if wanted else ())
+        sampled = iter(read(logits, reads) if reads else ())
         results = [[next(sampled) for _ in chunk.reads] for chunk in chunks]
         if self.states is not None:
             for result, chunk_rows, chunk_layers in zip(results, self.rows, layers, strict=True):

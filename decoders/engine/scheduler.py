@@ -2,7 +2,7 @@
 
 First come, first served. A pausable request reserves slots for its next tokens only; other requests reserve all the
 slots that they may need. When slots run out, the youngest pausable request returns to the front of the queue. It is
-computed again with all its slots reserved. So each request is paused at most once, and full reservations always finish.
+computed again with all its slots reserved. So each request is paused at most once and always finishes.
 
 A step takes up to `chunk` rows of prompts, and the chunks that the policies of requests with computed prompts propose.
 """

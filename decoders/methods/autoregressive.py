@@ -33,13 +33,14 @@ class Autoregressive(Policy):
         elif self._trigger:
             answer += self._job.request.answer_tokens
         running = self._running()
-        scored = {one.output.index for one in running if one.scorer is not None}  # a scorer has all of its slots
+        # A scorer has all of its slots.
+        scored = {sequence.output.index for sequence in running if sequence.scorer is not None}
         if self._choices and not self._trigger:
             return 0 if scored else 1 + answer
         texts = [output for output in self._job.running if output.index not in scored]
         waiting = sum(output.index not in self._in_answer for output in texts)
         # Triggers that are pending.
-        answering = (one for one in running if one.output.index in self._in_answer - scored)
+        answering = (sequence for sequence in running if sequence.output.index in self._in_answer - scored)
         pending = sum(len(sequence.pending) for sequence in answering)
         return 1 + sum(output.room for output in texts) + answer * waiting + pending
 
