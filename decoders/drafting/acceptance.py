@@ -1,9 +1,11 @@
-"""Acceptance rules: which drafted token is taken, and what is drawn in its place where none is.
+"""Acceptance rules: which drafted token is accepted, and which token replaces a rejected one.
 
-Coupled: the target draws with its own seeded noise, and a drafted token is taken where it is the one drawn: the output
-is that of `ar`, token for token. Rejection: a candidate x drawn from q is taken with probability min(1, p(x) / q(x)),
-else the next is tried against what is left of p (Leviathan et al., 2023, Algorithm 1, for one candidate; Yang et al.,
-2024, recursively for several): the output's distribution is the target's.
+Coupled: the target draws with its own seeded noise, and a drafted token is accepted if it equals the token drawn. The
+output equals the output of `ar`, token for token.
+
+Rejection: a candidate x drawn from q is accepted with probability min(1, p(x) / q(x)). Otherwise the next candidate is
+tested against the residual of p (Leviathan et al., 2023, Algorithm 1, for one candidate; Yang et al., 2024, recursively
+for several). The output has the target's distribution.
 """
 
 from __future__ import annotations
@@ -18,23 +20,23 @@ from tot.decoders.drafting.drafters import Draft
 from tot.decoders.engine.sampling import Draw, Raw, Read, Sampled, distribution, noise_key
 
 _ACCEPTANCE = 0x5DEECE66D1CE4E5B
-"""Keeps the noise of accepting apart from that of drawing."""
+"""Separates the noise of acceptance from the noise of drawing."""
 
 
 class Coupled:
-    """Equality with what the target draws; lossless token for token."""
+    """Accept a drafted token if the target draws the same one; lossless token for token."""
 
     coupled = True
-    """Drafts are to be drawn with the target's own noise."""
+    """Whether drafts must be drawn with the target's own noise."""
 
     def want(self, draw: Draw) -> Read:
-        """What to read at a position."""
+        """Return the read for a position."""
         return draw
 
     def choose(self, sampled: Sampled, draw: Draw, draft: Draft, node: int) -> tuple[Sampled, int | None]:
-        """The token after `node`, and which of its drafted children it is, if it is one."""
-        taken = (child for child in draft.children(node) if draft.tokens[child] == sampled.token)
-        return sampled, next(taken, None)
+        """Return the token after `node`, and the drafted child with that token, or None."""
+        matching = (child for child in draft.children(node) if draft.tokens[child] == sampled.token)
+        return sampled, next(matching, None)
 
 
 class Rejection(Coupled):
@@ -51,10 +53,10 @@ class Rejection(Coupled):
         target = distribution(sampled.logits, draw)
         children = draft.children(node)
         tokens = [draft.tokens[child] for child in children]
-        taken, left = reject(target, tokens, draft.weights.get(node), uniform)
-        token = tokens[taken] if taken is not None else _drawn(left, uniform())
+        accepted, residual = reject(target, tokens, draft.weights.get(node), uniform)
+        token = tokens[accepted] if accepted is not None else _draw_token(residual, uniform())
         logprob = float(sampled.logits[token] - sampled.logits.logsumexp(-1))
-        return Sampled(token, logprob, states=sampled.states), None if taken is None else children[taken]
+        return Sampled(token, logprob, states=sampled.states), None if accepted is None else children[accepted]
 
 
 def reject(
@@ -63,24 +65,24 @@ def reject(
     draft: Tensor | None,
     uniform: Callable[[], float],
 ) -> tuple[int | None, Tensor]:
-    """Which candidate is accepted, and the distribution to draw from where none is.
+    """Return the index of the accepted candidate, or None and the distribution to draw from instead.
 
-    `target` p and `draft` q are (vocab,) probabilities; `candidates` were drawn from q in this order. No q: they were
-    chosen without chance, each from a distribution that holds nothing else.
+    `target` p and `draft` q are (vocab,) probabilities; `candidates` were drawn from q in this order. Without q, the
+    candidates are deterministic: each has a point distribution.
     """
     p, q = target, draft
-    for place, x in enumerate(candidates):
+    for index, x in enumerate(candidates):
         if q is None:
             point = torch.zeros_like(p)
             point[x] = 1.0
-        now = point if q is None else q
-        if uniform() * float(now[x]) < float(p[x]):  # u < p(x) / q(x)
-            return place, p
-        p = _normalised((p - now).clamp_(min=0.0), p)  # Leviathan et al., eq. 4
+        proposal = point if q is None else q
+        if uniform() * float(proposal[x]) < float(p[x]):  # u < p(x) / q(x)
+            return index, p
+        p = _normalised((p - proposal).clamp_(min=0.0), p)  # Leviathan et al., eq. 4
         if q is not None:
             q = q.clone()
             q[x] = 0.0
-            q = _normalised(q, q)  # the next one was drawn from what was left
+            q = _normalised(q, q)  # the next candidate was drawn from the rest
     return None, p
 
 
@@ -89,9 +91,9 @@ def _normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     return weights / total if float(total) > 0 else otherwise
 
 
-def _drawn(probabilities: Tensor, uniform: float) -> int:
-    """The token at which the cumulated probability passes `uniform`."""
-    cumulated = probabilities.cumsum(-1)
-    place = int(torch.searchsorted(cumulated, uniform * float(cumulated[-1]), right=True))
-    likely = probabilities.nonzero()[:, 0]
-    return int(likely[-1]) if place > int(likely[-1]) else place
+def _draw_token(probabilities: Tensor, uniform: float) -> int:
+    """Return the token at which the cumulative probability exceeds `uniform`."""
+    cumulative = probabilities.cumsum(-1)
+    token = int(torch.searchsorted(cumulative, uniform * float(cumulative[-1]), right=True))
+    support = probabilities.nonzero()[:, 0]
+    return int(support[-1]) if token > int(support[-1]) else token

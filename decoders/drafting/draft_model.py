@@ -1,5 +1,7 @@
-"""ModelDrafter: a second model drafts. It shares the target's noise, so it guesses the token that the target is most
-likely to draw."""
+"""ModelDrafter: drafts with a second model.
+
+It shares the target's noise, so it guesses the token that the target is most likely to draw.
+"""
 
 from __future__ import annotations
 
@@ -24,21 +26,21 @@ _CHUNK = 512
 
 
 class _Tip(NamedTuple):
-    """A node that a draft may go on from."""
+    """A node that a draft may be extended from."""
 
     context: int
     node: int
     branch: Branch
-    """Ends in the node; or in its parent, until it is gone on from."""
+    """Ends in the node, or in its parent until the node is extended."""
 
 
 def level(context: DraftContext, depth: int) -> Hashable:
-    """What the share of a model's forwards at that depth, after which something was accepted, is kept under."""
+    """Return the kind of a draft model's forward at a depth; it succeeds if a token after it is accepted."""
     return "level", depth, round(context.draws[0].temperature, 1)
 
 
 class ModelDrafter(Drafter):
-    """Drafts with a second model over a RadixCache of its own; all texts in one packed forward a position."""
+    """Drafts with a second model over its own RadixCache, with one packed forward per position for all texts."""
 
     def __init__(
         self,
@@ -48,18 +50,18 @@ class ModelDrafter(Drafter):
         quantize: Quantization | None = None,
         shared: Backend | None = None,
     ) -> None:
-        """`quantize` and `shared` as for a Runner."""
+        """`quantize` and `shared` are as in `Runner`."""
         self.loaded = loaded
         self.vocabulary = vocabulary
-        """Tokens that the target has logits for; a draft may have more or fewer of them."""
+        """Size of the target's logits; the draft's may be larger or smaller."""
         self.runner: Runner = Runner(loaded, kv_budget, quantize, shared)
         self.forwards = 0
         self._lock = threading.Lock()
-        """Drafting may go on in a thread of its own (SEED's rounds), and decoders share a drafter."""
+        """Drafting may run in another thread (SEED's rounds), and decoders share a drafter."""
         self._rows = int(loaded.config.vocab_size)
         self._branches: dict[int, Branch] = {}
         self._starts: dict[int, int] = {}
-        """By key: the first token of the text that its branch holds."""
+        """By key: the position of the text at which its branch begins."""
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
         with self._lock:
@@ -67,24 +69,24 @@ class ModelDrafter(Drafter):
 
     def _draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None) -> list[Draft]:
         drafts = [Draft() for _ in contexts]
-        asked = [i for i, context in enumerate(contexts) if context.widths]
-        if not asked or not (planner is None or planner.deepen(level(contexts[asked[0]], 0), [1.0] * len(asked))):
+        active = [i for i, context in enumerate(contexts) if context.widths]
+        if not active or not (planner is None or planner.deepen(level(contexts[active[0]], 0), [1.0] * len(active))):
             return drafts
         forks: list[Branch] = []
         try:
             frontier = [_Tip(i, -1, branch) for i, branch in self._follow(contexts)]
             depth = 0
             while frontier:
-                grown = self._candidates(contexts, frontier, depth, drafts, planner is not None)
+                candidates_by_tip = self._candidates(contexts, frontier, depth, drafts, planner is not None)
                 depth += 1
                 deeper: list[_Tip] = []
-                for (i, node, branch), (tokens, sure) in zip(frontier, grown, strict=True):
-                    heat = round(contexts[i].draws[0].temperature, 1)
+                for (i, node, branch), (tokens, confidence) in zip(frontier, candidates_by_tip, strict=True):
+                    temperature = round(contexts[i].draws[0].temperature, 1)
                     drafts[i].levels[node] = level(contexts[i], depth - 1)
                     for rank, token in enumerate(tokens):
-                        child = drafts[i].add(token, node, ("model", heat, rank, sure), planner)
+                        child = drafts[i].add(token, node, ("model", temperature, rank, confidence), planner)
                         if child is None:
-                            break  # rejection takes candidates in the order in which they were drawn
+                            break  # rejection tests candidates in the order in which they were drawn
                         if depth < len(contexts[i].widths):
                             deeper.append(_Tip(i, child, branch))
                 if planner is not None and deeper:
@@ -96,7 +98,7 @@ class ModelDrafter(Drafter):
                     forks.append(self.runner.cache.fork(branch))
                     self.runner.cache.extend(forks[-1], [drafts[i].tokens[node]])
                     frontier.append(_Tip(i, node, forks[-1]))
-        except RadixCacheFullError:  # what was drafted so far is as good
+        except RadixCacheFullError:  # return the draft so far
             pass
         finally:
             for fork in forks:
@@ -104,7 +106,7 @@ class ModelDrafter(Drafter):
         return drafts
 
     def _follow(self, contexts: Sequence[DraftContext]) -> list[tuple[int, Branch]]:
-        """Bring the branches of all texts up to date, but for computing their last token."""
+        """Extend the branches of all texts to their current tokens, and compute all but the last chunk."""
         cache = self.runner.cache
         tips = []
         for i, context in enumerate(contexts):
@@ -115,34 +117,34 @@ class ModelDrafter(Drafter):
             tokens = list(context.tokens[start:])
             branch = self._branches.setdefault(context.key, cache.open())
             pairs = zip(cache.tokens(branch), tokens, strict=False)
-            # Something else may have been written in the end's place.
-            same = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(branch), len(tokens)))
-            cache.rollback(branch, same)
-            new = tokens[same:]
+            # The end of the text may have been replaced.
+            common = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(branch), len(tokens)))
+            cache.rollback(branch, common)
+            new = tokens[common:]
             if max(new, default=0) >= self._rows:
-                continue  # a token of the target's padding: the draft has no such row
+                continue  # a token of the target's padding, which the draft lacks
             try:
                 cache.extend(branch, new)
-            except RadixCacheFullError:  # no room for this text: others may be shorter
+            except RadixCacheFullError:  # no room for this text; others may be shorter
                 self._forget(context.key)
                 continue
-            done = cache.computed_length(branch)
-            while done < len(branch) - _CHUNK:
-                self.runner.forward([Chunk(branch, done, done + _CHUNK)])
+            computed = cache.computed_length(branch)
+            while computed < len(branch) - _CHUNK:
+                self.runner.forward([Chunk(branch, computed, computed + _CHUNK)])
                 self.forwards += 1
-                done += _CHUNK
+                computed += _CHUNK
             tips.append((i, branch))
         return tips
 
     def _start(self, context: DraftContext) -> int | None:
-        """Where the draft's view of a text begins: it may see less than the target. Texts of one prompt begin alike."""
+        """Return where the draft's context window begins in a text, or None. Texts of one prompt begin alike."""
         window, length = self.runner.context, len(context.tokens)
         start = self._starts.get(context.key, 0)
         if 0 < length - start <= window - len(context.widths):
             return start
         self._forget(context.key)
         start = max(0, length - window + max(len(context.widths), window // 4))  # room for the text to grow
-        if start >= length:  # a window that holds no draft of that length
+        if start >= length:  # the window is too short for the draft
             return None
         self._starts[context.key] = start
         return start
@@ -155,8 +157,10 @@ class ModelDrafter(Drafter):
         drafts: Sequence[Draft],
         weigh: bool,
     ) -> list[tuple[list[int], int]]:
-        """The tokens that may follow each branch of the frontier, computed in one forward, and how sure the draft is of
-        what comes there, from 0 to 9 (0 where nobody weighs it)."""
+        """Return the candidates after each branch of the frontier, computed in one forward.
+
+        With `weigh`, also return the draft's confidence in its top token, from 0 to 9; otherwise 0.
+        """
         cache = self.runner.cache
         chunks = []
         for i, _, branch in frontier:
@@ -169,18 +173,18 @@ class ModelDrafter(Drafter):
         draws = [contexts[tip.context].draws[depth] for tip in frontier]
         for tip, row, draw in zip(frontier, logits, draws, strict=True):
             if contexts[tip.context].weigh and draw.temperature > 0:
-                missing = self.vocabulary - len(row)  # tokens that only the target may write
+                missing = self.vocabulary - len(row)  # tokens that only the target has
                 drafts[tip.context].weights[tip.node] = pad(distribution(row, draw), (0, missing))
-        grown: list[list[int]] = [[] for _ in frontier]
+        top_tokens: list[list[int]] = [[] for _ in frontier]
         widths = [contexts[tip.context].widths[depth] for tip in frontier]
         for width in sorted(set(widths)):
-            same = [at for at, wanted in enumerate(widths) if wanted == width]
-            for at, tokens in zip(same, candidates(logits[same], [draws[at] for at in same], width), strict=True):
-                grown[at] = tokens
+            same = [i for i, other in enumerate(widths) if other == width]
+            for i, tokens in zip(same, candidates(logits[same], [draws[i] for i in same], width), strict=True):
+                top_tokens[i] = tokens
         if not weigh:
-            return [(tokens, 0) for tokens in grown]
-        sure = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
-        return list(zip(grown, sure, strict=True))
+            return [(tokens, 0) for tokens in top_tokens]
+        confidence = (logits.amax(-1) - logits.logsumexp(-1)).exp().mul_(9.99).nan_to_num_(0.0).int().tolist()
+        return list(zip(top_tokens, confidence, strict=True))
 
     def end(self, key: int) -> None:
         with self._lock:
@@ -197,12 +201,16 @@ class ModelDrafter(Drafter):
 
 
 def check_vocabulary(draft: Any, target: Any) -> None:
-    """Raise ModelError unless two tokenizers have the same tokens; embeddings may be padded to different sizes."""
-    ours, theirs = draft.get_vocab(), target.get_vocab()
-    different = sorted(token for token in ours.keys() | theirs.keys() if ours.get(token) != theirs.get(token))
+    """Raise ModelError unless both tokenizers have the same tokens. Embeddings may be padded to different sizes."""
+    draft_ids, target_ids = draft.get_vocab(), target.get_vocab()
+    different = sorted(
+        token for token in draft_ids.keys() | target_ids.keys() if draft_ids.get(token) != target_ids.get(token)
+    )
     if different:
-        shown = ", ".join(f"{token!r} ({ours.get(token)} and {theirs.get(token)})" for token in different[:3])
+        examples = ", ".join(
+            f"{token!r} ({draft_ids.get(token)} and {target_ids.get(token)})" for token in different[:3]
+        )
         raise ModelError(
-            f"the draft's tokenizer differs from the target's in {len(different)} of {len(theirs)} tokens, such as "
-            f"{shown}: choose a draft of the same family, or draft=None for lookup"
+            f"the draft's tokenizer differs from the target's in {len(different)} of {len(target_ids)} tokens, such as "
+            f"{examples}: choose a draft of the same family, or draft=None for lookup"
         )

@@ -1,6 +1,6 @@
-"""What a drafter is: what a text may go on with, guessed cheaply, for a target model to verify.
+"""Drafters: they guess the next tokens of a text cheaply, and the target model verifies them.
 
-A drafter never decides what comes out, only how fast.
+A drafter never changes the output, only the speed.
 """
 
 from __future__ import annotations
@@ -20,46 +20,45 @@ from tot.decoders.request import Purpose
 
 @dataclass(frozen=True, slots=True)
 class DraftContext:
-    """A text to be continued."""
+    """A text to draft for."""
 
     key: int
-    """The same for one text as it grows."""
+    """Identifies the text while it grows."""
     prompt: Sequence[int]
-    """What the text began with."""
+    """The tokens of the prompt."""
     tokens: Sequence[int]
-    """All of it, prompt and what was drawn."""
+    """All tokens: the prompt and the tokens drawn."""
     draws: Sequence[Draw]
-    """How the target will draw each of the next tokens: as many as may be drafted."""
+    """How the target will draw each of the next tokens; the draft is at most this deep."""
     widths: Sequence[int]
-    """k_config: how many candidates at each of these positions, after each candidate before it."""
+    """k_config: number of candidates at each position, per candidate of the position before."""
     weigh: bool = False
-    """The probabilities that candidates are drawn with are wanted too."""
+    """Whether the draft must include the probabilities that candidates are drawn with."""
     purpose: Purpose = "generate"
 
 
 @dataclass(slots=True)
 class Draft:
-    """A tree of tokens; a node stands after its parent in the lists, -1 being the text's end."""
+    """A tree of tokens. A node comes after its parent in the lists; -1 is the end of the text."""
 
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     kinds: list[Hashable] = field(default_factory=list)
-    """By node: what is learned from its being accepted or not is of use for others of this kind."""
+    """By node: the kind of the token, for which acceptance statistics are kept."""
     chances: list[float] = field(default_factory=list)
-    """By node: that all up to it is accepted, where that is known."""
+    """By node: the expected probability that all tokens up to it are accepted. 1 without a planner."""
     levels: dict[int, Hashable] = field(default_factory=dict)
-    """By node whose children a model drafted: the kind of that forward, which brought something if one is accepted."""
+    """By node whose children a model drafted: the kind of that forward. It succeeds if a child is accepted."""
     weights: dict[int, Tensor] = field(default_factory=dict)
-    """By node (-1 for the text's end): the probabilities (vocab,) that its children were drawn with, vocab being the
-    target's."""
+    """By node (-1 for the text's end): the probabilities that its children were drawn with, (vocab of the target,)."""
     probes: list[list[int]] = field(default_factory=list)
-    """Tokens to be fed after the text's end beside the tree, for what the target draws after the last of them: nothing
-    of them is ever accepted. The longest come last, and are left out where the model's context ends."""
+    """Token sequences to feed after the text's end, beside the tree. The target draws a token after each; probes are
+    never accepted. The longest come last, and are left out at the end of the model's context."""
 
     def add(
         self, token: int, parent: int, kind: Hashable = None, planner: SpeculationPlanner | None = None
     ) -> int | None:
-        """The new node; None where it does not pay by the plan."""
+        """Add a token after `parent`. Returns the new node, or None if the planner rejects it."""
         chance = 1.0
         if planner is not None:
             chance = planner.statistics.chance(kind) * (1.0 if parent < 0 else self.chances[parent])
@@ -75,7 +74,7 @@ class Draft:
         return [child for child, parent in enumerate(self.parents) if parent == node]
 
     def path(self, node: int) -> list[int]:
-        """The nodes from the text's end to `node`, which is the last."""
+        """Return the nodes from the text's end to `node`, inclusive."""
         path = []
         while node >= 0:
             path.append(node)
@@ -83,42 +82,44 @@ class Draft:
         return path[::-1]
 
     def leaves(self) -> list[int]:
-        """Nodes without children, depth first."""
+        """Return the nodes without children, depth first."""
         inner = set(self.parents)
         return sorted((node for node in range(len(self.tokens)) if node not in inner), key=self.path)
 
 
 class Verified(NamedTuple):
-    """What became of a draft."""
+    """The result of verifying a draft."""
 
     context: DraftContext
-    """The text as it was drafted for."""
+    """The text before verification."""
     draft: Draft
     drawn: Mapping[int, int]
     """By node (-1 for the text's end): the token that the target drew after it."""
     probed: Sequence[int]
-    """The tokens that it drew after the draft's first probes."""
+    """The tokens that the target drew after the draft's first probes."""
     accepted: int
-    """How many of the draft's tokens are now part of the text; one more token was drawn after them."""
+    """Number of draft tokens that are now part of the text; one more token was drawn after them."""
 
 
 class Drafter(ABC):
+    """Guesses the next tokens of texts."""
+
     runner: Runner | None = None
-    """What runs its model, where it has one."""
+    """The runner of its model, if it has one."""
 
     @abstractmethod
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
-        """A draft for each text, which may be empty. With a planner, what does not pay is left out."""
+        """Return a draft for each text, which may be empty. A planner limits drafts to tokens worth verifying."""
 
     def observe(self, verified: Verified) -> None:  # noqa: B027
-        """Learn from what became of a draft, be it this drafter's or another's."""
+        """Learn from the verification of a draft, whichever drafter made it."""
 
     def end(self, key: int) -> None:  # noqa: B027
-        """That text will not be continued."""
+        """Free the state of a text that will not be continued."""
 
 
 class DrafterChain(Drafter):
-    """Asks one drafter, and for texts it has nothing for the next."""
+    """Calls drafters in order; each one drafts for the texts without a draft so far."""
 
     def __init__(self, drafters: Sequence[Drafter]) -> None:
         self._drafters = drafters

@@ -1,4 +1,4 @@
-"""What a forward takes by its rows, measured on the machine and the model at hand when it is first asked for."""
+"""Latency of a forward by its number of rows, measured on first use for each model."""
 
 from __future__ import annotations
 
@@ -18,75 +18,80 @@ from tot.decoders.engine.sampling import Draw, read
 
 ROWS = (1, 4, 8, 16, 64)
 _CONTEXT = 128
-"""Tokens that each row sees."""
-_LONG = 0.4
-"""Seconds of a forward beyond which more rows are not measured: they take longer in a straight line."""
+"""Number of tokens that each row attends to."""
+_MAX_SECONDS = 0.4
+"""Larger batches are not measured after a forward this slow (seconds): latency is then linear in rows."""
 _DRAW = Draw(1.0, 0, 1.0, 0.0, 0, 0, 0)
 
 
 @dataclass(frozen=True)
 class LatencyModel:
-    """Seconds of one forward by its rows, between the points measured and beyond them in straight lines."""
+    """Seconds of one forward by its number of rows, interpolated and extrapolated linearly."""
 
     rows: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def of(self, rows: int) -> float:
-        at = self._piece(rows)
-        return self.seconds[at] + self.slope(rows) * (rows - self.rows[at])
+        """Return the seconds of a forward with this many rows."""
+        start = self._segment(rows)
+        return self.seconds[start] + self.slope(rows) * (rows - self.rows[start])
 
     def slope(self, rows: int) -> float:
-        """Seconds that one more row adds."""
+        """Return the seconds that one more row adds."""
         if len(self.rows) == 1:
             return 0.0
-        at = self._piece(rows)
-        return (self.seconds[at + 1] - self.seconds[at]) / (self.rows[at + 1] - self.rows[at])
+        start = self._segment(rows)
+        return (self.seconds[start + 1] - self.seconds[start]) / (self.rows[start + 1] - self.rows[start])
 
-    def _piece(self, rows: int) -> int:
+    def _segment(self, rows: int) -> int:
         return max(0, min(bisect_right(self.rows, rows) - 1, len(self.rows) - 2))
 
     @classmethod
     def fit(cls, measured: Sequence[tuple[int, float]]) -> LatencyModel:
-        """From (rows, seconds) pairs. More rows never take less: where a measurement says so, it is the noise."""
+        """Fit (rows, seconds) pairs. Latency never decreases with rows: a smaller measurement is noise."""
         rows, seconds = zip(*sorted(measured), strict=True)
         return cls(rows, tuple(accumulate(seconds, max)))
 
 
-_known: WeakKeyDictionary[Any, LatencyModel] = WeakKeyDictionary()
-"""By model."""
+_latency_models: WeakKeyDictionary[Any, LatencyModel] = WeakKeyDictionary()
+"""The latency model of each loaded model."""
 
 
 def latency_model(runner: Runner) -> LatencyModel:
-    """Seconds of one forward and its sampling by rows, each row on a branch after a common text: the least of three,
-    as whatever disturbs a forward adds to it. Measured once a model, in about twenty forwards; must be called where the
-    runner is not at work. Where nothing fits just now it says that rows are free, and the next call measures."""
-    if runner.loaded in _known:
-        return _known[runner.loaded]
+    """Measure the seconds of one forward and its sampling by rows, once per model, in about twenty forwards.
+
+    Each row is a branch after a common text. The result is the minimum of three, because disturbances only add time.
+    Call this only while the runner is idle. If nothing fits into the cache now, the result is one second for any number
+    of rows, and the next call measures again.
+    """
+    if runner.loaded in _latency_models:
+        return _latency_models[runner.loaded]
     measured: list[tuple[int, float]] = []
     cache = runner.cache
     base = cache.open()
     try:
         cache.extend(base, [0] * min(_CONTEXT, max(1, cache.capacity // 4), max(1, runner.context // 2)))
         runner.forward([Chunk(base, cache.computed_length(base), len(base), [_DRAW])])
-        most = int(runner.loaded.config.vocab_size) - 1  # each branch begins with a token of its own
+        max_rows = int(runner.loaded.config.vocab_size) - 1  # each branch begins with a different token
         for rows in ROWS:
-            if rows <= most and (not measured or measured[-1][1] < _LONG):
-                measured.append((rows, _least(runner, base, rows)))
+            if rows <= max_rows and (not measured or measured[-1][1] < _MAX_SECONDS):
+                measured.append((rows, _min_seconds(runner, base, rows)))
     except RadixCacheFullError:
         pass
     finally:
         cache.rollback(base, 0)
     if not measured:
         return LatencyModel((1,), (1.0,))
-    return _known.setdefault(runner.loaded, LatencyModel.fit(measured))
+    return _latency_models.setdefault(runner.loaded, LatencyModel.fit(measured))
 
 
-def _least(runner: Runner, base: Any, rows: int) -> float:
-    _seconds(runner, base, rows)  # warms up
-    spent = [_seconds(runner, base, rows)]
-    while len(spent) < 3 and sum(spent) < _LONG:
-        spent.append(_seconds(runner, base, rows))
-    return min(spent)
+def _min_seconds(runner: Runner, base: Any, rows: int) -> float:
+    """Return the minimum of up to three measurements after a warm-up."""
+    _seconds(runner, base, rows)
+    times = [_seconds(runner, base, rows)]
+    while len(times) < 3 and sum(times) < _MAX_SECONDS:
+        times.append(_seconds(runner, base, rows))
+    return min(times)
 
 
 def _seconds(runner: Runner, base: Any, rows: int) -> float:
@@ -104,5 +109,5 @@ def _seconds(runner: Runner, base: Any, rows: int) -> float:
 
 
 def engine_latency_model(engine: Engine) -> LatencyModel:
-    """`latency_model` of an engine's model, also while the engine is at work."""
-    return _known.get(engine.loaded) or engine.call(partial(latency_model, engine.runner))
+    """Return the latency model of an engine's model. Safe while the engine runs."""
+    return _latency_models.get(engine.loaded) or engine.call(partial(latency_model, engine.runner))

@@ -1,7 +1,7 @@
-"""Drafts that ask no model: what followed the text's end where it was seen before, in any text of an engine.
+"""Prompt-lookup drafts: the tokens that followed an earlier occurrence of a text's end, in any text of an engine.
 
-NgramIndex holds a dictionary from the shortest n-grams to their latest end, and from each end to the one before. Adding
-a token takes a microsecond and about 200 bytes; a lookup compares the ends from the latest on.
+NgramIndex maps the shortest n-grams to their latest end, and each end to the previous one. Adding a token takes a
+microsecond and about 200 bytes; a lookup compares the ends from the latest on.
 """
 
 from __future__ import annotations
@@ -14,21 +14,20 @@ from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter
 from tot.decoders.drafting.planner import SpeculationPlanner
 
 _LOOKUP_DEPTH = 3
-"""From here on, tokens that were looked up are accepted about as often, one after the other."""
+"""Depth from which acceptance of looked-up tokens is about constant."""
 
 
 _BITS = 32
 _POSITION = (1 << _BITS) - 1
-"""A place is a text's number and, in so many bits, a position in it; so a token is at most as large."""
-_MOST_ENDS = 512
-"""Ends that a lookup compares: of an n-gram that is everywhere, those seen lately."""
+"""A place packs a text's number and, in the low 32 bits, a position in it. Tokens also fit in 32 bits."""
+_MAX_ENDS = 512
+"""Number of latest ends that a lookup compares, for n-grams that occur often."""
 
 
 class NgramIndex:
-    """Texts that grow token by token, and what followed each n-gram in them (2 <= n <= `longest`).
+    """Growing texts, and the tokens that followed each n-gram in them (`shortest` <= n <= `longest`).
 
-    At most about `capacity` tokens are kept: the texts begun first are forgotten first, and with them the n-grams that
-    they were the last to continue.
+    At most about `capacity` tokens are kept. The oldest texts are dropped first, with n-grams found in no other text.
     """
 
     def __init__(self, longest: int = 8, shortest: int = 2, capacity: int = 200_000) -> None:
@@ -37,12 +36,12 @@ class NgramIndex:
         self.capacity = capacity
         self._texts: dict[int, _Text] = {}
         self._ends: dict[int, int] = {}
-        """By n-gram, in one number: the latest place where one of the shortest ended and something followed."""
-        self._kept = 0
+        """By shortest n-gram, packed in one number: the latest place where it ended and a token followed."""
+        self._size = 0
         self._next = 0
 
     def begin(self) -> int:
-        """A new text's number."""
+        """Begin a text and return its number."""
         self._next += 1
         self._texts[self._next] = _Text(array("q"), array("q"))
         return self._next
@@ -51,58 +50,57 @@ class NgramIndex:
         return text in self._texts
 
     def extend(self, text: int, tokens: Sequence[int]) -> None:
-        """Append tokens to a text; to one that was forgotten, nothing."""
-        known = self._texts.get(text)
-        if known is None:
+        """Append tokens to a text. A dropped text is ignored."""
+        entry = self._texts.get(text)
+        if entry is None:
             return
         for token in tokens:
-            end = len(known.tokens)  # what ends here has something after it from now on
+            end = len(entry.tokens)  # the n-gram that ends here now has a continuation
             before = 0
             if end >= self.shortest:
-                gram, place = _number(known.tokens[end - self.shortest : end]), text << _BITS | end
+                gram, place = _pack(entry.tokens[end - self.shortest : end]), text << _BITS | end
                 before, self._ends[gram] = self._ends.get(gram, 0), place
-            known.tokens.append(token)
-            known.before.append(before)
-        self._kept += len(tokens)
-        while self._kept > self.capacity and len(self._texts) > 1:
+            entry.tokens.append(token)
+            entry.before.append(before)
+        self._size += len(tokens)
+        while self._size > self.capacity and len(self._texts) > 1:
             self._forget(next(iter(self._texts)))
 
     def follow(self, tail: Sequence[int], count: int) -> tuple[int, list[int]]:
-        """The length of the longest known end of `tail`, and up to `count` tokens that followed it the latest time that
-        something did."""
-        wanted = list(tail[-self.longest :])
-        wanted.reverse()
-        if len(wanted) < self.shortest:
+        """Return the length of the longest known suffix of `tail`, and up to `count` tokens after its latest match."""
+        suffix = list(tail[-self.longest :])
+        suffix.reverse()
+        if len(suffix) < self.shortest:
             return 0, []
-        place = self._ends.get(_number(wanted[: self.shortest][::-1]), 0)
-        best, found = 0, 0
-        for _ in range(_MOST_ENDS):
+        place = self._ends.get(_pack(suffix[: self.shortest][::-1]), 0)
+        best, match = 0, 0
+        for _ in range(_MAX_ENDS):
             text, end = place >> _BITS, place & _POSITION
-            if (known := self._texts.get(text)) is None:
+            if (entry := self._texts.get(text)) is None:
                 break
-            same = self.shortest
-            for token in wanted[same:]:
-                if same == end or known.tokens[end - same - 1] != token:
+            length = self.shortest
+            for token in suffix[length:]:
+                if length == end or entry.tokens[end - length - 1] != token:
                     break
-                same += 1
-            if same > best:
-                best, found = same, place
-            if best == len(wanted):
+                length += 1
+            if length > best:
+                best, match = length, place
+            if best == len(suffix):
                 break
-            place = known.before[end]
+            place = entry.before[end]
         if not best:
             return 0, []
-        end = found & _POSITION
-        return best, self._texts[found >> _BITS].tokens[end : end + count].tolist()
+        end = match & _POSITION
+        return best, self._texts[match >> _BITS].tokens[end : end + count].tolist()
 
     def _forget(self, text: int) -> None:
-        known = self._texts.pop(text)
-        self._kept -= len(known.tokens)
-        for end in range(len(known.tokens) - 1, self.shortest - 1, -1):
-            gram = _number(known.tokens[end - self.shortest : end])
+        entry = self._texts.pop(text)
+        self._size -= len(entry.tokens)
+        for end in range(len(entry.tokens) - 1, self.shortest - 1, -1):
+            gram = _pack(entry.tokens[end - self.shortest : end])
             if self._ends.get(gram, 0) >> _BITS == text:
-                if known.before[end] >> _BITS in self._texts or known.before[end] >> _BITS == text:
-                    self._ends[gram] = known.before[end]
+                if entry.before[end] >> _BITS in self._texts or entry.before[end] >> _BITS == text:
+                    self._ends[gram] = entry.before[end]
                 else:
                     del self._ends[gram]
 
@@ -110,10 +108,10 @@ class NgramIndex:
 class _Text(NamedTuple):
     tokens: array[int]
     before: array[int]
-    """By position: the place where the n-gram that ends there ended before; 0 where it is new."""
+    """By position: the previous place where the same n-gram ended, or 0 for a new n-gram."""
 
 
-def _number(gram: Sequence[int]) -> int:
+def _pack(gram: Sequence[int]) -> int:
     number = 0
     for token in gram:
         number = number << _BITS | token
@@ -121,15 +119,15 @@ def _number(gram: Sequence[int]) -> int:
 
 
 class LookupDrafter(Drafter):
-    """Drafts what followed the text's last tokens when they were last seen, in any text of this engine so far.
+    """Drafts the tokens that followed the latest occurrence of the text's last tokens, in any text of this engine.
 
-    Prompt lookup (Saxena, 2023) over sibling and ancestor branches too: they are prompts and texts like any other.
+    Prompt lookup (Saxena, 2023) that also covers sibling and ancestor branches, since these are texts of the engine.
     """
 
     def __init__(self) -> None:
         self.index = NgramIndex()
         self._texts: dict[int, tuple[int, int]] = {}
-        """By key: the number in the index, and how many tokens it has of the text."""
+        """By key: the text's number in the index, and the number of its tokens there."""
         self._prompts: dict[tuple[int, ...], int] = {}
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
@@ -151,13 +149,13 @@ class LookupDrafter(Drafter):
         if context.key not in self._texts:
             prompt = tuple(context.prompt)
             if self._prompts.get(prompt, 0) not in self.index:
-                self._prompts = {known: text for known, text in self._prompts.items() if text in self.index}
+                self._prompts = {indexed: text for indexed, text in self._prompts.items() if text in self.index}
                 self._prompts[prompt] = self.index.begin()
                 self.index.extend(self._prompts[prompt], prompt)
-            # A text begins with the prompt's end, so that n-grams span the two.
+            # A text begins with the end of the prompt, so that n-grams can span both.
             self._texts[context.key] = self.index.begin(), max(0, len(prompt) - self.index.longest)
-        text, known = self._texts[context.key]
-        self.index.extend(text, context.tokens[known:])
+        text, indexed = self._texts[context.key]
+        self.index.extend(text, context.tokens[indexed:])
         self._texts[context.key] = text, len(context.tokens)
 
     def end(self, key: int) -> None:

@@ -1,4 +1,4 @@
-"""What the option `draft` may name, opened for an engine: a lookup, a model, the target's first layers, or several."""
+"""Open the drafter that the option `draft` names: lookup, a model, the target's first layers, or several."""
 
 from __future__ import annotations
 
@@ -25,13 +25,16 @@ log = logging.getLogger(__name__)
 
 
 def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
-    """A drafter for an engine's model, from what the option `draft` may be; what is opened for it the stack closes.
+    """Return a drafter for an engine's model. `stack` closes the resources opened for it.
 
-    None and "lookup" look up; "early-exit" or "early-exit:6" drafts with the target's first layers; other names, paths
-    and model objects with that model, "trained" with the one that `tot train-draft` made for this target; several, in a
-    list or with commas, each for texts that those before had nothing for. A drafter is itself, and whose it is closes
-    it. Decoders of one engine share the draft models that they name. Warns of a draft that is slower than its target.
-    Raises ModelError where the draft's tokens are not the target's.
+    Args:
+        draft: None or "lookup" for prompt lookup; "early-exit" or "early-exit:6" for the target's first layers;
+            "trained" for the draft that `tot train-draft` made for this target; another name, a path or a model object
+            for that model; a list or a text with commas for several, each for the texts without a draft so far. A
+            Drafter is returned as it is, and its owner closes it.
+
+    Decoders of one engine share the draft models that they name. Warns if the draft is not smaller than its target.
+    Raises ModelError if the draft's tokens differ from the target's.
     """
     if isinstance(draft, Drafter):
         return draft
@@ -55,7 +58,7 @@ def make_drafter(draft: Any, engine: Engine, stack: ExitStack) -> Drafter:
     named = isinstance(draft, str | Path)
     if not named and not hasattr(draft, "config"):
         raise OptionError(
-            f"draft={draft!r} is no model: give a name, a path, a model object, lookup, trained or early-exit:N"
+            f"draft={draft!r} is not a model: give a name, a path, a model object, lookup, trained or early-exit:N"
         )
     load = partial(_load_drafter, draft, named, engine)
     if named:
@@ -76,37 +79,39 @@ def _load_drafter(draft: Any, named: bool, engine: Engine) -> ModelDrafter:
         unread=engine.runner.quantize == "gguf",
     )
     check_vocabulary(loaded.tokenizer, target.tokenizer)
-    made = _model_drafter(loaded, engine)
-    if (weights := loaded.size) >= (most := target.size):
+    drafter = _model_drafter(loaded, engine)
+    if (weights := loaded.size) >= (target_weights := target.size):
         warnings.warn(
-            f"the draft {loaded.name} has {weights:,} weights and the target {target.name} {most:,}: drafting will not "
-            "make it faster; choose a smaller draft",
+            f"the draft {loaded.name} has {weights:,} weights and the target {target.name} {target_weights:,}: "
+            "drafting will not make it faster; choose a smaller draft",
             stacklevel=4,
         )
-    return made
+    return drafter
 
 
 def _model_drafter(loaded: LoadedModel, engine: Engine, shared: Backend | None = None) -> ModelDrafter:
-    """With a store for as many tokens as the target has: whatever is admitted there has room here. Its weights are
-    quantized as the target's, where they can be: what is drafted only has to be likely."""
-    wanted = None if shared is not None else engine.runner.quantize
+    """Make a drafter with the target's number of cache slots, so that every admitted request has room.
+
+    Its weights are quantized like the target's if possible.
+    """
+    preferred = None if shared is not None else engine.runner.quantize
     make = partial(ModelDrafter, loaded, engine.cache.capacity, engine.loaded.config.vocab_size)
-    for quantize in dict.fromkeys((wanted, None)):
+    for quantize in dict.fromkeys((preferred, None)):
         try:
             return make(quantize, shared)
         except OptionError as error:
-            why = error
-    raise OptionError(f"no room for the draft's keys and values beside the target's: {why}")
+            reason = error
+    raise OptionError(f"no room for the draft's keys and values beside the target's: {reason}")
 
 
 def trained_drafter(engine: Engine, stack: ExitStack) -> ModelDrafter | None:
-    """The draft that `tot train-draft` made for the engine's model, where there is one that can be used."""
+    """Return the draft that `tot train-draft` made for the engine's model, or None if no usable one exists."""
     if not (draft_folder(engine.loaded.name) / "config.json").exists():
         return None
     try:
         drafter = make_drafter("trained", engine, stack)
     except TotError as error:
-        log.warning("the draft that was trained for %s is not used: %s", engine.loaded.name, error)
+        log.warning("cannot use the trained draft of %s: %s", engine.loaded.name, error)
         return None
     assert isinstance(drafter, ModelDrafter)
     return drafter

@@ -1,10 +1,10 @@
-"""What speculation may gain: how often drafted tokens were accepted so far, against what their rows cost.
+"""Plan speculation: weigh the acceptance rate of drafted tokens against the cost of their rows.
 
-A drafted token is worth its row where the time that the row adds brings more tokens than the same time brings without
-it. So the length and the breadth of drafts follow from two measurements, the latency of a forward by its rows and the
-share of drafts accepted, and where packing alone fills the machine nothing is drafted. What is decided about a token
-never depends on the token itself, or rejection rules would no longer keep the distribution. What is expected may be
-wrong in ways that only time tells: a trial by the clock decides whether to draft at all.
+A drafted token is worth its row if the time that the row adds yields more tokens than the same time without it. So two
+measurements set the length and breadth of drafts: the latency of a forward by rows, and the share of drafts accepted.
+Nothing is drafted if packing alone fills the machine. A decision about a token never depends on the token itself,
+because rejection rules would then change the distribution. The estimates may be wrong, so a timed trial decides whether
+to draft at all.
 """
 
 from __future__ import annotations
@@ -14,55 +14,58 @@ from dataclasses import dataclass
 
 from tot.decoders.drafting.latency_model import LatencyModel
 
-_WEIGHT = 2.0
-_GUESS, _OF_A_MODEL = 0.5, 0.8
-"""What is not known yet counts as so many trials, of which this share was accepted; of what a model drafts the second,
-as what is not tried is never known to be good."""
-_FORGETS = 0.995
-"""What was learned counts so much less with every step, so that what was given up is tried again."""
+_PRIOR_TRIALS = 2.0
+_PRIOR, _MODEL_PRIOR = 0.5, 0.8
+"""Prior of an unknown kind: a number of pseudo-trials, and the share of them accepted. Tokens of a draft model have a
+higher share, because a kind that is never tried cannot prove itself."""
+_STATISTICS_DECAY = 0.995
+"""Decay of the statistics per step, so that an abandoned kind is tried again."""
 _MARGIN = 1.2
-"""A forward of the draft must promise so many times what it costs: what is expected is uncertain, its cost is not."""
-_TRIAL = 6
-"""Steps of a way that is being tried."""
-_BLOCKS = 60, 960
-"""Steps of the faster way before the other is tried again: twice as many each time that it has won again."""
-_REGRET = 0.02
-"""Trials that are lost may take this share of the time: the blocks between them are as long as that asks for."""
-_LONGEST = 8000
-"""Steps of such a block, at most."""
-_FADES = 0.97
-"""Older steps of a way count less."""
-_INTERRUPTED = 4.0
-"""A step counts as at most so many times as long as usual: it was interrupted by something else, a long prompt say."""
+"""Required ratio of a draft forward's expected gain to its cost: the gain is uncertain, the cost is not."""
+_TRIAL_STEPS = 6
+"""Number of steps in a trial of an arm."""
+_BLOCK_STEPS = 60, 960
+"""First and maximum number of steps before the slower arm is tried again; doubled each time the faster one wins."""
+_TRIAL_SHARE = 0.02
+"""Share of the time that lost trials may cost; the blocks between trials are long enough to keep to it."""
+_MAX_BLOCK = 8000
+"""Maximum number of steps in such a block."""
+_ARM_DECAY = 0.97
+"""Decay of the totals of an arm per step."""
+_MAX_SLOWDOWN = 4.0
+"""Steps count as at most this multiple of the mean duration; longer ones were interrupted, say by a long prompt."""
 
 
 class AcceptanceStatistics:
-    """Which share of drafted tokens of each kind was accepted. The kind of what a model drafted, or of a forward of
-    it, is a tuple that begins with "model" or "level"."""
+    """Share of drafted tokens accepted, by kind.
+
+    The kind of a draft model's token or forward is a tuple that begins with "model" or "level".
+    """
 
     def __init__(self) -> None:
         self.step = 0
         self._trials: dict[Hashable, tuple[float, float, int]] = {}
-        """By kind: how many, how many of them accepted, and as of which step."""
+        """By kind: number of trials, number accepted, and the step of the last update."""
 
     def chance(self, kind: Hashable) -> float:
-        """How likely a token of that kind is accepted, where the one before it is."""
-        tried, accepted = self._as_of_now(kind)
+        """Return the probability that a token of this kind is accepted, given that the token before it is."""
+        trials, accepted = self._decayed(kind)
         drafted = isinstance(kind, tuple) and kind[0] in ("model", "level")
-        return (accepted + (_OF_A_MODEL if drafted else _GUESS) * _WEIGHT) / (tried + _WEIGHT)
+        return (accepted + (_MODEL_PRIOR if drafted else _PRIOR) * _PRIOR_TRIALS) / (trials + _PRIOR_TRIALS)
 
     def learn(self, kind: Hashable, accepted: bool) -> None:
-        tried, before = self._as_of_now(kind)
-        self._trials[kind] = tried + 1.0, before + accepted, self.step
+        """Count one trial of a kind."""
+        trials, accepted_before = self._decayed(kind)
+        self._trials[kind] = trials + 1.0, accepted_before + accepted, self.step
 
-    def _as_of_now(self, kind: Hashable) -> tuple[float, float]:
-        tried, accepted, step = self._trials.get(kind, (0.0, 0.0, self.step))
-        left = _FORGETS ** (self.step - step)
-        return tried * left, accepted * left
+    def _decayed(self, kind: Hashable) -> tuple[float, float]:
+        trials, accepted, step = self._trials.get(kind, (0.0, 0.0, self.step))
+        decay = _STATISTICS_DECAY ** (self.step - step)
+        return trials * decay, accepted * decay
 
 
 class SpeculationPlanner:
-    """One step's plan, while it is drafted for: the tokens it may bring, the rows it verifies, the seconds it takes."""
+    """The plan of one step during drafting: its expected tokens, rows to verify, and seconds."""
 
     def __init__(
         self,
@@ -82,16 +85,16 @@ class SpeculationPlanner:
         self._rows = branches
 
     def take(self, plan: SpeculationPlanner) -> None:
-        """Go on as planned there, in what began as a copy of this plan."""
+        """Adopt `plan`, which began as a copy of this plan."""
         self._tokens, self._rows, self.drafting = plan._tokens, plan._rows, plan.drafting
 
     @property
     def rate(self) -> float:
-        """Tokens a second, as things stand."""
+        """Expected tokens per second of the plan so far."""
         return self._tokens / (self._target.of(self._rows) + self.drafting)
 
     def admit(self, chance: float) -> bool:
-        """Whether a token that is accepted with that chance is worth its row; if so it is part of the plan."""
+        """Add a token with this acceptance chance to the plan if it is worth its row. Return whether it is."""
         if chance <= self.rate * self._target.slope(self._rows):
             return False
         self._tokens += chance
@@ -99,7 +102,7 @@ class SpeculationPlanner:
         return True
 
     def invest(self, kind: Hashable, rows: int) -> bool:
-        """Whether rows that bring a token with the chance kept under `kind`, but none themselves, pay."""
+        """Add rows that are never accepted but yield a token with the chance of `kind`. Return whether they pay."""
         chance = self.statistics.chance(kind)
         if chance <= self.rate * (self._target.of(self._rows + rows) - self._target.of(self._rows)):
             return False
@@ -108,8 +111,10 @@ class SpeculationPlanner:
         return True
 
     def deepen(self, kind: Hashable, reached: Sequence[float]) -> bool:
-        """Whether another forward of the draft pays, that goes on from nodes reached with these chances. `kind`: what
-        the share of nodes so deep, after which something was accepted, is kept under."""
+        """Add another draft forward from nodes reached with these chances. Return whether it pays.
+
+        `kind` is the statistics key for nodes at this depth: the share after which a token was accepted.
+        """
         if not reached:
             return False
         seconds = 0.0 if self._draft is None else self._pace * self._draft.of(len(reached))
@@ -122,62 +127,67 @@ class SpeculationPlanner:
 
 
 @dataclass
-class _Way:
+class _Arm:
+    """Decayed totals of an arm."""
+
     steps: float = 0.0
     tokens: float = 0.0
     seconds: float = 0.0
 
 
 class Trial:
-    """Which of two ways to take in the next step, by what every step so far brought and took: the faster one is kept,
-    and the other tried again now and then. The first trial of drafting is against the measured latency of a plain
-    forward, so that what clearly pays is never left out."""
+    """Chooses one of two arms for the next step by measured speed.
+
+    The faster arm is kept, and the other one is tried again now and then. The first trial of drafting compares with the
+    measured latency of a plain forward, so drafting that clearly pays is never switched off.
+    """
 
     def __init__(self, plain: float | None) -> None:
-        """`plain`: seconds that a step without drafts, one token a branch, is thought to take; None: try both ways."""
+        """`plain`: expected seconds of a step without drafts, one token per branch. None: try both arms."""
         self.drafts = True
-        """Or what else the first way is."""
-        self._ways = {True: _Way(), False: _Way() if plain is None else _Way(1.0, 1.0, plain)}
-        self._left = _TRIAL
-        self._block = _BLOCKS[0]
+        """Whether the current arm is the first one, which usually means drafting."""
+        self._arms = {True: _Arm(), False: _Arm() if plain is None else _Arm(1.0, 1.0, plain)}
+        self._left = _TRIAL_STEPS
+        self._block = _BLOCK_STEPS[0]
         self._won: bool | None = None
         self._trying = True
         self._changed = True
-        self._tried = _Way()
-        """What the trial under way brought and took."""
+        self._trial = _Arm()
+        """Totals of the current trial."""
 
     def step(self, tokens: float, seconds: float, drafting: float = 0.0) -> None:
-        """A step of the present way brought so many tokens a branch, and took so many seconds besides those of
-        drafting. The first one after a change tells nothing of the way: the draft catches up with what it has not
-        seen."""
+        """Record a step of the current arm: tokens per branch, seconds without drafting, and seconds of drafting.
+
+        The first step after a change is not counted for the arm, because the draft catches up with unseen tokens.
+        """
         self._changed, changed = False, self._changed
-        way = self._ways[self.drafts]
-        if way.steps:
-            seconds = min(seconds, _INTERRUPTED * way.seconds / way.steps)
+        arm = self._arms[self.drafts]
+        if arm.steps:
+            seconds = min(seconds, _MAX_SLOWDOWN * arm.seconds / arm.steps)
         seconds += drafting
         if self._trying:
-            self._tried.tokens += tokens
-            self._tried.seconds += seconds
+            self._trial.tokens += tokens
+            self._trial.seconds += seconds
         if changed:
             return
-        way.steps = way.steps * _FADES + 1
-        way.tokens = way.tokens * _FADES + tokens
-        way.seconds = way.seconds * _FADES + seconds
+        arm.steps = arm.steps * _ARM_DECAY + 1
+        arm.tokens = arm.tokens * _ARM_DECAY + tokens
+        arm.seconds = arm.seconds * _ARM_DECAY + seconds
         self._left -= 1
         if self._left:
             return
-        if not self._trying or not all(way.steps for way in self._ways.values()):
+        if not self._trying or not all(arm.steps for arm in self._arms.values()):
             self._change(not self.drafts)
-            self._left, self._trying, self._tried = _TRIAL, True, _Way()
+            self._left, self._trying, self._trial = _TRIAL_STEPS, True, _Arm()
             return
-        first, second = self._ways[True], self._ways[False]
+        first, second = self._arms[True], self._arms[False]
         self._change(first.tokens * second.seconds > second.tokens * first.seconds)  # tokens a second
-        self._block = min(2 * self._block, _BLOCKS[1]) if self.drafts == self._won else _BLOCKS[0]
+        self._block = min(2 * self._block, _BLOCK_STEPS[1]) if self.drafts == self._won else _BLOCK_STEPS[0]
         self._left, self._trying, self._won = self._block, False, self.drafts
-        kept = self._ways[self.drafts]
-        if kept.steps > 1 and kept.seconds > 0:  # it was measured
-            lost = self._tried.seconds - self._tried.tokens * kept.seconds / kept.tokens
-            self._left = max(self._left, min(_LONGEST, round(lost / (_REGRET * kept.seconds / kept.steps))))
+        winner = self._arms[self.drafts]
+        if winner.steps > 1 and winner.seconds > 0:  # measured, not only the prior
+            lost = self._trial.seconds - self._trial.tokens * winner.seconds / winner.tokens
+            self._left = max(self._left, min(_MAX_BLOCK, round(lost / (_TRIAL_SHARE * winner.seconds / winner.steps))))
 
     def _change(self, drafts: bool) -> None:
         self._changed = drafts != self.drafts

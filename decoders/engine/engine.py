@@ -1,8 +1,8 @@
 """Engine: one model, one RadixCache, and the only step loop.
 
-Each step schedules prompts in chunks and what every running policy proposes, computes all of it in one packed forward,
-samples from the logits, and lets the policies commit. It knows no decoding method: a policy is an object with `propose`
-and `commit`, one for each running request.
+Each step schedules chunks of prompts and the chunks that the running policies propose. It computes all of them in one
+packed forward, samples from the logits, and lets the policies commit. The engine knows no decoding method: a policy is
+an object with `propose` and `commit`, one per running request.
 """
 
 from __future__ import annotations
@@ -39,16 +39,19 @@ log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 _IDLE_SECONDS = 1.0
-"""How long the loop's thread outlives its last request."""
-_LOOK_SECONDS = 0.05
-"""How often budgets are looked at while all requests wait for drafts."""
+"""How long the loop's thread stays alive after its last request."""
+_BUDGET_CHECK_SECONDS = 0.05
+"""Interval between budget checks while all requests wait for drafts."""
 _open: weakref.WeakSet[Engine] = weakref.WeakSet()
-"""Engines to be closed at exit: a thread in the middle of a forward would bring the process down."""
+"""Engines to close at exit: a thread inside a forward would crash the process."""
 
 
 class Engine:
-    """Runs requests on one local model. `kv_budget` is in tokens or bytes ("1.5GiB"); `chunk` rows of prompt a step;
-    `quantize` as for `load_decoder`; with `owned` the model is the engine's alone, and ends with it."""
+    """Run requests on one local model.
+
+    `kv_budget` is in tokens, or in bytes ("1.5GiB"). `chunk` is the number of prompt tokens that a step computes.
+    `quantize` is as in `load_decoder`. With `owned`, closing the engine frees the model.
+    """
 
     def __init__(
         self,
@@ -67,17 +70,17 @@ class Engine:
         self.chunk = chunk
         self.forwards = 0
         self.accounts: defaultdict[Purpose, Metrics] = defaultdict(Metrics)
-        """What requests cost so far, by purpose."""
+        """Cost of the requests so far, by purpose."""
         self.timeline: Timeline | None = None
-        """Set it to have what is done when recorded."""
+        """Set a timeline to record spans on it."""
         self.drafters: LastOpen[Any] = LastOpen(lambda drafter: drafter.close(), lambda drafter: not self._closed)
-        """The draft models beside this one, by name."""
+        """The draft models of this model, by name."""
         self._inbox: list[Job] = []
         self._calls: list[tuple[Future[Any], Callable[[], Any]]] = []
         self._scheduler = Scheduler(self.cache, chunk)
         self._condition = threading.Condition()
         self._woken = False
-        """Something happened that the loop may wait for."""
+        """Whether an event occurred that the loop may be waiting for."""
         self._closed = False
         self._broken: ModelError | None = None
         self._thread: threading.Thread | None = None
@@ -88,7 +91,7 @@ class Engine:
     def submit(
         self, request: Request, policy: PolicyFactory, meter: Meter | None = None, stream: bool = False
     ) -> Handle:
-        """Queue one request. Raises RequestError at once for what can never run."""
+        """Queue one request. Raises RequestError at once if it can never run."""
         return self.submit_all([request], [policy], meter, stream)[0]
 
     def submit_all(
@@ -98,25 +101,25 @@ class Engine:
         meter: Meter | None = None,
         stream: bool = False,
     ) -> list[Handle]:
-        """Queue requests that are to start in the same step. None is queued if one is refused."""
+        """Queue requests that start in the same step. If one is refused, none of them is queued."""
         jobs = [
             self._job(request, policy, meter or Meter(), stream)
             for request, policy in zip(requests, policies, strict=True)
         ]
-        with self._at_work():
+        with self._queueing():
             self._inbox += jobs
         return [job.handle for job in jobs]
 
     def call(self, function: Callable[[], _T]) -> _T:
-        """Run a function in the loop's thread, between two steps: what uses the runner may not run beside one."""
+        """Run a function in the loop's thread between two steps, because only one thread may use the runner."""
         future: Future[_T] = Future()
-        with self._at_work():
+        with self._queueing():
             self._calls.append((future, function))
         return future.result()
 
     @contextmanager
-    def _at_work(self) -> Iterator[None]:
-        """Holds the lock while the loop is given something to do, and sees to it that it runs."""
+    def _queueing(self) -> Iterator[None]:
+        """Hold the lock while the body queues work, with the loop's thread running; then wake the loop."""
         with self._condition:
             if self._closed:
                 raise RequestError("this engine is closed: make a new one")
@@ -130,7 +133,7 @@ class Engine:
             self._condition.notify()
 
     def close(self) -> None:
-        """Stop the loop; requests in flight end as cancelled. The model gets its own attention back."""
+        """Stop the loop, cancel the requests in flight, and restore the model's own attention."""
         with self._condition:
             if self._closed:
                 return
@@ -147,20 +150,20 @@ class Engine:
         _open.discard(self)
 
     def reset(self) -> None:
-        """As after it was made: nothing cached, nothing counted. For when no request is under way."""
+        """Clear the cache and the counters. No request may be running."""
 
-        def forget() -> None:
+        def clear_all() -> None:
             self.cache.clear()
             self.accounts.clear()
             self.forwards, self.timeline = 0, None
 
-        self.call(forget)
+        self.call(clear_all)
 
     @property
     def loaded(self) -> LoadedModel:
-        """The model. Raises RequestError where it went with the engine."""
+        """The model. Raises RequestError if closing the engine freed it."""
         if self._loaded is None:
-            raise RequestError("this engine is closed, and its model went with it: make a new one")
+            raise RequestError("this engine is closed and its model is freed: make a new one")
         return self._loaded
 
     def __enter__(self) -> Engine:
@@ -177,12 +180,12 @@ class Engine:
         room = context - len(prompt) - self.codec.after_rationale(request)
         if room < 1:
             raise RequestError(
-                f"the prompt has {len(prompt)} tokens and the model's context holds {context}, "
-                f"{context + 1 - room} being the least this request needs: shorten the prompt"
+                f"the prompt has {len(prompt)} tokens, the model's context holds {context}, "
+                f"and this request needs at least {context + 1 - room}: shorten the prompt"
             )
         layers = self.runner.loaded.config.num_hidden_layers
-        if (most := max(request.states, default=0)) > layers:
-            raise RequestError(f"there is no layer {most}: this model's states are numbered from 0 to {layers}")
+        if (highest := max(request.states, default=0)) > layers:
+            raise RequestError(f"the model has no layer {highest}: ask for states of layers 0 to {layers}")
         limit = min(request.sampling.max_tokens, room)
         outputs = [Output(self.codec, request.sampling, i, limit) for i in range(request.sampling.n)]
         job = Job(request, prompt, outputs, self.cache, self.codec, meter, Handle(self.wake, stream))
@@ -191,14 +194,14 @@ class Engine:
         needed = len(prompt) - 1 + job.policy.growth()
         if needed > capacity:
             raise RequestError(
-                f"this request may need {needed} tokens of keys and values ({len(prompt)} of prompt, the rest for "
+                f"this request may need {needed} tokens of keys and values ({len(prompt)} for the prompt, the rest for "
                 f"n={request.sampling.n} samples) and the budget holds {capacity}: raise kv_budget, or lower n, "
                 "max_tokens or the prompt's length"
             )
         return job
 
     def wake(self) -> None:
-        """Have the loop look again, where it waits: a request was cancelled, or a draft is done."""
+        """Wake the loop if it waits: a request was cancelled, or a draft is ready."""
         with self._condition:
             self._woken = True
             self._condition.notify()
@@ -208,7 +211,7 @@ class Engine:
     def _run(self) -> None:
         try:
             self._loop()
-        except Exception as error:  # a policy's growth() or release(), say: nobody may wait for ever
+        except Exception as error:  # for example in a policy's growth() or release(): no caller may wait for ever
             log.exception("the engine has failed")
             with self._condition:
                 self._broken = ModelError(f"the engine has failed ({type(error).__name__}: {error}): make a new one")
@@ -219,22 +222,22 @@ class Engine:
 
     @torch.inference_mode()
     def _loop(self) -> None:
-        while self._take_in():
+        while self._receive():
             self._scheduler.admit()
             if self._scheduler.running:
                 with recorded(self.timeline):
-                    ran = self._step()
+                    progressed = self._step()
                 with self._condition:
-                    if not (ran or self._woken):
-                        self._condition.wait(_LOOK_SECONDS)
+                    if not (progressed or self._woken):
+                        self._condition.wait(_BUDGET_CHECK_SECONDS)
 
-    def _take_in(self) -> bool:
-        """Take in new requests, calls and cancellations, waiting where there is nothing to do. False ends the loop."""
+    def _receive(self) -> bool:
+        """Take new requests, calls and cancellations; wait if the engine is idle. Return False to end the loop."""
         scheduler = self._scheduler
         with self._condition:
             while not (self._inbox or self._calls or self._closed or scheduler.waiting or scheduler.running):
                 if not self._condition.wait(_IDLE_SECONDS) and not (self._inbox or self._calls or self._closed):
-                    self._thread = None  # the next request starts another; an engine nobody holds is collected
+                    self._thread = None  # the next request starts another; an unreferenced engine is collected
                     return False
             self._woken = False
             scheduler.waiting += self._inbox
@@ -244,7 +247,7 @@ class Engine:
         for future, function in calls:
             try:
                 future.set_result(function())
-            except Exception as error:  # the caller's  # noqa: BLE001
+            except Exception as error:  # the caller handles it  # noqa: BLE001
                 future.set_exception(error)
         for job in [*scheduler.running, *scheduler.waiting]:
             if closed or job.handle.cancelled:
@@ -254,7 +257,7 @@ class Engine:
         return not closed
 
     def _step(self) -> bool:
-        """Schedule, draft, run, sample, commit. False where there was nothing to run: all wait for drafts."""
+        """Schedule, draft, run, sample, commit. Return False if all requests wait for drafts, so nothing ran."""
         times = [time.perf_counter()]
         step = self._scheduler.schedule()
         drafting = self._draft(step)
@@ -268,7 +271,7 @@ class Engine:
                 with span("sampling"):
                     reads = forward.sample(step.chunks, [job.request.states for job in step.jobs])
                 times.append(time.perf_counter())
-            except Exception as error:  # out of memory, say: the requests of this step are lost, the engine is not
+            except Exception as error:  # for example out of memory: only the requests of this step fail
                 log.exception("a forward pass failed")
                 step.failed.update(dict.fromkeys(step.jobs, error))
             else:
@@ -282,13 +285,13 @@ class Engine:
         return bool(step.chunks or step.failed)
 
     def _draft(self, step: Step) -> float:
-        """Have drafted what is drafted for all requests of a decoder at once. Returns the seconds it took."""
+        """Run each batch drafter once for all of its requests. Return the seconds it took."""
         began = time.perf_counter()
-        sharing: dict[BatchDrafter, list[Job]] = {}
+        jobs_by_drafter: dict[BatchDrafter, list[Job]] = {}
         for job in step.ready:
             if job.policy.batch_drafter is not None:
-                sharing.setdefault(job.policy.batch_drafter, []).append(job)
-        for drafter, jobs in sharing.items():
+                jobs_by_drafter.setdefault(job.policy.batch_drafter, []).append(job)
+        for drafter, jobs in jobs_by_drafter.items():
             try:
                 with span("draft"):
                     drafter.draft_all([sequence for job in jobs for sequence in job.policy.decoding()])
@@ -298,7 +301,7 @@ class Engine:
         return time.perf_counter() - began
 
     def _commit(self, step: Step, reads: list[list[Sampled]]) -> None:
-        """Let the policies take what was drawn for their chunks, and pass new text on."""
+        """Pass the samples of their chunks to the policies, and emit new text."""
         for job, chunks in step.proposed.items():
             before = sum(len(output.tokens) for output in job.outputs)
             try:
@@ -315,7 +318,7 @@ class Engine:
                 self._finish(job, None)
 
     def _count_forward(self, step: Step, forward: Forward) -> None:
-        """Count the forward for all who had a part in it, and the rows of prompts that it computed."""
+        """Count the forward once per meter in it, and the prompt tokens that it computed per job."""
         self.forwards += 1
         for chunk, own, job in zip(step.chunks, forward.own_from, step.jobs, strict=True):
             job.computed += max(0, min(chunk.stop, len(job.prompt)) - own)
@@ -323,23 +326,23 @@ class Engine:
             meter.count(forwards=1)
 
     def _share_seconds(self, step: Step, load: Load | None, drafting: float, *times: float) -> None:
-        """Split the step's seconds among the purposes that its rows were computed for. Who drafts counts that."""
+        """Split the step's seconds among purposes by their rows. Drafters count the drafting time themselves."""
         began, ready, computed, sampled, ended = times
         rows: Counter[Purpose] = Counter()
         for chunk, job in zip(step.chunks, step.jobs, strict=True):
             rows[job.request.purpose] += chunk.stop - chunk.start
-        spent = {"verify": computed - ready, "sampling": sampled - computed}
-        spent["scheduling"] = ended - began - drafting - sum(spent.values())
-        for purpose, share in rows.items():
-            for what, seconds in spent.items():
-                self.accounts[purpose].seconds[what] += seconds * share / rows.total()
+        durations = {"verify": computed - ready, "sampling": sampled - computed}
+        durations["scheduling"] = ended - began - drafting - sum(durations.values())
+        for purpose, count in rows.items():
+            for kind, seconds in durations.items():
+                self.accounts[purpose].seconds[kind] += seconds * count / rows.total()
         if (timeline := self.timeline) is not None:
             timeline.spans += [Span("target", "verify", ready, computed), Span("target", "sampling", computed, sampled)]
             if load is not None:
                 timeline.spans.append(Span(LANE, "step", began, ended, load=load))
 
     def _finish(self, job: Job, reason: FinishReason | None) -> None:
-        """`reason` ends what has not ended by itself."""
+        """Finish a job; `reason` ends the outputs that are still running."""
         for output in job.running:
             output.end(reason or "cancelled")
         job.handle.emit(job.outputs)
@@ -348,7 +351,7 @@ class Engine:
 
     def _fail(self, job: Job, error: BaseException) -> None:
         self._scheduler.remove(job)
-        if isinstance(error, _NotFiniteError):  # what such a forward computed is not to be found by later requests
+        if isinstance(error, _NotFiniteError):  # later requests must not reuse these keys and values
             self.cache.clear()
         if not isinstance(error, TotError):
             error = ModelError(f"decoding failed: {type(error).__name__}: {error}")
@@ -356,7 +359,7 @@ class Engine:
 
 
 class _NotFiniteError(ModelError):
-    """After this one, what is cached is suspect."""
+    """The logits are not finite, so cached keys and values may be damaged."""
 
 
 def _check_finite(reads: list[list[Sampled]]) -> None:

@@ -1,4 +1,4 @@
-"""LastOpen: what takes long to open, models say, is shared while it is in use, and the last one stays open after."""
+"""LastOpen: share values that are slow to open, such as models, and keep the last one open after its use."""
 
 from __future__ import annotations
 
@@ -11,47 +11,49 @@ from typing import Generic, TypeVar
 _T = TypeVar("_T")
 
 
-class _Opened(Generic[_T]):
+class _Entry(Generic[_T]):
+    """A value and the number of its users."""
+
     def __init__(self, value: _T) -> None:
         self.value = value
         self.users = 0
 
 
 class LastOpen(Generic[_T]):
-    """At most one value is open that nobody uses: the one last used. Any thread may ask."""
+    """Share open values by key. At most one idle value stays open: the last one used. Thread-safe."""
 
     def __init__(self, close: Callable[[_T], None], keep: Callable[[_T], bool] = lambda value: True) -> None:
-        """`keep` is asked of a value whose last user has left: whether it is fit for the next one."""
+        """`keep` decides whether a value can be reused after its last user has left."""
         self._close, self._keep = close, keep
-        self._opened: dict[Hashable, _Opened[_T]] = {}
+        self._entries: dict[Hashable, _Entry[_T]] = {}
         self._lock = threading.RLock()
 
     @contextmanager
     def use(self, key: Hashable, make: Callable[[], _T]) -> Iterator[_T]:
-        """The value that is open under this key, or a new one, for which an idle one is closed first."""
-        with self._lock:  # whoever wants the same waits for it
-            if key not in self._opened:
+        """Yield the value open under this key, or close the idle value and open a new one."""
+        with self._lock:  # other users of this key wait until it is open
+            if key not in self._entries:
                 self.close_idle()
-                self._opened[key] = _Opened(make())
-            opened = self._opened[key]
-            opened.users += 1
+                self._entries[key] = _Entry(make())
+            entry = self._entries[key]
+            entry.users += 1
         try:
-            yield opened.value
+            yield entry.value
         finally:
             with self._lock:
-                opened.users -= 1
-                if not opened.users and not sys.is_finalizing():  # which frees all, and closing may need what is gone
-                    del self._opened[key]
+                entry.users -= 1
+                if not entry.users and not sys.is_finalizing():  # at exit, closing may need freed modules
+                    del self._entries[key]
                     self.close_idle()
-                    if self._keep(opened.value):
-                        self._opened[key] = opened
+                    if self._keep(entry.value):
+                        self._entries[key] = entry
                     else:
-                        self._close(opened.value)
+                        self._close(entry.value)
 
     def close_idle(self) -> bool:
-        """Close what nobody uses. True where there was something."""
+        """Close the idle values. Return whether there were any."""
         with self._lock:
-            idle = [key for key, opened in self._opened.items() if not opened.users]
+            idle = [key for key, entry in self._entries.items() if not entry.users]
             for key in idle:
-                self._close(self._opened.pop(key).value)
+                self._close(self._entries.pop(key).value)
             return bool(idle)

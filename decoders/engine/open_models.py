@@ -1,6 +1,6 @@
-"""The model that was used last stays open: the next call in this process that names it begins without loading it.
+"""Engines that share models: the last model used stays open, and the next call that names it reuses it.
 
-The one place with state of the whole process. Loading another model closes it, as `close_models()` and exit do.
+This is the only process-wide state. Loading another model, `close_models()` and exit close the open model.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ def open_engine(
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
 ) -> Engine:
-    """Load a model, and make an engine for it, all as `load_decoder` says. Its number format is chosen before."""
+    """Load a model and make an engine for it, with the arguments of `load_decoder`."""
     if quantize == "auto":
-        if _keeps_numbers(model, dtype, device):
+        if _uses_file_quantization(model, dtype, device):
             try:
                 return _open(model, tokenizer, dtype, device, kv_budget, "gguf")
-            except OptionError as error:  # it has layers that the kernels do not compute, or too little memory is free
-                log.info("%s is not computed with as its file has it: %s", model, error)
+            except OptionError as error:  # unsupported layers, or too little free memory
+                log.info("cannot compute with the quantized weights of %s, so they are dequantized: %s", model, error)
         return _open(model, tokenizer, dtype, device, kv_budget, None)
     if quantize != "none" and (kind := _device(model, device).type) != "cpu":
-        raise OptionError(f"quantize={quantize} is computed on the CPU, and the device is {kind}: leave quantize out")
+        raise OptionError(f"quantize={quantize} runs on the CPU only, and the device is {kind}: leave quantize out")
     return _open(model, tokenizer, dtype, device, kv_budget, None if quantize == "none" else quantize)
 
 
-def _keeps_numbers(model: Any, dtype: str, device: str) -> bool:
-    """Whether to compute with a .gguf file's whole numbers: decided before the model is loaded, which takes long."""
+def _uses_file_quantization(model: Any, dtype: str, device: str) -> bool:
+    """Return whether to compute with the quantized weights of a .gguf file. Decided before the slow loading."""
     if dtype != "auto" or not isinstance(model, str | Path) or _device(model, device).type != "cpu":
         return False
     path = find_model(model)
-    known = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
-    return known and level() is not None and library(*SAMPLING) is not None
+    supported = path.suffix == ".gguf" and gguf_text(path, "general.architecture") in LLAMA_LIKE
+    return supported and level() is not None and library(*SAMPLING) is not None
 
 
 def _device(model: Any, device: str) -> torch.device:
-    """Where a model is to run. A model object stays where it is, by default."""
+    """Return the device of a model. A model object stays on its device by default."""
     if device == "auto" and not isinstance(model, str | Path):
         return model.device  # type: ignore[no-any-return]
     return resolve_device(device)
@@ -74,11 +74,11 @@ def _open(
     dtype: str,
     device: str,
     kv_budget: int | str | None,
-    form: Quantization | None,
+    quantization: Quantization | None,
 ) -> Engine:
-    loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=form == "gguf")
-    give_back()  # a tokenizer's file is read into many times its size, which room for keys and values would lie in
-    return Engine(loaded, kv_budget, quantize=form, owned=isinstance(model, str | Path))
+    loaded = open_model(model, tokenizer=tokenizer, dtype=dtype, device=device, unread=quantization == "gguf")
+    give_back()  # parsing a tokenizer file takes many times its size: free that before allocating keys and values
+    return Engine(loaded, kv_budget, quantize=quantization, owned=isinstance(model, str | Path))
 
 
 @contextmanager
@@ -91,39 +91,40 @@ def shared_engine(
     kv_budget: int | str | None = None,
     quantize: Quantize = "auto",
 ) -> Iterator[Engine]:
-    """An engine as `load_decoder` makes it, but shared by all who use the same model in the same way at a time, and
-    kept for whoever is next: without what was computed on it, so that it is as if it were new.
+    """Yield an engine for a model, shared by all concurrent users of the same model and options.
 
-    Model objects, and models with a tokenizer given, are the caller's: their engines end with their use.
+    The arguments are as in `load_decoder`. The engine stays open for the next user, with an empty cache.
+    Model objects, and models with a given tokenizer, belong to the caller: their engines close after use.
     """
 
     named = isinstance(model, str | Path)
 
     def make() -> Engine:
-        give_back()  # what the model before this one had
+        give_back()  # memory of the previous model
         return open_engine(model, tokenizer, dtype, device, kv_budget, quantize)
 
     if tokenizer is not None or not named:
         with make() as engine:
             yield engine
         return
-    key = (model_key(model), dtype, device, kv_budget, quantize, os.getpid())  # a fork has its parent's in name only
+    key = (model_key(model), dtype, device, kv_budget, quantize, os.getpid())  # a fork cannot use its parent's engine
     with _engines.use(key, make) as engine:
         yield engine
 
 
 def close_models() -> None:
-    """Close the model that was kept open after its last use, and give its memory back. Those in use stay."""
+    """Close the model that was kept open, and free its memory. Models in use stay open."""
     if _engines.close_idle():
         give_back()
 
 
-def _as_new(engine: Engine) -> bool:
+def _reset(engine: Engine) -> bool:
+    """Reset an engine for its next user. Return False if it has failed."""
     try:
         engine.reset()
-    except TotError:  # it has failed
+    except TotError:
         return False
     return True
 
 
-_engines = LastOpen(Engine.close, _as_new)
+_engines = LastOpen(Engine.close, _reset)

@@ -1,9 +1,8 @@
-"""RadixCache: which slot of the key-value store holds which token of which text.
+"""RadixCache: the mapping from the tokens of each text to slots of the key-value store.
 
-A trie over token ids whose every node is one slot. A branch is a path from the root; forking shares the path, equal
-texts share slots, and what no branch needs stays until its slot is wanted (least recently used leaves go first).
-Private nodes are the exception: no other text finds them, so they may hold what their path alone would not give.
-It does the bookkeeping only: the tensors belong to the backend.
+A trie over token ids in which each node is one slot. A branch is a path from the root. Forks share their path, and
+equal texts share slots. Slots that no branch needs stay cached, and are evicted least recently used leaf first.
+RadixCache does the bookkeeping only: the tensors belong to the backend.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from tot.decoders.models.kv_store import SCRATCH
 
-_FEW = 16
-"""Entries of which stale ones are not swept."""
+_MIN_SWEEP = 16
+"""Heap entries up to which stale ones are not swept."""
 _ROOT = -1
 
 
@@ -24,7 +23,7 @@ class RadixCacheFullError(Exception):
 
 
 class Branch:
-    """A path of slots from the root, one a token; position i of the text is `slots[i]`."""
+    """A path of slots from the root, one per token; position i of the text is `slots[i]`."""
 
     __slots__ = ("slots",)
 
@@ -40,29 +39,29 @@ class Branch:
 
 
 class RadixCache:
-    """A trie of `capacity` token slots.
+    """A trie with `capacity` token slots.
 
-    A node is *live* while a branch runs through it, *computed* once its keys and values are in the store. Nodes that
-    are neither live nor computed are freed at once; computed ones stay as a cache until evicted.
+    A node is *live* while a branch runs through it, and *computed* once its keys and values are in the store. Nodes
+    that are neither live nor computed are freed at once; computed nodes stay cached until evicted.
     """
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.live = 0
-        """Slots that some branch runs through."""
+        """Number of slots that a branch runs through."""
         self.peak_live = 0
         self._token = [0] * (capacity + 1)
         self._parent = [_ROOT] * (capacity + 1)
         self._users = [0] * (capacity + 1)
-        """Branches that end at a node, plus its live children."""
+        """Number of branches that end at a node, plus its live children."""
         self._children = [0] * (capacity + 1)
         self._computed = bytearray(capacity + 1)
         self._last_used = [0] * (capacity + 1)
         self._child_of: dict[tuple[int, int], int] = {}
         self._free = list(range(capacity, SCRATCH, -1))
         self._evictable: list[tuple[int, int]] = []
-        self._most_offers = _FEW
-        """Entries from which on stale ones are swept: twice those that the last sweep left."""
+        self._sweep_size = _MIN_SWEEP
+        """Heap size above which stale entries are swept: twice the size after the last sweep."""
         self._clock = 0
 
     @property
@@ -80,17 +79,17 @@ class RadixCache:
         return [self._token[slot] for slot in branch.slots]
 
     def computed_length(self, branch: Branch, start: int = 0) -> int:
-        """The first position from `start` on that is not computed."""
+        """Return the first position from `start` on that is not computed."""
         while start < len(branch) and self._computed[branch.slots[start]]:
             start += 1
         return start
 
     def new_slots(self, tokens: Sequence[int]) -> int:
-        """How many more slots would be live if a branch of these tokens were opened."""
+        """Return how many more slots would be live if a branch of these tokens were opened."""
         return len(tokens) - sum(self._users[slot] > 0 for slot in self._known(_ROOT, tokens))
 
     def open(self, tokens: Sequence[int] = ()) -> Branch:
-        """A branch that holds `tokens`, on top of whatever the cache has of them. Raises RadixCacheFullError."""
+        """Open a branch that holds `tokens`, reusing cached slots. Raises RadixCacheFullError."""
         branch = Branch(array("i"))
         try:
             self.extend(branch, tokens)
@@ -100,38 +99,38 @@ class RadixCache:
         return branch
 
     def fork(self, branch: Branch, length: int | None = None) -> Branch:
-        """A second branch over the first `length` positions (all of them by default)."""
+        """Return a second branch over the first `length` positions (all of them by default)."""
         twin = Branch(branch.slots[:length])
         if twin.slots:
             self._acquire(twin.tip)
         return twin
 
     def extend(self, branch: Branch, tokens: Sequence[int]) -> None:
-        """Append tokens. Raises RadixCacheFullError (the branch keeps what fitted)."""
+        """Append tokens. Raises RadixCacheFullError (the branch keeps the tokens that fitted)."""
         known = self._known(branch.tip, tokens)
         if known:
             self._move(branch, known)
-        made: list[int] = []
+        new: list[int] = []
         try:
             for token in tokens[len(known) :]:
-                made.append(self._allocate(made[-1] if made else branch.tip, token))
+                new.append(self._allocate(new[-1] if new else branch.tip, token))
         finally:
-            if made:
-                self._move(branch, made)
+            if new:
+                self._move(branch, new)
 
     def _known(self, node: int, tokens: Iterable[int]) -> list[int]:
-        """The nodes that the cache has for a beginning of `tokens`, after `node`."""
-        found: list[int] = []
+        """Return the nodes after `node` for the longest prefix of `tokens` in the trie."""
+        nodes: list[int] = []
         for token in tokens:
             child = self._child_of.get((node, token))
             if child is None:
                 break
-            found.append(child)
+            nodes.append(child)
             node = child
-        return found
+        return nodes
 
     def _move(self, branch: Branch, slots: Sequence[int]) -> None:
-        """On along a path from its tip."""
+        """Extend a branch along a path from its tip."""
         tip = branch.tip
         self._acquire(slots[-1])
         branch.slots.extend(slots)
@@ -139,13 +138,13 @@ class RadixCache:
             self._release(tip, keep=True)
 
     def rollback(self, branch: Branch, length: int) -> None:
-        """Shorten to `length` positions. What no other branch runs through is freed at once, not cached."""
+        """Shorten to `length` positions. Slots that no other branch runs through are freed at once, not cached."""
         self._shorten(branch, length, keep=False)
 
     def commit(self, branch: Branch, draft: Branch, length: int) -> None:
-        """`branch` becomes the first `length` positions of `draft`, of which it is a prefix; the draft is dropped."""
+        """Set `branch` to the first `length` positions of `draft`, which extends it, and drop the draft."""
         if length < len(branch) or draft.slots[: len(branch)] != branch.slots:
-            raise ValueError("a branch can only be moved on along a draft that extends it")
+            raise ValueError("cannot commit a draft that does not extend the branch: fork the draft from it")
         tip = branch.tip
         if length > len(branch):
             self._acquire(draft.slots[length - 1])
@@ -155,11 +154,11 @@ class RadixCache:
         self.rollback(draft, 0)
 
     def release(self, branch: Branch) -> None:
-        """End a branch. What it computed stays as a cache until its slots are wanted."""
+        """End a branch. Its computed slots stay cached until they are evicted."""
         self._shorten(branch, 0, keep=True)
 
     def clear(self) -> None:
-        """Forget what no branch runs through."""
+        """Evict all slots that no branch runs through."""
         while self._evictable:
             self._evict_one()
 
@@ -206,13 +205,13 @@ class RadixCache:
             parent = self._parent[slot]
             if not self._children[slot]:
                 if keep and self._computed[slot]:
-                    self._offer(slot)
+                    self._make_evictable(slot)
                 else:
                     self._remove(slot)
             slot = parent
 
     def _remove(self, slot: int) -> None:
-        """Free a leaf's slot. A parent left without children or branches may go next."""
+        """Free the slot of a leaf. A parent without children or branches becomes evictable."""
         parent = self._parent[slot]
         del self._child_of[parent, self._token[slot]]
         self._computed[slot] = 0
@@ -220,22 +219,22 @@ class RadixCache:
         if parent != _ROOT:
             self._children[parent] -= 1
             if not self._children[parent] and not self._users[parent]:
-                self._offer(parent)
+                self._make_evictable(parent)
 
-    def _offer(self, slot: int) -> None:
-        """Let a leaf that nobody uses be evicted; entries that have gone stale since are swept now and then."""
+    def _make_evictable(self, slot: int) -> None:
+        """Make an unused leaf evictable. Sweep stale entries once the heap has doubled."""
         heapq.heappush(self._evictable, (self._last_used[slot], slot))
-        if len(self._evictable) > self._most_offers:
+        if len(self._evictable) > self._sweep_size:
             self._evictable = [entry for entry in set(self._evictable) if self._is_evictable(*entry)]
             heapq.heapify(self._evictable)
-            self._most_offers = max(_FEW, 2 * len(self._evictable))
+            self._sweep_size = max(_MIN_SWEEP, 2 * len(self._evictable))
 
     def _is_evictable(self, used: int, slot: int) -> bool:
         idle = self._computed[slot] and not self._users[slot] and not self._children[slot]
         return bool(idle) and used == self._last_used[slot]
 
     def _evict_one(self) -> bool:
-        """Free the leaf offered longest ago, unless its entry has gone stale."""
+        """Free the least recently used leaf. Return False if its entry was stale."""
         used, slot = heapq.heappop(self._evictable)
         evictable = self._is_evictable(used, slot)
         if evictable:

@@ -1,14 +1,14 @@
-"""A detailed recording of one engine: a timeline whose lane "engine" has spans in spans.
+"""Detailed recording of one engine: a timeline whose lane "engine" holds nested spans.
 
-    run                from one step to another: what is in no step is waiting, and the work of others
-      step             what is in no part of it is scheduling; its load says what the forward computed
-        draft          drafting before it, or waiting for a draft
+    run                all steps; time outside of steps is waiting, and work of other threads
+      step             time outside of its parts is scheduling; its load describes the forward
+        draft          drafting before the forward, or waiting for a draft
         forward
           attention, linear, …
         sampling
-        commit         policies taking tokens, with stop strings and text
+        commit         policies accepting tokens, with stop strings and text
 
-Where nothing is recorded, nothing is wrapped.
+Layers are wrapped only during a recording.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tot.decoders.timeline import LANE, Span, Timeline, timed
 
 @contextmanager
 def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Timeline]:
-    """Record what the engine does, on a new timeline or a given one. Takes a few percent of the time.
+    """Record the engine's work on a new timeline or a given one. Costs a few percent of the time.
 
-    On a GPU each part is waited for, so that it gets its own time. Raises RequestError where the engine is closed.
+    On a GPU, each part is synchronized to get its own time. Raises RequestError if the engine is closed.
     """
     timeline = timeline or Timeline(clock_of(engine.runner.device), detailed=True)
     wrapped: list[tuple[nn.Linear, Any, Any]] = []
@@ -42,12 +42,12 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
 
     def start() -> None:
         nonlocal began
-        module = engine.runner.backend.module  # C records its parts itself
+        module = engine.runner.backend.module  # the C backend records its own parts
         for layer in () if module is None else module.modules():
             if isinstance(layer, nn.Linear):
-                own, ours = vars(layer).get("forward"), timed("linear", layer.forward)
-                layer.forward = ours  # type: ignore[method-assign]
-                wrapped.append((layer, own, ours))
+                original, wrapper = vars(layer).get("forward"), timed("linear", layer.forward)
+                layer.forward = wrapper  # type: ignore[method-assign]
+                wrapped.append((layer, original, wrapper))
         _time_attention(+1)
         engine.timeline = timeline
         began = timeline.clock()
@@ -56,11 +56,11 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
         timeline.spans.append(Span(LANE, "run", began, timeline.clock()))
         engine.timeline = None
         _time_attention(-1)
-        for layer, own, ours in wrapped:
-            if vars(layer).get("forward") is ours:  # the engine may have given layers back meanwhile
+        for layer, original, wrapper in wrapped:
+            if vars(layer).get("forward") is wrapper:  # the engine may have restored the layer
                 del layer.forward
-                if own is not None:
-                    layer.forward = own  # type: ignore[method-assign]
+                if original is not None:
+                    layer.forward = original  # type: ignore[method-assign]
 
     engine.call(start)  # between two steps
     try:
@@ -68,26 +68,26 @@ def recording(engine: Engine, timeline: Timeline | None = None) -> Iterator[Time
     finally:
         try:
             engine.call(stop)
-        except TotError:  # closed or broken meanwhile: there are no more steps
+        except TotError:  # closed or failed: no more steps will run
             stop()
 
 
-_under_way = [0]
+_active = [0]
 _counting = threading.Lock()
 
 
-def _time_attention(more: int) -> None:
-    """Time attention, which all models of a process share, while any recording is under way."""
+def _time_attention(change: int) -> None:
+    """Time attention while any recording is active, because all models of a process share it."""
     with _counting:
-        before, _under_way[0] = _under_way[0], _under_way[0] + more
-        if not before or not _under_way[0]:
+        before, _active[0] = _active[0], _active[0] + change
+        if not before or not _active[0]:
             AttentionInterface.register(
-                ATTENTION, timed("attention", packed_attention) if _under_way[0] else packed_attention
+                ATTENTION, timed("attention", packed_attention) if _active[0] else packed_attention
             )
 
 
 def clock_of(device: torch.device) -> Callable[[], float]:
-    """Seconds when all that was asked of the device is done."""
+    """Return a clock in seconds that first waits for all work queued on the device."""
     return partial(_synchronized, device) if device.type == "cuda" else time.perf_counter
 
 

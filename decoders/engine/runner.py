@@ -1,7 +1,7 @@
 """Runner: one model over one RadixCache, and the packed forward that computes any set of branches at once.
 
 Linear layers see all new tokens as one row of a batch; attention follows the plan of `attention.py`. A token that two
-branches share is computed once. It knows nothing of requests or decoding methods.
+branches share is computed once. The runner knows nothing of requests or decoding methods.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tot.decoders.models.kv_store import SCRATCH
 from tot.decoders.models.loaded import LoadedModel
 from tot.decoders.models.shapes import slot_bytes
 
-_SHARE = {"cpu": 0.25, "cuda": 0.5}
-"""Of what is free, for keys and values, where no budget is given: a draft model's take their part of the rest."""
+_MEMORY_SHARE = {"cpu": 0.25, "cuda": 0.5}
+"""Share of free memory for keys and values if no budget is given; a draft model takes its share of the rest."""
 _MOST_TOKENS = 2**20
-"""Then no more than this: a search needs less, and each has its place in the cache's tables."""
+"""Limit of the default budget: a search needs fewer tokens, and each takes space in the cache's tables."""
 _UNITS = {"kib": 2**10, "mib": 2**20, "gib": 2**30, "kb": 10**3, "mb": 10**6, "gb": 10**9}
 
 
 @dataclass(slots=True)
 class Chunk:
-    """Positions `start` up to `stop` of a branch, to be computed where they are not; the last of them are read."""
+    """Positions `start` up to `stop` of a branch: compute the missing ones, and read the logits of the last."""
 
     branch: Branch
     start: int
     stop: int
     reads: Sequence[Read] = field(default=())
-    """What is wanted of the logits at the last `len(reads)` positions."""
+    """Reads of the logits at the last `len(reads)` positions."""
 
     @property
     def read_slots(self) -> Sequence[int]:
@@ -51,35 +51,37 @@ class Chunk:
 
 @dataclass(slots=True)
 class Forward:
-    """What one forward gave."""
+    """The result of one forward."""
 
     logits: Tensor
     """(rows read, vocab), float32."""
     rows: list[list[int]]
-    """A list a chunk: the row of `logits` of each of its reads."""
+    """For each chunk, the row of `logits` of each of its reads."""
     own_from: list[int]
-    """A position a chunk: from here on it ran rows of its own; before, another chunk or the cache had them."""
+    """For each chunk, the first position that it computed; the cache or another chunk has those before."""
     layers: Sequence[int] = ()
     states: Tensor | None = None
     """(rows read, layers, hidden), float16 on the CPU."""
 
     def sample(self, chunks: Sequence[Chunk], layers: Sequence[Sequence[int]] = ()) -> list[list[Sampled]]:
-        """Serve the reads of the chunks that it computed, a list a chunk; with the states of `layers`, some a chunk."""
-        wanted = [want for chunk in chunks for want in chunk.reads]
+        """Serve the reads of the chunks. Returns one list per chunk, with the states of its `layers`."""
+        reads = [item for chunk in chunks for item in chunk.reads]
         rows = [row for rows in self.rows for row in rows]
         logits = self.logits if rows == list(range(len(self.logits))) else self.logits[rows]
-        sampled = iter(read(logits, wanted) if wanted else ())
-        found = [[next(sampled) for _ in chunk.reads] for chunk in chunks]
+        sampled = iter(read(logits, reads) if reads else ())
+        results = [[next(sampled) for _ in chunk.reads] for chunk in chunks]
         if self.states is not None:
-            for served, read_from, mine in zip(found, self.rows, layers, strict=True):
-                if mine:
-                    of = self.states[read_from][:, [self.layers.index(layer) for layer in mine]]
-                    served[:] = [one._replace(states=states) for one, states in zip(served, of, strict=True)]
-        return found
+            for result, chunk_rows, chunk_layers in zip(results, self.rows, layers, strict=True):
+                if chunk_layers:
+                    chunk_states = self.states[chunk_rows][:, [self.layers.index(layer) for layer in chunk_layers]]
+                    result[:] = [
+                        token._replace(states=states) for token, states in zip(result, chunk_states, strict=True)
+                    ]
+        return results
 
 
 class Runner:
-    """One model's backend, and the RadixCache of what its store holds."""
+    """One model's backend, and the RadixCache of its key-value store."""
 
     def __init__(
         self,
@@ -88,17 +90,17 @@ class Runner:
         quantize: Quantization | None = None,
         shared: Backend | None = None,
     ) -> None:
-        """`shared` is the backend of a model whose first layers this one has."""
+        """`shared` is the backend of a model whose first layers this model uses."""
         self.loaded = loaded
         self.quantize = quantize
         self.device, self.dtype = loaded.device, loaded.dtype
         self.context = int(loaded.config.max_position_embeddings)
         self.slot_bytes = slot_bytes(loaded.config, loaded.dtype)
-        """Bytes of keys and values a token."""
+        """Bytes of keys and values per token."""
         self.cache = RadixCache(self._capacity(kv_budget))
         self.backend: Backend = open_backend(loaded, quantize, shared)
-        """What computes."""
-        self.backend.reserve(self.cache.capacity + 1)  # SCRATCH is the one more
+        """Computes the forwards."""
+        self.backend.reserve(self.cache.capacity + 1)  # one more for SCRATCH
         self._closed = False
 
     def close(self) -> None:
@@ -108,10 +110,10 @@ class Runner:
             self.backend.close()
 
     def _capacity(self, budget: int | str | None) -> int:
-        """Slots for a budget in tokens (a number) or bytes (such as "1.5GiB"); by default by what is free."""
+        """Return the slots of a budget in tokens (a number) or bytes ("1.5GiB"); default: a share of free memory."""
         free = free_memory(self.device)
         if budget is None:
-            capacity = min(_MOST_TOKENS, int(_SHARE[self.device.type] * free // self.slot_bytes))
+            capacity = min(_MOST_TOKENS, int(_MEMORY_SHARE[self.device.type] * free // self.slot_bytes))
         elif isinstance(budget, str) and not budget.strip().isdigit():
             match = re.fullmatch(r"\s*([\d.]+)\s*([kmg]i?b)\s*", budget, re.IGNORECASE)
             try:
@@ -135,9 +137,9 @@ class Runner:
         return capacity
 
     def forward(self, chunks: Sequence[Chunk], layers: Sequence[int] = ()) -> Forward:
-        """Compute what the chunks lack, in one packed forward, and read their logits and the states of `layers`.
+        """Compute the missing positions of the chunks in one packed forward; read logits and the states of `layers`.
 
-        Whatever precedes a chunk's `start` must be computed already or be part of an earlier chunk of this call.
+        Positions before a chunk's `start` must be computed already, or belong to an earlier chunk of this call.
         """
         computed = self.cache.is_computed
         runs: list[Run] = []
@@ -152,31 +154,31 @@ class Runner:
             own_from.append(own)
             if own < chunk.stop:
                 new = slots[own : chunk.stop]
-                # A token computed before is run again only for its logits: it reads its slot and writes to none.
+                # A computed token runs again only for its logits: it reads its slot and writes to none.
                 writes.append([SCRATCH if slot in row_of or computed(slot) else slot for slot in new])
                 row_of.update((slot, (len(runs), i)) for i, slot in enumerate(new))
                 runs.append(Run(np.array(slots[: chunk.stop], dtype=np.int32), own))
-        wanted = list(dict.fromkeys(row_of[slot] for chunk in chunks for slot in chunk.read_slots))
-        logits, states = self._run(runs, writes, wanted, layers)
-        kept = {row: i for i, row in enumerate(wanted)}
+        reads = list(dict.fromkeys(row_of[slot] for chunk in chunks for slot in chunk.read_slots))
+        logits, states = self._run(runs, writes, reads, layers)
+        logit_rows = {row: i for i, row in enumerate(reads)}
         self.cache.mark_computed(slot for write in writes for slot in write if slot != SCRATCH)
-        rows = [[kept[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks]
+        rows = [[logit_rows[row_of[slot]] for slot in chunk.read_slots] for chunk in chunks]
         return Forward(logits, rows, own_from, layers, states)
 
     def _run(
-        self, runs: list[Run], writes: list[list[int]], wanted: list[tuple[int, int]], layers: Sequence[int]
+        self, runs: list[Run], writes: list[list[int]], reads: list[tuple[int, int]], layers: Sequence[int]
     ) -> tuple[Tensor, Tensor | None]:
-        """Pack the rows of `runs`. Returns (rows wanted, vocab) logits, and states where layers are asked for."""
+        """Pack the rows of `runs`. Returns logits (rows read, vocab), and states if `layers` is not empty."""
         order: list[int]
-        pieces: Any  # of this backend
+        pieces: Any  # a type of the backend
         order, pieces = self.backend.cut(runs)
         first = dict(zip(order, accumulate((runs[run].rows for run in order), initial=0), strict=False))
         token = self.cache.token
         tokens = [token(slot) for run in order for slot in runs[run].path[runs[run].start :].tolist()]
         positions = [position for run in order for position in range(runs[run].start, len(runs[run].path))]
         write = [slot for run in order for slot in writes[run]]
-        rows = torch.tensor([tokens, positions, write], device=self.device)  # at once: a copy to a device each
-        keep = torch.tensor([first[run] + offset for run, offset in wanted], dtype=torch.int64, device=self.device)
+        rows = torch.tensor([tokens, positions, write], device=self.device)  # one copy to the device
+        keep = torch.tensor([first[run] + offset for run, offset in reads], dtype=torch.int64, device=self.device)
         logits, states = self.backend.forward(rows[:1], rows[1:2], rows[2], keep, pieces, layers)
-        most = torch.finfo(torch.float16).max
-        return logits, None if states is None else states.clamp(-most, most).half().cpu()
+        limit = torch.finfo(torch.float16).max
+        return logits, None if states is None else states.clamp(-limit, limit).half().cpu()

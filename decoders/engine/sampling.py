@@ -21,10 +21,10 @@ from tot.decoders.kernels.native.compiling import SAMPLING
 from tot.decoders.kernels.native.library import address, library
 
 _BITS = 24
-_FREEZING, _MELTING = 1e-6, 1e38
-"""Temperatures up to the first are greedy: dividing by less would overflow float32. Those above the second are it."""
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-6, 1e38
+"""Temperatures up to the minimum are greedy: dividing by less would overflow float32. Larger ones are clamped."""
 _DRAW = struct.Struct("ffdqq")
-"""A Draw as sampling.c has it."""
+"""The layout of `Draw` in sampling.c."""
 
 
 class Draw(NamedTuple):
@@ -40,13 +40,13 @@ class Draw(NamedTuple):
 
 
 class Raw(NamedTuple):
-    """The row of logits itself is wanted; with `draw`, a token drawn from it too."""
+    """Read the row of logits itself; with `draw`, also draw a token from it."""
 
     draw: Draw | None = None
 
 
 Read = Draw | int | Raw
-"""What is wanted of one row of logits: a token drawn, the log-probability of the token given, or the row."""
+"""A read of one row of logits: draw a token, return the log-probability of a given token, or return the row."""
 
 
 class Sampled(NamedTuple):
@@ -55,13 +55,13 @@ class Sampled(NamedTuple):
     token: int
     logprob: float
     logits: Tensor | None = None
-    """The row, (vocab,) in float32, where that was asked for; the token is 0 where none was drawn."""
+    """The row, (vocab,) in float32, if `Raw` requested it. Without a draw, the token is 0."""
     states: Tensor | None = None
-    """(layers, hidden) in float16 on the CPU: what it was drawn from, where that was asked for."""
+    """(layers, hidden) in float16 on the CPU: the states that the token was drawn from, if requested."""
 
 
 def noise_key(draw: Draw) -> int:
-    """64 bits that stand for (seed, sample, position)."""
+    """Return 64 bits that identify (seed, sample, position)."""
     text = struct.pack("<QQQ", draw.seed, draw.sample, draw.position)
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little", signed=True)
 
@@ -77,13 +77,13 @@ def _mix(words: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _vocabulary(size: int, device: torch.device) -> Tensor:
-    """The hash of every token id, the part of the noise that all rows share."""
+def _token_hashes(size: int, device: torch.device) -> Tensor:
+    """Return the hash of every token id: the part of the noise that all rows share."""
     return _mix(torch.arange(size, dtype=torch.int32, device=device))
 
 
 def _gaps(keys: Tensor, hashes: Tensor) -> Tensor:
-    """24 uniform bits for (key, hashed token id), int32; shapes broadcast."""
+    """Return 24 uniform bits for (key, hashed token id), int32; shapes broadcast."""
     low, high = keys.to(torch.int32), (keys >> 32).to(torch.int32)
     words = _mix(hashes ^ low)
     words ^= high
@@ -103,115 +103,119 @@ def gumbel(keys: Tensor, tokens: Tensor) -> Tensor:
 
 
 def read(logits: Tensor, reads: Sequence[Read]) -> list[Sampled]:
-    """Serve one read a row. `logits` is (rows, vocab) in float32; a row that is not finite gives NaN log-probabilities.
+    """Serve one read per row. `logits` is (rows, vocab) in float32.
 
-    Ties at temperature 0 go to the token with the lowest id.
+    Rows that are not finite give NaN log-probabilities. Ties at temperature 0 go to the token with the lowest id.
     """
-    wanted = [one.draw or one if isinstance(one, Raw) else one for one in reads]
+    targets = [target.draw or target if isinstance(target, Raw) else target for target in reads]
     functions = _functions(logits)
-    tokens, logprobs = _read_by_torch(logits, wanted) if functions is None else _read(functions, logits, wanted)
-    rows = [logits[i] if isinstance(one, Raw) else None for i, one in enumerate(reads)]
+    tokens, logprobs = _read_by_torch(logits, targets) if functions is None else _read(functions, logits, targets)
+    rows = [logits[i] if isinstance(target, Raw) else None for i, target in enumerate(reads)]
     return list(map(Sampled, tokens, logprobs, rows))
 
 
 def candidates(logits: Tensor, draws: Sequence[Draw], count: int) -> list[list[int]]:
-    """The `count` tokens of each row that come first by filtered logits / T + G, the first of which `read` would draw.
+    """Return the top `count` tokens of each row by filtered logits / T + G; `read` would draw the first.
 
-    `logits` is (rows, vocab) in float32. A row has fewer where the filters leave fewer; at temperature 0 they are the
-    likeliest ones.
+    `logits` is (rows, vocab) in float32. A row has fewer tokens if the filters leave fewer. At temperature 0 the tokens
+    are the most likely ones.
     """
-    return [[token for token in row if token >= 0] for row in _first(logits, draws, count).tolist()]
+    return [[token for token in row if token >= 0] for row in _top_tokens(logits, draws, count).tolist()]
 
 
 def distribution(logits: Tensor, draw: Draw) -> Tensor:
-    """The probabilities that a token is drawn with, (vocab,) in float64: after temperature, filtered, renormalised."""
-    if draw.temperature <= _FREEZING:
+    """Return the probability of drawing each token, (vocab,) in float64: after temperature, filtered, renormalised."""
+    if draw.temperature <= _MIN_TEMPERATURE:
         point = torch.zeros_like(logits, dtype=torch.float64)
         point[logits.argmax()] = 1.0
         return point
-    scaled, temperatures = _prepared(logits[None], [draw])
+    scaled, temperatures = _prepare(logits[None], [draw])
     return (scaled / temperatures[:, None])[0].double().softmax(-1)
 
 
-def _read(functions: ctypes.CDLL, logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """Tokens and their log-probabilities by sampling.c: as few calls as can be, as this is done in every step."""
+def _read(functions: ctypes.CDLL, logits: Tensor, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
+    """Read tokens and log-probabilities with sampling.c, in few calls because every step does this."""
     logits = logits.contiguous()
-    tokens = (ctypes.c_int64 * len(wanted))(
-        *(one if isinstance(one, int) else -1 if isinstance(one, Draw) else 0 for one in wanted)
+    tokens = (ctypes.c_int64 * len(targets))(
+        *(target if isinstance(target, int) else -1 if isinstance(target, Draw) else 0 for target in targets)
     )
-    logprobs = (ctypes.c_float * len(wanted))()
-    hashes, scratch = _vocabulary(logits.shape[1], logits.device), _scratch(logits, wanted)
+    logprobs = (ctypes.c_float * len(targets))()
+    hashes, scratch = _token_hashes(logits.shape[1], logits.device), _scratch(logits, targets)
     functions.read_rows(
-        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32), _packed(wanted, logits.shape[1]),
-        tokens, logprobs, address(scratch, torch.float32), torch.get_num_threads(),
+        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32),
+        _pack_draws(targets, logits.shape[1]), tokens, logprobs,
+        address(scratch, torch.float32), torch.get_num_threads(),
     )  # fmt: skip
     return list(tokens), list(logprobs)
 
 
-def _read_by_torch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
-    """What `read_rows` of sampling.c does."""
-    tokens = torch.tensor([one if isinstance(one, int) else 0 for one in wanted], device=logits.device)
-    drawn = [i for i, one in enumerate(wanted) if isinstance(one, Draw)]
-    if drawn:
-        draws = [one for one in wanted if isinstance(one, Draw)]
-        first = _first(logits if len(drawn) == len(wanted) else logits[drawn], draws, 1)
-        tokens[drawn] = first[:, 0].clamp_min(0)  # in a row of NaN nothing wins; its log-probability says so
+def _read_by_torch(logits: Tensor, targets: Sequence[Draw | int | Raw]) -> tuple[list[int], list[float]]:
+    """PyTorch version of `read_rows` in sampling.c."""
+    tokens = torch.tensor([target if isinstance(target, int) else 0 for target in targets], device=logits.device)
+    draw_rows = [i for i, target in enumerate(targets) if isinstance(target, Draw)]
+    if draw_rows:
+        draws = [target for target in targets if isinstance(target, Draw)]
+        top = _top_tokens(logits if len(draw_rows) == len(targets) else logits[draw_rows], draws, 1)
+        tokens[draw_rows] = top[:, 0].clamp_min(0)  # a row of NaN has no best token
     normaliser = torch.logsumexp(logits, dim=-1)
     logprobs = logits.gather(1, tokens[:, None])[:, 0] - normaliser
     return tokens.tolist(), torch.where(torch.isfinite(normaliser), logprobs, torch.nan).tolist()
 
 
-def _first(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
-    """(rows, vocab) -> (rows, count) tokens, the first ones by filtered logits / T + G; -1 where there are no more."""
+def _top_tokens(logits: Tensor, draws: Sequence[Draw], count: int) -> Tensor:
+    """Return the top tokens by filtered logits / T + G, (rows, vocab) -> (rows, count); -1 pads shorter rows."""
     functions = _functions(logits)
     if functions is None:
-        logits, temperatures = _prepared(logits, draws)
+        logits, temperatures = _prepare(logits, draws)
         keys = torch.tensor([noise_key(draw) for draw in draws], device=logits.device)
-        return _first_by_torch(logits, temperatures, keys, count)
+        return _top_tokens_by_torch(logits, temperatures, keys, count)
     logits = logits.contiguous()
     tokens = torch.empty((len(logits), count), dtype=torch.int64)
-    hashes, scratch = _vocabulary(logits.shape[1], logits.device), _scratch(logits, draws)
+    hashes, scratch = _token_hashes(logits.shape[1], logits.device), _scratch(logits, draws)
     functions.draw(
-        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32), _packed(draws, logits.shape[1]),
-        count, address(tokens, torch.int64), address(scratch, torch.float32), torch.get_num_threads(),
+        address(logits, torch.float32), *logits.shape, address(hashes, torch.int32),
+        _pack_draws(draws, logits.shape[1]), count, address(tokens, torch.int64),
+        address(scratch, torch.float32), torch.get_num_threads(),
     )  # fmt: skip
     return tokens
 
 
-def _packed(wanted: Sequence[Draw | int | Raw], vocabulary: int) -> bytes:
-    """sampling.c's Draw of each row; zeros where nothing is drawn."""
-    nothing = bytes(_DRAW.size)
+def _pack_draws(reads: Sequence[Draw | int | Raw], vocab: int) -> bytes:
+    """Pack sampling.c's Draw of each row; zeros for rows without a draw."""
+    empty = bytes(_DRAW.size)
     return b"".join(
-        _DRAW.pack(_hot(one), _log(one.min_p), one.top_p, min(one.top_k, vocabulary), noise_key(one))
-        if isinstance(one, Draw)
-        else nothing
-        for one in wanted
+        _DRAW.pack(
+            _clamped_temperature(target), _log(target.min_p), target.top_p, min(target.top_k, vocab), noise_key(target)
+        )
+        if isinstance(target, Draw)
+        else empty
+        for target in reads
     )
 
 
-def _scratch(logits: Tensor, wanted: Sequence[Draw | int | Raw]) -> Tensor:
-    """What sampling.c needs for rows with filters, for each thread."""
-    filters = any(isinstance(one, Draw) and _filters(one) for one in wanted)
+def _scratch(logits: Tensor, reads: Sequence[Draw | int | Raw]) -> Tensor:
+    """Return the scratch memory that sampling.c needs for rows with filters, for all threads."""
+    filters = any(isinstance(target, Draw) and _has_filters(target) for target in reads)
     return torch.empty(torch.get_num_threads() * 4 * logits.shape[1] if filters else 0)
 
 
-def _log(share: float) -> float:
-    return math.log(share) if share else -math.inf
+def _log(value: float) -> float:
+    return math.log(value) if value else -math.inf
 
 
-def _hot(draw: Draw) -> float:
-    """The temperature, 0 where the likeliest token is wanted."""
-    return min(draw.temperature, _MELTING) if draw.temperature > _FREEZING else 0.0
+def _clamped_temperature(draw: Draw) -> float:
+    """Return the clamped temperature; 0 means greedy."""
+    return min(draw.temperature, _MAX_TEMPERATURE) if draw.temperature > _MIN_TEMPERATURE else 0.0
 
 
-def _filters(draw: Draw) -> bool:
-    return _hot(draw) > 0 and bool(draw.top_k or draw.top_p < 1 or draw.min_p)
+def _has_filters(draw: Draw) -> bool:
+    return _clamped_temperature(draw) > 0 and bool(draw.top_k or draw.top_p < 1 or draw.min_p)
 
 
-def _prepared(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
-    """Logits and temperatures (rows,), 0 where the likeliest is wanted; rows with filters are divided already."""
-    temperatures = torch.tensor([_hot(draw) for draw in draws], device=logits.device)
-    rows = [i for i, draw in enumerate(draws) if _filters(draw)]
+def _prepare(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
+    """Return logits and temperatures (rows,). Greedy rows have 0; rows with filters are already divided and have 1."""
+    temperatures = torch.tensor([_clamped_temperature(draw) for draw in draws], device=logits.device)
+    rows = [i for i, draw in enumerate(draws) if _has_filters(draw)]
     if rows:
         scaled = filtered(logits[rows] / temperatures[rows, None], [draws[i] for i in rows])
         logits = logits.index_copy(0, torch.tensor(rows, device=logits.device), scaled)
@@ -219,42 +223,42 @@ def _prepared(logits: Tensor, draws: Sequence[Draw]) -> tuple[Tensor, Tensor]:
     return logits.contiguous(), temperatures
 
 
-def _first_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> Tensor:
-    """What `draw` of sampling.c does."""
-    first = torch.full((len(logits), count), -1, device=logits.device)
-    most = min(count, logits.shape[1])
-    greedy, drawn = (temperatures == 0).nonzero()[:, 0], temperatures.nonzero()[:, 0]
+def _top_tokens_by_torch(logits: Tensor, temperatures: Tensor, keys: Tensor, count: int) -> Tensor:
+    """PyTorch version of `draw` in sampling.c."""
+    top = torch.full((len(logits), count), -1, device=logits.device)
+    width = min(count, logits.shape[1])
+    greedy, sampled = (temperatures == 0).nonzero()[:, 0], temperatures.nonzero()[:, 0]
     if len(greedy):
-        cold = logits[greedy]
-        likeliest = (
-            cold.argmax(-1, keepdim=True)
+        greedy_logits = logits[greedy]
+        best = (
+            greedy_logits.argmax(-1, keepdim=True)
             if count == 1
-            else cold.argsort(stable=True, dim=-1, descending=True)[:, :most]
+            else greedy_logits.argsort(stable=True, dim=-1, descending=True)[:, :width]
         )
-        first[greedy, :most] = torch.where(cold.gather(1, likeliest) > -torch.inf, likeliest, -1)
-    if not len(drawn):
-        return first
-    keys, scaled = keys[drawn], logits[drawn] / temperatures[drawn, None]
-    likely = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
-    sure = likely.values.double() + gumbel(keys[:, None], likely.indices)
-    reached = sure.topk(most, dim=-1).values[:, -1]  # so many tokens get at least this
-    # scaled + G >= reached  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - reached).
-    gaps = _gaps(keys[:, None], _vocabulary(scaled.shape[1], scaled.device))
-    least = reached.float()
-    least -= 1e-6 * least.abs() + 1e-3  # float32 rounds; err downwards
-    reach = torch.exp(scaled - least[:, None]).mul_(2.0**_BITS).add_(1)
-    rows, tokens = ((gaps <= reach) & (scaled > -torch.inf)).nonzero(as_tuple=True)
+        top[greedy, :width] = torch.where(greedy_logits.gather(1, best) > -torch.inf, best, -1)
+    if not len(sampled):
+        return top
+    keys, scaled = keys[sampled], logits[sampled] / temperatures[sampled, None]
+    largest = scaled.topk(min(8 * count, scaled.shape[1]), dim=-1)
+    scores = largest.values.double() + gumbel(keys[:, None], largest.indices)
+    threshold = scores.topk(width, dim=-1).values[:, -1]  # `width` tokens score at least this
+    # scaled + G >= threshold  <=>  1 - u <= 1 - exp(-w), which is at most w = exp(scaled - threshold).
+    gaps = _gaps(keys[:, None], _token_hashes(scaled.shape[1], scaled.device))
+    bound = threshold.float()
+    bound -= 1e-6 * bound.abs() + 1e-3  # float32 rounds: lower the bound
+    max_gaps = torch.exp(scaled - bound[:, None]).mul_(2.0**_BITS).add_(1)
+    rows, tokens = ((gaps <= max_gaps) & (scaled > -torch.inf)).nonzero(as_tuple=True)
     order = (scaled[rows, tokens].double() + _noise(gaps[rows, tokens])).argsort(descending=True, stable=True)
-    order = order[rows[order].argsort(stable=True)]  # row by row, the best first and equal ones by token
+    order = order[rows[order].argsort(stable=True)]  # by row, then best first, ties by token id
     rows, tokens = rows[order], tokens[order]
-    place = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
-    few = place < count
-    first[drawn[rows[few]], place[few]] = tokens[few]
-    return first
+    rank = torch.arange(len(rows), device=rows.device) - torch.searchsorted(rows, rows)
+    within = rank < count
+    top[sampled[rows[within]], rank[within]] = tokens[within]
+    return top
 
 
 def _functions(logits: Tensor) -> ctypes.CDLL | None:
-    """The functions of sampling.c for such logits, or None."""
+    """Return the functions of sampling.c if they support these logits, else None."""
     return _compiled() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
 
 
@@ -272,10 +276,10 @@ def _compiled() -> ctypes.CDLL | None:
 
 
 def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
-    """`scaled` (rows, vocab) with the tokens that top-k, top-p and min-p leave out at -inf.
+    """Return `scaled` (rows, vocab) with -inf for the tokens that top-k, top-p and min-p exclude.
 
-    Top-k keeps all that are as large as the k-th. Top-p, of what that leaves, keeps a token while those before it weigh
-    less than top_p of all: the larger come first, of equal ones the lower ids. `kept_of` in sampling.c keeps the same.
+    Top-k keeps ties with the k-th token. Top-p then keeps a token while the larger ones (ties: lower ids) have less
+    than top_p of the remaining probability. `kept_of` in sampling.c applies the same rules.
     """
     rows = [i for i, draw in enumerate(draws) if draw.top_k or draw.top_p < 1 or draw.min_p]
     if not rows:
@@ -297,12 +301,14 @@ def filtered(scaled: Tensor, draws: Sequence[Draw]) -> Tensor:
 
 
 _POWERS_OF_TWO = (1.5252734e-5, 1.5403530e-4, 1.3333558e-3, 9.6181291e-3, 5.5504109e-2, 2.4022651e-1, 6.9314718e-1, 1.0)
-"""2^x for |x| <= 1/2 as a polynomial, to 1e-7."""
+"""Polynomial coefficients of 2^x for |x| <= 1/2, accurate to 1e-7."""
 
 
 def _weights(below: Tensor) -> Tensor:
-    """e^x for x <= 0 by the operations of `weight` in sampling.c, as float64: whole steps of 2^-35, so that a sum is
-    exact, and the same in any order."""
+    """Return e^x for x <= 0 in float64, with the operations of `weight` in sampling.c.
+
+    Results are multiples of 2^-35, so sums are exact in any order.
+    """
     scaled = (below * 1.44269504).clamp_min(-126.0)
     shifted = scaled + 12582912.0
     rest = scaled - (shifted - 12582912.0)

@@ -1,10 +1,10 @@
-"""Scheduler: which requests run, and what the next forward computes for whom.
+"""Scheduler: chooses which requests run, and the chunks of the next forward.
 
-First come, first served. A request that can be paused reserves slots for its next tokens only; every other one for all
-that it may need. When slots run out, the youngest that can be paused waits at the queue's front. It is computed again
-with all its slots reserved, so each request is paused at most once, and what is admitted in full always ends.
+First come, first served. A pausable request reserves slots for its next tokens only; other requests reserve all the
+slots that they may need. When slots run out, the youngest pausable request returns to the front of the queue. It is
+computed again with all its slots reserved. So each request is paused at most once and always finishes.
 
-A step takes prompts in chunks of so many rows, and what the policy of each request with a computed prompt proposes.
+A step takes up to `chunk` rows of prompts, and the chunks that the policies of requests with computed prompts propose.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from tot.decoders.errors import ModelError
 from tot.decoders.timeline import Load
 
 _AHEAD = 256
-"""Tokens that a request reserves slots for if it can be paused."""
+"""Number of tokens for which a pausable request reserves slots."""
 
 
 @dataclass
 class Step:
-    """What one forward computes, and for whom."""
+    """The chunks of one forward, and their jobs."""
 
     ready: list[Job] = field(default_factory=list)
-    """Those whose prompts are computed by then."""
+    """Jobs whose prompts are computed after this step."""
     chunks: list[Chunk] = field(default_factory=list)
     jobs: list[Job] = field(default_factory=list)
-    """A job a chunk: whose it is."""
+    """The job of each chunk."""
     proposed: dict[Job, slice] = field(default_factory=dict)
-    """Which of the chunks a job's policy proposed; the others are of prompts."""
+    """The chunks that a job's policy proposed; the other chunks are of prompts."""
     failed: dict[Job, BaseException] = field(default_factory=dict)
 
     @property
     def layers(self) -> list[int]:
-        """Those whose states some request asks for."""
+        """Layers whose states a request asks for."""
         return sorted({layer for job in self.jobs for layer in job.request.states})
 
     def add(self, job: Job, chunks: Sequence[Chunk]) -> slice:
@@ -48,7 +48,7 @@ class Step:
         return slice(begin, len(self.chunks))
 
     def load(self, forward: Forward) -> Load:
-        """What its forward computed. To be asked before its branches change."""
+        """Return the work of the step's forward. Call this before the branches change."""
         rows: Counter[tuple[str, str]] = Counter()
         slots: set[int] = set()
         keys = 0
@@ -56,13 +56,13 @@ class Step:
             text = min(max(own, len(job.prompt)), chunk.stop)
             rows[job.request.purpose, "prefill"] += text - own
             rows[job.request.purpose, "decode" if job.policy.batch_drafter is None else "verify"] += chunk.stop - text
-            keys += sum(range(own + 1, chunk.stop + 1))  # a row sees itself and all before it
+            keys += sum(range(own + 1, chunk.stop + 1))  # a row attends to itself and all rows before it
             slots.update(chunk.branch.slots[: chunk.stop])
         return Load(+rows, len(forward.logits), keys, len(slots))
 
 
 class Scheduler:
-    """Holds the requests that wait and those that run; `chunk` is how many rows of prompts a step takes."""
+    """Holds the waiting and the running requests; `chunk` is the number of prompt rows that a step takes."""
 
     def __init__(self, cache: RadixCache, chunk: int) -> None:
         self.waiting: deque[Job] = deque()
@@ -71,7 +71,7 @@ class Scheduler:
         self._chunk = chunk
 
     def admit(self) -> None:
-        """Pause requests until the next step fits, then let requests in while what all of them reserve fits."""
+        """Pause requests until the next step fits, then admit requests while their reservations fit."""
         self._make_room()
         reserved = sum(_growth(job, _AHEAD) for job in self.running)
         while self.waiting:
@@ -99,7 +99,7 @@ class Scheduler:
                 del needed[job]
 
     def schedule(self) -> Step:
-        """A step with as many rows of prompts as it takes; a token that prompts share is scheduled once."""
+        """Return a step with up to `chunk` rows of prompts. A token that prompts share is scheduled once."""
         step = Step()
         scheduled: set[int] = set()
         room = self._chunk
@@ -118,22 +118,22 @@ class Scheduler:
         return step
 
     def propose(self, step: Step) -> None:
-        """Add what the policies of requests that are ready would run."""
+        """Add the chunks that the policies of ready requests propose."""
         for job in step.ready:
             if job in step.failed:
                 continue
             try:
                 chunks = job.policy.propose()
-            except Exception as error:  # one policy's fault is one request's fault  # noqa: BLE001
+            except Exception as error:  # a failing policy fails only its request  # noqa: BLE001
                 step.failed[job] = error
                 continue
             if chunks:
                 step.proposed[job] = step.add(job, chunks)
-            elif job.policy.batch_drafter is None:  # it would be asked again for ever
-                step.failed[job] = ModelError(f"{type(job.policy).__name__} has nothing to run and has not ended")
+            elif job.policy.batch_drafter is None:  # otherwise the loop would spin
+                step.failed[job] = ModelError(f"{type(job.policy).__name__} proposed no chunks and has not ended")
 
     def remove(self, job: Job) -> None:
-        """Take a request out, and give its slots back."""
+        """Remove a request and release its slots."""
         if job in self.waiting:
             self.waiting.remove(job)
             return
@@ -147,6 +147,6 @@ def _pausable(job: Job) -> bool:
 
 
 def _growth(job: Job, tokens: int) -> int:
-    """The most slots that a request takes for its next tokens; for all of them if it cannot be paused."""
+    """Return the most slots that a request takes for its next `tokens`, or for all if it cannot be paused."""
     growth = job.policy.growth()
     return growth - max(0, job.outputs[0].room - tokens) if _pausable(job) else growth

@@ -1,4 +1,4 @@
-"""DecodingSequence: one sample of a request while it is decoded; and choices scored as what may follow it."""
+"""Requests in the engine: jobs and their handles, policies, samples during decoding, and scored choices."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tot.decoders.errors import RequestError
 from tot.decoders.request import ChoiceLogprob, Completion, Request
 
 _keys = itertools.count()
-_ROWS = 512
-"""Rows of choices that a step computes: other requests take their turns between."""
+_CHOICE_ROWS = 512
+"""Rows of choices per step, so that other requests run in between."""
 
 
 class ChoiceScorer:
-    """Scores continuations of one branch, in steps of so many rows: equal beginnings are computed once."""
+    """Scores continuations of one branch, in steps of limited size. Shared prefixes are computed once."""
 
     def __init__(
         self, cache: RadixCache, branch: Branch, pending: Sequence[int], choices: Sequence[Sequence[int]]
@@ -39,9 +39,9 @@ class ChoiceScorer:
         self._forks = [cache.fork(branch) for _ in choices]
         self._logprobs: list[list[float]] = [[] for _ in choices]
         self._steps: deque[list[tuple[int, Chunk]]] = deque()
-        """(which choice, a piece of it) of each step still to be run."""
+        """For each remaining step: pairs of (index of a choice, a chunk of it)."""
         for fork, choice in zip(self._forks, choices, strict=True):
-            cache.extend(fork, [*pending, *choice[:-1]])  # logits at a position are about the token after it
+            cache.extend(fork, [*pending, *choice[:-1]])  # logits at a position predict the next token
         start, end = len(branch), max(map(len, self._forks))
         while start < end:
             stop = self._stop(start, end)
@@ -55,21 +55,21 @@ class ChoiceScorer:
             start = stop
 
     def _stop(self, start: int, end: int) -> int:
-        """Up to where all choices are run in a step that begins at a position: equal beginnings are one row."""
+        """Return the end of a step that begins at `start`. Shared prefixes count as one row."""
         rows = 0
-        for at in range(start, end):
-            rows += len({fork.slots[at] for fork in self._forks if len(fork) > at})
-            if rows > _ROWS and at > start:
-                return at
+        for position in range(start, end):
+            rows += len({fork.slots[position] for fork in self._forks if len(fork) > position})
+            if rows > _CHOICE_ROWS and position > start:
+                return position
         return end
 
     @property
     def chunks(self) -> list[Chunk]:
-        """What is to be run next."""
+        """The chunks to run next."""
         return [chunk for _, chunk in self._steps[0]]
 
     def take(self, reads: Sequence[Sequence[Sampled]]) -> tuple[ChoiceLogprob, ...] | None:
-        """Take what was read for the chunks. Returns the scores once all are run."""
+        """Take the reads of the chunks. Returns the scores once all chunks have run."""
         for (number, _), row in zip(self._steps.popleft(), reads, strict=True):
             self._logprobs[number] += [token.logprob for token in row]
         if self._steps:
@@ -82,11 +82,11 @@ class ChoiceScorer:
 
 
 class DecodingSequence:
-    """One sample: its branch, and the tokens that were drawn or given but not yet fed."""
+    """One sample: its branch, and the tokens that were drawn or given but not yet fed to the model."""
 
     def __init__(self, job: Job, output: Output, branch: Branch, pending: list[int]) -> None:
         self.key = next(_keys)
-        """What its text is known by to drafters."""
+        """Identifies the text to drafters."""
         self.job = job
         self.output = output
         self.branch = branch
@@ -95,54 +95,54 @@ class DecodingSequence:
 
 
 class BatchDrafter(Protocol):
-    """What several requests share that drafts for all of their sequences at once."""
+    """A drafter that several requests share; it drafts for all of their sequences at once."""
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
         """Draft for the sequences of a step, before their policies propose."""
 
 
 class Policy(ABC):
-    """A decoding method at work on one request. It owns the branches it forks from `job.branch`."""
+    """A decoding method applied to one request. It owns the branches that it forks from `job.branch`."""
 
     batch_drafter: BatchDrafter | None = None
 
     def decoding(self) -> list[DecodingSequence]:
-        """The samples about to draw tokens, where they are drafted for."""
+        """Return the samples that are about to draw tokens, for the batch drafter."""
         return []
 
     @abstractmethod
     def propose(self) -> list[Chunk]:
-        """What to run next: branches extended by the tokens to feed. Called once the prompt's head is computed.
+        """Return the next chunks: branches extended by the tokens to feed. Called once the prompt's head is computed.
 
-        Counts a forward for each output that takes part (`Output.forwards`). Nothing, where drafts that are still being
-        made are waited for.
+        Counts a forward in `Output.forwards` for each output that takes part. Returns no chunks while it waits for
+        drafts.
         """
 
     @abstractmethod
     def commit(self, reads: list[list[Sampled]]) -> None:
-        """What to make of it: a list of reads for every chunk proposed. Ends the job's outputs when they are done."""
+        """Take the reads of each proposed chunk, and end the job's outputs when they are complete."""
 
     @abstractmethod
     def growth(self) -> int:
-        """The most slots this may yet take beyond the prompt's."""
+        """Return the most slots that the job may still take beyond the prompt's."""
 
     @abstractmethod
     def release(self) -> None:
-        """Give all branches back."""
+        """Release all branches."""
 
     @property
     def pausable(self) -> bool:
-        """Whether `pause` works between two steps. If it does not, all of `growth` is reserved on admission."""
+        """Whether `pause` works between two steps. If not, admission reserves all of `growth`."""
         return False
 
     def pause(self) -> None:
-        """Give all branches back; the next `propose` continues the text from a `job.branch` that holds it."""
+        """Release all branches. The next `propose` resumes from a `job.branch` that holds the text."""
         raise NotImplementedError(f"{type(self).__name__} cannot be paused")
 
 
 @dataclass(eq=False)
 class Job:
-    """A request on its way through the engine."""
+    """A request in the engine."""
 
     request: Request
     prompt: list[int]
@@ -152,21 +152,21 @@ class Job:
     meter: Meter
     handle: Handle
     branch: Branch = field(init=False)
-    """Holds `text` as it was on admission without its last token, which the policy feeds and reads first."""
+    """Holds `text` as of admission without its last token, which the policy feeds and reads first."""
     policy: Policy = field(init=False)
     head: int = 0
-    """Positions of `branch` from the first on that are known to be computed."""
+    """Number of leading positions of `branch` that are known to be computed."""
     account: Metrics = field(default_factory=Metrics)
-    """What requests of its purpose cost."""
+    """Cost of the requests of the same purpose."""
     computed: int = 0
-    """Prompt tokens that were computed for this job, again after a pause."""
+    """Prompt tokens computed for this job, including those computed again after a pause."""
     paused: bool = False
-    """Whether it was paused once: it is not paused again."""
+    """Whether it was paused. A job is paused at most once."""
     started: float = field(default_factory=time.monotonic)
 
     @property
     def text(self) -> list[int]:
-        """The prompt, and the tokens drawn so far if there is one sample."""
+        """The prompt, plus the tokens drawn so far if the job has one sample."""
         return [*self.prompt, *self.outputs[0].tokens] if len(self.outputs) == 1 else self.prompt
 
     @property
@@ -174,7 +174,7 @@ class Job:
         return [output for output in self.outputs if output.finish_reason is None]
 
     def completions(self) -> list[Completion]:
-        """A completion a sample; the first carries the prompt."""
+        """Return one completion per sample; the first one counts the prompt."""
         seconds = time.monotonic() - self.started
         reused = max(0, len(self.prompt) - self.computed) if self.outputs[0].forwards else 0
         first, *others = self.outputs
@@ -185,7 +185,7 @@ PolicyFactory = Callable[[Job], Policy]
 
 
 class Handle:
-    """A submitted request: await it or call `result()`, iterate for pieces of text, or cancel it."""
+    """A submitted request: await it or call `result()`, iterate over pieces of text, or cancel it."""
 
     def __init__(self, wake: Callable[[], None], stream: bool) -> None:
         self.future: Future[list[Completion]] = Future()
@@ -193,16 +193,16 @@ class Handle:
         self._wake = wake
         self._pieces: queue.SimpleQueue[tuple[int, str] | None] | None = queue.SimpleQueue() if stream else None
         self._notify: Callable[[], object] | None = None
-        """Wakes the event loop that waits for pieces, if one does."""
+        """Wakes the event loop that waits for pieces, if any."""
         self._emitted: dict[int, int] = {}
-        """Characters, by sample."""
+        """Number of characters emitted, by sample."""
 
     def result(self, timeout: float | None = None) -> list[Completion]:
-        """Wait for the n completions. Raises what went wrong, or TimeoutError."""
+        """Wait for the n completions. Raises the error of the request, or TimeoutError."""
         return self.future.result(timeout)
 
     def cancel(self) -> None:
-        """Stop at the next step and give the slots back; what was decoded so far is the result."""
+        """Stop at the next step and release the slots. The result is the text decoded so far."""
         self.cancelled = True
         self._wake()
 
@@ -217,19 +217,19 @@ class Handle:
             raise
 
     def __iter__(self) -> Iterator[tuple[int, str]]:
-        """(sample, text) pieces as they settle, for requests submitted with `stream=True`."""
+        """Yield (sample, text) pieces as they become final. Requires `stream=True` on submission."""
         pieces = self._stream()
         while (piece := pieces.get()) is not None:
             yield piece
         self.result()
 
     async def __aiter__(self) -> AsyncIterator[tuple[int, str]]:
-        """The same, awaited; no thread waits with it. Cancelling the task that does cancels the request."""
+        """Yield the pieces asynchronously, without a thread. Cancelling the iterating task cancels the request."""
         pieces = self._stream()
         arrived = asyncio.Event()
         self._notify = partial(asyncio.get_running_loop().call_soon_threadsafe, arrived.set)
         while True:
-            arrived.clear()  # before looking: what comes after the look sets it again
+            arrived.clear()  # before reading the queue: later pieces set it again
             try:
                 while (piece := pieces.get_nowait()) is not None:
                     yield piece
@@ -249,7 +249,7 @@ class Handle:
         return self._pieces
 
     def emit(self, outputs: Sequence[Output]) -> None:
-        """Pass new text on (engine only)."""
+        """Emit new text (engine only)."""
         if self._pieces is None:
             return
         for output in outputs:
@@ -262,7 +262,7 @@ class Handle:
         assert self._pieces is not None
         self._pieces.put(piece)
         if self._notify is not None:
-            with suppress(RuntimeError):  # that loop is closed: nobody waits any more
+            with suppress(RuntimeError):  # the event loop is closed, so no task waits
                 self._notify()
 
     def finish(self, result: list[Completion] | BaseException) -> None:

@@ -1,9 +1,9 @@
-"""auto: whichever lossless method pays, text by text and step by step, by measured costs and what was accepted so far.
+"""auto: choose the fastest lossless method for each text and step, from measured costs and acceptance rates.
 
-Every step plans one forward for all texts. For each of them what was looked up, its Jacobi window and a draft model,
-where there is one, compete by the cost of rows and the share of their kind that was accepted, by purpose; what
-promises most is drafted as far as it pays, or nothing. Not among the choices: lookahead, whose windows cost more
-rows than they have brought, and whatever is not lossless.
+Every step plans one forward for all texts. For each text, prompt lookup, its Jacobi window and a draft model, if any,
+compete by the cost of rows and the acceptance rate of their kind and purpose. The best one drafts as far as it pays, or
+nothing is drafted. Lookahead is excluded, because its windows cost more than they gain. So are methods that are not
+lossless.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from tot.decoders.errors import OptionError
 from tot.decoders.methods.jacobi import JacobiDrafter
 from tot.decoders.methods.options import LONGEST
 
-_LEAST = 0.1
-"""A first token that is less likely to be accepted is not drafted, however cheap its row: what drafting itself takes is
-in no measured cost."""
+_MIN_CHANCE = 0.1
+"""Minimum acceptance chance of a draft's first token. The measured costs do not include the time of drafting itself."""
 
 
 class AutoDrafter(DrafterChain):
-    """For each text the draft that promises most by the plan. A model that drafts is asked for texts for which it has
-    been right more often than the others' drafts have."""
+    """Drafts for each text with the drafter of the highest planned rate.
+
+    The draft model drafts for a text if its acceptance so far is higher than the chance of the other drafts.
+    """
 
     def __init__(self, model: ModelDrafter | None) -> None:
         self._quick: list[Drafter] = [LookupDrafter(), JacobiDrafter(LONGEST)]
@@ -43,27 +44,27 @@ class AutoDrafter(DrafterChain):
             return [self._best(context, planner) for context in contexts]
         drafts = []
         for context in contexts:
-            least = planner.statistics.chance(level(context, 0)) if context.widths else 0.0
-            drafts.append(self._best(context, planner, least))
-        left = [i for i, draft in enumerate(drafts) if not draft.tokens]
-        for i, draft in zip(left, self._model.draft([contexts[i] for i in left], planner), strict=True):
+            minimum = planner.statistics.chance(level(context, 0)) if context.widths else 0.0
+            drafts.append(self._best(context, planner, minimum))
+        missing = [i for i, draft in enumerate(drafts) if not draft.tokens]
+        for i, draft in zip(missing, self._model.draft([contexts[i] for i in missing], planner), strict=True):
             drafts[i] = draft if draft.tokens else self._best(contexts[i], planner)
         return drafts
 
-    def _best(self, context: DraftContext, planner: SpeculationPlanner, least: float = 0.0) -> Draft:
-        """Nothing where the chance of the first token is less than that, or too small to be worth the trouble."""
+    def _best(self, context: DraftContext, planner: SpeculationPlanner, minimum: float = 0.0) -> Draft:
+        """Return the best quick draft, or an empty one if its first token's chance is too small."""
         plans = [copy(planner) for _ in self._quick]
         drafts = [drafter.draft([context], plan)[0] for drafter, plan in zip(self._quick, plans, strict=True)]
-        plan, draft = max(zip(plans, drafts, strict=True), key=lambda one: one[0].rate)
-        if not draft.tokens or planner.statistics.chance(draft.kinds[0]) < max(least, _LEAST):
+        plan, draft = max(zip(plans, drafts, strict=True), key=lambda pair: pair[0].rate)
+        if not draft.tokens or planner.statistics.chance(draft.kinds[0]) < max(minimum, _MIN_CHANCE):
             return Draft()
         planner.take(plan)
         return draft
 
 
 def make_auto_drafter(draft: Any, engine: Engine, stack: ExitStack) -> AutoDrafter:
-    """Raises OptionError for a draft that is no model: this drafter looks up by itself."""
+    """Make the drafter of `auto`. Raises OptionError if `draft` is not a model."""
     named = None if draft is None else make_drafter(draft, engine, stack)
     if named is not None and not isinstance(named, ModelDrafter):
-        raise OptionError(f"draft={draft!r}: auto looks up by itself, and takes one model that drafts besides")
+        raise OptionError(f"draft={draft!r} is not a model: auto includes lookup; give a model, or leave draft out")
     return AutoDrafter(trained_drafter(engine, stack) if named is None else named)

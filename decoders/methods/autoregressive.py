@@ -1,7 +1,7 @@
-"""The reference policy: one token a step for every sample, all samples and requests packed into one forward.
+"""The reference policy: one token per step and sample, all samples and requests packed into one forward.
 
-What it returns is what every lossless method must return. It also does the two things that all methods share: it
-scores choices, and it goes on with the answer once a rationale has ended.
+Every lossless method must return the same text. This policy also does the two things that all methods share: it scores
+choices, and it decodes the answer after a rationale.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from tot.decoders.engine.runner import Chunk
 from tot.decoders.engine.sampling import Sampled
 from tot.decoders.engine.sequence import ChoiceScorer, DecodingSequence, Job, Policy
 
-_RETOKENISED = 16
-"""Room for a token that a stop string cut in two: its first half is encoded again."""
+_RETOKENISED_SLOTS = 16
+"""Slots for encoding again the first part of a token that a stop string cut in two."""
 
 
 class Autoregressive(Policy):
-    """Decodes, or scores the request's choices; with an answer trigger, first the rationale and then either."""
+    """Decode the text, or score the request's choices. With an answer trigger, decode the rationale first."""
 
     def __init__(self, job: Job) -> None:
         self._job = job
@@ -27,24 +27,25 @@ class Autoregressive(Policy):
         self._in_answer: set[int] = set()
 
     def growth(self) -> int:
-        answer = len(self._trigger) + _RETOKENISED if self._trigger else 0
+        answer = len(self._trigger) + _RETOKENISED_SLOTS if self._trigger else 0
         if self._choices:
             answer += sum(map(len, self._choices))
         elif self._trigger:
             answer += self._job.request.answer_tokens
         running = self._running()
-        scored = {one.output.index for one in running if one.scorer is not None}  # a scorer takes its slots at once
+        # A scorer has all of its slots.
+        scored = {sequence.output.index for sequence in running if sequence.scorer is not None}
         if self._choices and not self._trigger:
             return 0 if scored else 1 + answer
         texts = [output for output in self._job.running if output.index not in scored]
         waiting = sum(output.index not in self._in_answer for output in texts)
-        # Triggers that were taken up but not fed yet.
-        answering = (one for one in running if one.output.index in self._in_answer - scored)
+        # Triggers that are pending.
+        answering = (sequence for sequence in running if sequence.output.index in self._in_answer - scored)
         pending = sum(len(sequence.pending) for sequence in answering)
         return 1 + sum(output.room for output in texts) + answer * waiting + pending
 
     def decoding(self) -> list[DecodingSequence]:
-        """The samples about to draw tokens, rather than to score choices."""
+        """Return the samples that are about to draw tokens; others score choices."""
         if self._sequences is None:
             cache, last = self._job.cache, self._job.text[-1:]
             self._sequences = [
@@ -80,32 +81,34 @@ class Autoregressive(Policy):
             if output.finish_reason is None:
                 continue
             if self._trigger and output.index not in self._in_answer:
-                self._go_on_to_answer(sequence)
+                self._begin_answer(sequence)
             else:
                 self._job.cache.release(sequence.branch)
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
-        """What to run to draw a sample's next token."""
+        """Return the chunks that draw a sample's next token."""
         start = len(sequence.branch)
         self._job.cache.extend(sequence.branch, sequence.pending)
         return [Chunk(sequence.branch, start, len(sequence.branch), [sequence.output.draw()])]
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
-        """Add what was drawn, and leave it pending. The branch then holds the prompt and all tokens but the last."""
+        """Add the token drawn, and leave it pending. The branch holds the prompt and all tokens but the last."""
         (sampled,) = next(rows)
         sequence.pending = [sampled.token]
         sequence.output.add(sampled)
 
-    def _go_on_to_answer(self, sequence: DecodingSequence) -> None:
-        """Drop what the rationale's end cut off, append a glimpse of its rest if there is one, and the trigger, and
-        decode or score what follows."""
+    def _begin_answer(self, sequence: DecodingSequence) -> None:
+        """Begin the answer or the scoring of choices after a rationale.
+
+        This drops the tokens beyond the rationale's end, and appends the glimpse, if any, and the trigger.
+        """
         job, output = self._job, sequence.output
         trigger = job.request.answer_trigger
         assert trigger is not None
         drawn = list(output.tokens)
-        kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
-        ids = [*job.prompt, *drawn[:kept], *output.glimpse, *job.codec.encode(rest)]
-        fed = min(len(sequence.branch), len(job.prompt) + kept)
+        retained, rest = output.begin_answer(trigger, job.request.answer_tokens)
+        ids = [*job.prompt, *drawn[:retained], *output.glimpse, *job.codec.encode(rest)]
+        fed = min(len(sequence.branch), len(job.prompt) + retained)
         job.cache.rollback(sequence.branch, fed)
         sequence.pending = ids[fed:]
         self._in_answer.add(output.index)
@@ -113,7 +116,7 @@ class Autoregressive(Policy):
             sequence.scorer = ChoiceScorer(job.cache, sequence.branch, sequence.pending, self._choices)
 
     def turn(self) -> list[DecodingSequence]:
-        """The samples that go on in this step: all that run."""
+        """Return the samples of this step: all running ones."""
         return self._running()
 
     def _running(self) -> list[DecodingSequence]:

@@ -1,12 +1,12 @@
-"""FastCoT: a rationale is not decoded to its end; the answer is asked for after a glimpse of the rest.
+"""FastCoT: cut the rationale before its end, and decode the answer after a glimpse of the rest.
 
 Zhang et al., 2023 (arXiv:2311.08263), section 4. A step feeds the last exact token and the next c entries of a buffer
-of approximate tokens, and yields the next exact token and c approximations (equation 4); the entries that come out as
-they went in are exact too (equation 5). After so many iterations the answer is decoded after prompt, exact tokens, the
-last window's approximate tokens and the trigger. It is not lossless: `Completion.parts` says which text is exact, which
-approximate, and how much was never decoded.
+of approximate tokens. It yields the next exact token and c approximations (equation 4); the entries that do not change
+are exact too (equation 5). After `cap` iterations the answer is decoded after the prompt, the exact tokens, the last
+window's approximate tokens and the trigger. The method is not lossless: `Completion.parts` states which text is exact
+or approximate, and how much was never decoded.
 
-All requests share each forward, so nothing is padded and no keys are stripped (the paper's figure 7).
+All requests share each forward, so no padding and no stripping of keys is needed (the paper's figure 7).
 """
 
 from __future__ import annotations
@@ -29,22 +29,25 @@ from tot.decoders.request import Message
 
 @dataclass(slots=True)
 class _Buffer:
+    """The approximate tokens of one rationale."""
+
     question: Sequence[int]
-    """What it holds at first, over and over (section 4.2)."""
+    """Repeated as the initial content (section 4.2)."""
     computed: dict[int, int] = field(default_factory=dict)
-    """By position after the prompt: what the model drew last."""
+    """By position after the prompt: the token that the model drew last."""
 
     def at(self, position: int) -> int:
         return self.computed.get(position, self.question[position % len(self.question)])
 
 
 class Buffers(Drafter):
-    """The approximate tokens of all rationales that are begun, as drafts."""
+    """Drafts the approximate tokens of all rationales in progress."""
 
     def __init__(self) -> None:
         self._buffers: dict[int, _Buffer] = {}
 
     def begin(self, key: int, question: Sequence[int]) -> None:
+        """Begin the buffer of a rationale with the tokens of its question."""
         self._buffers[key] = _Buffer(question)
 
     def draft(self, contexts: Sequence[DraftContext], planner: SpeculationPlanner | None = None) -> list[Draft]:
@@ -59,25 +62,25 @@ class Buffers(Drafter):
         return drafts
 
     def observe(self, verified: Verified) -> None:
-        """Cache update (section 4.3): drawn[i] is what comes after node i."""
+        """Update the buffer (section 4.3): drawn[i] is the token after node i."""
         context, draft, drawn, _, accepted = verified
         if (buffer := self._buffers.get(context.key)) is not None:
             start = len(context.tokens) - len(context.prompt) + accepted + 1
             buffer.computed.update(enumerate((drawn[node] for node in range(accepted, len(draft.tokens))), start))
 
     def glimpse(self, key: int, start: int) -> list[int]:
-        """The approximate tokens from `start` on: what was drawn, never what the buffer was begun with."""
-        found: list[int] = []
-        while (token := self._buffers[key].computed.get(start + len(found))) is not None:
-            found.append(token)
-        return found
+        """Return the approximate tokens from `start` on that were drawn, without the initial content."""
+        tokens: list[int] = []
+        while (token := self._buffers[key].computed.get(start + len(tokens))) is not None:
+            tokens.append(token)
+        return tokens
 
     def end(self, key: int) -> None:
         self._buffers.pop(key, None)
 
 
 class FastCoT(Speculative):
-    """Decodes rationales that have a trigger as described above, everything else one token a step."""
+    """Decode rationales before a trigger as described above, and everything else one token per step."""
 
     def __init__(self, job: Job, speculation: Speculation, buffers: Buffers, options: FastCoTOptions) -> None:
         super().__init__(job, speculation)
@@ -90,13 +93,13 @@ class FastCoT(Speculative):
     def decoding(self) -> list[DecodingSequence]:
         first = self._sequences is None
         sequences = super().decoding()
-        if first and self._trigger:  # not before: a request may be refused, or cancelled while it waits
+        if first and self._trigger:  # not earlier: the request may be refused or cancelled
             question = _question(self._job)
             for sequence in sequences:
                 self._buffers.begin(sequence.key, question)
                 if self._cap == 0:
                     self._cut(sequence)
-                    self._go_on_to_answer(sequence)
+                    self._begin_answer(sequence)
         return super().decoding()
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
@@ -112,7 +115,7 @@ class FastCoT(Speculative):
             self._cut(sequence)
 
     def _glimpse(self, sequence: DecodingSequence) -> list[int]:
-        """The approximate tokens that come next, as far as the rationale would go on."""
+        """Return the next approximate tokens, up to the end that they predict for the rationale."""
         output, codec = sequence.output, self._job.codec
         if not self._options.glimpse:
             return []
@@ -127,13 +130,13 @@ class FastCoT(Speculative):
         return tokens
 
     def _cut(self, sequence: DecodingSequence) -> None:
-        """End the rationale here. What is known of its rest goes before the trigger."""
+        """End the rationale here. Its approximate tokens precede the trigger."""
         sequence.output.cut(self._glimpse(sequence))
         self._speculation.end(sequence.key)
 
 
 def _question(job: Job) -> list[int]:
-    """The question's tokens: of the last paragraph that the user wrote. Few-shot examples stand before it."""
+    """Return the tokens of the last paragraph that the user wrote: the question after few-shot examples."""
     prompt = job.request.prompt
     if isinstance(prompt, str):
         texts = [prompt]

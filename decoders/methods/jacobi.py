@@ -1,9 +1,9 @@
-"""Jacobi decoding: the target guesses its own next n tokens and corrects all of them at once, until they stay.
+"""Jacobi decoding: the target guesses its own next n tokens and corrects all of them at once, until none changes.
 
-CLLM (Kou et al., 2024), Algorithm 3: a window of n tokens after each text, of which a step keeps what the target draws
-as it was guessed, and one token more; what it drew after wrong tokens is the next guess. Keys and values of kept tokens
-stay, and the window shrinks until all of it is fixed. A consistency LLM is decoded the same way; it only guesses
-better. Seeded noise makes the fixed point the very text of `ar`, at any temperature.
+CLLM (Kou et al., 2024), Algorithm 3: each text is followed by a window of n guessed tokens. A step accepts the guesses
+up to the first wrong one, and one more token. The tokens drawn after the wrong guess are the next guesses. Keys and
+values of accepted tokens stay, and the window shrinks until all of it is fixed. A consistency LLM is decoded the same
+way, but guesses better. With seeded noise, the fixed point is exactly the text of `ar`, at any temperature.
 """
 
 from __future__ import annotations
@@ -15,19 +15,21 @@ from dataclasses import dataclass, field
 from tot.decoders.drafting.drafters import Draft, DraftContext, Drafter, Verified
 from tot.decoders.drafting.planner import SpeculationPlanner
 
-_PLACES = 8
-"""Windows are learned about place by place; from here on, places are alike."""
+_POSITIONS = 8
+"""Statistics are kept per position of a window; positions from this one on share them."""
 
 
 @dataclass(slots=True)
 class _Window:
+    """The guesses after one text."""
+
     tokens: list[int] = field(default_factory=list)
-    stayed: list[bool] = field(default_factory=list)
-    """Which of them the last step drew as they were."""
+    unchanged: list[bool] = field(default_factory=list)
+    """By token: whether the last step drew it unchanged."""
 
 
 class JacobiDrafter(Drafter):
-    """The windows of all texts: drafts that are the target's own guesses."""
+    """Drafts the windows of all texts, which are the target's own guesses."""
 
     def __init__(self, n: int) -> None:
         self._n = n
@@ -38,24 +40,24 @@ class JacobiDrafter(Drafter):
 
     def _chain(self, context: DraftContext, planner: SpeculationPlanner | None) -> Draft:
         window, draft = self._windows.setdefault(context.key, _Window()), Draft()
-        if not window.tokens:  # a new one holds tokens of the prompt, by chance
+        if not window.tokens:  # a new window holds random tokens of the prompt
             window.tokens = random.Random(len(context.tokens)).choices(context.prompt, k=self._n)
-            window.stayed = [False] * self._n
-        for place, token in enumerate(window.tokens[: len(context.widths)]):
-            kind = ("jacobi", min(place, _PLACES), window.stayed[place])
-            if draft.add(token, place - 1, kind, planner) is None:
+            window.unchanged = [False] * self._n
+        for position, token in enumerate(window.tokens[: len(context.widths)]):
+            kind = ("jacobi", min(position, _POSITIONS), window.unchanged[position])
+            if draft.add(token, position - 1, kind, planner) is None:
                 break
         return draft
 
     def observe(self, verified: Verified) -> None:
-        """What was drawn after the first wrong token and those behind it is the next guess."""
+        """Use the tokens drawn after the first wrong guess, and after the guesses behind it, as the next guesses."""
         window = self._windows.get(verified.context.key)
-        if window is None:  # nothing has been drafted for it yet
+        if window is None:  # no draft so far
             return
-        kept = verified.accepted
-        drawn = [verified.drawn[node] for node in range(kept, len(verified.draft.tokens))]
-        before, old = window.tokens[kept + 1 :], window.stayed[kept + 1 :]
-        window.stayed = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
+        accepted = verified.accepted
+        drawn = [verified.drawn[node] for node in range(accepted, len(verified.draft.tokens))]
+        before, old = window.tokens[accepted + 1 :], window.unchanged[accepted + 1 :]
+        window.unchanged = [*(a == b for a, b in zip(drawn, before, strict=False)), *old[len(drawn) :]]
         window.tokens = [*drawn[: len(before)], *before[len(drawn) :]]
 
     def end(self, key: int) -> None:

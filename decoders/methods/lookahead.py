@@ -1,8 +1,8 @@
-"""Lookahead decoding: n-grams that the target's own Jacobi iteration leaves behind are verified as drafts.
+"""Lookahead decoding: drafts are n-grams from the target's own Jacobi iteration.
 
-Fu et al., 2024. Beside each text a window of W columns is iterated in the same forward: after N - 1 steps each column
-has drawn N tokens in a row, which go to a pool that all branches share. Up to G n-grams that begin with a text's last
-token are its draft. Accepted or not, the text is that of `ar`.
+Fu et al., 2024. The same forward also iterates a window of W columns beside each text. After N - 1 steps each column
+has drawn N consecutive tokens, which go to a pool that all branches share. The draft of a text is up to G n-grams that
+begin with its last token. The text always equals the text of `ar`.
 """
 
 from __future__ import annotations
@@ -16,27 +16,28 @@ from tot.decoders.drafting.planner import SpeculationPlanner
 from tot.decoders.methods.options import LookaheadOptions
 
 _CAPACITY = 50_000
-"""First tokens that a pool remembers n-grams of."""
+"""Maximum number of first tokens for which the pool keeps n-grams."""
 _WINDOW = ("lookahead", "window")
 
 
 class LookaheadDrafter(Drafter):
-    """N-grams by their first token, the latest first, and the windows that they come from."""
+    """N-grams by their first token, latest first, and the windows that produce them."""
 
     def __init__(self, options: LookaheadOptions) -> None:
         self._options = options
         self._ngrams: OrderedDict[int, OrderedDict[tuple[int, ...], None]] = OrderedDict()
         self._windows: dict[int, list[list[int]]] = {}
-        """By text: up to N - 1 rows of W tokens, each what was drawn after the row before."""
+        """By text: up to N - 1 rows of W tokens; each row was drawn after the previous one."""
 
     def add(self, ngram: Sequence[int]) -> None:
+        """Add an n-gram to the pool, or mark it as the latest."""
         first, *rest = ngram
-        known = self._ngrams.setdefault(first, OrderedDict())
-        known[tuple(rest)] = None
-        known.move_to_end(tuple(rest))
+        ngrams = self._ngrams.setdefault(first, OrderedDict())
+        ngrams[tuple(rest)] = None
+        ngrams.move_to_end(tuple(rest))
         self._ngrams.move_to_end(first)
-        if len(known) > self._options.guesses:
-            known.popitem(last=False)
+        if len(ngrams) > self._options.guesses:
+            ngrams.popitem(last=False)
         if len(self._ngrams) > _CAPACITY:
             self._ngrams.popitem(last=False)
 
@@ -49,7 +50,7 @@ class LookaheadDrafter(Drafter):
         return drafts
 
     def _tree(self, context: DraftContext, planner: SpeculationPlanner | None) -> Draft:
-        """The n-grams as a tree, in which equal beginnings are one."""
+        """Return the n-grams as a tree that shares equal prefixes."""
         draft = Draft()
         for rank, ngram in enumerate(reversed(self._ngrams.get(context.tokens[-1], OrderedDict()))):
             node = -1
@@ -63,15 +64,15 @@ class LookaheadDrafter(Drafter):
         return draft
 
     def _columns(self, context: DraftContext) -> list[list[int]]:
-        """The window column by column, each after what the first row has before it."""
-        if context.key not in self._windows:  # tokens of the prompt, by chance
-            chance = random.Random(len(context.tokens))
-            self._windows[context.key] = [chance.choices(context.prompt, k=self._options.window)]
+        """Return the window by columns, each after the tokens before it in the first row."""
+        if context.key not in self._windows:  # random tokens of the prompt
+            rng = random.Random(len(context.tokens))
+            self._windows[context.key] = [rng.choices(context.prompt, k=self._options.window)]
         first, *later = self._windows[context.key]
         return [[*first[: column + 1], *(row[column] for row in later)] for column in range(len(first))]
 
     def observe(self, verified: Verified) -> None:
-        """What was drawn is the window's next row; a row that is complete leaves n-grams behind."""
+        """Append the tokens drawn as the window's next row; a full window adds its columns to the pool."""
         if not verified.probed:
             return
         window = self._windows[verified.context.key]

@@ -1,4 +1,4 @@
-"""A decoding method: how it is opened on an engine, and its options. Importing this imports no torch.
+"""A decoding method: how to open it on an engine, and its options. Importing this module does not import torch.
 
 METHOD = Method(lambda engine, options, stack: OpenedMethod(MyPolicy))
 """
@@ -21,33 +21,35 @@ if TYPE_CHECKING:
 
 
 class OpenedMethod(NamedTuple):
-    """A method on one engine: the policy of each request, and the drafter."""
+    """A method on one engine: the policy factory for requests, and the drafter."""
 
     policy: PolicyFactory
     drafter: Drafter | None = None
     prepare: Callable[[Request], Request] | None = None
-    """Changes a request beforehand: adds instructions to the prompt, say."""
+    """Changes a request before decoding, for example adds instructions to the prompt."""
     writes_steps: bool = False
-    """Whether the steps of a request are written side by side."""
+    """Whether the steps of a request are decoded in parallel."""
 
 
 class SpeculativeConfig(NamedTuple):
-    """How much a speculative method drafts, and how that is verified."""
+    """How much a speculative method drafts, and how drafts are verified."""
 
     k_config: tuple[int, ...]
-    """Candidates at each position, after each candidate of the position before."""
+    """Number of candidates at each position, per candidate of the position before."""
     rule: str = "coupled"
     adapt: bool = False
-    """Draft as much as pays, by what forwards take and what was accepted so far of requests with the same purpose."""
+    """Adapt drafts to the measured latency and to the acceptance so far of requests with the same purpose."""
     probes: int = 0
-    """Most rows of a draft's probes."""
+    """Maximum number of rows of a draft's probes."""
     trajectory: bool = False
-    """Keep what was drafted in every step: `Completion.trajectory`."""
+    """Keep the draft of every step in `Completion.trajectory`."""
 
 
 class Method(NamedTuple):
+    """An entry of `PRESETS`."""
+
     open: Callable[[Engine, Any, ExitStack], OpenedMethod]
-    """On an engine, with options; the stack closes what its requests share."""
+    """Open the method on an engine, with options. The stack closes the state that its requests share."""
     options: type[BaseModel] = MethodOptions
     few_shot: bool = False
-    """Whether it needs what few-shot prompts mark: rationales, parallel steps."""
+    """Whether it needs prompts that mark rationales or parallel steps, as few-shot prompts do."""

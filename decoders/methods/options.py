@@ -1,4 +1,4 @@
-"""The options of the decoding methods, by name: what is wrong with them is said before a model is loaded, or torch."""
+"""The options of the decoding methods. They are validated before a model or torch is loaded."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ KConfig = Annotated[
     BeforeValidator(lambda given: given.split(",") if isinstance(given, str) else given),
 ]
 LONGEST = 16
-"""Tokens of a draft of `auto`, at most; also of its Jacobi window."""
+"""Maximum number of tokens in a draft of `auto`, and the size of its Jacobi window."""
 Mark = Annotated[str, Field(min_length=1, max_length=40)]
 
 
 class MethodOptions(BaseModel):
-    """For a method that has nothing to set."""
+    """Options of a method without options."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,54 +26,56 @@ class AutoOptions(MethodOptions):
     """Options of `auto`."""
 
     draft: Any = None
-    """A model that drafts where that promises most: a name, a hub id, a folder, a GGUF file or "early-exit:6"; None is
-    the one that `tot train-draft` made for the target, where there is one."""
+    """A draft model, used for texts where it is best: a name, a hub id, a folder, a GGUF file or "early-exit:6". None
+    uses the draft that `tot train-draft` made for the target, if it exists."""
 
 
 class DraftingOptions(MethodOptions):
+    """Options of methods with a drafter."""
+
     draft: Any = None
-    """None looks tokens up in what was written so far, which gives a single chain; "early-exit:6" drafts with the
-    target's first layers; else a draft model: a name, a hub id, a folder or a GGUF file. Several, with commas, each for
-    texts that those before had nothing for."""
+    """None uses prompt lookup, which drafts a single chain; "early-exit:6" drafts with the target's first layers;
+    otherwise a draft model: a name, a hub id, a folder or a GGUF file. Several names with commas: each drafts for the
+    texts without a draft so far."""
 
 
 class SDOptions(DraftingOptions):
     """Options of `sd`."""
 
     k: Annotated[int, Field(ge=1, le=16)] = 4
-    """Tokens drafted a step."""
+    """Tokens drafted per step."""
     rule: Literal["coupled", "leviathan"] = "coupled"
-    """coupled gives what `ar` gives, token for token; leviathan only its distribution."""
+    """coupled gives the output of `ar`, token for token; leviathan keeps only its distribution."""
 
 
 class MCSDOptions(DraftingOptions):
     """Options of `mcsd`."""
 
     k_config: KConfig = (2, 2, 1)
-    """Candidates at each position drafted, after each candidate of the position before."""
+    """Number of candidates at each drafted position, per candidate of the position before."""
     rule: Literal["coupled", "mcsd"] = "coupled"
-    """coupled gives what `ar` gives, token for token; mcsd, recursive rejection, only its distribution."""
+    """coupled gives the output of `ar`, token for token; mcsd, recursive rejection, keeps only its distribution."""
 
 
 class SEEDOptions(DraftingOptions):
     """Options of `seed`."""
 
     policy: Literal["packed", "rounds"] = "packed"
-    """packed verifies all finished drafts in one forward; rounds one after another, while others draft."""
+    """packed verifies all finished drafts in one forward; rounds verifies one after another while others draft."""
     overlap: bool | None = None
-    """rounds: draft in a thread of its own while the target verifies (True), or in between (False); None does what the
-    clock says is faster, as the target may need all cores."""
+    """For rounds: draft in a second thread while the target verifies (True), or in between (False). None measures which
+    is faster, because the target may need all cores."""
     adapt: bool = True
-    """Measure what forwards cost and drafts bring, and draft as much as pays; False drafts all of k_config, always."""
+    """Adapt drafts to the measured latency and acceptance. False always drafts all of k_config."""
     k_config: KConfig = (2, 1, 1, 1, 1, 1)
-    """Candidates at each position drafted, at most."""
+    """Maximum number of candidates at each drafted position."""
     rule: Literal["coupled", "leviathan", "mcsd"] = "coupled"
-    """coupled gives what `ar` gives, token for token; the others, rejection rules, only its distribution."""
+    """coupled gives the output of `ar`, token for token; the rejection rules keep only its distribution."""
 
     @model_validator(mode="after")
     def _fitting(self) -> SEEDOptions:
         if self.rule == "leviathan" and max(self.k_config) > 1:
-            raise ValueError("rule leviathan knows one candidate a position: give k_config=1,1,1, or rule=mcsd")
+            raise ValueError("rule leviathan takes one candidate per position: give k_config=1,1,1, or rule=mcsd")
         if self.policy == "packed" and self.overlap is not None:
             raise ValueError("overlap is for policy=rounds: leave it out")
         return self
@@ -85,9 +87,9 @@ class JacobiOptions(MethodOptions):
     n: Annotated[int, Field(ge=1, le=128)] = 16
     """Tokens of a window."""
     adapt: bool = True
-    """Feed only as much of a window as pays, by the measured cost of rows and what was kept so far."""
+    """Feed only the part of a window that pays, by the measured latency and acceptance."""
     trajectory: bool = False
-    """Keep what was guessed in every step: `Completion.trajectory`."""
+    """Keep the guesses of every step in `Completion.trajectory`."""
 
 
 class LookaheadOptions(MethodOptions):
@@ -96,61 +98,61 @@ class LookaheadOptions(MethodOptions):
     window: Annotated[int, Field(ge=1, le=64)] = 8
     """W: columns iterated beside each text."""
     ngram: Annotated[int, Field(ge=2, le=16)] = 4
-    """N: tokens of an n-gram; N - 1 of them are drafted."""
+    """N: tokens of an n-gram; a draft holds N - 1 of them."""
     guesses: Annotated[int, Field(ge=1, le=64)] = 8
-    """G: n-grams verified a step."""
+    """G: n-grams verified per step."""
     adapt: bool = True
-    """Iterate windows and verify n-grams only where that pays, by the measured cost of rows and what was accepted."""
+    """Iterate windows and verify n-grams only if that pays, by the measured latency and acceptance."""
 
 
 class FastCoTOptions(MethodOptions):
     """Options of `fastcot`."""
 
     cap: Annotated[int, Field(ge=0)] | None = None
-    """Iterations after which a rationale is cut; 0 asks for the answer at once, None decodes rationales to their end.
-    `tot fastcot calibrate` finds one that costs little accuracy with a window."""
+    """Iterations after which a rationale is cut. 0 decodes the answer at once; None decodes rationales to their end.
+    `tot fastcot calibrate` finds a cap that costs little accuracy with a window."""
     window: Annotated[int, Field(ge=0, le=128)] = 2
-    """c, the context window: 2 is what paid on CPUs; a wider one is for machines where rows cost next to nothing."""
+    """c, the context window. 2 was fastest on CPUs; wider windows suit machines where rows are almost free."""
     glimpse: bool = True
-    """Show the approximate tokens to the answer; False is the paper's baseline, a rationale that is only cut."""
+    """Put the approximate tokens before the answer. False is the paper's baseline, which only cuts the rationale."""
 
     trajectory: bool = False
-    """Keep (exact tokens so far, approximate tokens after them) of every iteration: `Completion.trajectory`."""
+    """Keep (number of exact tokens, approximate tokens after them) of every iteration in `Completion.trajectory`."""
 
 
 class PDOSOptions(MethodOptions):
-    """Options of `pdos`. The defaults of the markers are one of the spellings in the paper."""
+    """Options of `pdos`. The default markers are one of the variants in the paper."""
 
     marker: Mark = "####"
     """Begins a step."""
     terminator: Mark = "%%%"
-    """After a marker, in place of a title: ends the block. May be given with the marker in front."""
+    """Ends the block, after a marker and in place of a title. It may include the marker."""
     colon: Mark = ":"
     """Ends a title."""
     ellipsis: Mark = "..."
     """Stands for the rest of a step in a skeleton."""
     instructions: str | None = None
-    """What a text prompt begins with and the last user message of a chat ends with; "" is nothing, None are our own
-    words. A prompt of token ids is left as it is."""
+    """Instructions put before a text prompt, or after the last user message of a chat. None uses the built-in ones, ""
+    adds none. A prompt of token ids is not changed."""
     max_steps: Annotated[int, Field(ge=1)] = 100
-    """A skeleton ends at so many titles."""
+    """Maximum number of titles in a skeleton."""
     title_tokens: Annotated[int, Field(ge=1)] = 64
-    """Most tokens of a title that the model writes."""
+    """Maximum number of tokens of a title that the model writes."""
     step_tokens: Annotated[int, Field(ge=1)] | None = None
-    """Most tokens of a step; None is its share of max_tokens, of which what follows the block has one too."""
+    """Maximum number of tokens of a step. None divides max_tokens equally among the steps and the text after them."""
 
     @field_validator("marker", "terminator", "colon", mode="after")
     @classmethod
-    def _on_one_line(cls, given: str) -> str:
-        if given != given.strip() or "\n" in given:
-            raise ValueError(f"{given!r} has white space at an end or a line break: take it out")
-        return given
+    def _on_one_line(cls, mark: str) -> str:
+        if mark != mark.strip() or "\n" in mark:
+            raise ValueError(f"{mark!r} has a line break, or white space at its start or end: remove it")
+        return mark
 
     @model_validator(mode="after")
     def _distinct(self) -> PDOSOptions:
         terminator = self.terminator.removeprefix(self.marker)
         if not terminator:
-            raise ValueError(f"the terminator is the marker, {self.marker!r}: give another, such as '%%%'")
+            raise ValueError(f"the terminator equals the marker, {self.marker!r}: give another, such as '%%%'")
         marks = {"marker": self.marker, "terminator": terminator, "colon": self.colon}
         for name, mark in marks.items():
             for other, text in marks.items():

@@ -1,7 +1,7 @@
-"""The decoding methods by name. Importing this imports no torch: a method's module is imported when it is opened.
+"""The decoding methods by name. Importing this module does not import torch: opening a method imports its module.
 
-A speculative method is an entry with its options, its drafter and its `SpeculativeConfig`. The others name a function
-that opens them.
+A speculative method is an entry with its options, its drafter and its `SpeculativeConfig`. Other methods name a
+function that opens them.
 """
 
 from __future__ import annotations
@@ -20,29 +20,29 @@ if TYPE_CHECKING:
     from tot.decoders.engine.engine import Engine
 
 
-def _call(place: str, *given: Any) -> Any:
+def _call(path: str, *arguments: Any) -> Any:
     """Import the function at "folder.module:name" and call it."""
-    return resolve_name(f"tot.decoders.{place}")(*given)
+    return resolve_name(f"tot.decoders.{path}")(*arguments)
 
 
 def _speculative(
-    accepted: type[options.MethodOptions],
+    options_class: type[options.MethodOptions],
     drafter: Callable[[Any, Engine, ExitStack], Drafter],
     config: Callable[[Any], SpeculativeConfig],
 ) -> Method:
-    """A method whose policy is `Speculative`, with a drafter and a config that are made from its options."""
+    """Return a method with the policy `Speculative`, and with a drafter and a config made from its options."""
 
-    def opened(engine: Engine, given: Any, stack: ExitStack) -> OpenedMethod:
+    def open_method(engine: Engine, given: Any, stack: ExitStack) -> OpenedMethod:
         from tot.decoders.methods.speculative import Speculation, Speculative
 
         shared = Speculation(engine, drafter(given, engine, stack), config(given))
         return OpenedMethod(partial(Speculative, speculation=shared), shared.drafter)
 
-    return Method(opened, accepted)
+    return Method(open_method, options_class)
 
 
 def _named_drafter(given: Any, engine: Engine, stack: ExitStack) -> Any:
-    """The drafter that the option `draft` names."""
+    """Open the drafter that the option `draft` names."""
     return _call("drafting.opening:make_drafter", given.draft, engine, stack)
 
 

@@ -1,8 +1,8 @@
-"""SEED: many thoughts drafted at once, one target that verifies (SEED, section 4).
+"""SEED: draft for many thoughts at once and verify with one target (SEED, section 4).
 
 `packed` verifies the finished drafts of all branches in one forward, as `sd` does. `rounds` is the paper's Algorithm 2:
-a branch is drafting, queued or verifying; it enters the queue when its draft is done, and the target verifies the front
-of the queue, first come, first served, while the others draft. Either adapts the drafts to what they bring.
+a branch is drafting, queued or verifying. It enters the queue when its draft is done. The target verifies the front of
+the queue, first come, first served, while the other branches draft. Both policies can adapt drafts to their gain.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ from tot.decoders.timeline import Span
 
 
 class Rounds(Speculation):
-    """The queue of drafts to be verified. Drafts are made one after another: by a worker, beside the target, or between
-    its forwards."""
+    """The queue of drafts to verify. Drafting is sequential, in a worker beside the target or between its forwards."""
 
     def __init__(
         self, engine: Engine, drafter: Drafter, options: SEEDOptions, executor: Executor | None = None
@@ -41,31 +40,31 @@ class Rounds(Speculation):
         self._inline = _Inline()
         self._overlap = True if executor is not None else options.overlap
         self._drafted: Future[Any] | None = None
-        """The last that was given to the worker, which does one after another."""
+        """The last draft submitted to the worker, which runs them in order."""
         self._turn_ended = 0.0
         self._queue: queue.SimpleQueue[tuple[int, Future[tuple[Drafted, float]]]] = queue.SimpleQueue()
-        """Finished drafts, in the order in which they were finished, and the seconds each took."""
+        """Finished drafts in order of completion, with the seconds that each took."""
         self._drafting: dict[int, DecodingSequence] = {}
-        """Those whose drafts are being made or queued."""
+        """Sequences whose drafts are in progress or queued."""
         self._verifying: tuple[int, float] | None = None
-        """Whose draft is being verified, and since when on the timeline."""
+        """Key of the draft in verification, and its start on the timeline."""
         self._stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
-        """Let every branch draft that is not queued, and give the front of the queue its turn."""
-        self._verified()
+        """Submit a draft for each branch that has none in progress, and take the front of the queue."""
+        self._end_verification()
         executor = self._executor(len(sequences))
-        self._age(sequences)
+        self._count_step(sequences)
         for sequence in sequences:
             if (key := sequence.key) not in self._drafting:
                 self._drafting[key] = sequence
                 future = executor.submit(self._draft, key, self.context(sequence))
                 future.add_done_callback(partial(self._enqueue, key))
                 self._drafted = self._drafted if executor is self._inline else future
-        while not self._queue.empty():  # else others run meanwhile, and the next draft that is done wakes the engine
+        while not self._queue.empty():  # if empty, the next finished draft wakes the engine
             key, future = self._queue.get()
             self._note_length()
-            if key not in self._drafting:  # it was cancelled meanwhile
+            if key not in self._drafting:  # cancelled
                 continue
             sequence = self._drafting.pop(key)
             self.drafts[key], seconds = future.result()
@@ -75,7 +74,7 @@ class Rounds(Speculation):
             return
 
     def _executor(self, branches: int) -> Executor:
-        """Who drafts next: where it is not said, the one with whom turns are the shorter for the tokens they bring."""
+        """Return the executor of the next draft. Without the option `overlap`, a trial picks the faster one."""
         overlap = self._overlap
         if overlap is None:
             trial = self._trials.setdefault((branches.bit_length(), frozenset()), Trial(None))
@@ -83,13 +82,13 @@ class Rounds(Speculation):
                 trial.step(self._gained, self._ended - self._turn_ended)
             self._gained, self._turn_ended = 0, self._ended
             overlap = trial.drafts
-        if not overlap and self._drafted is not None:  # one at a time
+        if not overlap and self._drafted is not None:  # one draft at a time
             wait([self._drafted])
             self._drafted = None
         return self._worker if overlap else self._inline
 
     def _draft(self, key: int, context: DraftContext) -> tuple[Drafted, float]:
-        """A branch's next draft, and the seconds it took. Runs in the executor."""
+        """Draft for a branch, and return the draft and the seconds it took. Runs in the executor."""
         began = time.perf_counter()
         with torch.inference_mode(), torch.cuda.stream(self._stream), self.span(f"branch {key}", key):
             (draft,) = self.drafter.draft([context], self.planner(1, context.purpose))
@@ -106,8 +105,8 @@ class Rounds(Speculation):
         if (timeline := self.engine.timeline) is not None:
             timeline.queue.append((timeline.clock(), self._queue.qsize()))
 
-    def _verified(self) -> None:
-        """The step is over whose turn was given last."""
+    def _end_verification(self) -> None:
+        """Record the end of the verification that was in progress."""
         if self._verifying is not None and (timeline := self.engine.timeline) is not None:
             key, began = self._verifying
             timeline.spans.append(Span(f"branch {key}", "verify", began, timeline.clock(), key))
@@ -116,11 +115,11 @@ class Rounds(Speculation):
     def _end_drafting(self, key: int) -> None:
         self._drafting.pop(key, None)
         if self._verifying is not None and self._verifying[0] == key:
-            self._verified()
-        executor = self._inline if self._drafted is None else self._worker  # not while it is drafting
+            self._end_verification()
+        executor = self._inline if self._drafted is None else self._worker  # not while the drafter runs
         try:
             executor.submit(self.drafter.end, key)
-        except RuntimeError:  # it was shut down
+        except RuntimeError:  # the executor is shut down
             self.drafter.end(key)
 
     def close(self) -> None:
@@ -128,25 +127,25 @@ class Rounds(Speculation):
 
 
 class _Inline(Executor):
-    """Does what it is given at once, in the caller's thread."""
+    """Runs functions immediately, in the caller's thread."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         future: Future[Any] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # as executors do  # noqa: BLE001
+        except Exception as error:  # like other executors  # noqa: BLE001
             future.set_exception(error)
         return future
 
 
 def _worker(device: torch.device) -> Executor:
-    """One thread, which leaves the other cores to the target."""
-    alone = partial(torch.set_num_threads, 1) if device.type == "cpu" else None
-    return ThreadPoolExecutor(1, "tot-draft", alone)
+    """Return an executor with one thread, which leaves the other cores to the target."""
+    initializer = partial(torch.set_num_threads, 1) if device.type == "cpu" else None
+    return ThreadPoolExecutor(1, "tot-draft", initializer)
 
 
 def open_rounds(engine: Engine, options: SEEDOptions, stack: ExitStack) -> OpenedMethod:
-    """Algorithm 2: branches draft while the target verifies the front of the queue."""
+    """Open Algorithm 2: branches draft while the target verifies the front of the queue."""
     rounds = Rounds(engine, make_drafter(options.draft, engine, stack), options)
     stack.callback(rounds.close)
     return OpenedMethod(partial(Speculative, speculation=rounds), rounds.drafter)

@@ -1,7 +1,7 @@
 """Speculative decoding: a drafter guesses several tokens, the target verifies all of them in one forward.
 
-SD (Leviathan et al., 2023) drafts a chain; MCSD (Yang et al., 2024; SEED, section 3.2) drafts a tree, k_config being
-how many candidates each position has. What is accepted is decided in `acceptance.py`.
+SD (Leviathan et al., 2023) drafts a chain; MCSD (Yang et al., 2024; SEED, section 3.2) drafts a tree with k_config
+candidates at each position. `acceptance.py` decides which tokens are accepted.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from tot.decoders.methods.method import SpeculativeConfig
 from tot.decoders.request import Purpose
 
 _DRAFT_SEED = 0x3C6EF372FE94F82B
-"""Keeps the noise of a draft apart from the target's, where they are not coupled."""
+"""Separates the noise of a draft from the target's noise if they are not coupled."""
 
 
 class Drafted(NamedTuple):
-    """A draft, and the text that it is for."""
+    """A draft and its text."""
 
     context: DraftContext
     draft: Draft
 
 
 class Speculation:
-    """What all requests of one decoder share: the drafter, which drafts for all of them at once, and the rule."""
+    """State shared by all requests of one decoder: the batch drafter, the acceptance rule, and the statistics."""
 
     def __init__(self, engine: Engine, drafter: Drafter, config: SpeculativeConfig) -> None:
         self.engine = engine
@@ -47,41 +47,41 @@ class Speculation:
         self.config = config
         self.rule = Coupled() if config.rule == "coupled" else Rejection()
         self.rows: int = sum(itertools.accumulate(config.k_config, operator.mul)) + config.probes
-        """Of one full draft."""
+        """Number of rows of a full draft."""
         self.statistics: defaultdict[Purpose, AcceptanceStatistics] = defaultdict(AcceptanceStatistics)
         self.drafts: dict[int, Drafted] = {}
-        """By sequence: what is to be verified next."""
+        """By sequence: the draft to verify next."""
         self._texts: dict[int, list[int]] = {}
-        """By sequence: prompt and what was drawn or given."""
+        """By sequence: the prompt and the tokens drawn or given."""
         self._latency: tuple[LatencyModel, LatencyModel | None] | None = None
-        """What forwards of target and draft take."""
+        """Latencies of the target and the draft model."""
         if config.adapt:
             drafting = None if drafter.runner is None else latency_model(drafter.runner)
             self._latency = engine_latency_model(engine), drafting
         self._trials: dict[tuple[int, frozenset[Purpose]], Trial] = {}
-        """By the number of branches, in powers of two, and what they are decoded for."""
-        self._begun: tuple[Trial, int, float] | None = None
-        """The step under way: its trial, branches and beginning."""
+        """By the bit length of the number of branches, and their purposes."""
+        self._current: tuple[Trial, int, float] | None = None
+        """The current step: its trial, number of branches and start time."""
         self._draft_seconds = 0.0
-        """Seconds that it was drafted for."""
+        """Seconds spent on drafting in the current step."""
         self._ended = 0.0
         self._gained = 0
         self._pace = 1.0
-        """How many times as long drafting takes as its forwards do."""
+        """Ratio of drafting time to the time of its forwards."""
 
     def draft_all(self, sequences: Sequence[DecodingSequence]) -> None:
-        """Draft for every sequence that is about to go on."""
+        """Draft for all sequences that are about to draw tokens."""
         if not sequences:
             return
         began = time.perf_counter()
         contexts = [self.context(sequence) for sequence in sequences]
-        self._age(sequences)
-        if not self._pays(contexts, began):
+        self._count_step(sequences)
+        if not self._should_draft(contexts, began):
             self.drafts |= {context.key: Drafted(context, Draft()) for context in contexts}
             return
         planner = self.planner(len(contexts))
         groups = [contexts]
-        if planner is not None:  # one plan for all, by what is known of each purpose
+        if planner is not None:  # one plan for all, with the statistics of each purpose
             contexts = sorted(contexts, key=operator.attrgetter("purpose"))
             groups = [list(group) for _, group in itertools.groupby(contexts, operator.attrgetter("purpose"))]
         with self.span("draft"):
@@ -98,13 +98,13 @@ class Speculation:
             sequence.job.account.seconds["draft"] += seconds / len(sequences)
 
     def context(self, sequence: DecodingSequence) -> DraftContext:
-        """What a drafter needs to know. Drafts end one token early: the target always adds one of its own."""
+        """Return the drafter's context. Drafts end one token early, because the target always adds a token."""
         job, output = sequence.job, sequence.output
         if sequence.key not in self._texts:
             self._texts[sequence.key] = [*job.cache.tokens(sequence.branch), *sequence.pending]
         widths = self.config.k_config[: max(0, output.room - 1)]
         draws = [output.draw(ahead) for ahead in range(len(widths))]
-        if not self.rule.coupled:  # the draft has noise of its own
+        if not self.rule.coupled:  # the draft has its own noise
             draws = [draw._replace(seed=draw.seed ^ _DRAFT_SEED) for draw in draws]
         return DraftContext(
             key=sequence.key,
@@ -116,38 +116,38 @@ class Speculation:
             purpose=job.request.purpose,
         )
 
-    def _age(self, sequences: Sequence[DecodingSequence]) -> None:
-        """Another step is taken with these."""
+    def _count_step(self, sequences: Sequence[DecodingSequence]) -> None:
+        """Count a step in the statistics of each purpose."""
         for purpose in {sequence.job.request.purpose for sequence in sequences}:
             self.statistics[purpose].step += 1
 
-    def _pays(self, contexts: Sequence[DraftContext], now: float) -> bool:
-        """Book what the step before brought; whether to draft in this one."""
+    def _should_draft(self, contexts: Sequence[DraftContext], now: float) -> bool:
+        """Record the previous step, and return whether to draft in this one."""
         if self._latency is None:
             return True
-        if self._begun is not None and self._gained:
-            trial, before, began = self._begun
-            trial.step(self._gained / before, self._ended - began - self._draft_seconds, self._draft_seconds)
+        if self._current is not None and self._gained:
+            trial, branches, began = self._current
+            trial.step(self._gained / branches, self._ended - began - self._draft_seconds, self._draft_seconds)
         self._gained, self._draft_seconds = 0, 0.0
         plain = self._latency[0].of(len(contexts))
         purposes = frozenset(context.purpose for context in contexts)
         trial = self._trials.setdefault((len(contexts).bit_length(), purposes), Trial(plain))
-        self._begun = trial, len(contexts), now
+        self._current = trial, len(contexts), now
         return trial.drafts
 
     def planner(self, branches: int, purpose: Purpose = "generate") -> SpeculationPlanner | None:
-        """The plan for a forward of so many branches, to be drafted for."""
+        """Return a plan for a forward of `branches`, or None if drafts do not adapt."""
         if self._latency is None:
             return None
         return SpeculationPlanner(self.statistics[purpose], *self._latency, branches, self._pace)
 
     def span(self, lane: str, branch: int | None = None) -> AbstractContextManager[None]:
-        """Drafting, on the engine's timeline if it has one."""
+        """Record drafting on the engine's timeline, if it has one."""
         timeline = self.engine.timeline
         return nullcontext() if timeline is None else timeline.span(lane, "draft", branch)
 
     def learn(self, context: DraftContext, draft: Draft, node: int, chosen: int | None) -> bool:
-        """What came of the candidates after a node that was reached. Whether there were some, and all were rejected."""
+        """Count the candidates after a reached node. Return whether there were any and all were rejected."""
         learn = self.statistics[context.purpose].learn
         if level := draft.levels.get(node):
             learn(level, chosen is not None)
@@ -157,14 +157,14 @@ class Speculation:
         return bool(children) and chosen is None
 
     def observe(self, verified: Verified, drawn: Sequence[int]) -> None:
-        """A text goes on with the tokens drawn, after a draft of it was verified."""
+        """Extend a text by the tokens `drawn`, after its draft was verified."""
         self.drafter.observe(verified)
         self._texts[verified.context.key] += drawn
         self._gained += len(drawn)
         self._ended = time.perf_counter()
 
     def end(self, key: int) -> None:
-        """That text will not be continued, or goes on with something else."""
+        """Free the state of a text that ended or was replaced."""
         self.drafts.pop(key, None)
         self._texts.pop(key, None)
         self._end_drafting(key)
@@ -174,33 +174,33 @@ class Speculation:
 
 
 class _Path(NamedTuple):
-    """A path of a draft's tree while it is verified."""
+    """A path of a draft tree during verification."""
 
     branch: Branch
     nodes: list[int]
-    """From the text's end, -1, on."""
+    """From the text's end, -1, to a leaf."""
     read: int
-    """How many of them are read elsewhere."""
+    """Number of leading nodes that another path reads."""
 
 
 class Speculative(Autoregressive):
-    """Decodes as `Autoregressive` does, several tokens a step where the draft is right."""
+    """Decode like `Autoregressive`, but several tokens per step if the draft is right."""
 
     def __init__(self, job: Job, speculation: Speculation) -> None:
         super().__init__(job)
         self.batch_drafter = self._speculation = speculation
         self._paths: dict[int, list[_Path]] = {}
-        """By sample: a path to each leaf of the draft."""
+        """By sample: the path to each leaf of the draft."""
         self._probes: dict[int, list[Branch]] = {}
-        """By sample: the draft's probes."""
+        """By sample: the branches of the draft's probes."""
 
     def growth(self) -> int:
         return super().growth() + self._speculation.rows * len(self._job.running)
 
     def turn(self) -> list[DecodingSequence]:
-        """The samples that go on in this step: those whose drafts are there."""
+        """Return the samples of this step: samples with a draft, and samples that score choices."""
         drafts = self._speculation.drafts
-        return [one for one in super().turn() if one.scorer is not None or one.key in drafts]
+        return [sequence for sequence in super().turn() if sequence.scorer is not None or sequence.key in drafts]
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         cache, output, want = self._job.cache, sequence.output, self._speculation.rule.want
@@ -230,7 +230,7 @@ class Speculative(Autoregressive):
         return chunks
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
-        """Go down the draft along what the target drew; what it drew last is no part of the draft."""
+        """Follow the draft along the tokens that the target drew. The last token drawn is not part of the draft."""
         cache, output, account, speculation = self._job.cache, sequence.output, self._job.account, self._speculation
         context, draft = speculation.drafts.pop(sequence.key)
         paths, probes = self._paths.pop(output.index), self._probes.pop(output.index)
@@ -242,9 +242,9 @@ class Speculative(Autoregressive):
         nodes: list[int] = []
         node: int | None = -1
         while node is not None:
-            at = node
-            sampled, node = speculation.rule.choose(drawn[at], output.draw(), draft, at)
-            missed = speculation.learn(context, draft, at, node)
+            parent = node
+            sampled, node = speculation.rule.choose(drawn[parent], output.draw(), draft, parent)
+            missed = speculation.learn(context, draft, parent, node)
             if output.add(sampled):
                 break
             nodes += [] if node is None else [node]
@@ -252,9 +252,9 @@ class Speculative(Autoregressive):
         sequence.pending = [sampled.token]
         forks = probes
         if draft.tokens:
-            along = next(path.branch for path in paths if path.nodes[1 : accepted + 1] == nodes)
-            forks += [path.branch for path in paths if path.branch is not along]
-            cache.commit(sequence.branch, along, root + accepted)
+            followed = next(path.branch for path in paths if path.nodes[1 : accepted + 1] == nodes)
+            forks += [path.branch for path in paths if path.branch is not followed]
+            cache.commit(sequence.branch, followed, root + accepted)
         for branch in forks:
             cache.rollback(branch, 0)
         output.drafted += len(draft.tokens)

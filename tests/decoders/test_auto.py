@@ -267,7 +267,7 @@ def test_a_draft_may_be_named(
 
 
 def test_it_looks_up_by_itself(engines: Callable[[], Engine]) -> None:
-    with pytest.raises(OptionError, match="draft='lookup': auto looks up by itself, and takes one model"):
+    with pytest.raises(OptionError, match="draft='lookup' is not a model: auto includes lookup"):
         load_decoder("auto", engine=engines(), draft="lookup")
 
 
@@ -282,4 +282,4 @@ def test_a_draft_that_cant_be_read_is_left_out(
         assert auto.drafter is not None
         assert auto.drafter.runner is None
         assert len(auto.generate(requests(1))) == 1
-    assert "the draft that was trained for tiny is not used" in caplog.text
+    assert "cannot use the trained draft of tiny" in caplog.text

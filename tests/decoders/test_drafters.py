@@ -101,7 +101,7 @@ def test_lookup_learns_a_text_once_however_often_it_is_asked() -> None:
     for drawn in range(5):
         looked_up(drafter, context(range(20), range(50, 50 + drawn), key=1))
         looked_up(drafter, context(range(20), key=2))
-    assert drafter.index._kept == 20 + (8 + 4) + 8  # the prompt, and its last eight tokens with either text
+    assert drafter.index._size == 20 + (8 + 4) + 8  # the prompt, and its last eight tokens with either text
 
 
 def test_lookup_goes_on_after_its_index_has_forgotten_the_prompt() -> None:

@@ -87,6 +87,6 @@ def test_drafts_are_named_by_words_models_and_lists_of_these(engine: Engine, sta
     assert isinstance(chain, DrafterChain)
     assert make_drafter(chain, engine, stack) is chain
     with pytest.raises(
-        OptionError, match="draft=3 is no model: give a name, a path, a model object, lookup, trained or early"
+        OptionError, match="draft=3 is not a model: give a name, a path, a model object, lookup, trained or early"
     ):
         make_drafter(3, engine, stack)

@@ -145,7 +145,7 @@ def test_closing_a_decoder_lets_go_of_a_model_that_it_loaded(
     decoder.close()
     gc.collect()
     assert held() is None
-    with pytest.raises(RequestError, match="this engine is closed, and its model went with it: make a new one"):
+    with pytest.raises(RequestError, match="this engine is closed and its model is freed: make a new one"):
         _ = decoder.model
     with pytest.raises(RequestError, match="this decoder is closed: make a new one"):
         decoder.generate([])

@@ -208,7 +208,7 @@ def test_without_kernels_a_gguf_file_is_loaded_once_and_whole(
 def test_whole_numbers_on_cuda_are_refused_before_loading(
     asked: list[tuple[str, bool]], gguf_of: Callable[[str], Path], quantize: Any
 ) -> None:
-    message = f"quantize={quantize} is computed on the CPU, and the device is cuda: leave quantize out"
+    message = f"quantize={quantize} runs on the CPU only, and the device is cuda: leave quantize out"
     with pytest.raises(OptionError, match=message):
         open_models.open_engine(gguf_of("qwen2"), device="cuda:0", quantize=quantize)
     assert not asked

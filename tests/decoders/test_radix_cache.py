@@ -273,7 +273,7 @@ def test_commit_moves_a_branch_along_its_draft_and_drops_the_rest() -> None:
 def test_commit_refuses_a_draft_that_does_not_extend_the_branch(text: list[int], length: int) -> None:
     cache = RadixCache(8)
     branch = cache.open([1, 2])
-    with pytest.raises(ValueError, match="extends it"):
+    with pytest.raises(ValueError, match="does not extend the branch"):
         cache.commit(branch, cache.open(text), length)
 
 

@@ -133,7 +133,7 @@ def test_each_request_is_told_its_own_layers(make_model: Callable[..., Any], tok
 
 def test_what_there_are_no_states_of_is_refused(tiny: Any) -> None:
     with tiny() as decoder:
-        with pytest.raises(RequestError, match="there is no layer 3: this model's states are numbered from 0 to 2"):
+        with pytest.raises(RequestError, match="the model has no layer 3: ask for states of layers 0 to 2"):
             decoder.generate([Request(prompt="a", states=(0, 3))])
         (done,) = decoder.generate([Request(prompt="a", sampling=Sampling(max_tokens=2), states=(2,))])
         assert done.states is not None

@@ -262,7 +262,7 @@ def test_states_that_are_not_at_hand_are_asked_for(tiny: Any, made: Path, random
     [
         ({"identity": "0" * 64}, "the head reads tiny, and this is another model"),
         ({"prompts": "chat"}, "the head reads tiny asked in chat prompts, and this is papers"),
-        ({"layer": 9}, "there is no layer 9: this model's states are numbered from 0 to 2"),
+        ({"layer": 9}, "the model has no layer 9: ask for states of layers 0 to 2"),
     ],
 )
 def test_a_head_for_something_else_is_refused(

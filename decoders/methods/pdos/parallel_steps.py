@@ -1,10 +1,10 @@
-"""PDOS: steps that don't depend on one another are decoded side by side, within one text.
+"""PDOS: decode independent steps of one text in parallel.
 
-Yu et al., 2025, section 3. Stage 1: the model writes a skeleton of titles; what must follow a title is fed, not drawn.
-Stage 2: the skeleton is rolled back, and each step is a branch from where it began, its title fed in one forward; all
-branches are one packed forward a step. Stage 3: the steps are put one after another, their keys and values computed
-anew, and decoding goes on; another skeleton begins another block. Steps that the request gives need no stage 1.
-The text is not that of `ar`: no step has seen the others when it is drawn.
+Yu et al., 2025, section 3. Stage 1: the model writes a skeleton of titles; the tokens that must follow a title are fed,
+not drawn. Stage 2: the skeleton is rolled back, and each step is a branch from its start, with its title fed in one
+forward. All branches share a packed forward per token. Stage 3: the steps are concatenated, their keys and values are
+computed again, and decoding continues; another skeleton begins another block. Steps given by the request skip stage 1.
+The text differs from the text of `ar`, because no step has seen the others when it is drawn.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from tot.decoders.methods.pdos.steps_format import StepsFormat
 from tot.decoders.methods.pdos.steps_output import Line, ParallelStep, Passage, StepBlock, StepHead, SteppedOutput
 
 STEP_KEY = 2**32
-"""Step number k of a text, from 1, draws its tokens as sample `index + k * STEP_KEY`, its positions from 0."""
+"""Step k of a text (from 1) draws its tokens as sample `index + k * STEP_KEY`, at positions from 0."""
 
 
 class ParallelSteps(Autoregressive):
-    """Decodes as `Autoregressive` does, and steps side by side."""
+    """Decode like `Autoregressive`, with steps in parallel."""
 
     def __init__(self, job: Job, form: StepsFormat, chunk: int) -> None:
         super().__init__(job)
@@ -54,13 +54,13 @@ class ParallelSteps(Autoregressive):
         return False
 
     def growth(self) -> int:
-        """Skeletons and steps take no more than the text that takes their place, so only that is counted."""
-        more = 0
+        """Count only the final text, because skeletons and steps never take more slots than the text in their place."""
+        extra = 0
         for sequence in self._running():
             line = self._lines.get(sequence.output.index)
             if line is not None and sequence.output.index not in self._in_answer:
-                more += line.output.reserve - line.output.room + max(0, len(sequence.pending) - 1)
-        return super().growth() + more
+                extra += line.output.reserve - line.output.room + max(0, len(sequence.pending) - 1)
+        return super().growth() + extra
 
     def run(self, sequence: DecodingSequence) -> list[Chunk]:
         line = self._lines[sequence.output.index]
@@ -70,7 +70,7 @@ class ParallelSteps(Autoregressive):
         if line.block is not None:
             return [step.run(self._job.cache, sequence.branch) for step in line.block.running()]
         if line.filling is not None or len(sequence.pending) > self._chunk:
-            return self._fill(sequence, line)
+            return self._feed_block(sequence, line)
         return super().run(sequence)
 
     def take(self, sequence: DecodingSequence, rows: Iterator[list[Sampled]]) -> None:
@@ -92,7 +92,7 @@ class ParallelSteps(Autoregressive):
             if line.output.room and self._form.is_blank(line.output.after_marker()):
                 line.title = self._new_title()
             else:
-                self._break(sequence, line)
+                self._handle_malformed(sequence, line)
 
     def release(self) -> None:
         for line in self._lines.values():
@@ -111,18 +111,18 @@ class ParallelSteps(Autoregressive):
         output.append(drawn)
         if not title.add(drawn):
             if not output.room:
-                self._break(sequence, line)
+                self._handle_malformed(sequence, line)
             return
-        # The text may not hold a stop string of the request, nor one that begins in the marker.
+        # The text must not hold a stop string of the request, nor one that begins in the marker.
         ends = any(stop in form.options.marker + title.open_text for stop in self._job.request.sampling.stop)
         mark = None if ends or title.ended_by in self._job.request.sampling.stop else title.ended_by
         if form.ends_block(title.open_text, mark) and line.heads:
             self._begin_steps(sequence, line, line.heads)
             return
         head = self._head(form.title(title.open_text))
-        known = [known.title for known in line.heads]
-        if mark != form.options.colon or not head.title or head.title in known or not self._fits(line, head):
-            self._break(sequence, line)
+        titles = [other.title for other in line.heads]
+        if mark != form.options.colon or not head.title or head.title in titles or not self._fits(line, head):
+            self._handle_malformed(sequence, line)
             return
         line.heads.append(head)
         if len(line.heads) == form.options.max_steps:
@@ -131,20 +131,20 @@ class ParallelSteps(Autoregressive):
             self._force(sequence, line, title)
 
     def _force(self, sequence: DecodingSequence, line: Line, title: Passage) -> None:
-        """Feed the ellipsis and the next marker after a title's colon, whatever the model would write there."""
+        """Feed the ellipsis and the next marker after a title's colon, instead of the model's own tokens."""
         branch = sequence.branch
-        kept, rest = title.whole(title.open_text + self._form.options.colon)
+        retained, rest = title.whole(title.open_text + self._form.options.colon)
         forced = self._form.forced(rest)
         fed = len(title.tokens) - 1
-        self._job.cache.rollback(branch, len(branch) - max(0, fed - kept))
-        sequence.pending = [*title.tokens[fed:kept], *forced]
-        line.output.given += len(forced) - (len(title.tokens) - kept)
+        self._job.cache.rollback(branch, len(branch) - max(0, fed - retained))
+        sequence.pending = [*title.tokens[fed:retained], *forced]
+        line.output.given += len(forced) - (len(title.tokens) - retained)
         line.title = self._new_title()
         if line.output.room < 1:
-            self._break(sequence, line)
+            self._handle_malformed(sequence, line)
 
-    def _break(self, sequence: DecodingSequence, line: Line) -> None:
-        """The skeleton is not as it should be: run what steps it has; without any it was plain text."""
+    def _handle_malformed(self, sequence: DecodingSequence, line: Line) -> None:
+        """Handle a malformed skeleton: run its steps, or treat it as plain text if it has none."""
         self._job.account.broken += 1
         if line.heads:
             self._begin_steps(sequence, line, line.heads)
@@ -159,11 +159,11 @@ class ParallelSteps(Autoregressive):
         return StepHead(title, text, self._job.codec.encode(text))
 
     def _frame(self, heads: Sequence[StepHead]) -> int:
-        """Tokens of a block that are given: titles and markers."""
+        """Return the number of tokens of a block that are fed: titles and markers."""
         return sum(len(head.ids) + len(self._form.between) for head in heads) + len(self._form.end)
 
     def _fits(self, line: Line, head: StepHead) -> bool:
-        """Whether there would be a token for each step so far, for this one and for what follows."""
+        """Return whether the limit leaves a token for each step so far, for this step, and for the text after them."""
         heads = [*line.heads, head]
         lead = self._job.codec.encode(line.output.lead()[1])
         return line.output.reserve - len(lead) - self._frame(heads) > len(heads)
@@ -173,25 +173,25 @@ class ParallelSteps(Autoregressive):
     ) -> None:
         """Roll the skeleton back and set up a branch for each step."""
         job, form, output = self._job, self._form, line.output
-        kept, rest = output.lead()
-        start = line.base + kept - output.first
+        retained, rest = output.lead()
+        start = line.base + retained - output.first
         unfed = sequence.pending[
             : max(0, start - len(sequence.branch))
-        ]  # the prompt's last token, if nothing was drawn
+        ]  # the prompt's last token, if no token was drawn
         job.cache.rollback(sequence.branch, start)
         sequence.pending = []
-        before = [*unfed, *job.codec.encode(rest + opening)]
+        prefix = [*unfed, *job.codec.encode(rest + opening)]
         left = output.reserve
-        share = (left - (len(before) - len(unfed)) - self._frame(heads)) // (len(heads) + 1)
+        share = (left - (len(prefix) - len(unfed)) - self._frame(heads)) // (len(heads) + 1)
         limit = min(share, form.options.step_tokens or share)
         sampling = form.step_sampling(job.request.sampling)
         steps = []
         for number, head in enumerate(heads, line.numbered + 1):
             text = Passage(job.codec, sampling, output.index + number * STEP_KEY, limit)
-            steps.append(ParallelStep(head, before, text, limit))
+            steps.append(ParallelStep(head, prefix, text, limit))
         line.numbered += len(steps)
         line.title, line.heads = None, []
-        line.block = StepBlock(steps, before, len(unfed), left)
+        line.block = StepBlock(steps, prefix, len(unfed), left)
         output.begin_steps(steps, opening, left)
 
     def _take_steps(
@@ -204,17 +204,17 @@ class ParallelSteps(Autoregressive):
             if step.take(drawn):
                 step.release(cache)
         stopped = next((i for i, step in enumerate(block.steps) if step.output.ended_by in stops), None)
-        if stopped is not None:  # the text ends there: no later step is part of it
+        if stopped is not None:  # the text ends there: drop the later steps
             for step in block.steps[stopped + 1 :]:
                 step.release(cache)
             del block.steps[stopped + 1 :]
         if not block.running():
             self._join(sequence, line, block, stopped is not None)
 
-    # -- stage 3: the text goes on ------------------------------------------------------------------------------
+    # -- stage 3: the text continues ----------------------------------------------------------------------------
 
     def _join(self, sequence: DecodingSequence, line: Line, block: StepBlock, stopped: bool) -> None:
-        """Put the steps one after another, to be fed before the next token is drawn."""
+        """Concatenate the steps, to be fed before the next token is drawn."""
         form, output = self._form, line.output
         line.block = None
         ids = list(block.opening)
@@ -231,8 +231,8 @@ class ParallelSteps(Autoregressive):
         if stopped:
             output.end("stop")
 
-    def _fill(self, sequence: DecodingSequence, line: Line) -> list[Chunk]:
-        """Feed a long block in pieces, from the first of it that is not computed: its first step mostly is."""
+    def _feed_block(self, sequence: DecodingSequence, line: Line) -> list[Chunk]:
+        """Feed a long block in chunks, from its first missing position; its first step is usually computed."""
         cache, branch = self._job.cache, sequence.branch
         fed = len(branch) if line.filling is None else line.filling
         cache.extend(branch, sequence.pending)
@@ -244,16 +244,16 @@ class ParallelSteps(Autoregressive):
         start = min(start, len(branch) - 1)
         return [Chunk(branch, start, len(branch), [sequence.output.draw()])]
 
-    def _go_on_to_answer(self, sequence: DecodingSequence) -> None:
-        """As in `Autoregressive`, for a text that does not consist of what was drawn alone."""
+    def _begin_answer(self, sequence: DecodingSequence) -> None:
+        """Begin the answer as in `Autoregressive`, for a text that also has tokens that were not drawn."""
         job, line = self._job, self._lines[sequence.output.index]
         output, branch, trigger = line.output, sequence.branch, job.request.answer_trigger
         assert trigger is not None
         first, drawn = output.first, list(output.tokens)
-        kept, rest = output.begin_answer(trigger, job.request.answer_tokens)
-        ids = drawn[first:kept] + job.codec.encode(rest)
-        unfed = sequence.pending[: max(0, line.base - len(branch))]  # a block, where nothing was drawn after it
-        fed = min(max(0, len(branch) - line.base), kept - first)
+        retained, rest = output.begin_answer(trigger, job.request.answer_tokens)
+        ids = drawn[first:retained] + job.codec.encode(rest)
+        unfed = sequence.pending[: max(0, line.base - len(branch))]  # a block, if no token was drawn after it
+        fed = min(max(0, len(branch) - line.base), retained - first)
         job.cache.rollback(branch, line.base + fed)
         sequence.pending = [*unfed, *ids[fed:]]
         self._in_answer.add(output.index)
@@ -261,12 +261,12 @@ class ParallelSteps(Autoregressive):
             sequence.scorer = ChoiceScorer(job.cache, branch, sequence.pending, self._choices)
 
     def _check(self, given: Sequence[StepHead]) -> None:
-        """Refuse given steps that there is no room for."""
+        """Raise RequestError if the given steps do not fit."""
         frame = self._frame(given) + len(self._job.codec.encode(self._opening))
-        least, room = frame + len(given) + 1, next(iter(self._lines.values())).output.room
-        if given and least > room:
+        needed, room = frame + len(given) + 1, next(iter(self._lines.values())).output.room
+        if given and needed > room:
             raise RequestError(
-                f"{len(given)} steps need {least} tokens at least, {frame} of them for titles and markers, and there "
+                f"{len(given)} steps need at least {needed} tokens, {frame} of them for titles and markers, and there "
                 f"is room for {room}: raise max_tokens, shorten the prompt, or give fewer steps"
             )
 

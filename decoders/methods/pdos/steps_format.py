@@ -1,8 +1,8 @@
-"""How parallel steps are written: the markers, and what the model is told of them.
+"""The format of parallel steps: their markers, and the instructions for the model.
 
-PDOS (Yu et al., 2025), section 3 and appendix A: a step begins with a marker, a title and a colon; in a skeleton an
-ellipsis and the next marker follow at once; a terminator after a marker ends the block. It knows text and tokens, no
-branches.
+PDOS (Yu et al., 2025), section 3 and appendix A: a step begins with a marker, a title and a colon. In a skeleton, an
+ellipsis and the next marker follow at once. A terminator after a marker ends the block. This file handles text and
+tokens, not branches.
 """
 
 from __future__ import annotations
@@ -56,55 +56,57 @@ all that its title asks for and no more, without relying on other steps. After t
 
 
 class StepsFormat:
-    """The text and tokens that stand around steps, for one tokenizer."""
+    """The text and tokens around steps, for one tokenizer."""
 
     def __init__(self, options: PDOSOptions, codec: TextCodec) -> None:
         self.options = options
         self.codec = codec
         self.terminator = options.terminator.removeprefix(options.marker)
         self.between = codec.encode("\n")
-        """After each step of the text."""
+        """Tokens between the steps."""
         self.end_text = f"{options.marker}{self.terminator}\n"
-        """After the last one."""
+        """Text after the last step."""
         self.end = codec.encode(self.end_text)
 
     def header(self, title: str) -> str:
-        """What a step begins with."""
+        """Return the text that begins a step."""
         return f"{self.options.marker} {title}{self.options.colon}"
 
     def forced(self, rest: str) -> list[int]:
-        """The tokens that follow a skeleton's title at once (section 3, stage 1): ellipsis and marker.
+        """Return the tokens fed after a skeleton's title (section 3, stage 1): ellipsis and marker.
 
-        `rest` is the end of the title, where it still has to be encoded.
+        `rest` is the end of the title that still has to be encoded.
         """
         return self.codec.encode(f"{rest}{self.options.ellipsis}\n{self.options.marker}")
 
     def title(self, written: str) -> str:
-        """A title as the model wrote it, without what it may have added to the marker."""
+        """Return a title as the model wrote it, without repeated marker characters."""
         return written.strip().lstrip(self.options.marker[-1]).strip()
 
     def is_blank(self, written: str) -> bool:
-        """Whether what stands between a marker and a title is nothing but blanks and more of the marker."""
+        """Return whether the text between marker and title has only blanks and marker characters."""
         return not written.strip(" " + self.options.marker[-1])
 
     def ends_block(self, written: str, mark: str | None) -> bool:
-        """Whether a title that `mark` ended is none, but the end of the block: the terminator, or a part of it with
-        nothing else on the line, as small models write it."""
+        """Return whether a title ended by `mark` is the end of the block instead.
+
+        This is the terminator, or a part of it alone on the line, as small models write it.
+        """
         if mark == self.terminator:
             return self.is_blank(written)
         part = written.strip(" " + self.options.marker[-1])
         return mark == "\n" and bool(part) and part in self.terminator
 
     def title_sampling(self, sampling: Sampling) -> Sampling:
-        """How a skeleton's title is drawn: it ends at the colon, if it is a title."""
+        """Return the sampling of a skeleton's title. A valid title ends at the colon."""
         return _stopped(sampling, self.options.colon, self.terminator, "\n")
 
     def step_sampling(self, sampling: Sampling) -> Sampling:
-        """How a step is drawn: it ends where the next one would begin, or the block would end."""
+        """Return the sampling of a step. It ends where the next step or the end of the block begins."""
         return _stopped(sampling, self.options.marker, self.terminator)
 
     def instructions(self, given: bool = False) -> str:
-        """What the model is told of steps: of those whose titles are `given`, or of a skeleton (appendix A)."""
+        """Return the instructions for steps with given titles, or for a skeleton (appendix A)."""
         return (_GIVEN if given else _SKELETON).format(
             marker=self.options.marker,
             terminator=self.terminator,
@@ -113,7 +115,7 @@ class StepsFormat:
         )
 
     def prepare(self, request: Request) -> Request:
-        """The request with a prompt that says how steps are written; as it is where only choices are scored."""
+        """Return the request with instructions in its prompt, or unchanged if it only scores choices."""
         if request.choices and request.answer_trigger is None:
             return request
         words = self.options.instructions
@@ -127,7 +129,7 @@ def _stopped(sampling: Sampling, *marks: str) -> Sampling:
 
 
 def _instructed(prompt: str | tuple[Message, ...] | tuple[int, ...], words: str) -> Any:
-    """The prompt with instructions: before a text, as it may end in an answer begun; after what the user said last."""
+    """Insert instructions before a text, since it may end in a begun answer, or after the last user message."""
     if not words:
         return prompt
     if isinstance(prompt, str):
@@ -137,7 +139,7 @@ def _instructed(prompt: str | tuple[Message, ...] | tuple[int, ...], words: str)
         return prompt
     last = max((i for i, message in enumerate(messages) if message.role == "user"), default=None)
     if last is None:
-        at = len(messages) - (messages[-1].role == "assistant")
-        return (*messages[:at], Message(role="user", content=words), *messages[at:])
-    asked = Message(role="user", content=f"{messages[last].content}\n\n{words}".strip())
-    return (*messages[:last], asked, *messages[last + 1 :])
+        position = len(messages) - (messages[-1].role == "assistant")
+        return (*messages[:position], Message(role="user", content=words), *messages[position:])
+    extended = Message(role="user", content=f"{messages[last].content}\n\n{words}".strip())
+    return (*messages[:last], extended, *messages[last + 1 :])

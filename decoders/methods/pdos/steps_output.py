@@ -1,8 +1,7 @@
-"""SteppedOutput: the text of one sample, some of it parallel steps; and the state of steps while they are decoded.
+"""SteppedOutput: the text of one sample with parallel steps; and the state of steps during decoding.
 
-Where the marker appears the text halts: what follows is a skeleton, which is no part of it. Then it is either taken on
-as the plain text it was after all, or steps take its place (PDOS, section 3). Which tokens are fed when is decided in
-`parallel_steps.py`.
+At a marker the text pauses: the following tokens are a skeleton, which is not part of the text. Then steps replace the
+skeleton, or an invalid skeleton becomes plain text (PDOS, section 3). `parallel_steps.py` decides which tokens to feed.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from tot.decoders.request import FinishReason, Part, Sampling
 
 
 class Passage(Output):
-    """Text that ends at a stop string, and knows at which."""
+    """Text that ends at a stop string and records which one."""
 
     ended_by: str | None = None
 
@@ -31,13 +30,13 @@ class Passage(Output):
         return super()._end(reason)
 
     def _rest(self) -> str:
-        """What the tokens say after the text: the stop string, and what else its last token held."""
+        """Return the decoded text after the end: the stop string, and the rest of its last token."""
         return self._codec.decode(self.tokens[self._first :])[len(self._text) :]
 
     def whole(self, text: str) -> tuple[int, str]:
-        """How many tokens stand for a text that the tokens begin with, and what is left of it to be encoded."""
-        kept, characters = max(entry for entry in self._whole if entry[1] <= len(text))
-        return kept, text[characters:]
+        """Return the number of whole tokens in a prefix `text`, and the rest of it to encode."""
+        count, characters = max(entry for entry in self._boundaries if entry[1] <= len(text))
+        return count, text[characters:]
 
     @property
     def open_text(self) -> str:
@@ -45,7 +44,7 @@ class Passage(Output):
 
 
 class StepHead(NamedTuple):
-    """What a step begins with."""
+    """The beginning of a step: its title, with markers as text and as token ids."""
 
     title: str
     text: str
@@ -53,25 +52,25 @@ class StepHead(NamedTuple):
 
 
 class ParallelStep:
-    """One step: its title, its text, and its branch while it runs."""
+    """One step: its title, its text, and its branch during decoding."""
 
     def __init__(self, head: StepHead, opening: Sequence[int], output: Passage, limit: int) -> None:
         self.ids = list(head.ids)
-        """The step's tokens in the text: its title's, and from `close` on all of them."""
+        """The step's tokens in the text: the title's tokens until `close`, then all of them."""
         self.output = output
         self.branch: Branch | None = None
         self.pending = list(head.ids)
         self._opening = opening
         self._limit = limit
         self._title = head.text
-        self._said: str | None = None
+        self._body: str | None = None
 
     @property
     def text(self) -> str:
-        return self._title + (f"{self.output.open_text}\n" if self._said is None else self._said)
+        return self._title + (f"{self.output.open_text}\n" if self._body is None else self._body)
 
     def run(self, cache: RadixCache, trunk: Branch) -> Chunk:
-        """The title, all at once, and then token by token."""
+        """Return the next chunk: first the whole title, then one token at a time."""
         start = len(self.branch or trunk)
         if self.branch is None:
             self.branch = cache.fork(trunk)
@@ -80,22 +79,22 @@ class ParallelStep:
         return Chunk(self.branch, start, len(self.branch), [self.output.draw()])
 
     def take(self, drawn: Sampled) -> bool:
-        """Returns True where this ended the step."""
+        """Add a token. Returns True if it ended the step."""
         self.pending = [drawn.token]
         return self.output.add(drawn)
 
     def close(self, codec: TextCodec, between: str) -> None:
-        """Settle what the step adds to the text, `between` being what separates it from the next."""
-        said = self.output.open_text
+        """Fix the text and tokens of the step. `between` separates it from the next step."""
+        body = self.output.open_text
         if between:
-            said = said.rstrip().rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
-        kept, rest = self.output.whole(said)
-        ids = self.output.tokens[:kept] + codec.encode(rest)
-        if len(ids) > self._limit:  # a marker that cut a token in two: its first half took more tokens than it had
+            body = body.rstrip().rstrip("\N{REPLACEMENT CHARACTER}").rstrip()
+        count, rest = self.output.whole(body)
+        ids = self.output.tokens[:count] + codec.encode(rest)
+        if len(ids) > self._limit:  # encoding a token cut by a marker took more tokens
             ids = ids[: self._limit]
-            said = codec.decode(ids)
+            body = codec.decode(ids)
         self.ids += ids
-        self._said = said + between
+        self._body = body + between
 
     def release(self, cache: RadixCache) -> None:
         if self.branch is not None:
@@ -103,15 +102,15 @@ class ParallelStep:
 
 
 class SteppedOutput(Passage):
-    """One sample. `room` and the limit count every token of the text, also those given rather than drawn."""
+    """One sample. `room` and the limit count all tokens of the text, including tokens that were not drawn."""
 
     def __init__(self, codec: TextCodec, sampling: Sampling, index: int, limit: int, marker: str | None) -> None:
         self.skeleton = False
-        """The marker was met: what is drawn now is a skeleton."""
+        """Whether the tokens drawn now belong to a skeleton."""
         self.given = 0
-        """Tokens of the skeleton that were not drawn."""
+        """Number of tokens of the skeleton that were not drawn."""
         self._steps: Sequence[ParallelStep] | None = None
-        self._plain = sampling
+        self._original_sampling = sampling
         self._marker = None if marker in sampling.stop else marker
         watched = sampling.model_copy(update={"stop": (*sampling.stop, self._marker)}) if self._marker else sampling
         super().__init__(codec, watched, index, limit)
@@ -122,7 +121,7 @@ class SteppedOutput(Passage):
 
     @property
     def reserve(self) -> int:
-        """Tokens that the text may still get when skeleton and unfinished steps are dropped."""
+        """Number of tokens that the text may still have without the skeleton and unfinished steps."""
         if self.finish_reason:
             return 0
         if self._steps is not None:
@@ -131,15 +130,15 @@ class SteppedOutput(Passage):
 
     @property
     def first(self) -> int:
-        """Tokens drawn before the open part of the text."""
+        """Number of tokens drawn before the open part of the text."""
         return self._first
 
     def lead(self) -> tuple[int, str]:
-        """How many tokens stand for the text, and what is left of it to be encoded."""
+        """Return the number of whole tokens in the text, and the rest of it to encode."""
         return self.whole(self._text)
 
     def after_marker(self) -> str:
-        """What else the marker's last token said."""
+        """Return the text after the marker in its last token."""
         return self._rest()[len(self._marker or "") :]
 
     def add(self, sampled: Sampled) -> bool:
@@ -154,17 +153,17 @@ class SteppedOutput(Passage):
         self.states.append(sampled.states)
 
     def take_skeleton_as_text(self) -> None:
-        """It has no steps: what was drawn is plain text, which may have ended, and no marker is looked for any more."""
+        """Add the skeleton as plain text, which may end in it, and stop looking for markers."""
         drawn = self._drawn
         del self.tokens[self._first :], self.logprobs[self._first :], self.states[self._first :]
-        self._unwatch()
+        self._ignore_marker()
         self._open_part(self._limit)
         for sampled in drawn:
             if self.add(sampled):
                 break
 
     def begin_steps(self, steps: Sequence[ParallelStep], opening: str, limit: int) -> None:
-        """Steps come after the text and `opening`. They, and what follows them, have room for `limit` tokens."""
+        """Begin steps after the text and `opening`. `limit` is the number of tokens for steps and following text."""
         if self._text + opening:
             self.parts.append(Part("exact", self._text + opening, len(self.tokens) - self._first))
         self.skeleton, self.given = False, 0
@@ -172,38 +171,38 @@ class SteppedOutput(Passage):
         self._steps = steps
 
     def end_steps(self, end: str, limit: int) -> None:
-        """The text goes on after its steps with `end`, and has room for `limit` more tokens."""
-        self._deposit()
+        """Continue the text after its steps with `end` and at most `limit` more tokens."""
+        self._add_steps()
         if end:
             self.parts.append(Part("exact", end))
         self._open_part(limit)
 
-    def _deposit(self) -> None:
-        """Steps as parts of the text; their tokens, which were counted as they were drawn, in the order of the text."""
+    def _add_steps(self) -> None:
+        """Add the steps as parts, and reorder their tokens from the order of drawing to the order of the text."""
         steps, self._steps = [step for step in self._steps or () if step.output.tokens], None
         self.tokens[self._first :] = [token for step in steps for token in step.output.tokens]
         self.logprobs[self._first :] = [logprob for step in steps for logprob in step.output.logprobs]
-        self.states[self._first :] = [one for step in steps for one in step.output.states[: len(step.output.tokens)]]
+        self.states[self._first :] = [row for step in steps for row in step.output.states[: len(step.output.tokens)]]
         self.parts += [Part("step", step.text, len(step.output.tokens)) for step in steps]
 
     def begin_answer(self, trigger: str, limit: int) -> tuple[int, str]:
-        self._unwatch()
+        self._ignore_marker()
         return super().begin_answer(trigger, limit)
 
-    def _unwatch(self) -> None:
+    def _ignore_marker(self) -> None:
         self.skeleton, self.given = False, 0
-        self._sampling, self._marker = self._plain, None
+        self._sampling, self._marker = self._original_sampling, None
 
     def _open_part(self, limit: int) -> None:
         super()._open_part(limit)
         self.ended_by = None
         self._drawn: list[Sampled] = []
-        """What was drawn since."""
+        """Tokens drawn in this part."""
 
     def _end(self, reason: FinishReason) -> bool:
-        if self._steps is not None or self.skeleton:  # cancelled, or out of budget
+        if self._steps is not None or self.skeleton:  # cancelled or out of budget
             if self._steps is not None:
-                self._deposit()
+                self._add_steps()
                 self._open_part(0)
             self.finish_reason = reason
             return True
@@ -215,15 +214,15 @@ class SteppedOutput(Passage):
 
 @dataclass
 class StepBlock:
-    """Steps that are decoded side by side."""
+    """Steps that are decoded in parallel."""
 
     steps: list[ParallelStep]
     opening: list[int]
-    """What stands between the branch they fork from and each step."""
+    """Tokens between the branch that the steps fork from and each step."""
     unfed: int
-    """How many of those are the prompt's."""
+    """Number of these tokens that belong to the prompt."""
     left: int
-    """Tokens that the text may still have, from the block on."""
+    """Number of tokens that the text may still have, from the block on."""
 
     def running(self) -> list[ParallelStep]:
         return [step for step in self.steps if step.output.finish_reason is None]
@@ -231,19 +230,19 @@ class StepBlock:
 
 @dataclass
 class Line:
-    """One sample: its text, and the skeleton or block that it is at."""
+    """One sample: its text, and its current skeleton or block."""
 
     output: SteppedOutput
     base: int
-    """Positions of its branch before the open part of the text."""
+    """Number of positions of its branch before the open part of the text."""
     given: Sequence[StepHead] = ()
-    """Steps of the request, until they begin."""
+    """Steps given by the request, until they begin."""
     heads: list[StepHead] = field(default_factory=list)
     """The skeleton so far."""
     title: Passage | None = None
-    """The title that is being written."""
+    """The title in progress."""
     block: StepBlock | None = None
     numbered: int = 0
-    """Steps so far."""
+    """Number of steps so far."""
     filling: int | None = None
-    """A block is fed in pieces: positions that were."""
+    """While a block is fed in chunks: the number of positions fed."""

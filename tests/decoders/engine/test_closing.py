@@ -137,7 +137,7 @@ class Stalled(Autoregressive):
 
 def test_a_policy_with_nothing_to_run_fails_instead_of_being_asked_for_ever(decoder: LocalDecoder) -> None:
     handle = decoder.engine.submit(Request(prompt="abc"), Stalled)
-    with pytest.raises(ModelError, match="Stalled has nothing to run and has not ended"):
+    with pytest.raises(ModelError, match="Stalled proposed no chunks and has not ended"):
         handle.result(30)
 
 

@@ -106,7 +106,7 @@ def test_one_step_is_a_block_too(make: Make, ids: Any) -> None:
 def test_steps_that_cannot_be_are_refused(make: Make) -> None:
     decoder = make()
     short = Sampling(max_tokens=20)
-    with pytest.raises(RequestError, match=r"3 steps need \d+ tokens at least, .* room for 20: raise max_tokens"):
+    with pytest.raises(RequestError, match=r"3 steps need at least \d+ tokens, .* room for 20: raise max_tokens"):
         decoder.generate([Request(prompt="abc", sampling=short, steps=("A", "B", "C"))])
     with pytest.raises(ValueError, match="step 2 has no title"):
         Request(prompt="abc", steps=("A", " "))
@@ -119,7 +119,7 @@ def test_steps_that_cannot_be_are_refused(make: Make) -> None:
     [
         ({"marker": ""}, "option marker"),
         ({"marker": "# "}, "white space"),
-        ({"marker": "%%%"}, "the terminator is the marker"),
+        ({"marker": "%%%"}, "the terminator equals the marker"),
         ({"marker": "#:"}, "the colon, ':', is part of the marker"),
         ({"steps": 3}, "option steps"),
     ],

@@ -133,7 +133,7 @@ def test_messages_that_can_not_be_read_are_refused(server: Any, messages: Any, s
         ([-1], "token id -1 is outside"),
         ([10**30], "token id 1000000000000000000000000000000 is outside"),
         (["a"] * 129, "129 texts at once"),
-        ("x" * 600, "the prompt has 600 tokens and the model's context holds 512"),
+        ("x" * 600, "the prompt has 600 tokens, the model's context holds 512"),
     ],
 )
 def test_prompts_that_can_not_be_read_are_refused(server: Any, prompt: Any, said: str) -> None:

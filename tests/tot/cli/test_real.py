@@ -92,7 +92,7 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: 
     [
         (
             ("How many? " * 4000,),
-            r"the prompt has \d{5} tokens and the model's context holds 8192, .*: shorten the prompt",
+            r"the prompt has \d{5} tokens, the model's context holds 8192, .*: shorten the prompt",
         ),
         (
             (QUESTION, "--kv-budget", "100"),
