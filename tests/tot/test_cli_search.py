@@ -73,7 +73,7 @@ def test_a_task_can_be_a_file(tot: Any, tmp_path: Path) -> None:
     assert "Answer: one  two  two (verified)" in out or "Answer: two  two  one (verified)" in out
     shallow = ("--search", "bfs:thoughts=2,depth=3", "--evaluator", "random")
     _, out, _ = tot("solve", "my_task.py:Count", "5", "--model", "none", *shallow)
-    assert "Stopped (no goal among 4 thoughts)" in out
+    assert "Stopped early: no goal among 4 thoughts." in out
 
 
 def test_a_row_without_the_tasks_columns_is_refused_with_those_it_has(tot: Any, tmp_path: Path) -> None:

@@ -24,14 +24,15 @@ def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: An
     out, err = process.communicate(QUESTION, timeout=120)
     assert (process.returncode, err) == (0, "")
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]", out)
-    lines = out.splitlines()
-    assert lines[0] == QUESTION
+    answer, *lines, saved = out.splitlines()
+    lines = lines[lines.index(QUESTION) :]
+    assert saved == "Saved to run.json; `tot report run.json` draws it."
     tree = ThoughtTree.load(tmp_path / "run.json")
     run = json.loads((tmp_path / "run.json").read_text())
-    drawn = [line[:5] for line in lines[1:-2] if line]
+    drawn = [line[:5] for line in lines[1:-1] if line]
     two = [["├── ★", "└── ·"], ["├── ·", "└── ★"]]
     assert drawn in (two if len(tree) == 3 else [["└── ★"]])  # two thoughts, or one that was written twice
-    assert lines[-2] == f"Answer: {run['answer']}"
+    assert answer == f"Answer: {run['answer']}"
     thoughts = "2 thoughts" if len(tree) == 3 else "1 thought"
     assert lines[-1].startswith(f"{thoughts}, {run['calls']} calls, {run['usage']['new_tokens']} new tokens, ")
     assert tree.state(tree.root).question == QUESTION
@@ -76,11 +77,11 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: 
     out, _ = process.communicate(timeout=60)
     os.close(ours)
     assert process.returncode == 130
-    assert "\nStopped (interrupted); this is the best so far.\nAnswer: " in out
+    assert "\nStopped early: interrupted. This is the best answer so far.\n" in out
     tree = ThoughtTree.load(tmp_path / "run.json")
     run = json.loads((tmp_path / "run.json").read_text())
     assert run["stopped"] == "interrupted"
-    assert f"\nAnswer: {run['answer'] or 'none found'}\n" in out
+    assert out.startswith(f"Answer: {run['answer'] or 'none found'}\n")
     assert out.count("── ") == len(tree) - 1 >= 2  # two levels, each of two thoughts or of one written twice
     assert run["value"] == [node.value for node in tree if node.chosen][-1] >= 1
     assert "\x1b" not in out
