@@ -159,7 +159,7 @@ class Writes(Generator):
     [
         (ValueError("boom"), "Writes.propose raised ValueError: boom"),
         (None, "Writes.propose raised TypeError"),
-        ([], "Writes.propose gave 0 lists of thoughts for 1 nodes"),
+        ([], "Writes.propose returned 0 lists of thoughts for 1 nodes"),
         ([None], "None is not a list of thoughts"),
         ([[5]], "5 is not a thought"),
     ],

@@ -102,12 +102,12 @@ def test_the_same_step_is_given_until_it_is_told_and_none_after_the_end() -> Non
     assert search.ask() is search.ask() is not None
     search.tell([1.0])
     assert [search.ask(), search.ask()] == [None, None]
-    with pytest.raises(TaskError, match=r"nothing was asked: call ask\(\) before tell\(\)"):
+    with pytest.raises(TaskError, match=r"there is no current step: call ask\(\) before tell\(\)"):
         search.tell([])
 
 
 def test_nothing_can_be_told_before_it_is_asked() -> None:
-    with pytest.raises(TaskError, match="nothing was asked"):
+    with pytest.raises(TaskError, match="there is no current step"):
         BFS().start(Paths(), "q").tell([["a"]])
 
 
@@ -137,7 +137,7 @@ def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() 
 def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[Any]) -> None:
     search = BFS().start(Paths(), "q")
     step = search.ask()
-    with pytest.raises(TaskError, match=f"{len(results)} results for 1 nodes: tell one for each, in their order"):
+    with pytest.raises(TaskError, match=f"{len(results)} results for 1 nodes: pass one per node, in order"):
         search.tell(results)
     assert search.ask() is step
     assert len(search.tree) == 1
@@ -146,7 +146,7 @@ def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[
 @pytest.mark.parametrize(
     ("results", "said"),
     [
-        (["ab"], "'ab' is not a list of thoughts: tell a list for each node"),
+        (["ab"], "'ab' is not a list of thoughts: pass a list for each node"),
         ([None], "None is not a list of thoughts"),
         ([{"a": 1}], "is not a list of thoughts"),
         ([Thought(parts={"thought": "a"})], "is not a list of thoughts"),
@@ -349,6 +349,6 @@ def test_where_there_are_no_actions_the_search_ends_at_the_root_and_says_why(sea
     assert (search.best, len(search.tree)) == (search.tree.root, 1)
     assert search.stopped in (
         "no goal among 0 thoughts",
-        "no goal: all that was proposed was tried, 0 thoughts",
+        "no goal: the queue is empty after 0 thoughts",
         "no terminal state was reached in 0 iterations",
     )
