@@ -174,7 +174,7 @@ def test_a_hook_may_leave_thoughts_out_and_the_tree_can_still_be_read(record: An
 def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
     record()
     before = path.read_bytes()
-    with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: continue it with --resume .*run\.jsonl, or"):
+    with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: continue it with --resume .*run\.jsonl"):
         Checkpoint.create(path)
     assert path.read_bytes() == before
 
@@ -219,7 +219,7 @@ def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
     record()
     whole = path.read_text().splitlines()
     path.write_text("\n".join([*whole[:3], damage, *whole[4:]]) + "\n")
-    with pytest.raises(TaskError, match=r"run\.jsonl, line 4 is damaged: delete it and the following lines, then resume"):
+    with pytest.raises(TaskError, match=r"run\.jsonl, line 4 is damaged: delete it and the following lines"):
         Checkpoint.resume(path)
 
 

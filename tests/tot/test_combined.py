@@ -171,7 +171,7 @@ def test_a_heuristic_is_worth_the_less_the_more_is_to_be_done(letters: Any, scri
 
 
 def test_a_task_without_a_heuristic_says_what_to_define(letters: Any, scripted: Any) -> None:
-    with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another way of judging"):
+    with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another evaluator"):
         grow(letters, scripted({"grow": ["a", "b"]}), Heuristic())
 
 

@@ -255,7 +255,7 @@ def fail(*_: Any) -> Any:
 @pytest.mark.parametrize("method", ["step", "cost"])
 def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) -> None:
     with pytest.raises(
-        TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': mend the task"
+        TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task"
     ) as caught:
         told(broken(**{method: fail}))
     assert isinstance(caught.value.__cause__, KeyError)
@@ -263,7 +263,7 @@ def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) 
 
 @pytest.mark.parametrize("method", ["key", "is_terminal"])
 def test_so_is_one_that_looks_at_the_new_state(method: str) -> None:
-    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': mend the task"):
+    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task"):
         told(broken(**{method: fail}))
 
 
@@ -298,7 +298,7 @@ def test_a_world_that_is_not_json_is_refused(world: Any) -> None:
 
 @pytest.mark.parametrize("cost", [-1, -0.001])
 def test_a_negative_cost_is_refused(cost: float) -> None:
-    with pytest.raises(TaskError, match=rf"Broken\.cost of 'b' is {float(cost)}: it has to be 0 or more"):
+    with pytest.raises(TaskError, match=rf"Broken\.cost of 'b' is {float(cost)}: return 0 or more"):
         told(broken(cost=lambda state, thought: cost))
 
 

@@ -68,7 +68,7 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
     if generator == "enumerate" and search not in WHOLE:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:
-        return "task Riddle has no `heuristic`: define it, or choose another way of judging"
+        return "task Riddle has no `heuristic`: define it, or choose another evaluator"
     if evaluator == "confidence" and search in ("refine", "best-of-n"):
         return "whole solutions of .* have no confidence: choose another evaluator, such as evaluator='vote'"
     if evaluator == "confidence" and search not in UNJUDGED:
