@@ -142,7 +142,7 @@ def test_a_decoder_that_gives_too_few_or_too_many_completions_is_told_how_many_t
         def generate(self, requests: Any) -> Any:
             return (super().generate(requests) * 2)[:count]
 
-    said = rf"decoder Other gave {count} completions and 2 were asked for: its `generate` has to return request\."
+    said = rf"decoder Other returned {count} completions instead of 2: its `generate` must return request\."
     with pytest.raises(OptionError, match=said):
         solve(letters, "q", decoder=Other({}), **SEARCH)
 

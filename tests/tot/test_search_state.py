@@ -254,9 +254,7 @@ def fail(*_: Any) -> Any:
 
 @pytest.mark.parametrize("method", ["step", "cost"])
 def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) -> None:
-    with pytest.raises(
-        TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task"
-    ) as caught:
+    with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task") as caught:
         told(broken(**{method: fail}))
     assert isinstance(caught.value.__cause__, KeyError)
 
