@@ -68,9 +68,9 @@ def test_objects_alone_take_no_model_options_and_a_run_to_be_repeated_looks_at_e
     half = scripted({})
     half.model = type("Model", (), {"dtype": "torch.bfloat16"})()
     decoder = {"generate": scripted({}), "evaluate": half}
-    with pytest.raises(OptionError, match="kv_budget: a decoder object has its model already; leave these out"):
+    with pytest.raises(OptionError, match="kv_budget: a decoder object has its own model; leave these out"):
         solve(letters, "q", decoder=decoder, kv_budget=100, **SEARCH)
-    with pytest.raises(OptionError, match=r"compute in float32, and this decoder's model is in torch\.bfloat16"):
+    with pytest.raises(OptionError, match=r"compute in float32, but this decoder's model is in torch\.bfloat16"):
         solve(letters, "q", decoder=decoder, reproducible=True, **SEARCH)
 
 

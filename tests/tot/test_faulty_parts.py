@@ -127,8 +127,8 @@ class Judge(Evaluator):
     [
         (ValueError("boom"), "Judge.evaluate raised ValueError: boom"),
         (None, "Judge.evaluate raised TypeError"),
-        (lambda nodes: [1.0] * (len(nodes) - 1), r"Judge.evaluate gave \d values for \d nodes"),
-        (lambda nodes: [1.0] * (len(nodes) + 1), r"Judge.evaluate gave \d values for \d nodes"),
+        (lambda nodes: [1.0] * (len(nodes) - 1), r"Judge.evaluate returned \d values for \d nodes"),
+        (lambda nodes: [1.0] * (len(nodes) + 1), r"Judge.evaluate returned \d values for \d nodes"),
         (lambda nodes: ["x"] * len(nodes), "'x' is not a value"),
         (lambda nodes: [1j] * len(nodes), "1j is not a value"),
         (lambda nodes: [10**400] * len(nodes), "is not a value"),
