@@ -1,4 +1,4 @@
-"""solve() and asolve(): a task, a question, a model and a search in; a Solution out."""
+"""solve() and asolve(): solve one question of a task with a model and a search."""
 
 from __future__ import annotations
 
@@ -27,32 +27,32 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a search came to."""
+    """The result of a search."""
 
     answer: Any | None
-    """Text; a list of actions for a planning task. None where not even the best state holds one."""
+    """Text, or a list of actions for a planning task. None if the best state has no answer."""
     solved: bool
-    """True only where the task itself verified the answer."""
+    """Whether the task verified the answer."""
     value: float | None
     """The best state's value on the task's scale."""
     tree: ThoughtTree = field(repr=False)
     usage: Usage
     calls: int
-    """Samples asked of a decoder."""
+    """Number of samples requested from decoders."""
     parse_failures: int
-    """Replies that could not be read."""
+    """Number of replies that could not be parsed."""
     rejected: int
-    """Thoughts that were not legal, or led back to where their path had been."""
+    """Number of thoughts that were not legal, or returned to an earlier state of their path."""
     stopped: str | None
-    """Why the search ended without what it was after, or early ("no goal among 40 thoughts", "interrupted", "budget:
-    tokens (512 of 500)"), or None."""
+    """Why the search ended early or without a goal ("no goal among 40 thoughts", "interrupted", "budget: tokens (512 of
+    500)"), or None."""
     filters: Mapping[str, float] = field(default_factory=dict)
-    """What narrowed the tokens that were drawn: top_k, top_p, min_p."""
+    """The sampling filters: top_k, top_p, min_p."""
     verdict: str = "verified"
-    """What the task calls a solved answer."""
+    """The task's word for a solved answer."""
 
     def to_json(self) -> dict[str, Any]:
-        """The run as it is saved: the result and the tree, with a format version."""
+        """Return the run as JSON data: the result and the tree, with a format version."""
         return {
             "format": "tot.run",
             "version": 2,
@@ -67,7 +67,7 @@ class Solution:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Answer, solved, value and usage."""
+        """Return answer, solved, value and usage."""
         return {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": asdict(self.usage)}
 
 
@@ -84,21 +84,29 @@ def solve(
 ) -> Solution:
     """Solve one question. Works in a script and inside a running event loop (Jupyter).
 
-    How is said by `config`, or by `options`, which are its fields and win (model, decoder, search, budget, max_tokens,
-    seed…); other names are model options, such as dtype, kv_budget and the decoder's own. `hooks` watch and steer the
-    search (see `tot.search.hooks`). `checkpoint` writes every step down, and takes a killed run up again. `watch` is
-    told of the search when it begins. `profile` is filled with where the time went on the engine, other searches'
-    there among it. Ctrl-C ends the search with the best answer so far.
+    Ctrl-C ends the search with the best answer so far.
 
-    Raises TotError for whatever the caller can put right.
+    Args:
+        task: A task, its class, its name, or "path/to/file.py:ClassName".
+        question: The question, as text.
+        config: The options of the run.
+        hooks: Functions that watch and steer the search (see `tot.search.hooks`).
+        checkpoint: Records every step, and resumes a killed run.
+        watch: Called with the session at the start and after every step.
+        profile: Receives the times of the engine, including other searches on it.
+        options: Fields of `SearchConfig`, which override `config` (model, decoder, search, budget, max_tokens, seed…).
+            Other names are options of the decoder.
+
+    Raises:
+        TotError: An error that the caller can fix.
     """
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "hooks": hooks,
         "checkpoint": checkpoint,
         "watch": watch,
         "profile": profile,
     }
-    return run_to_end(asolve(task, question, config, **given, keep_best=True, **options))
+    return run_to_end(asolve(task, question, config, **arguments, keep_best=True, **options))
 
 
 async def asolve(
@@ -113,14 +121,14 @@ async def asolve(
     keep_best: bool = False,
     **options: Any,
 ) -> Solution:
-    """`solve` as a coroutine: many at once on one decoder object share its forward passes.
+    """Solve one question, as a coroutine. Concurrent calls with one decoder object share its forward passes.
 
-    Cancelling it raises CancelledError, or with `keep_best` ends it with the best answer so far.
+    Cancelling it raises CancelledError; with `keep_best`, it returns the best answer so far instead.
     """
     config = SearchConfig.of(config, options).exact()
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
-    CheckedTask(task).start(question)  # a question that can't be asked is refused before a model is loaded
+    CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
     if profile is not None and config.weights is None:
         from tot.report.profile import NO_ENGINE
 
@@ -153,14 +161,14 @@ async def asolve(
 
 
 def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
-    """The solution as things stand: without an answer of its own, what the best state's text says."""
+    """Return the solution of a session. If no answer is given, parse the best state's text."""
     search, task, tree = session.search, session.task, session.tree
     if answer is None:
         answer = search.answer_at(search.best)
-    # A task whose states hold their answers, and that reads none from text, has none here.
-    reads = not isinstance(task, HasAnswer) or task.has_template(task.answer)
-    said = search.best.thought is not None and not search.checked.came_of(search.best.thought)
-    if answer is None and said and reads:
+    # A task whose states contain their answers may have no answer template, and no answer in text.
+    parses = not isinstance(task, HasAnswer) or task.has_template(task.answer)
+    in_text = search.best.thought is not None and not search.checked.came_of(search.best.thought)
+    if answer is None and in_text and parses:
         truncated = session.truncated or bool(search.best.thought and search.best.thought.truncated)
         answer = search.checked.answer_in(tree.state(search.best).text, truncated)
     tree.choose(search.best)
