@@ -277,7 +277,7 @@ def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp
     path = random_head()
     (tmp_path / "cut").write_bytes(path.read_bytes()[:100])
     (tmp_path / "text").write_text("no head")
-    for name, said in (("nothing", "can't be read"), ("cut", "is not a head"), ("text", "is no head")):
+    for name, said in (("nothing", "can't be read"), ("cut", "is not a head"), ("text", "is not a head")):
         with pytest.raises(OptionError, match=f"{name} {said}"):
             Head(path=str(tmp_path / name))
     for about in ({"layer": "x"}, {"layer": -1}, {"layer": None}):
