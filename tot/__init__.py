@@ -3,7 +3,7 @@
     from tot import solve, BFS
     solution = solve("gsm8k", "Natalia sold clips to 48 …", model="smollm2-135m", search=BFS(thoughts=3, breadth=3))
 
-Names are imported when first used: `import tot` is cheap, and `tot.decoders` stands without the search layer.
+Names are imported when first used: `import tot` is fast, and `tot.decoders` does not need the search layer.
 """
 
 import lazy_loader as lazy

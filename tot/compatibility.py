@@ -1,4 +1,4 @@
-"""Refuse a search, generator and evaluator that cannot work together on a task, before a model is asked."""
+"""Reject combinations of search, generator and evaluator that cannot work on a task, before a model is called."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from tot.tree.thought import State
 
 
 def check_parts(task: Task, search: Any, generator: Any, evaluator: Any, *, own: Any) -> None:
-    """Refuse parts that cannot work together. A user's own parts are not checked.
+    """Reject parts that cannot work together. User-defined parts are not checked.
 
     Args:
         own: The task's own evaluator, whose template may be missing: a search may end before it evaluates.
 
     Raises:
-        OptionError: another part has to be chosen.
-        TaskError: the task lacks a method or a template that a part needs.
+        OptionError: Parts cannot work together; the message names an alternative.
+        TaskError: The task lacks a method or a template that a part needs.
     """
     if not isinstance(search, Search):
         return
@@ -66,11 +66,11 @@ def _check_search(task: Task, search: Search) -> None:
         )
     if not search.whole:
         return
-    if ways := getattr(search, "solutions", ()):
-        task.require(*ways)
+    if solutions := getattr(search, "solutions", ()):
+        task.require(*solutions)
     elif isinstance(task, HasActions):
         task.require(task.chain)
-    elif not task.has_template(task.chain):  # a solution is a thought, and then the answer
+    elif not task.has_template(task.chain):  # a solution is one thought, and then the answer
         task.require(*task.thought)
 
 
@@ -80,7 +80,7 @@ def _check_generator(task: Task, generator: Any) -> None:
         if others:
             chat = "prompts='chat', or " if len(task.chat.get("thought", task.thought)) == 1 else ""
             raise OptionError(
-                f"{type(generator).__name__} writes one message, and a thought of {type(task).__name__} has "
+                f"{type(generator).__name__} writes one message, but a thought of {type(task).__name__} has "
                 f"{len(task.thought)} templates ({', '.join(task.thought)}): choose {chat}generator='sample'"
             )
         task.require(first)
@@ -106,13 +106,13 @@ def _check_evaluator(task: Task, search: Search, generator: Any, evaluator: Any)
                 f"whole solutions of {type(search).__name__} have no confidence: choose another evaluator, such as "
                 "evaluator='vote'"
             )
-        alone = isinstance(generator, Sample) and generator.samples == 1
-        if alone or isinstance(generator, Continue | Enumerate | Propose):
+        single = isinstance(generator, Sample) and generator.samples == 1
+        if single or isinstance(generator, Continue | Enumerate | Propose):
             raise OptionError(
-                "the thought generator gives no confidence: use Sample(samples=8), by name generator='sample:samples=8'"
+                "the thought generator returns no confidence: use Sample(samples=8) (generator='sample:samples=8')"
             )
     elif isinstance(evaluator, TemplateEvaluator):
-        asked = evaluator.asked(task)
-        task.require(asked)
-        if isinstance(evaluator, Explain) and task.has_default(asked):
+        template = evaluator.asked(task)
+        task.require(template)
+        if isinstance(evaluator, Explain) and task.has_default(template):
             task.require(task.value)  # the default template includes it

@@ -1,11 +1,10 @@
 """The script that runs one untrusted Python program: `python -I -S confined.py OPTIONS`. `tot.sandbox` starts it.
 
-It imports nothing of tot. Three processes stand one below the other: this one, which passes on how the program ended;
-the init of new user, process, mount and IPC namespaces, which sets up the program's files; and the program. Each is
-killed when the one above it ends. The program may only make the system calls in `_ALLOWED`, some with fixed arguments.
+It imports nothing from tot. There are three nested processes: this one, which reports how the program ended; the init
+process of new user, process, mount and IPC namespaces, which sets up the program's files; and the program. Each is
+killed when its parent ends. The program may only make the system calls in `_ALLOWED`, some with fixed arguments.
 
-Without user namespaces, Landlock hides the contents of all files but Python's and the program's, and the program can
-write to none.
+Without user namespaces, Landlock blocks reading all files except Python's and the program's, and all writing.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 
 _NEW_NAMESPACES = 0x10000000 | 0x00020000 | 0x20000000 | 0x08000000  # user, mount, process, IPC
 _RDONLY, _NOSUID, _NODEV, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 32, 4096, 16384, 1 << 18
-_KEPT = {1: 1, 2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
-"""Flags of a file system (statvfs) that a mount of it in a user namespace has to keep, as flags of mount."""
+_RETAINED = {1: 1, 2: 2, 4: 4, 8: 8, 1024: 1024, 2048: 2048, 4096: 1 << 21}
+"""File system flags (statvfs) that a mount in a user namespace must keep, as mount flags."""
 _DETACH = 2
 _PDEATHSIG, _NAME, _SECCOMP, _CAPBSET_DROP, _SUBREAPER, _NO_NEW_PRIVS = 1, 15, 22, 24, 36, 38
 
-# System calls by their numbers on x86-64 and on 64-bit ARM (- where there is none).
+# System calls with their numbers on x86-64 and on 64-bit ARM (- if missing).
 _ALLOWED = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -, lseek 8 62, mmap 9 222,
 mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134, rt_sigprocmask 14 135, rt_sigreturn 15 139,
@@ -64,7 +63,7 @@ _KILL, _TGKILL, _PRLIMIT, _GETAFFINITY, _CLONE, _CLONE3, _PRCTL, _IOCTL, _FCNTL,
 )
 _CLONE_THREAD = 0x10000
 _TERMINAL = (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)  # attributes, size, bytes to read, blocking, close on exec
-_DESCRIPTOR = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags and locks; no signals to an owner
+_DESCRIPTOR = (0, 1, 2, 3, 4, 5, 6, 7, 1030)  # duplicates, flags and locks; not the owner of signals
 _ANY_FD = 64
 _FAILED = 125
 
@@ -75,7 +74,7 @@ def main() -> None:
     if os.getppid() != options["parent"]:
         os._exit(_FAILED)
     namespaces = options["by"] == "namespaces"
-    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # what the program leaves behind stays below this process
+    _libc.prctl(_SUBREAPER, 1, 0, 0, 0)  # processes that the program leaves become children of this one
     if namespaces:
         uid, gid = os.getuid(), os.getgid()
         _checked(_libc.unshare(_NEW_NAMESPACES), "unshare")
@@ -113,13 +112,13 @@ def main() -> None:
 
 
 def _kill_children() -> None:
-    """Kill what the program left behind: each process whose parent ended becomes a child of this one."""
+    """Kill remaining processes of the program. This process adopts them when their parents end."""
     while True:
         for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
             try:
                 if int(_content(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1]) == os.getpid():
                     os.kill(int(pid), signal.SIGKILL)
-            except OSError:  # it has ended meanwhile
+            except OSError:  # it has already ended
                 continue
         try:
             os.wait()
@@ -128,7 +127,7 @@ def _kill_children() -> None:
 
 
 def _end_as(status: int) -> None:
-    """End as the program did: by the same signal or exit status."""
+    """End with the same signal or exit status as the program."""
     if os.WIFSIGNALED(status):
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL) if os.WTERMSIG(status) != signal.SIGKILL else None
@@ -137,7 +136,7 @@ def _end_as(status: int) -> None:
 
 
 def _enter_root(options: dict[str, Any]) -> None:
-    """Make a new root in memory of a limited size, with the readable paths and the program's files in /work."""
+    """Mount a size-limited tmpfs as the new root, with the readable paths and the program's files in /work."""
     root = options["folder"]
     files = {name: _content(os.path.join(root, name)) for name in os.listdir(root)}  # noqa: PTH118, PTH208
     _mount(None, "/", None, _REC | _PRIVATE)
@@ -158,9 +157,9 @@ def _enter_root(options: dict[str, Any]) -> None:
             os.makedirs(inside)  # noqa: PTH103
             bound.append(path)
         _mount(path, inside, None, _BIND | _REC)
-        has = os.statvfs(inside).f_flag
-        kept = sum(flag for bit, flag in _KEPT.items() if has & bit)
-        _mount(None, inside, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | kept)
+        flags = os.statvfs(inside).f_flag
+        retained = sum(flag for bit, flag in _RETAINED.items() if flags & bit)
+        _mount(None, inside, None, _REMOUNT | _BIND | _RDONLY | _NOSUID | retained)
     os.mkdir(f"{root}/work")  # noqa: PTH102
     os.chdir(root)
     _checked(_libc.syscall(_PIVOT_ROOT, b".", b"."), "pivot_root")
@@ -177,12 +176,12 @@ def _content(path: str) -> bytes:
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
-    given = [None if text is None else text.encode() for text in (source, target, kind, data)]
-    _checked(_libc.mount(*given[:3], ctypes.c_ulong(flags), given[3]), f"mount {target}")
+    arguments = [None if text is None else text.encode() for text in (source, target, kind, data)]
+    _checked(_libc.mount(*arguments[:3], ctypes.c_ulong(flags), arguments[3]), f"mount {target}")
 
 
 def _keep_pipes(pipes: list[int]) -> None:
-    """Leave the program its standard streams, and the pipes that it was given as descriptors 3 and 4."""
+    """Close all descriptors except the standard streams, and the program's pipes as descriptors 3 and 4."""
     moved = [os.dup(os.dup2(fd, _ANY_FD + i)) for i, fd in enumerate(pipes)]
     for i, fd in enumerate(moved):
         os.dup2(fd, 3 + i)
@@ -192,14 +191,14 @@ def _keep_pipes(pipes: list[int]) -> None:
 def _limit(options: dict[str, Any]) -> None:
     limits = {resource.RLIMIT_CORE: 0, resource.RLIMIT_AS: options["memory"], resource.RLIMIT_NOFILE: 64}
     limits[resource.RLIMIT_CPU] = int(options["seconds"]) + 2
-    if options["by"] != "namespaces":  # nothing else bounds the space that it takes on a disk
+    if options["by"] != "namespaces":  # no other limit on its disk space
         limits[resource.RLIMIT_FSIZE] = 0 if options["by"] == "landlock" else 1 << 20
     for kind, limit in limits.items():
         resource.setrlimit(kind, (limit, limit))
 
 
 def _restrict_files(readable: list[str]) -> None:
-    """Landlock: of files, only these may be opened, and only to be read."""
+    """Restrict file access with Landlock: only these paths may be opened, and only for reading."""
     version = _checked(_libc.syscall(444, None, 0, 1), "landlock")
     rights = (1 << 13) - 1 | (1 << 13 if version > 1 else 0) | (1 << 14 if version > 2 else 0)
     rules = _checked(_libc.syscall(444, struct.pack("Q", rights), 8, 0), "landlock")
@@ -222,39 +221,39 @@ def _drop_capabilities() -> None:
 
 
 def _restrict_calls() -> None:
-    """seccomp: calls that are not allowed fail with EPERM."""
+    """Restrict system calls with seccomp: other calls fail with EPERM."""
     code = b"".join(struct.pack("HBBI", *instruction) for instruction in _filter())
-    kept = ctypes.create_string_buffer(code)
-    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(kept))
+    buffer = ctypes.create_string_buffer(code)
+    program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(buffer))
     _checked(_libc.prctl(_SECCOMP, 2, program, 0, 0), "seccomp")
 
 
 def _filter() -> Iterator[tuple[int, int, int, int]]:
-    """The filter as BPF: (code, jump if true, jump if false, value) of each instruction."""
-    load, equal, has, give = 0x20, 0x15, 0x45, 0x06
+    """Yield the BPF instructions of the filter: (code, jump if true, jump if false, value)."""
+    load, equal, any_bit, ret = 0x20, 0x15, 0x45, 0x06
     allow, deny, missing = 0x7FFF0000, 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
 
     def argument(number: int, half: int = 0) -> int:
         return 16 + 8 * number + 4 * half
 
     def only(call: int, number: int, values: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:
-        """Allow a call where an argument has one of these values."""
+        """Allow a call if an argument has one of these values."""
         yield equal, 0, 2 * len(values) + 2, call
         yield load, 0, 0, argument(number)
         for value in values:
             yield equal, 0, 1, value
-            yield give, 0, 0, allow
-        yield give, 0, 0, deny
+            yield ret, 0, 0, allow
+        yield ret, 0, 0, deny
 
     yield load, 0, 0, 4
     yield equal, 1, 0, _ARCHITECTURES[platform.machine()]
-    yield give, 0, 0, deny
+    yield ret, 0, 0, deny
     yield load, 0, 0, 0
     for entry in _ALLOWED.replace("\n", " ").split(","):
         number = entry.split()[2 if _ARM else 1]
         if number != "-":
             yield equal, 0, 1, int(number)
-            yield give, 0, 0, allow
+            yield ret, 0, 0, allow
     own = os.getpid()
     yield from only(_KILL, 0, (own,))
     yield from only(_TGKILL, 0, (own,))
@@ -263,31 +262,31 @@ def _filter() -> Iterator[tuple[int, int, int, int]]:
     yield from only(_PRCTL, 0, (_NAME,))
     yield from only(_IOCTL, 1, _TERMINAL)
     yield from only(_FCNTL, 1, _DESCRIPTOR)
-    yield equal, 0, 1, _CLONE3  # its flags can't be read here; without it, the C library takes clone
-    yield give, 0, 0, missing
+    yield equal, 0, 1, _CLONE3  # BPF can't read its flags; if it is missing, the C library uses clone
+    yield ret, 0, 0, missing
     yield equal, 0, 4, _CLONE
     yield load, 0, 0, argument(0)
-    yield has, 0, 1, _CLONE_THREAD
-    yield give, 0, 0, allow
-    yield give, 0, 0, deny
-    yield equal, 0, 6, _SENDTO  # to the other end of a pair, and to no address
+    yield any_bit, 0, 1, _CLONE_THREAD
+    yield ret, 0, 0, allow
+    yield ret, 0, 0, deny
+    yield equal, 0, 6, _SENDTO  # only to the other end of a pair, not to an address
     yield load, 0, 0, argument(4)
     yield equal, 0, 3, 0
     yield load, 0, 0, argument(4, 1)
     yield equal, 0, 1, 0
-    yield give, 0, 0, allow
-    yield give, 0, 0, deny
-    yield give, 0, 0, deny
+    yield ret, 0, 0, allow
+    yield ret, 0, 0, deny
+    yield ret, 0, 0, deny
 
 
 def _run() -> None:
     source = _content("program.py").decode("utf-8", "replace")
     module = ModuleType("__main__")
-    sys.modules["__main__"], sys.argv, sys.excepthook = module, ["program.py"], _show
+    sys.modules["__main__"], sys.argv, sys.excepthook = module, ["program.py"], _print_exception
     exec(compile(source, "program.py", "exec"), module.__dict__)
 
 
-def _show(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Print an exception without the frames of this file."""
     from traceback import print_exception
 

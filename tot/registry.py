@@ -1,6 +1,6 @@
-"""Tasks, searches, thought generators and state evaluators by name, as the command line and tasks spell them.
+"""Registries of tasks, searches, thought generators, state evaluators and tools by name.
 
-A name may carry options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:width=3".
+A name may have options: "mcts:iterations=20,exploration=2", "my_parts.py:Mine:width=3".
 """
 
 from __future__ import annotations
@@ -26,53 +26,52 @@ EVALUATORS = Registry("evaluator", "tot.evaluators")
 TOOLS = Registry("tool", "tot.tools")
 
 _WITH_TOOLS = "bfs:thoughts=2,breadth=4,select=all,aggregate=majority"
-_NEEDED = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
+_REQUIRED_METHODS = {"search": ("start", "steps"), "generator": ("propose",), "evaluator": ("evaluate", "key")}
 _SPEC = re.compile(r"\s*(?P<name>.*?\.py\s*:[^:]*|[^:]*)(?::(?P<options>.*))?", re.DOTALL)
 
 
 def named(spec: Any, known: Registry, **options: Any) -> Any:
-    """The object that a text such as "mcts:iterations=20" names; an object is itself.
+    """Return the object for a text such as "mcts:iterations=20"; objects are returned unchanged.
 
-    `options` are set besides those in the text, where they are not None. Raises OptionError for a name or an option
-    that is not known.
+    `options` that are not None are added to the options in the text. Raises OptionError for an unknown name or option.
     """
-    wanted = {option: value for option, value in options.items() if value is not None}
+    overrides = {option: value for option, value in options.items() if value is not None}
     kind = known.kind
     if not isinstance(spec, str):
-        if wanted and isinstance(spec, BaseModel):
-            text, name = ", ".join(f"{option}={value!r}" for option, value in wanted.items()), type(spec).__name__
-            remedy = f"give {name}({text})" if wanted.keys() <= type(spec).model_fields.keys() else "leave it out"
+        if overrides and isinstance(spec, BaseModel):
+            text, name = ", ".join(f"{option}={value!r}" for option, value in overrides.items()), type(spec).__name__
+            remedy = f"give {name}({text})" if overrides.keys() <= type(spec).model_fields.keys() else "leave it out"
             raise OptionError(f"{text} can't be set on a {kind} object: {remedy}")
         return _complete(_checked(kind, spec))
     split = _SPEC.fullmatch(spec)
-    assert split is not None  # whatever comes before the first colon is a name
+    assert split is not None  # any text before the first colon is a name
     name = split["name"].strip()
     found = known.find(name)
     given = {}
     for pair in filter(None, (split["options"] or "").split(",")):
         option, equals, value = (piece.strip() for piece in pair.partition("="))
         if not equals:
-            raise OptionError(f"{kind} {spec!r}: {pair!r} is no option: write {name}:option=value,option=value")
+            raise OptionError(f"{kind} {spec!r}: {pair!r} is not an option: write {name}:option=value,option=value")
         given[option] = None if value.lower() == "none" and option != "rollout" else value
     if not isinstance(found, type):
-        raise OptionError(f"{kind} {name} is no class: give one that is made with options")
+        raise OptionError(f"{kind} {name} is not a class: give a class")
     if not issubclass(found, BaseModel):
-        return _checked(kind, found(**given, **wanted))
-    return _complete(_checked(kind, validated(found, given | wanted, f"{kind} {name}")))
+        return _checked(kind, found(**given, **overrides))
+    return _complete(_checked(kind, validated(found, given | overrides, f"{kind} {name}")))
 
 
 def _checked(kind: str, part: Any) -> Any:
-    """An object that has the methods of its kind. Raises OptionError for others, classes among them."""
+    """Return a part that has the methods of its kind. Raises OptionError for classes and other objects."""
     if isinstance(part, type):
         raise OptionError(f"{kind}={part.__name__} is a class: give an object of it, {part.__name__}(...)")
-    missing = [method for method in _NEEDED[kind] if not callable(getattr(part, method, None))]
+    missing = [method for method in _REQUIRED_METHODS[kind] if not callable(getattr(part, method, None))]
     if missing:
         raise OptionError(f"{kind}={part!r} has no method {missing[0]!r}: give a {kind}, or the name of one")
     return part
 
 
 def _complete(part: Any) -> Any:
-    """A search whose evaluators are named, with the evaluators."""
+    """Replace evaluator names in a search by evaluators."""
     return part.resolved(lambda name: named(name, EVALUATORS)) if isinstance(part, Search) else part
 
 
@@ -86,15 +85,18 @@ def parts_of(
     search_options: Mapping[str, Any] | None = None,
     generator_options: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The search, generator and evaluator that texts, objects or None (the task's own) stand for.
+    """Return the search, generator and evaluator for texts, objects or None (the task's own).
 
-    A search may bring a generator and an evaluator, as "rap" does; with `tools`, functions or their names, the model
-    may call them in a message that is written piece by piece. The options are set besides those in the texts, where
-    they are not None.
+    A search may replace the generator and the evaluator, as "rap" does.
+
+    Args:
+        tools: Functions or their names, which the model can call in a message that it writes in pieces.
+        search_options: Options to add to the ones in the text, unless None.
+        generator_options: Likewise for the generator.
 
     Raises:
-        OptionError: a part is not known, or parts cannot work together.
-        TaskError: the task lacks a method or a template that a part needs.
+        OptionError: A part is unknown, or parts cannot work together.
+        TaskError: The task lacks a method or a template that a part needs.
     """
     if tools:
         search, generator = search or _WITH_TOOLS, generator or "continue"
@@ -109,25 +111,25 @@ def parts_of(
     if tools:
         if getattr(parts["search"], "whole", False):
             raise OptionError(
-                f"{type(parts['search']).__name__} has solutions written in one go, which can't wait for a tool: "
+                f"{type(parts['search']).__name__} decodes whole solutions at once and does not support tools: "
                 "choose bfs, dfs, best-first or mcts"
             )
-        functions = [TOOLS.find(each) if isinstance(each, str) else each for each in tools]
-        able = getattr(parts["generator"], "with_tools", partial(Generator.with_tools, parts["generator"]))
-        parts["generator"] = able(functions)
+        functions = [TOOLS.find(tool) if isinstance(tool, str) else tool for tool in tools]
+        with_tools = getattr(parts["generator"], "with_tools", partial(Generator.with_tools, parts["generator"]))
+        parts["generator"] = with_tools(functions)
     check_parts(task, **parts, own=named(task.evaluator, EVALUATORS))
     return parts
 
 
 def rap(task: Task | type[Task] | str) -> dict[str, Any]:
-    """RAP for a task as options of `solve`: `solve(task, question, **rap(task))` (see `tot.search.mcts`)."""
+    """Return options of `solve` for RAP: `solve(task, question, **rap(task))` (see `tot.search.mcts`)."""
     return {**parts_of(load_task(task), "rap"), "prompts": "papers"}
 
 
 def load_task(task: Task | type[Task] | str) -> Task:
-    """A task object from an object, a class, the name of an installed one, or "path/to/file.py:ClassName".
+    """Return a task from an object, a class, an installed task's name, or "path/to/file.py:ClassName".
 
-    Raises OptionError naming the choices, and TaskError for a file that can't be run.
+    Raises OptionError with the known names if it is unknown, TaskError if the file can't be run.
     """
     if isinstance(task, Task):
         return task

@@ -1,4 +1,4 @@
-"""Run a coroutine to its end from code that is not asynchronous, in a script or inside a running event loop."""
+"""Run a coroutine from synchronous code, in a script or inside a running event loop."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ async def _interruptible(coroutine: Coroutine[Any, Any, _T]) -> _T:
     handled: list[signal.Signals] = []
 
     def stop(number: int) -> None:
-        if not received:  # others may follow at once: two signals, or a terminal's to the whole group
+        if not received:  # cancel once, even if more signals follow
             task.cancel()
         received.append(number)
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            ours = number == signal.SIGINT or signal.getsignal(number) is signal.SIG_DFL
-            if ours and signal.getsignal(number) is not signal.SIG_IGN:
+            take = number == signal.SIGINT or signal.getsignal(number) is signal.SIG_DFL
+            if take and signal.getsignal(number) is not signal.SIG_IGN:
                 loop.add_signal_handler(number, stop, number)
                 handled.append(number)
     try:
@@ -41,10 +41,10 @@ async def _interruptible(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
-    """Run to the end, in a thread of its own where this one has an event loop running.
+    """Run a coroutine to its end; if this thread has a running event loop, in a new thread.
 
-    Ctrl-C, SIGTERM and SIGHUP cancel the coroutine, once. KeyboardInterrupt, with the signal's number, is raised where
-    it ends by that.
+    Ctrl-C, SIGTERM and SIGHUP cancel the coroutine once. If that ends it, KeyboardInterrupt with the signal's number is
+    raised.
     """
     try:
         asyncio.get_running_loop()
@@ -68,7 +68,7 @@ def run_to_end(coroutine: Coroutine[Any, Any, _T]) -> _T:
 
 
 def in_daemon_thread(work: Callable[[], _T], name: str) -> Future[_T]:
-    """Start `work` in a thread that does not keep the interpreter alive; its result or exception is the future's."""
+    """Run `work` in a daemon thread and return a future of its result or exception."""
     future: Future[_T] = Future()
 
     def run() -> None:
@@ -76,7 +76,7 @@ def in_daemon_thread(work: Callable[[], _T], name: str) -> Future[_T]:
             return
         try:
             future.set_result(work())
-        except BaseException as error:  # handed to the thread that waits  # noqa: BLE001
+        except BaseException as error:  # raised in the waiting thread  # noqa: BLE001
             future.set_exception(error)
 
     threading.Thread(target=run, name=name, daemon=True).start()

@@ -1,8 +1,7 @@
-"""Programs that nobody has read, run where they can do little harm: no network, no files but those of a folder of their
-own, no other processes, and limits of time, memory, output and disk.
+"""Sandbox for untrusted programs: no network, no other processes, no files outside a temporary folder.
 
-The kernel confines them, in some 40 ms a run: see `tot.confined`, the script that each is run by. docs/guide.md says
-what this promises and what it does not.
+Time, memory, output and disk are limited. The kernel confines the programs, which takes about 40 ms per run. The script
+`tot.confined` runs each program. docs/guide.md describes the guarantees and their limits.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ import psutil
 from tot.decoders.errors import OptionError
 
 UNCONFINED = "TOT_RUN_PROGRAMS_UNCONFINED"
-"""The environment variable that lets programs run where they can't be confined, with limits alone: "yes"."""
+"""Environment variable: "yes" runs programs with limits only, if they can't be confined."""
 
 _PYTHON = os.path.realpath(sys.executable)
 _SCRIPT = Path(__file__).with_name("confined.py")
@@ -46,11 +45,11 @@ class Ran:
 
     output: str
     error: str
-    """What it wrote to stdout and to stderr, up to the limit."""
+    """`output` is stdout and `error` is stderr, both up to the limit."""
     ended: Ended
-    """By itself; or because it took too long, wrote too much, or was killed, as by a crash."""
+    """Why it ended: by itself, by the time limit, by the output limit, or killed, for example by a crash."""
     code: int
-    """Its exit status, where it ended by itself."""
+    """The exit status, if it ended by itself."""
     seconds: float
 
     @property
@@ -60,53 +59,53 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class Sandbox:
-    """Limits of a run; `run` is one."""
+    """The limits of programs; `run` runs one."""
 
     seconds: float = 5.0
     memory: int = 512
     """MiB of address space."""
     output: int = 64
-    """KiB of stdout and as many of stderr."""
+    """KiB each of stdout and stderr."""
     disk: int = 8
-    """MiB of files of its own, which are gone when it ends."""
+    """MiB of files, which are deleted when the program ends."""
 
     def run(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
-        """Run a Python program, which finds `files` (names and texts) in its folder.
+        """Run a Python program with `files` (names and texts) in its folder.
 
-        It has Python's standard library alone. Raises OptionError where programs can't be confined here.
+        Only Python's standard library is available. Raises OptionError if programs can't be confined here.
         """
-        began = time.monotonic()
-        with self._started(program, files or {}) as process:
-            return _read([process], began, began + self.seconds, self.output << 10)[0]
+        start_time = time.monotonic()
+        with self._start(program, files or {}) as process:
+            return _read([process], start_time, start_time + self.seconds, self.output << 10)[0]
 
     async def arun(self, program: str, files: Mapping[str, str] | None = None) -> Ran:
-        """`run` in a thread, as many at once as there are processors: whatever else is under way goes on."""
+        """Run a program in a thread pool with one thread per processor, without blocking the event loop."""
         return await asyncio.get_running_loop().run_in_executor(pool(), self.run, program, files)
 
     def run_pair(self, first: tuple[str, Mapping[str, str]], second: tuple[str, Mapping[str, str]]) -> tuple[Ran, Ran]:
-        """Run two programs, given with their files, that talk to each other, until the first one ends.
+        """Run two communicating programs, given with their files, until the first one ends.
 
-        Each reads from descriptor 3 what the other writes to descriptor 4.
+        Descriptor 4 of each program is connected to descriptor 3 of the other.
         """
-        began = time.monotonic()
+        start_time = time.monotonic()
         with ExitStack() as stack:
             ends = [*os.pipe(), *os.pipe()]
             with ExitStack() as opened:
                 for fd in ends:
                     opened.callback(os.close, fd)
-                one = stack.enter_context(self._started(*first, (ends[0], ends[3])))
-                other = stack.enter_context(self._started(*second, (ends[2], ends[1])))
-            ran = _read([one, other], began, began + self.seconds, self.output << 10)
-        return ran[0], ran[1]
+                one = stack.enter_context(self._start(*first, (ends[0], ends[3])))
+                other = stack.enter_context(self._start(*second, (ends[2], ends[1])))
+            results = _read([one, other], start_time, start_time + self.seconds, self.output << 10)
+        return results[0], results[1]
 
     def works(self, by: Confinement) -> bool:
-        """Whether programs run here when they are confined in this way."""
+        """Return whether this kind of confinement works here."""
         with tempfile.TemporaryDirectory(prefix="tot-") as folder:
             (Path(folder) / "program.py").write_text("print('confined')")
             with suppress(OSError, subprocess.SubprocessError):
                 command = self._command(by, folder)
-                found = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
-                return found.stdout == b"confined\n"
+                result = subprocess.run(command, env={}, stdin=subprocess.DEVNULL, capture_output=True, timeout=60)
+                return result.stdout == b"confined\n"
         return False
 
     def _command(self, by: Confinement, folder: str, pipes: Sequence[int] = ()) -> list[str]:
@@ -123,10 +122,10 @@ class Sandbox:
         return [_PYTHON, "-I", "-S", "-B", "-X", "utf8", str(_SCRIPT), json.dumps(options)]
 
     @contextmanager
-    def _started(
+    def _start(
         self, program: str, files: Mapping[str, str], pipes: Sequence[int] = ()
     ) -> Iterator[subprocess.Popen[bytes]]:
-        """A running program; whatever is left of it after the block is killed."""
+        """Start a program. Its remaining processes are killed after the block."""
         confines()
         with tempfile.TemporaryDirectory(prefix="tot-") as folder:
             for name, text in {**files, "program.py": program}.items():
@@ -147,8 +146,8 @@ class Sandbox:
                     _kill(process)
 
 
-def _read(processes: Sequence[subprocess.Popen[bytes]], began: float, deadline: float, room: int) -> list[Ran]:
-    """The results of processes that are waited for until the first one ends, the deadline or too much output."""
+def _read(processes: Sequence[subprocess.Popen[bytes]], start_time: float, deadline: float, limit: int) -> list[Ran]:
+    """Wait until the first process ends, the deadline, or too much output. Return all results."""
     texts: dict[int, bytearray] = {}
     ended: Ended | None = None
     with selectors.DefaultSelector() as waiting:
@@ -164,25 +163,25 @@ def _read(processes: Sequence[subprocess.Popen[bytes]], began: float, deadline: 
                 texts[key.fd].extend(piece)
                 if not piece:
                     waiting.unregister(key.fileobj)
-                elif len(texts[key.fd]) > room:
+                elif len(texts[key.fd]) > limit:
                     ended = "output"
             if not ready:
                 ended = "time"
     if ended is None:
         with suppress(subprocess.TimeoutExpired):
             processes[0].wait(max(deadline - time.monotonic(), 0.001))
-    return [_ran(process, texts, ended, began, room) for process in processes]
+    return [_result(process, texts, ended, start_time, limit) for process in processes]
 
 
-def _ran(
-    process: subprocess.Popen[bytes], texts: Mapping[int, bytearray], ended: Ended | None, began: float, room: int
+def _result(
+    process: subprocess.Popen[bytes], texts: Mapping[int, bytearray], ended: Ended | None, start_time: float, limit: int
 ) -> Ran:
     code = process.poll()
     _kill(process)
     if ended is None:
         ended = "time" if code is None else "exited" if code >= 0 else "killed"
-    output, error = (texts[stream.fileno()][:room].decode("utf-8", "replace") for stream in _streams(process))
-    return Ran(output, error, ended, process.wait() if code is None else code, time.monotonic() - began)
+    output, error = (texts[stream.fileno()][:limit].decode("utf-8", "replace") for stream in _streams(process))
+    return Ran(output, error, ended, process.wait() if code is None else code, time.monotonic() - start_time)
 
 
 def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
@@ -192,7 +191,7 @@ def _streams(process: subprocess.Popen[bytes]) -> tuple[IO[bytes], IO[bytes]]:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and all below it: confined ones die with it, others have to be found."""
+    """Kill a process and its descendants. Confined ones end with it; others are searched for."""
     if confines() == "limits":
         with suppress(psutil.Error):
             for child in psutil.Process(process.pid).children(recursive=True):
@@ -206,26 +205,26 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 @cache
 def confines() -> Confinement:
-    """How programs are confined here: by namespaces, else by Landlock; by "limits" where the environment says so.
+    """Return how programs are confined here: by namespaces, else by Landlock, else by limits if the user allows it.
 
-    Raises OptionError where they can't be confined and the environment does not allow that.
+    Raises OptionError if they can't be confined and the environment variable is not set.
     """
-    ways: tuple[Confinement, ...] = ("namespaces", "landlock")
-    if (by := next((way for way in ways if Sandbox().works(way)), None)) is not None:
+    kinds: tuple[Confinement, ...] = ("namespaces", "landlock")
+    if (by := next((kind for kind in kinds if Sandbox().works(kind)), None)) is not None:
         return by
     if os.environ.get(UNCONFINED) == "yes":
         return "limits"
     raise OptionError(
-        "programs that a model writes are run confined, and here they can't be: it takes Linux on x86-64 or 64-bit ARM "
-        f"with user namespaces, or Landlock (5.13); with {UNCONFINED}=yes they run with limits of time, memory and "
-        "output alone, and can do all that you can"
+        "programs written by a model can't be confined here: use Linux on x86-64 or 64-bit ARM with user namespaces or "
+        f"Landlock (5.13). With {UNCONFINED}=yes they run with your permissions, and only time, memory and output are "
+        "limited"
     )
 
 
 @cache
 def pool() -> ThreadPoolExecutor:
-    """Where programs are run, and answers scored, which may take a program's run, while searches go on."""
+    """Return the thread pool that runs programs and scores answers while searches continue."""
     return ThreadPoolExecutor(os.cpu_count(), "sandbox")
 
 
-os.register_at_fork(after_in_child=pool.cache_clear)  # its threads are not in a copy of this process
+os.register_at_fork(after_in_child=pool.cache_clear)  # a forked process has no threads of the pool

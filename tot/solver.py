@@ -1,4 +1,4 @@
-"""solve() and asolve(): a task, a question, a model and a search in; a Solution out."""
+"""solve() and asolve(): solve one question of a task with a model and a search."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ class Solution:
     answer: Any | None
     """Text, or a list of actions for a planning task. None if the best state has no answer."""
     solved: bool
-    """True only if the task itself verified the answer."""
+    """Whether the task verified the answer."""
     value: float | None
     """The best state's value on the task's scale."""
     tree: ThoughtTree = field(repr=False)
     usage: Usage
     calls: int
-    """Samples asked of a decoder."""
+    """Number of samples requested from decoders."""
     parse_failures: int
-    """Replies that could not be read."""
+    """Number of replies that could not be parsed."""
     rejected: int
-    """Thoughts that were illegal, or returned to an earlier state of their path."""
+    """Number of thoughts that were not legal, or returned to an earlier state of their path."""
     stopped: str | None
     """Why the search ended early or without a goal ("no goal among 40 thoughts", "interrupted", "budget: tokens (512 of
     500)"), or None."""
     filters: Mapping[str, float] = field(default_factory=dict)
-    """The filters of sampling: top_k, top_p, min_p."""
+    """The sampling filters: top_k, top_p, min_p."""
     verdict: str = "verified"
-    """The word for a solved answer."""
+    """The task's word for a solved answer."""
     votes: tuple[int, int] | None = None
     """How many leaves voted for the answer, and how many voted; None if there was no vote."""
 
     def to_json(self) -> dict[str, Any]:
-        """The run as it is saved: the result and the tree, with a format version."""
+        """Return the run as JSON data: the result and the tree, with a format version."""
         return {
             "format": "tot.run",
             "version": 2,
@@ -71,7 +71,7 @@ class Solution:
         }
 
     def summary(self) -> dict[str, Any]:
-        """Answer, solved, value and usage."""
+        """Return answer, solved, value and usage."""
         return {"answer": self.answer, "solved": self.solved, "value": self.value, "usage": asdict(self.usage)}
 
 
@@ -91,25 +91,26 @@ def solve(
     Ctrl-C ends the search with the best answer so far.
 
     Args:
-        task: A name, a class or an object.
-        question: The question, as the task reads it.
-        config: How to search. `options` override its fields.
-        hooks: Observe and steer the search; see `tot.search.hooks`.
-        checkpoint: Record every step, and resume a run that was killed.
-        watch: Called with the search when it begins.
-        profile: Filled with the seconds that the engine spends, also on other searches.
-        options: Fields of `SearchConfig`. Options of the decoder go into `model_options`; unknown names go there too.
+        task: A task, its class, its name, or "path/to/file.py:ClassName".
+        question: The question, as text.
+        config: The options of the run.
+        hooks: Functions that watch and steer the search (see `tot.search.hooks`).
+        checkpoint: Records every step, and resumes a killed run.
+        watch: Called with the session at the start and after every step.
+        profile: Receives the times of the engine, including other searches on it.
+        options: Fields of `SearchConfig`, which override `config` (model, decoder, search, budget, max_tokens, seed…).
+            Other names are options of the decoder.
 
     Raises:
-        TotError: An option, a model or a task is invalid.
+        TotError: An error that the caller can fix.
     """
-    given: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "hooks": hooks,
         "checkpoint": checkpoint,
         "watch": watch,
         "profile": profile,
     }
-    return run_to_end(asolve(task, question, config, **given, keep_best=True, **options))
+    return run_to_end(asolve(task, question, config, **arguments, keep_best=True, **options))
 
 
 async def asolve(
@@ -124,14 +125,14 @@ async def asolve(
     keep_best: bool = False,
     **options: Unpack[SearchOptions],
 ) -> Solution:
-    """`solve` as a coroutine. Searches that run at once on one decoder object share its forward passes.
+    """Solve one question, as a coroutine. Concurrent calls with one decoder object share its forward passes.
 
-    Cancelling it raises CancelledError, or with `keep_best` returns the best answer so far.
+    Cancelling it raises CancelledError; with `keep_best`, it returns the best answer so far instead.
     """
     config = SearchConfig.of(config, options).exact()
     task = config.suited(task)
     parts, filters = config.parts(task), config.filters_for(task)
-    CheckedTask(task).start(question)  # a question that can't be asked is refused before a model is loaded
+    CheckedTask(task).start(question)  # reject an invalid question before a model is loaded
     if profile is not None and config.weights is None:
         from tot.report.profile import NO_ENGINE
 
@@ -164,14 +165,14 @@ async def asolve(
 
 
 def conclude(session: SearchSession, answer: Any | None = None) -> Solution:
-    """The solution of a session. Without an answer of the session, read one from the text of the best state."""
+    """Return the solution of a session. If no answer is given, parse the best state's text."""
     search, task, tree = session.search, session.task, session.tree
     if answer is None:
         answer = search.answer_at(search.best)
-    # A task whose states hold their answers, and that reads none from text, has none here.
-    reads = not isinstance(task, HasAnswer) or task.has_template(task.answer)
-    said = search.best.thought is not None and not search.checked.came_of(search.best.thought)
-    if answer is None and said and reads:
+    # A task whose states contain their answers may have no answer template, and no answer in text.
+    parses = not isinstance(task, HasAnswer) or task.has_template(task.answer)
+    in_text = search.best.thought is not None and not search.checked.came_of(search.best.thought)
+    if answer is None and in_text and parses:
         truncated = session.truncated or bool(search.best.thought and search.best.thought.truncated)
         answer = search.checked.answer_in(tree.state(search.best).text, truncated)
     tree.choose(search.best)

@@ -402,7 +402,7 @@ def test_a_question_is_refused_where_programs_cannot_be_confined(
     confines.cache_clear()
     monkeypatch.setattr(Sandbox, "works", lambda self, by: False)
     try:
-        with pytest.raises(OptionError, match="programs that a model writes are run confined, and here they can't be"):
+        with pytest.raises(OptionError, match="programs written by a model can't be confined here"):
             solve("code", QUESTION, decoder=scripted_code())
     finally:
         confines.cache_clear()

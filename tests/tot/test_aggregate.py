@@ -244,7 +244,9 @@ def test_without_a_model_the_shortest_plan_is_found() -> None:
 def test_what_asks_a_model_says_what_to_give_where_there_is_none(options: Any) -> None:
     every = dict.fromkeys(("thought", "value", "propose", "answer"), "text")
     task = type("Told", (Countdown,), {"templates": every})
-    with pytest.raises(RequestError, match=r"this search asks a model, and there is none: give model=\.\.\., or a gen"):
+    with pytest.raises(
+        RequestError, match=r"the search needs a model, but none was given: give model=\.\.\., or a gen"
+    ):
         solve(task, "5", **{"model": None, "search": BFS(thoughts=2), "evaluator": Prior()} | options)
 
 

@@ -153,7 +153,7 @@ def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too
     search = BestFirst(batch=batch, merge=merge).start(Roads(roads, ahead), "q")
     ride(search)
     if true["s"] == float("inf"):
-        assert search.stopped == f"no goal: all that was proposed was tried, {len(search.tree) - 1} thoughts"
+        assert search.stopped == f"no goal: the queue is empty after {len(search.tree) - 1} thoughts"
     else:
         assert length(roads, route(search)) == search.best.cost == true["s"]
         assert search.stopped is None
@@ -162,7 +162,7 @@ def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too
 def test_a_map_without_a_way_is_tried_to_the_end_and_says_so() -> None:
     search = BestFirst().start(Roads({"s": {"a": 1, "b": 1}, "a": {"b": 1}, "b": {"s": 1}}, AHEAD), "q")
     assert ride(search) == ["s", "b", "a"]
-    assert search.stopped == "no goal: all that was proposed was tried, 2 thoughts"
+    assert search.stopped == "no goal: the queue is empty after 2 thoughts"
     assert route(search) == "sb"  # the closest, by the estimate
 
 
@@ -224,14 +224,14 @@ def test_by_prior_depth_over_probability_decides(drive: Any) -> None:
     search = BestFirst(rank="prior").start(Paths(), "q")
     children = {"": priored(b=0.24, a=0.76), "a": priored(c=0.6, d=0.4)}
     assert drive(search, children, {}) == ["", "a", "b", "a/c", "a/d"]
-    assert search.stopped == "no goal: all that was proposed was tried, 4 thoughts"
+    assert search.stopped == "no goal: the queue is empty after 4 thoughts"
 
 
 def test_by_prior_a_thought_without_one_is_refused() -> None:
     search = BestFirst(rank="prior").start(Paths(), "q")
     search.ask()
     search.tell([["a"]])
-    with pytest.raises(OptionError, match=r"rank=prior needs a thought generator that gives priors: Enumerate\(\) or"):
+    with pytest.raises(OptionError, match=r"rank=prior needs a thought generator that returns priors: use Enumerate"):
         search.ask()
 
 

@@ -174,7 +174,7 @@ def test_a_hook_may_leave_thoughts_out_and_the_tree_can_still_be_read(record: An
 def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
     record()
     before = path.read_bytes()
-    with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: go on with --resume .*run\.jsonl, or"):
+    with pytest.raises(TaskError, match=r"run\.jsonl holds an unfinished run: continue it with --resume .*run\.jsonl"):
         Checkpoint.create(path)
     assert path.read_bytes() == before
 
@@ -198,7 +198,7 @@ def test_a_finished_run_is_overwritten(path: Path) -> None:
 @pytest.mark.parametrize("content", [b"{}\n", b"notes of mine\n", b'{"format": "tot.tree"}\n', b"\xff\xfe\n", b"x"])
 def test_what_is_no_trace_is_neither_overwritten_nor_resumed(path: Path, content: bytes) -> None:
     path.write_bytes(content)
-    with pytest.raises(TaskError, match=r"run\.jsonl holds something other than a trace: give another file"):
+    with pytest.raises(TaskError, match=r"run\.jsonl exists and is not a trace: give another file"):
         Checkpoint.create(path)
     with pytest.raises(TaskError, match=r"run\.jsonl is not a trace of a run: give the \.jsonl file"):
         Checkpoint.resume(path)
@@ -219,7 +219,7 @@ def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
     record()
     whole = path.read_text().splitlines()
     path.write_text("\n".join([*whole[:3], damage, *whole[4:]]) + "\n")
-    with pytest.raises(TaskError, match=r"run\.jsonl, line 4 is damaged: delete it and what follows, then resume"):
+    with pytest.raises(TaskError, match=r"run\.jsonl, line 4 is damaged: delete it and the following lines"):
         Checkpoint.resume(path)
 
 
@@ -246,7 +246,7 @@ def test_another_version_is_refused_by_name(path: Path, version: Any) -> None:
 def test_a_finished_run_has_nothing_to_go_on_with(path: Path) -> None:
     trace = Checkpoint.create(path)
     trace.finish({})
-    with pytest.raises(TaskError, match=r"is of a run that was finished: there is nothing to go on with"):
+    with pytest.raises(TaskError, match=r"holds a finished run: there is nothing to resume"):
         Checkpoint.resume(path)
 
 
@@ -285,7 +285,7 @@ def test_a_run_about_something_else_is_refused_with_what_differs(
 ) -> None:
     record()
     before, decoder = path.read_bytes(), scripted(two_levels)
-    with pytest.raises(TaskError, match=rf"run\.jsonl is of another run: {said}.*; resume it with what"):
+    with pytest.raises(TaskError, match=rf"run\.jsonl holds another run: {said}.*; resume it with the options"):
         resumed(letters, decoder, path, **changed)
     assert decoder.batches == []
     assert path.read_bytes() == before
@@ -303,5 +303,5 @@ def test_a_task_that_has_changed_since_is_refused_where_it_shows(
 ) -> None:
     record()
     fussy = type("Letters", (letters,), {"is_terminal": lambda self, state: state.text == "b"})
-    with pytest.raises(TaskError, match=r"it goes on with expand of \[2, 1\], the search with expand of \[1\]; the"):
+    with pytest.raises(TaskError, match=r"its next step is expand of \[2, 1\], not expand of \[1\]; the"):
         resumed(fussy, scripted(two_levels), path)

@@ -106,7 +106,7 @@ def test_an_unfinished_run_is_not_overwritten_and_goes_on_where_it_was(tot: Any,
     status, _, err = tot(*arguments)
     assert (status, err) == (
         2,
-        "tot: run.jsonl holds an unfinished run: go on with --resume run.jsonl, or delete it\n",
+        "tot: run.jsonl holds an unfinished run: continue it with --resume run.jsonl, or delete it\n",
     )
     status, out, err = tot("solve", "--resume", "run.jsonl", "--json")
     assert (status, err, json.loads(out)["solved"]) == (0, "", True)
@@ -121,7 +121,7 @@ def test_an_unfinished_run_is_not_overwritten_and_goes_on_where_it_was(tot: Any,
 def test_a_finished_run_is_not_resumed(tot: Any) -> None:
     tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.jsonl")
     status, _, err = tot("solve", "--resume", "run.jsonl")
-    assert (status, err) == (2, "tot: run.jsonl is of a run that was finished: there is nothing to go on with\n")
+    assert (status, err) == (2, "tot: run.jsonl holds a finished run: there is nothing to resume\n")
 
 
 def test_what_a_task_fails_on_is_not_lost(tot: Any, tmp_path: Path) -> None:

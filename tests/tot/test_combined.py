@@ -171,7 +171,7 @@ def test_a_heuristic_is_worth_the_less_the_more_is_to_be_done(letters: Any, scri
 
 
 def test_a_task_without_a_heuristic_says_what_to_define(letters: Any, scripted: Any) -> None:
-    with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another way of judging"):
+    with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another evaluator"):
         grow(letters, scripted({"grow": ["a", "b"]}), Heuristic())
 
 
@@ -189,7 +189,7 @@ def test_confidence_is_the_share_of_samples_that_agreed(letters: Any, scripted: 
 
 
 def test_confidence_without_votes_says_how_to_get_it(letters: Any, scripted: Any) -> None:
-    with pytest.raises(OptionError, match=r"the thought generator gives no confidence: use Sample\(samples=8\)"):
+    with pytest.raises(OptionError, match=r"the thought generator returns no confidence: use Sample\(samples=8\)"):
         grow(letters, scripted({"grow": ["a", "b"]}), Confidence())
 
 
@@ -198,7 +198,7 @@ def test_a_thought_without_a_prior_says_which_generators_give_one(letters: Any, 
         def on_expand(self, search: Any, nodes: Sequence[Node]) -> list[Node]:
             return [search.inject(search.tree.root, "mine")]
 
-    with pytest.raises(OptionError, match=r"gives no prior: use Enumerate\(\) or Sample\(\)"):
+    with pytest.raises(OptionError, match=r"returns no prior: use Enumerate\(\) or Sample\(\)"):
         grow(letters, scripted({"grow": ["a", "b"]}), Prior(), hooks=Given())
 
 

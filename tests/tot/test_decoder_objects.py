@@ -68,9 +68,9 @@ def test_objects_alone_take_no_model_options_and_a_run_to_be_repeated_looks_at_e
     half = scripted({})
     half.model = type("Model", (), {"dtype": "torch.bfloat16"})()
     decoder = {"generate": scripted({}), "evaluate": half}
-    with pytest.raises(OptionError, match="kv_budget: a decoder object has its model already; leave these out"):
+    with pytest.raises(OptionError, match="kv_budget: a decoder object has its own model; leave these out"):
         solve(letters, "q", decoder=decoder, kv_budget=100, **SEARCH)
-    with pytest.raises(OptionError, match=r"compute in float32, and this decoder's model is in torch\.bfloat16"):
+    with pytest.raises(OptionError, match=r"compute in float32, but this decoder's model is in torch\.bfloat16"):
         solve(letters, "q", decoder=decoder, reproducible=True, **SEARCH)
 
 
@@ -142,7 +142,7 @@ def test_a_decoder_that_gives_too_few_or_too_many_completions_is_told_how_many_t
         def generate(self, requests: Any) -> Any:
             return (super().generate(requests) * 2)[:count]
 
-    said = rf"decoder Other gave {count} completions and 2 were asked for: its `generate` has to return request\."
+    said = rf"decoder Other returned {count} completions instead of 2: its `generate` must return request\."
     with pytest.raises(OptionError, match=said):
         solve(letters, "q", decoder=Other({}), **SEARCH)
 

@@ -252,7 +252,7 @@ def test_a_search_that_raises_is_recorded_and_the_others_go_on(
 
     results = run(scripted(TABLE), task=Fragile, limit=3)
     errors = [sample["error"] for sample in samples(tmp_path / "out")]
-    error = "TaskError: Fragile.score raised ZeroDivisionError: division by zero: mend the task"
+    error = "TaskError: Fragile.score raised ZeroDivisionError: division by zero: fix the task"
     assert errors == [error, None, error]
     assert (results.errors, results.score.mean) == (2, pytest.approx(1 / 3))
     assert len(ThoughtTree.load(tmp_path / "out" / "trees" / "0-0.json")) == 5
@@ -271,7 +271,7 @@ def test_a_search_that_can_not_even_begin_is_recorded(run: Any, letters: Any, sc
 
     run(scripted(TABLE), task=Begun, limit=2, concurrency=1)
     second = samples(tmp_path / "out", measured=True)[1]
-    assert second["error"] == "TaskError: Begun.start raised RuntimeError: not again: mend the task"
+    assert second["error"] == "TaskError: Begun.start raised RuntimeError: not again: fix the task"
     assert (second["thoughts"], second["measured"]["forwards"]) == (0, 0)
     assert not (tmp_path / "out" / "trees" / "1-0.json").exists()
 

@@ -169,7 +169,7 @@ def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> N
     assert re.search(r"^Score +none +every search failed *$", out, re.MULTILINE)
     assert "%" not in out
     assert "finished: score none: every search failed\n" in Path("none/log.txt").read_text()
-    assert "sample 0-0 failed: RequestError: this search asks a model, and there is none" in err
+    assert "sample 0-0 failed: RequestError: the search needs a model, but none was given" in err
 
 
 def test_ctrl_c_is_exit_status_130_and_says_how_to_go_on(tot: Any, rows: Any, monkeypatch: Any) -> None:

@@ -127,8 +127,8 @@ class Judge(Evaluator):
     [
         (ValueError("boom"), "Judge.evaluate raised ValueError: boom"),
         (None, "Judge.evaluate raised TypeError"),
-        (lambda nodes: [1.0] * (len(nodes) - 1), r"Judge.evaluate gave \d values for \d nodes"),
-        (lambda nodes: [1.0] * (len(nodes) + 1), r"Judge.evaluate gave \d values for \d nodes"),
+        (lambda nodes: [1.0] * (len(nodes) - 1), r"Judge.evaluate returned \d values for \d nodes"),
+        (lambda nodes: [1.0] * (len(nodes) + 1), r"Judge.evaluate returned \d values for \d nodes"),
         (lambda nodes: ["x"] * len(nodes), "'x' is not a value"),
         (lambda nodes: [1j] * len(nodes), "1j is not a value"),
         (lambda nodes: [10**400] * len(nodes), "is not a value"),
@@ -159,7 +159,7 @@ class Writes(Generator):
     [
         (ValueError("boom"), "Writes.propose raised ValueError: boom"),
         (None, "Writes.propose raised TypeError"),
-        ([], "Writes.propose gave 0 lists of thoughts for 1 nodes"),
+        ([], "Writes.propose returned 0 lists of thoughts for 1 nodes"),
         ([None], "None is not a list of thoughts"),
         ([[5]], "5 is not a thought"),
     ],

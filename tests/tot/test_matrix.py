@@ -20,7 +20,7 @@ from tot.decoders.request import ChoiceLogprob
 from tot.registry import EVALUATORS, GENERATORS, SEARCHES, TASKS, parts_of
 from tot.task.world import HasActions
 
-pytestmark = pytest.mark.filterwarnings("ignore:the thought generator gives no log-probabilities", "ignore:Game")
+pytestmark = pytest.mark.filterwarnings("ignore:the thought generator returns no log-probabilities", "ignore:Game")
 SEARCH = {
     "act": "act:depth=3",
     "bfs": "bfs:thoughts=2,breadth=2,depth=3",
@@ -180,7 +180,7 @@ def test_continue_needs_thoughts_of_one_template(task: str) -> None:
     refused = refusal({"task": task, "prompts": "papers", "generator": "continue"})
     assert isinstance(refused, OptionError)
     assert re.search(
-        r"writes one message, and a thought of \w+ has 2 templates .*: choose prompts='chat', or", str(refused)
+        r"writes one message, but a thought of \w+ has 2 templates .*: choose prompts='chat', or", str(refused)
     )
     assert refusal({"task": task, "prompts": "chat", "generator": "continue"}) is None
     assert refusal({"task": task, "prompts": "papers", "generator": "continue", "search": "cot"}) is None

@@ -116,7 +116,7 @@ def test_every_known_name_is_covered_above() -> None:
         ("search", "bfs:width=2", r"search bfs, option width: .* \(its options: depth, aggregate, merge, thoughts, br"),
         ("search", "bfs:breadth=0", r"search bfs, option breadth: .*greater than or equal to 1 \(its options: "),
         ("search", "bfs:breadth=many", r"search bfs, option breadth: .*valid integer"),
-        ("search", "bfs:breadth", r"search 'bfs:breadth': 'breadth' is no option: write bfs:option=value,option=value"),
+        ("search", "bfs:breadth", r"search 'bfs:breadth': 'breadth' is not an option: write bfs:option=value,"),
         ("search", "mcts:rule=best", r"search mcts, option rule: Input should be 'uct' or 'puct'"),
         ("search", "mcts:exploration=inf", r"search mcts, option exploration: "),
         ("generator", "enumerate:prior=none", r"generator enumerate, option prior: Input should be 'model', 'uniform'"),

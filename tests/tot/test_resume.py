@@ -136,7 +136,7 @@ def test_a_run_of_an_older_version_with_other_options_is_refused_by_name(
         run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
     header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
     whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun | changed, *steps)))
-    with tiny() as decoder, pytest.raises(TaskError, match=f"of another run: .*{said}") as refused:
+    with tiny() as decoder, pytest.raises(TaskError, match=f"holds another run: .*{said}") as refused:
         run(asking, decoder, killed(whole, 3), **RUNS[name])
     assert "\n" not in str(refused.value)
 

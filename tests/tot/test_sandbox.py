@@ -375,7 +375,7 @@ def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def test_nothing_runs_unconfined(nowhere: None, tmp_path: Path) -> None:
-    with pytest.raises(OptionError, match=rf"can't be: it takes Linux .*{UNCONFINED}=yes"):
+    with pytest.raises(OptionError, match=rf"can't be confined here: use Linux .*{UNCONFINED}=yes"):
         BOX.run(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert not (tmp_path / "ran").exists()
 

@@ -68,11 +68,11 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
     if generator == "enumerate" and search not in WHOLE:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:
-        return "task Riddle has no `heuristic`: define it, or choose another way of judging"
+        return "task Riddle has no `heuristic`: define it, or choose another evaluator"
     if evaluator == "confidence" and search in ("refine", "best-of-n"):
         return "whole solutions of .* have no confidence: choose another evaluator, such as evaluator='vote'"
     if evaluator == "confidence" and search not in UNJUDGED:
-        return r"the thought generator gives no confidence: use Sample\(samples=8\)"
+        return r"the thought generator returns no confidence: use Sample\(samples=8\)"
     return None
 
 
@@ -99,7 +99,9 @@ def test_every_search_works_with_every_generator_and_evaluator_or_says_what_is_l
                 solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
             continue
         nothing = unknown(search, generator, evaluator)
-        warned = pytest.warns(UserWarning, match="logprob values all thoughts the same") if nothing else nullcontext()
+        warned = (
+            pytest.warns(UserWarning, match="logprob gives all thoughts the same value") if nothing else nullcontext()
+        )
         with warned:
             solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
         grown = [node for node in solution.tree if node.parent is not None]

@@ -335,7 +335,7 @@ def test_a_model_object_needs_its_tokenizer(letters: Any, tiny: Any) -> None:
 
 
 def test_a_decoder_object_takes_no_model_options(letters: Any, scripted: Any) -> None:
-    with pytest.raises(OptionError, match="dtype, kv_budget: a decoder object has its model already"):
+    with pytest.raises(OptionError, match="dtype, kv_budget: a decoder object has its own model"):
         solve(letters, "q", decoder=scripted({}), dtype="fp32", kv_budget=100)
 
 

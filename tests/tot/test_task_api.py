@@ -138,7 +138,7 @@ def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method:
         return default(self, state, *rest) if not state.thoughts and after else broken()
 
     task = type("Unlucky", (letters,), {"depth": 2, method: later})
-    said = rf"Unlucky\.{method} raised ValueError: out of luck{after}: mend the task"
+    said = rf"Unlucky\.{method} raised ValueError: out of luck{after}: fix the task"
     with pytest.raises(TaskError, match=said):
         drive(BFS(thoughts=1).start(task(), "q"), {"": ["a"]})
 
@@ -155,7 +155,7 @@ def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method:
             {"step": lambda self, state, thought: state.then(thought, {1, 2})},
             r"a world that is not JSON data, \{1, 2\}:",
         ),
-        ({"cost": lambda self, state, thought: -1}, r"Odd\.cost of 'a' is -1\.0: it has to be 0 or more"),
+        ({"cost": lambda self, state, thought: -1}, r"Odd\.cost of 'a' is -1\.0: return 0 or more"),
         ({"cost": lambda self, state, thought: float("nan")}, r"Odd\.cost gave nan: return a finite number"),
     ],
 )
@@ -266,5 +266,5 @@ def test_isinstance_tells_what_a_task_can_do(task: str, capabilities: set[Any]) 
 @pytest.mark.parametrize("method", ["question_of", "solution_of", "instance", "has_template", "require"])
 def test_methods_without_a_check_of_their_own_name_themselves_too(letters: Any, method: str) -> None:
     task = CheckedTask(type("Unlucky", (letters,), {method: lambda self, *_: broken()})())
-    with pytest.raises(TaskError, match=rf"Unlucky\.{method} raised ValueError: out of luck: mend the task"):
+    with pytest.raises(TaskError, match=rf"Unlucky\.{method} raised ValueError: out of luck: fix the task"):
         getattr(task, method)("given")

@@ -248,7 +248,7 @@ def test_a_broken_file_is_named_with_its_line(module: Any, tmp_path: Path) -> No
     "template", ["", " \n", "{% if thoughts %}x{% endif %}", "{% block user %} {% endblock %}", "{# x #}"]
 )
 def test_a_prompt_of_nothing_is_refused(template: str) -> None:
-    with pytest.raises(TaskError, match="template thought of task Made came out empty: give it some text"):
+    with pytest.raises(TaskError, match="template thought of task Made rendered to empty text: give it some text"):
         ask(task_with(thought=template))
 
 

@@ -15,7 +15,7 @@ from tot import Checkpoint, Task, UseTools, solve
 from tot.decoders.errors import OptionError
 from tot.decoders.request import Message
 from tot.generators import tool_calls as tools_module
-from tot.generators.tool_calls import Tool, observed, told
+from tot.generators.tool_calls import Tool, run_call, tools_prompt
 from tot.llm.prefix import as_written
 from tot.registry import parts_of
 from tot.tasks.arithmetic import calculator
@@ -47,7 +47,7 @@ def _called() -> None:
 
 
 def result(line: str, *functions: Any) -> str:
-    return asyncio.run(observed(line, [Tool(one) for one in functions] or TOOLS)).text
+    return asyncio.run(run_call(line, [Tool(one) for one in functions] or TOOLS)).text
 
 
 # -- calls ------------------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ def test_a_tool_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> No
         await asyncio.sleep(60)
         ended.append("rest")
 
-    monkeypatch.setattr(tools_module, "_SECONDS", 0.2)
+    monkeypatch.setattr(tools_module, "_TIMEOUT", 0.2)
     assert result("wait()", wait) == "wait did not answer within 0.2 s"
     assert result("rest()", rest) == "rest did not answer within 0.2 s"
     assert ended == []
@@ -158,10 +158,10 @@ def test_a_tool_may_be_a_coroutine() -> None:
 @pytest.mark.parametrize(
     ("function", "said"),
     [
-        (lambda x: x, "is no function with a name"),
-        ("power", "is no function with a name"),
-        (7, "is no function with a name"),
-        (print, r"takes any arguments \(\*args\): name each|type hints can't be read"),
+        (lambda x: x, "is not a named function"),
+        ("power", "is not a named function"),
+        (7, "is not a named function"),
+        (print, r"takes any arguments \(\*args\): name each|cannot read the type hints"),
     ],
 )
 def test_what_is_no_tool_is_refused(function: Any, said: str) -> None:
@@ -173,18 +173,18 @@ def test_arguments_without_types_are_refused() -> None:
     def area(radius, pi: float = 3.14):  # type: ignore[no-untyped-def]
         return pi * radius**2
 
-    with pytest.raises(OptionError, match="tool area has no type for 'radius': write radius: str, say"):
+    with pytest.raises(OptionError, match="tool area has no type for 'radius': write, for example, radius: str"):
         Tool(area)
 
     def later(x: Unknown) -> None:  # type: ignore[name-defined]  # noqa: F821
         pass
 
-    with pytest.raises(OptionError, match=r"tool later: its type hints can't be read .*Unknown"):
+    with pytest.raises(OptionError, match=r"cannot read the type hints of tool later .*Unknown"):
         Tool(later)
 
 
 def test_a_model_is_told_signatures_and_examples() -> None:
-    text = told(TOOLS)
+    text = tools_prompt(TOOLS)
     assert "power(base: 'float', exponent: 'int' = 2)" in text
     assert ">>> power(2.0, 3)\n    8.0" in text
     assert "shout(words" in text
@@ -211,7 +211,7 @@ class Sums(Task):
         return text.split()[-1].rstrip("!") if text.endswith("!") else None
 
 
-ASKED = "q\n\n" + told([Tool(power)])
+ASKED = "q\n\n" + tools_prompt([Tool(power)])
 SCRIPT = {
     ASKED: "I square it.\n>>> ",
     "I square it.\n>>> ": "power(3.0)\n",
@@ -314,10 +314,10 @@ def test_by_default_a_tree_is_grown_piece_by_piece() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"search": "cot"}, "ChainOfThought has solutions written in one go, which can't wait for a tool: choose bfs"),
-        ({"search": "self-consistency"}, "SelfConsistency has solutions written in one go"),
-        ({"search": "refine"}, "Refine has solutions written in one go"),
-        ({"generator": "sample"}, "written piece by piece: leave Sample out, or choose continue"),
+        ({"search": "cot"}, "ChainOfThought decodes whole solutions at once and does not support tools: choose bfs"),
+        ({"search": "self-consistency"}, "SelfConsistency decodes whole solutions at once"),
+        ({"search": "refine"}, "Refine decodes whole solutions at once"),
+        ({"generator": "sample"}, "generator Sample does not support tools: use generator='continue'"),
         ({"tools": ["calculater"]}, r"unknown tool 'calculater' \(did you mean calculator\?\)"),
         ({"tools": [len]}, "tool len has no type|can't be read"),
     ],

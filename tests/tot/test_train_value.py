@@ -260,8 +260,8 @@ def test_states_that_are_not_at_hand_are_asked_for(tiny: Any, made: Path, random
 @pytest.mark.parametrize(
     ("about", "said"),
     [
-        ({"identity": "0" * 64}, "the head reads tiny, and this is another model"),
-        ({"prompts": "chat"}, "the head reads tiny asked in chat prompts, and this is papers"),
+        ({"identity": "0" * 64}, "the head was trained on tiny, not on this model"),
+        ({"prompts": "chat"}, "the head was trained with chat prompts, but this run uses papers"),
         ({"layer": 9}, "the model has no layer 9: ask for states of layers 0 to 2"),
     ],
 )
@@ -277,21 +277,21 @@ def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp
     path = random_head()
     (tmp_path / "cut").write_bytes(path.read_bytes()[:100])
     (tmp_path / "text").write_text("no head")
-    for name, said in (("nothing", "can't be read"), ("cut", "is no head"), ("text", "is no head")):
+    for name, said in (("nothing", "can't be read"), ("cut", "is not a head"), ("text", "is not a head")):
         with pytest.raises(OptionError, match=f"{name} {said}"):
             Head(path=str(tmp_path / name))
     for about in ({"layer": "x"}, {"layer": -1}, {"layer": None}):
-        with pytest.raises(OptionError, match="is no head"):
+        with pytest.raises(OptionError, match="is not a head"):
             Head(path=str(random_head(**about)))
     assert named(f"head:path={path}", EVALUATORS) == Head(path=str(path))
     ValueHead(torch.zeros(32), torch.ones(32), torch.zeros(31), torch.zeros(()), load_head(path).about).save(path)
-    with pytest.raises(OptionError, match="is no head"):
+    with pytest.raises(OptionError, match="is not a head"):
         Head(path=str(path))
 
 
 def test_a_head_of_an_earlier_version_is_refused_and_said_to_be_trained_again(tmp_path: Path) -> None:
     path = tmp_path / "old.safetensors"
     save_file({"0.weight": torch.zeros(1, 32)}, path, {"format": "tot.value", "version": "1", "about": "{}"})
-    said = r"old\.safetensors is 'tot.value', version '1', .* 'tot.value', 2: train it again by tot train-value"
+    said = r"old\.safetensors is 'tot.value', version '1', .* 'tot.value', 2: train a new head"
     with pytest.raises(OptionError, match=said):
         Head(path=str(path))

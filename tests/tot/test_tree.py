@@ -250,7 +250,7 @@ def test_what_is_no_tree_is_refused_with_how_to_make_one(tmp_path: Path, data: A
 
 @pytest.mark.parametrize("version", [0, 3, "1", None])
 def test_another_version_is_refused_by_name(tree: ThoughtTree, version: Any) -> None:
-    with pytest.raises(TaskError, match=f"^trees of version {version!r} are unknown here: this program reads 2$"):
+    with pytest.raises(TaskError, match=f"^unknown version {version!r} of a tree: this program reads version 2$"):
         ThoughtTree.from_json(tree.to_json() | {"version": version})
 
 

@@ -1,4 +1,4 @@
-"""Combine: several evaluators' values made one (RAP, section 3.2)."""
+"""Combine: combine the values of several evaluators (RAP, section 3.2)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tot.tree.tree import Node
 
 
 class Combine(Evaluator):
-    """Several evaluators' values v with weights w, made one by `rule`.
+    """Combine the values v of several evaluators with weights w by `rule`.
 
     sum      sum of w v
     product  product of v^w: RAP's r_a^alpha * r_b^(1 - alpha)
-    log      sum of w ln v: the same, as log-likelihoods that may be added along a path
+    log      sum of w ln v: the log of product, to be summed along a path
     """
 
     evaluators: tuple[Any, ...] = Field(validation_alias=AliasChoices("evaluators", "parts"))
@@ -30,8 +30,8 @@ class Combine(Evaluator):
     @model_validator(mode="after")
     def _consistent(self) -> Combine:
         if not self.evaluators or len(self.evaluators) != len(self.weights):
-            given = f"{len(self.evaluators)} evaluators and {len(self.weights)} weights"
-            raise ValueError(f"{given}: give one weight for each evaluator")
+            counts = f"{len(self.evaluators)} evaluators and {len(self.weights)} weights"
+            raise ValueError(f"{counts}: give one weight for each evaluator")
         return self
 
     @property
@@ -44,12 +44,12 @@ class Combine(Evaluator):
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         different = [one for i, one in enumerate(self.evaluators) if one not in self.evaluators[:i]]
-        judged = await ctx.each(different, lambda evaluator: judge(ctx, evaluator, nodes))
+        evaluations = await ctx.each(different, lambda evaluator: judge(ctx, evaluator, nodes))
         columns: list[list[Evaluation]] = []
         for i, one in enumerate(self.evaluators):
-            column = judged[different.index(one)]
-            asked = one in self.evaluators[:i]  # and paid for there
-            columns.append([evaluation.again() for evaluation in column] if asked else column)
+            column = evaluations[different.index(one)]
+            repeated = one in self.evaluators[:i]  # its usage is counted there
+            columns.append([evaluation.again() for evaluation in column] if repeated else column)
         return [self._combined(parts) for parts in zip(*columns, strict=True)]
 
     def _combined(self, parts: tuple[Evaluation, ...]) -> Evaluation:

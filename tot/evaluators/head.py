@@ -1,7 +1,7 @@
-"""Head: the probability that a path ends right, read from the hidden states at its end by a small head.
+"""Head: a linear probe that predicts from the hidden state at the end of a path whether it leads to a right answer.
 
-The states come from the forward that drew the text, so a value costs no call. Heads are made by `tot train-value`
-(`tot/training/value.py`); a file of one is safetensors, and says which model it reads, asked in which prompts.
+The states come from the forward pass that decoded the text, so a value needs no call. `tot train-value` trains heads
+(`tot/training/value.py`). A head is a safetensors file that records its model and prompts.
 """
 
 from __future__ import annotations
@@ -31,19 +31,18 @@ _TENSORS = ("mean", "scale", "weight", "bias")
 
 
 class Head(Evaluator):
-    """The probability that a path ends right, by the head in a file (`head:path=gsm8k.safetensors`).
+    """Predict the probability of a right answer with a head from a file (`head:path=gsm8k.safetensors`).
 
-    Where the states of a path's end are not at hand, as in a run that is gone on with, one token is drawn after it to
-    see them.
+    If the states at the end of a path are not available, as in a resumed run, one token is decoded to compute them.
     """
 
     path: str
-    """What `tot train-value` wrote."""
+    """A file from `tot train-value`."""
 
     @field_validator("path")
     @classmethod
-    def _there(cls, path: str) -> str:
-        load_head(path)  # what is wrong with it is said before anything is searched
+    def _exists(cls, path: str) -> str:
+        load_head(path)  # fail before the search starts
         return path
 
     @property
@@ -59,72 +58,72 @@ class Head(Evaluator):
 
         head = load_head(self.path)
         head.check(ctx)
-        seen = await ctx.each(nodes, lambda node: ctx.ending(node, [head.layer]))
-        states = [state[0] for state, _ in seen if state is not None]
+        endings = await ctx.each(nodes, lambda node: ctx.ending(node, [head.layer]))
+        states = [state[0] for state, _ in endings if state is not None]
         values = iter(head.probabilities(torch.stack(states)).tolist() if states else ())
-        valued = [(None if state is None else next(values), reply) for state, reply in seen]
-        return [Evaluation(value) if reply is None else reply.evaluation(value) for value, reply in valued]
+        evaluated = [(None if state is None else next(values), reply) for state, reply in endings]
+        return [Evaluation(value) if reply is None else reply.evaluation(value) for value, reply in evaluated]
 
 
 @dataclass(frozen=True, eq=False)
 class ValueHead:
-    """What maps a state of a layer to a probability: standardise, weigh, sigmoid."""
+    """A map from the hidden state of a layer to a probability: standardise, linear, sigmoid."""
 
     mean: Tensor
     scale: Tensor
     weight: Tensor
-    """All (hidden,)."""
+    """`mean`, `scale` and `weight` have the shape (hidden,)."""
     bias: Tensor
-    """One number, ()."""
+    """Shape ()."""
     about: dict[str, Any] = field(default_factory=dict)
-    """model, identity, prompts, task, layer, and figures of how well it tells."""
+    """model, identity, prompts, task, layer, and metrics of its accuracy."""
 
     @property
     def layer(self) -> int:
-        """Whose states it reads, as `Request.states` numbers them."""
+        """The layer that it reads, numbered as in `Request.states`."""
         return int(self.about["layer"])
 
     def logits(self, states: Tensor) -> Tensor:
-        """(n, hidden) states of any type -> (n,), float32."""
+        """Map states (n, hidden) of any dtype to logits (n,) in float32."""
         return ((states.float() - self.mean) / self.scale) @ self.weight + self.bias
 
     def probabilities(self, states: Tensor) -> Tensor:
         return self.logits(states).sigmoid()
 
     def check(self, ctx: Context) -> None:
-        """Raises OptionError where the context asks another model than the head reads, or in other prompts."""
+        """Raise OptionError if the context uses another model or other prompts than the head."""
         about = self.about
         if ctx.task.prompts != about["prompts"]:
             raise OptionError(
-                f"the head reads {about['model']} asked in {about['prompts']} prompts, and this is {ctx.task.prompts}: "
+                f"the head was trained with {about['prompts']} prompts, but this run uses {ctx.task.prompts} prompts: "
                 f"give --prompts {about['prompts']}, or train a head for these (tot train-value)"
             )
         loaded = ctx.loaded
         if loaded is None:
-            raise OptionError(f"the head reads states of {about['model']}, and no model runs here that has some")
+            raise OptionError(f"the head needs hidden states of {about['model']}: run that model locally")
         if loaded.identity != about["identity"]:
             raise OptionError(
-                f"the head reads {about['model']}, and this is another model: give that one, or train a head for this "
-                "one (tot train-value)"
+                f"the head was trained on {about['model']}, not on this model: use {about['model']}, or train a head "
+                "for this model (tot train-value)"
             )
 
     def save(self, path: Path) -> None:
-        """Write it. Raises TaskError where that is impossible."""
+        """Write the head to a file. Raises TaskError if it can't be written."""
         from safetensors.torch import save_file
 
         tensors = {name: getattr(self, name).contiguous() for name in _TENSORS}
-        told = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(self.about, ensure_ascii=False)}
+        metadata = {"format": FORMAT, "version": str(VERSION), "about": json.dumps(self.about, ensure_ascii=False)}
         with writing(path), replacing(path) as unfinished:
-            save_file(tensors, unfinished, told)
+            save_file(tensors, unfinished, metadata)
 
 
 def load_head(path: str | Path) -> ValueHead:
-    """A head from its file, read once while that does not change. Raises OptionError for what is none."""
+    """Load a head from a file, cached until the file changes. Raises OptionError if it is not a head."""
     place = Path(path)
     try:
         return _read(place, place.stat().st_mtime_ns)
     except OSError as error:
-        raise OptionError(f"{path} can't be read: {reason(error)}; make a head by tot train-value") from None
+        raise OptionError(f"{path} can't be read: {reason(error)}; train a head with tot train-value") from None
 
 
 @lru_cache(8)
@@ -133,18 +132,18 @@ def _read(path: Path, changed: int) -> ValueHead:
 
     try:
         with safe_open(path, "pt") as file:
-            told = file.metadata() or {}
-            if (told.get("format"), told.get("version")) != (FORMAT, str(VERSION)):
-                found = f"{told.get('format')!r}, version {told.get('version')!r}"
+            metadata = file.metadata() or {}
+            if (metadata.get("format"), metadata.get("version")) != (FORMAT, str(VERSION)):
+                version = f"{metadata.get('format')!r}, version {metadata.get('version')!r}"
                 raise OptionError(
-                    f"{path} is {found}, this program reads {FORMAT!r}, {VERSION}: train it again by tot train-value"
+                    f"{path} is {version}, this program reads {FORMAT!r}, {VERSION}: train a new head (tot train-value)"
                 )
             tensors = {name: file.get_tensor(name).float() for name in _TENSORS}
-            head = ValueHead(**tensors, about=json.loads(told["about"]))
+            head = ValueHead(**tensors, about=json.loads(metadata["about"]))
             missing = {"model", "identity", "prompts", "layer"} - head.about.keys()
             if missing or head.layer < 0:
                 raise ValueError(f"{', '.join(sorted(missing)) or 'layer'} missing")
-            head.logits(head.mean[None])  # they fit together
+            head.logits(head.mean[None])  # check that the shapes match
             return head
     except (SafetensorError, AttributeError, ValueError, LookupError, RuntimeError, TypeError) as error:
-        raise OptionError(f"{path} is no head ({reason(error)}): make one by tot train-value") from None
+        raise OptionError(f"{path} is not a head ({reason(error)}): train one with tot train-value") from None

@@ -1,5 +1,4 @@
-"""State evaluators that ask nothing: what the task, the thought generator, the text itself, other branches or chance
-say."""
+"""State evaluators without a model call: from the task, the generator, logprobs, other branches, or at random."""
 
 from __future__ import annotations
 
@@ -19,7 +18,7 @@ from tot.tree.tree import Node
 
 
 class Heuristic(Evaluator):
-    """Minus the task's own `heuristic`: the less is still to be done, the better. No model."""
+    """The negated `heuristic` of the task: the lower the remaining cost, the higher the value."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         return [0.0 - ctx.heuristic(node) for node in nodes]
@@ -29,35 +28,34 @@ class Prior(Evaluator):
     """The thought generator's probability of the thought among its siblings."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        return [_given(node.prior, "prior", "Enumerate() or Sample()") for node in nodes]
+        return [_require(node.prior, "prior", "Enumerate() or Sample()") for node in nodes]
 
 
 class Confidence(Evaluator):
     """The share of samples that agreed with the thought (RAP's confidence)."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
-        return [_given(node.confidence, "confidence", "Sample(samples=8)") for node in nodes]
+        return [_require(node.confidence, "confidence", "Sample(samples=8)") for node in nodes]
 
 
 class LogProb(Evaluator):
-    """The probability of a token of the path's texts, as the model drew them (geometric mean, from 0 to 1)."""
+    """The geometric mean of the probabilities of the path's sampled tokens, from 0 to 1."""
 
     window: Annotated[int, Field(ge=1)] | None = None
-    """Of the least likely so many tokens in a row; None: of all."""
+    """Use only the least likely window of consecutive tokens, of this length; None uses all tokens."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         values = [self.of(ctx.state(node)) for node in nodes]
         if None in values:
             warnings.warn(
-                "the thought generator gives no log-probabilities, so logprob values all thoughts the same: use "
-                "Sample() or Continue(), with logprobs=true where a server is asked, or another evaluator, such as "
-                "agreement",
+                "the thought generator returns no log-probabilities, so logprob gives all thoughts the same value: use "
+                "Sample() or Continue(), with logprobs=true for a server, or another evaluator, such as agreement",
                 stacklevel=2,
             )
         return [1.0 if value is None else value for value in values]
 
     def of(self, state: State) -> float | None:
-        """The value of a path; None where no log-probabilities of its tokens are known."""
+        """Return the value of a path, or None if the log-probabilities of its tokens are unknown."""
         drawn = [part for thought in state.thoughts for part in thought.drawn.values()]
         logprobs = [logprob for part in drawn for logprob in part.logprobs]
         if not logprobs:
@@ -68,13 +66,16 @@ class LogProb(Evaluator):
 
 
 class Agreement(Evaluator):
-    """The share of other branches that say the same: the same answer, where a path has come to one, else what the
-    task's `claims` finds in its last thought (0.5 where that is nothing, or there is no other branch)."""
+    """The share of other branches that agree with a path's answer.
+
+    If the path has no answer yet, its last thought's `claims` are compared. The value is 0.5 if there are no claims or
+    no other branches.
+    """
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         leaves = {node.id: node for node in (*ctx.tree.leaves(), *nodes)}
-        said = {leaf.id: ctx.claims(leaf, whole=True) for leaf in leaves.values()}
-        return [self._value(ctx, node, {i: claims for i, claims in said.items() if i != node.id}) for node in nodes]
+        by_leaf = {leaf.id: ctx.claims(leaf, whole=True) for leaf in leaves.values()}
+        return [self._value(ctx, node, {i: claims for i, claims in by_leaf.items() if i != node.id}) for node in nodes]
 
     def _value(self, ctx: Context, node: Node, others: dict[int, frozenset[Hashable]]) -> float:
         claims = ctx.claims(node)
@@ -84,13 +85,13 @@ class Agreement(Evaluator):
 
 
 class Random(Evaluator):
-    """A number drawn uniformly from [0, 1): what any evaluator has to beat."""
+    """A random number, uniform in [0, 1): the baseline for any evaluator."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[float]:
         return [ctx.random("value", ctx.tree.place(node)).random() for node in nodes]
 
 
-def _given(value: float | None, what: str, generators: str) -> float:
+def _require(value: float | None, what: str, generators: str) -> float:
     if value is None:
-        raise OptionError(f"the thought generator gives no {what}: use {generators}")
+        raise OptionError(f"the thought generator returns no {what}: use {generators}")
     return value

@@ -1,7 +1,7 @@
-"""RewardModel: a state's value from a trained reward model, by transformers' own classification heads.
+"""RewardModel: evaluate states with a trained reward model, a classification model of transformers.
 
-Outcome reward models score a whole text (sequence classification); process reward models score the end of every step
-(token classification; Lightman et al., 2023). Weights are read from safetensors only, and no code from a hub is run.
+Outcome reward models score a whole text (sequence classification). Process reward models score the end of every step
+(token classification; Lightman et al., 2023). Weights are loaded from safetensors only; no code from a hub is run.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Steps = tuple[str, tuple[str, ...]]
 
 
 class RewardModel(Evaluator):
-    """Scores the question and the thoughts so far.
+    """Score the question and the thoughts so far with a reward model.
 
-    `kind` "outcome" needs a sequence-classification head: a single label gives its score as it is, several the
-    probability of `label`. "process" needs a token-classification head: the probability of `label` at the last token of
-    every thought, made one by `aggregate`. The text is the question and then the thoughts, each with `separator` after
-    it; as a user's and an assistant's message where the model has a chat template.
+    `kind` "outcome" needs a sequence-classification head. With one label the value is its raw score, with several the
+    probability of `label`. "process" needs a token-classification head. The value is the probability of `label` at the
+    last token of every thought, combined by `aggregate`. The text is the question and then the thoughts, each followed
+    by `separator`. If the model has a chat template, they are a user and an assistant message.
     """
 
     model: Any
-    """A hub id, a folder, or a model object (then with `tokenizer`)."""
+    """A hub id, a folder, or a model object (which needs `tokenizer`)."""
     tokenizer: Any = None
     kind: Literal["outcome", "process"] = "outcome"
     label: Annotated[int, Field(ge=0)] = 1
-    """Which label means right."""
+    """Index of the label that means correct."""
     aggregate: Literal["last", "min", "mean", "product"] = "last"
     separator: Annotated[str, Field(min_length=1)] = "\n"
     batch: Annotated[int, Field(ge=1)] = 16
@@ -51,22 +51,22 @@ class RewardModel(Evaluator):
         return await asyncio.to_thread(self.scores, texts)
 
     def scores(self, texts: Sequence[Steps]) -> list[float]:
-        """The value of each text. Raises ModelError where the model can't be had, or has no such label."""
+        """Return the value of each text. Raises ModelError if the model can't be loaded or lacks the label."""
         import torch
         from torch.nn.utils.rnn import pad_sequence
 
         if isinstance(self.model, str):
             model, tokenizer = _load(self.model, self.kind)
         elif self.tokenizer is None:
-            raise ModelError("RewardModel has a model object and no tokenizer: give tokenizer=... as well")
+            raise ModelError("RewardModel got a model object without a tokenizer: give tokenizer=... too")
         else:
             model, tokenizer = self.model, self.tokenizer
         padding = model.config.pad_token_id
-        size = self.batch if padding is not None else 1  # heads that look for the last token need to know the padding
+        size = self.batch if padding is not None else 1  # heads find the last token by the padding token
         values: list[float] = []
         for start in range(0, len(texts), size):
             rows = [self._encode(tokenizer, *text) for text in texts[start : start + size]]
-            # Padded on the right: positions stay what they are.
+            # Pad on the right, which keeps positions.
             ids = pad_sequence([torch.tensor(tokens) for tokens, _ in rows], True, padding or 0).to(model.device)
             mask = pad_sequence([torch.ones(len(tokens)).long() for tokens, _ in rows], True).to(model.device)
             with torch.inference_mode():
@@ -76,7 +76,7 @@ class RewardModel(Evaluator):
         return values
 
     def _encode(self, tokenizer: Any, question: str, thoughts: Sequence[str]) -> tuple[list[int], list[int]]:
-        """Token ids, and the position of the last token of every thought."""
+        """Return the token ids and the position of the last token of every thought."""
         from tot.decoders.engine.text import TextCodec
 
         codec = TextCodec(tokenizer)
@@ -93,7 +93,7 @@ class RewardModel(Evaluator):
         return ids + ([closing] if closing is not None else []), ends
 
     def _value(self, logits: Any) -> float:
-        """From the logits of one text: (labels,), or (thoughts, labels)."""
+        """Return the value from the logits of one text: (labels,) or (thoughts, labels)."""
         labels = logits.shape[-1]
         if self.kind == "outcome" and labels == 1:
             return float(logits[0])
@@ -114,7 +114,7 @@ def _text(ctx: Context, node: Node) -> Steps:
 
 @cache
 def _load(name: str, kind: str) -> tuple[Any, Any]:
-    """A reward model in eval mode and its tokenizer, loaded once a process."""
+    """Load a reward model in eval mode and its tokenizer, once per process."""
     from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification, AutoTokenizer
 
     head = AutoModelForSequenceClassification if kind == "outcome" else AutoModelForTokenClassification
@@ -123,10 +123,10 @@ def _load(name: str, kind: str) -> tuple[Any, Any]:
         model, report = head.from_pretrained(
             name, use_safetensors=True, trust_remote_code=False, output_loading_info=True
         )
-    except Exception as error:  # three libraries read these files, and tokenizers raises plain Exception
+    except Exception as error:  # tokenizers raises plain Exception
         raise ModelError(f"reward model {name} can't be loaded ({reason(error)}): give a hub id or a folder") from error
     architectures = model.config.architectures or [type(model).__name__]
     if report["missing_keys"] or report["unexpected_keys"] or type(model).__name__ not in architectures:
-        # transformers would give missing weights random values, and a head of the other kind may fit by its shape
+        # transformers initialises missing weights randomly, and a head of the other kind may have a matching shape
         raise ModelError(f"reward model {name} is {architectures[0]}, not one of kind {kind!r}: try the other kind")
     return model.eval().requires_grad_(False), tokenizer

@@ -1,5 +1,7 @@
-"""Value: the model writes a number, which is read (ToT, section 3, "State evaluator", a; SEED, Appendix C). Classify:
-a label (ToT, section 4.1: sure, likely or impossible)."""
+"""Value: parse a number from the model's reply (ToT, section 3, "State evaluator", a; SEED, Appendix C).
+
+Classify: parse a label (ToT, section 4.1: sure, likely or impossible).
+"""
 
 from __future__ import annotations
 
@@ -18,22 +20,23 @@ from tot.tree.tree import Node
 
 
 class Value(TemplateEvaluator):
-    """Asks for a number and reads it.
+    """Ask the model for a number and parse it.
 
-    The value is the mean over `samples` replies. A reply that can't be read counts as the task's default value. Where
-    the task has a template `values`, `pdos` judges all candidates after a state in one reply: side by side, as parallel
-    steps, and then together, in a conclusion that gives every number. A step's own number counts where that does not.
+    The value is the mean over `samples` replies. A reply that can't be parsed counts as the task's default value.
+
+    If the task has a template `values`, `pdos` evaluates all children of a state in one reply. The reply has a parallel
+    step for each child and a conclusion with all numbers. A number in a step counts only if the conclusion lacks it.
     """
 
     samples: Annotated[int, Field(ge=1)] = 1
     temperature: Annotated[float, Field(ge=0)] = 0.0
 
     def read(self, task: Task, text: str) -> float | None:
-        """The value in a reply; None where there is none."""
+        """Return the value in a reply, or None."""
         return task.parse_value(text)
 
     def together(self, ctx: Context) -> bool:
-        """Whether siblings are judged in one reply."""
+        """Return whether siblings are evaluated in one reply."""
         return self.template is None and ctx.writes_steps and ctx.task.has_template(ctx.task.values)
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
@@ -41,27 +44,33 @@ class Value(TemplateEvaluator):
         groups: dict[int | None, list[Node]] = {}
         for node in nodes:
             groups.setdefault(node.parent if together else node.id, []).append(node)
-        judged = await ctx.each(list(groups.values()), lambda group: self._judge(ctx, group))
-        found = {
+        results = await ctx.each(list(groups.values()), lambda group: self._evaluate(ctx, group))
+        evaluations = {
             node.id: value
-            for group, values in zip(groups.values(), judged, strict=True)
+            for group, values in zip(groups.values(), results, strict=True)
             for node, value in zip(group, values, strict=True)
         }
-        return [found[node.id] for node in nodes]
+        return [evaluations[node.id] for node in nodes]
 
-    async def _judge(self, ctx: Context, group: Sequence[Node]) -> list[Evaluation]:
-        """An evaluation for each of the nodes that one request is about; the first has its costs."""
-        task, heat = ctx.task, self.temperature
+    async def _evaluate(self, ctx: Context, group: Sequence[Node]) -> list[Evaluation]:
+        """Evaluate the nodes of one request. The first evaluation carries the usage."""
+        task, temperature = ctx.task, self.temperature
         if len(group) == 1:
-            replies = await ctx.ask(self.asked(task), group[0], self.samples, temperature=heat, max_tokens=16)
+            replies = await ctx.ask(self.asked(task), group[0], self.samples, temperature=temperature, max_tokens=16)
             texts = [[[reply.completion.text] for reply in replies]]
         else:
-            assert group[0].parent is not None  # the root is alone
+            assert group[0].parent is not None  # the root has no siblings
             parent = ctx.tree[group[0].parent]
             titles = [candidate(number) for number in range(1, len(group) + 1)]
             candidates = [task.candidate(ctx.state(node)) for node in group]
             replies = await ctx.ask(
-                task.values, parent, self.samples, temperature=heat, max_tokens=16, titles=titles, candidates=candidates
+                task.values,
+                parent,
+                self.samples,
+                temperature=temperature,
+                max_tokens=16,
+                titles=titles,
+                candidates=candidates,
             )
             texts = [[said_of(reply.completion, title) for reply in replies] for title in titles]
         return [self._mean(task, replies, about, first=not i) for i, about in enumerate(texts)]
@@ -76,15 +85,13 @@ class Value(TemplateEvaluator):
 
 
 class Classify(Value):
-    """Asks for a label and reads it: sure, likely or impossible; good or bad. Each label is worth a number.
+    """Ask the model for a label and parse it: sure, likely or impossible; good or bad. Each label has a value.
 
-    The last label that a reply names counts; one that it denies ("not good") does not. Each state is asked about by
-    itself.
+    The last label in a reply counts, except for negated labels ("not good"). Each state has its own request.
     """
 
     labels: Labels | None = None
-    """What each label is worth; None takes the task's own `labels`, or the numbers of its scale, as `Value` reads them.
-    """
+    """The value of each label; None uses the task's `labels`, or the numbers of its scale, parsed as in `Value`."""
 
     def together(self, ctx: Context) -> bool:
         return False
@@ -94,7 +101,7 @@ class Classify(Value):
         if not labels:
             return super().read(task, text)
         words = "|".join(re.escape(label) for label in sorted(labels, key=len, reverse=True))
-        found = re.findall(rf"(?<!\w)(not\s+(?:a\s+)?)?({words})(?!\w)", text, re.IGNORECASE)
-        named = [label.lower() for denied, label in found if not denied]
-        worth = {label.lower(): value for label, value in labels.items()}
-        return worth[named[-1]] if named else None
+        matches = re.findall(rf"(?<!\w)(not\s+(?:a\s+)?)?({words})(?!\w)", text, re.IGNORECASE)
+        labels_found = [label.lower() for negation, label in matches if not negation]
+        values = {label.lower(): value for label, value in labels.items()}
+        return values[labels_found[-1]] if labels_found else None

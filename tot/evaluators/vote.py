@@ -1,4 +1,4 @@
-"""Vote: all candidates side by side, and which one is best (ToT, section 3, "State evaluator", b)."""
+"""Vote: show the model all candidates and ask which is best (ToT, section 3, "State evaluator", b)."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tot.tree.tree import Node
 
 
 class Vote(Evaluator):
-    """Shows all candidates side by side, and asks which is best; a state's value is its share of the votes.
+    """Ask the model which candidate is best; a state's value is its share of the votes.
 
-    The candidates are numbered from 1 in an order drawn anew for every vote, so that no place is favoured. A vote that
-    can't be read is nobody's. `pdos` first judges all candidates side by side, as parallel steps of the reply.
+    The candidates are numbered from 1, in a random order for every vote to avoid position bias. A vote that can't be
+    parsed counts for no candidate. `pdos` first evaluates all candidates as parallel steps of the reply.
     """
 
     samples: Annotated[int, Field(ge=1)] = 5
@@ -35,7 +35,7 @@ class Vote(Evaluator):
         async def vote(number: int) -> tuple[int | None, Reply]:
             order = list(range(len(nodes)))
             ctx.random("vote", places, number).shuffle(order)
-            shown, root = [texts[i] for i in order], ctx.tree.root
+            candidates, root = [texts[i] for i in order], ctx.tree.root
             (reply,) = await ctx.ask(
                 task.vote,
                 root,
@@ -43,7 +43,7 @@ class Vote(Evaluator):
                 max_tokens=64,
                 call=number,
                 titles=titles,
-                candidates=shown,
+                candidates=candidates,
             )
             choice = None if reply.cut else task.parse_vote(conclusion(reply.completion), len(nodes))
             return None if choice is None else order[choice - 1], reply

@@ -1,4 +1,4 @@
-"""Generator: base of the thought generators, with the options that all have."""
+"""Generator: the base class of thought generators, with their common options."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Temperature = Annotated[float, Field(ge=0)]
 
 
 class Generator(BaseModel):
-    """Options of a thought generator; `propose` is what it does. An object with that method will do as well."""
+    """A thought generator and its options. Any object with a method `propose` can be used instead."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -26,14 +26,14 @@ class Generator(BaseModel):
 
     @abstractmethod
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> Sequence[Sequence[Any]]:
-        """What may come after each node: `count` thoughts, or as many as the generator gives of itself.
+        """Propose `count` next thoughts for each node; None uses the generator's default.
 
         A thought is a text, a Thought, a Reply or a Proposal.
         """
 
     def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
-        """The same generator, with tools that the model may call. Raises OptionError for one that can't."""
+        """Return this generator with tools that the model can call. Raises OptionError if it does not support tools."""
         raise OptionError(
-            f"tools are called in a message that is written piece by piece: leave {type(self).__name__} out, or choose "
-            "continue"
+            f"generator {type(self).__name__} does not support tools: use generator='continue', which writes a message "
+            "in pieces"
         )

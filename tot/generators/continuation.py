@@ -1,7 +1,7 @@
-"""Continue: the next piece of one message that the model writes in its own way.
+"""Continue: use pieces of one message of the model as thoughts.
 
-The prompt asks for a whole answer, and the model's own words are cut into thoughts: what it drew is gone on with token
-for token, so that a path of first children is the text that it would have written in one go.
+The prompt asks for a whole answer, and the model's message is cut into thoughts. Each thought continues exactly the
+sampled tokens, so a path of first children is the text that the model would decode without cuts.
 """
 
 from __future__ import annotations
@@ -13,39 +13,38 @@ from typing import Any
 from pydantic import ConfigDict, field_serializer, field_validator
 
 from tot.generators.base import Count, Generator
-from tot.generators.tool_calls import PROMPT, Tool, observed, told
+from tot.generators.tool_calls import PROMPT, Tool, run_call, tools_prompt
 from tot.llm.context import Context
 from tot.llm.replies import Proposal, Reply
 from tot.tree.thought import Drawn, Thought, after_thinking
 from tot.tree.tree import Node
 
-_UNTIL = {
+_DELIMITERS = {
     "paragraph": ("\n\n",),
     "line": ("\n",),
     "sentence": tuple(f"{mark}{blank}" for mark in ".?!" for blank in " \n"),
 }
 _LABEL = re.compile(r"[\s#*_>-]*(?:[\w'’ ,()&/-]{0,80}:[\s*_]*|#[^\n]*|\*\*[^\n]*\*\*|\d{0,3}[.)]?)\s*")
-"""What only announces a thought: `Step 2:`, `## Costs`, `**Costs**`, `2.`."""
-_LABELS = 3
-"""Labels after one another that are taken into the thought that they announce."""
-_REPEATED = 3
-"""Words of which a piece has to have as many to be a repetition: "so" may well be said twice."""
+"""A label that only announces a thought: `Step 2:`, `## Costs`, `**Costs**`, `2.`."""
+_MAX_LABELS = 3
+"""Maximum number of consecutive labels to join with the thought that they announce."""
+_MIN_REPEATED = 3
+"""Minimum number of words of a repetition: "so" may occur twice."""
 
 
 class Continue(Generator):
-    """The next piece of one message, to where `until` says, the model's own end of turn, or its answer.
+    """Decode the next piece of one message, up to a delimiter (`until`), the end of turn, or the answer.
 
-    The last template of the task's thought asks for the message, whose text so far is the assistant's. A label
-    ("Step 2:") is no thought, but the beginning of one. Pieces that say what the message has said before, or nothing,
-    are rejected, and counted as not readable.
+    The last thought template asks for the message; the text so far is the assistant's message. A label ("Step 2:") is
+    not a thought, but the beginning of one. Empty pieces and repetitions are rejected as parse failures.
     """
 
     thoughts: Count = 3
-    """Pieces after each state, where the search does not say how many."""
+    """Number of pieces per state, unless the search sets it."""
     until: str = "paragraph"
-    """paragraph, line or sentence; any other text is itself what ends a piece, and part of it."""
+    """paragraph, line or sentence; any other text is itself the delimiter. Pieces include their delimiter."""
     tokens: Count | None = None
-    """Most tokens of a piece."""
+    """Maximum number of tokens of a piece."""
 
     def with_tools(self, functions: Sequence[Callable[..., Any]]) -> Generator:
         return UseTools(**dict(self), tools=functions)
@@ -61,16 +60,16 @@ class Continue(Generator):
 
     @property
     def about(self) -> str:
-        """What the model is told besides the task's prompt."""
+        """Text to append to the task's prompt."""
         return ""
 
     @property
     def ends(self) -> tuple[str, ...]:
-        """What a piece ends with."""
-        return _UNTIL.get(self.until, (self.until,))
+        """Delimiters of a piece."""
+        return _DELIMITERS.get(self.until, (self.until,))
 
     def rest_of(self, text: str) -> tuple[str, ...] | None:
-        """What the rest of a piece ends with that only begins with `text`; None where it is all of it."""
+        """Return the delimiters of the rest of an incomplete piece that begins with `text`; None if it is complete."""
         return self.ends if _LABEL.fullmatch(text) else None
 
     async def _ask(
@@ -87,35 +86,35 @@ class Continue(Generator):
         return await ctx.ask(ctx.task.thought[-1], node, count, temperature=self.temperature, **about)
 
     async def finish(self, ctx: Context, node: Node, sample: int, reply: Reply, prior: float) -> Proposal:
-        """The thought that a piece is, or that it begins."""
+        """Complete a piece that is only a label, and return its proposal."""
         name = ctx.task.thought[-1]
         state = ctx.state(node)
         proposal = Proposal(Thought(parts={}), prior=prior, decoder=reply.decoder)
-        for label in range(_LABELS + 1):
+        for label in range(_MAX_LABELS + 1):
             before = proposal.thought
             assert before is not None
             proposal.usage += reply.usage
             proposal.calls += reply.calls
-            thought = _longer(before, name, reply, first=not state.thoughts)
+            thought = _append(before, name, reply, first=not state.thoughts)
             text = thought.parts[name]
             message = state.message + text
             ended = reply.completion.finish_reason == "eos" or ctx.task.is_answered(after_thinking(message))
             full = not ended and ctx.room(name, (*state.thoughts, thought)) <= 0
             proposal.thought = thought.model_copy(update={"ended": ended or full, "truncated": full})
             rest = self.rest_of(reply.completion.text)
-            if proposal.thought.ended or reply.cut or label == _LABELS or rest is None:
+            if proposal.thought.ended or reply.cut or label == _MAX_LABELS or rest is None:
                 break
             (reply,) = await self._ask(ctx, node, 1, rest, sample, proposal.thought)
-        said = [words for each in state.thoughts if len(words := _words(each.parts.get(name, ""))) >= _REPEATED]
+        previous = [words for one in state.thoughts if len(words := _words(one.parts.get(name, ""))) >= _MIN_REPEATED]
         if reply.cut:
             proposal.thought = None
-        elif not _words(text) or _words(text) in said:
+        elif not _words(text) or _words(text) in previous:
             proposal.thought, proposal.parse_failures = None, 1
         return proposal
 
 
-def _longer(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
-    """A thought with one more piece in its only part; blanks at the beginning of the message are left out."""
+def _append(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
+    """Append a piece to a thought's only part. Whitespace at the beginning of the message is dropped."""
     drawn = thought.drawn.get(name, Drawn(text="", tokens=()))
     completion = reply.completion
     drawn = Drawn(
@@ -129,13 +128,15 @@ def _longer(thought: Thought, name: str, reply: Reply, first: bool) -> Thought:
 
 
 def _words(text: str) -> list[str]:
-    """What a text says, whatever its blanks and case."""
+    """Return the words of a text in lower case, for comparisons."""
     return text.casefold().split()
 
 
 class UseTools(Continue):
-    """As Continue; a piece also ends with a call, and the result is put behind it: an observation, and part of the
-    message that is gone on with, but nothing that the model wrote."""
+    """Continue with tools: a piece also ends after a tool call, whose result is appended to the message.
+
+    The result is an observation: the model continues the message after it, but did not write it.
+    """
 
     model_config = ConfigDict(arbitrary_types_allowed=True)
 
@@ -155,7 +156,7 @@ class UseTools(Continue):
 
     @property
     def about(self) -> str:
-        return told(self.tools)
+        return tools_prompt(self.tools)
 
     @property
     def ends(self) -> tuple[str, ...]:
@@ -174,10 +175,10 @@ class UseTools(Continue):
         line = written.rpartition("\n")[2]
         if not line.startswith(PROMPT) or not line.removeprefix(PROMPT).strip():
             return proposal
-        seen = await observed(line.removeprefix(PROMPT), self.tools)
-        parts = {name: f"{written}\n{seen.text}\n"}
+        observation = await run_call(line.removeprefix(PROMPT), self.tools)
+        parts = {name: f"{written}\n{observation.text}\n"}
         # A model that ends its turn with a call waits for the result.
         full = ctx.room(name, (*ctx.state(node).thoughts, thought)) <= 0
-        changes = {"parts": parts, "observation": seen, "ended": full, "truncated": full}
+        changes = {"parts": parts, "observation": observation, "ended": full, "truncated": full}
         proposal.thought = thought.model_copy(update=changes)
         return proposal

@@ -1,4 +1,4 @@
-"""Enumerate: the legal actions of a task with a world, ranked by the model, as in RAP."""
+"""Enumerate: the legal actions of a task, ranked by the model, as in RAP."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from tot.tree.tree import Node
 
 
 class Enumerate(Generator):
-    """The task's legal actions, the likeliest first.
+    """Propose the task's legal actions, the most likely first.
 
-    All actions of all nodes are scored as continuations of the first thought template, in one packed forward; their
-    probabilities among themselves are the priors. Nothing is decoded.
+    All actions of all nodes are scored as continuations of the first thought template in one batch; nothing is decoded.
+    Their normalised probabilities are the priors.
     """
 
     thoughts: Count | None = None
-    """The best so many, where the search does not say how many; None takes all."""
+    """Number of actions per state, unless the search sets it; None returns all."""
     temperature: Annotated[float, Field(gt=0)] = 1.0
-    """Of the priors: above 1 they are flatter than the model has them, for a model that is too sure of itself. Further
-    templates of a thought are sampled at it."""
+    """Temperature of the priors; above 1 it flattens them, for an overconfident model. Further templates of a thought
+    are sampled at this temperature."""
     prior: Literal["model", "uniform", "random"] = "model"
-    """uniform and random ask no model: the task's own order, or an order and priors drawn by the seed."""
+    """uniform and random use no model: equal priors in the task's order, or random priors from the seed."""
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         first, *others = ctx.task.thought
@@ -43,8 +43,8 @@ class Enumerate(Generator):
                 priors = softmax(reply.logprobs, self.temperature) if reply.logprobs else [0.0] * len(actions)
                 name, call = reply.decoder, Proposal(None, reply.usage, calls=reply.calls)
             elif self.prior == "random":
-                draw = ctx.random("prior", ctx.tree.place(node))
-                weights = [-math.log(1 - draw.random()) for _ in actions]  # normalised: uniform over the simplex
+                rng = ctx.random("prior", ctx.tree.place(node))
+                weights = [-math.log(1 - rng.random()) for _ in actions]  # normalised: uniform over the simplex
                 priors = [weight / sum(weights) for weight in weights]
             order = sorted(range(len(actions)), key=lambda i: -priors[i])[: count or self.thoughts]
             ranked = [Proposal(Thought(parts={first: actions[i]}), prior=priors[i], decoder=name) for i in order]

@@ -13,17 +13,17 @@ from tot.tree.tree import Node
 
 
 class Sample(Generator):
-    """Independent samples of one prompt.
+    """Propose independent samples of one prompt.
 
-    A task whose thought has several templates (GSM8K: sub-question, then sub-answer) is asked them one after another,
-    each level of all nodes' samples in one batch.
+    If a thought has several templates (GSM8K: sub-question, then sub-answer), they are completed one after another,
+    each in one batch for all nodes.
     """
 
     thoughts: Count = 3
-    """Thoughts after each state, where the search does not say how many."""
+    """Number of thoughts per state, unless the search sets it."""
     samples: Count = 1
-    """Draw the last template's text so often; keep one whose answer is the most frequent, and note how frequent it was
-    (RAP's confidence)."""
+    """Number of samples of the last template. The thought is one with the most frequent answer, whose share is the
+    confidence (RAP)."""
 
     async def propose(self, ctx: Context, nodes: Sequence[Node], count: int | None) -> list[list[Proposal]]:
         count = count or self.thoughts
@@ -34,7 +34,7 @@ class Sample(Generator):
 
 
 def blank(count: int) -> list[Proposal]:
-    """Thoughts of which nothing is written yet."""
+    """Return `count` empty thoughts, to be written."""
     return [Proposal(Thought(parts={}), prior=1 / count) for _ in range(count)]
 
 
@@ -46,10 +46,10 @@ async def write(
     temperature: float,
     samples: int = 1,
 ) -> list[Proposal]:
-    """Ask `templates`, one after another, for the rest of every proposal's thought; of the last one keep the most
-    frequent of so many `samples`.
+    """Complete every proposal's thought with `templates`, one after another.
 
-    The first prompt after a node is the same for all proposals that hold nothing yet, which share it.
+    The last template is sampled `samples` times, and the most frequent answer is chosen. Empty proposals of a node have
+    the same first prompt and share one request.
     """
 
     async def extend(call: int, group: Sequence[Proposal], template: str, repeats: int) -> None:
@@ -65,12 +65,12 @@ async def write(
         repeats = samples if template == templates[-1] else 1
         shared = bool(proposals) and all(one.thought is not None and not one.thought.parts for one in proposals)
         groups = [proposals] if shared else [[proposal] for proposal in proposals]
-        await ctx.each(list(enumerate(groups)), lambda each: extend(*each, template, repeats))  # noqa: B023 - awaited
+        await ctx.each(list(enumerate(groups)), lambda item: extend(*item, template, repeats))  # noqa: B023 - awaited
     return proposals
 
 
 def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[Reply]) -> None:
-    """Put the most frequent of `replies` into the thought; None where none can be read."""
+    """Add the most frequent of `replies` to the thought; set it to None if no reply can be parsed."""
     task = ctx.task
     whole = [reply for reply in replies if not reply.cut]
     parsed = [(text, reply) for reply in whole if (text := _parsed(ctx, template, reply.text)) is not None]
@@ -83,9 +83,9 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
         return
     chosen = 0
     if len(replies) > 1:
-        found = [ctx.answer_in(text, reply.truncated) for text, reply in parsed]
-        answers = [None if answer is None else task.canonical(answer) for answer in found]
-        # Texts without an answer agree on nothing: they count only where there is nothing else.
+        parsed_answers = [ctx.answer_in(text, reply.truncated) for text, reply in parsed]
+        answers = [None if answer is None else task.canonical(answer) for answer in parsed_answers]
+        # Texts without an answer count only if no text has an answer.
         (common, times), *_ = Counter([answer for answer in answers if answer is not None] or [None]).most_common(1)
         chosen = answers.index(common)
         proposal.confidence = times / len(replies)
@@ -96,7 +96,7 @@ def _extend(ctx: Context, proposal: Proposal, template: str, replies: Sequence[R
 
 
 def _parsed(ctx: Context, template: str, text: str) -> str | None:
-    """What is kept of a text: of a whole solution all of it."""
+    """Parse a text as a thought; a whole solution is kept unchanged."""
     return ctx.task.parse_thought(template, text) if template in ctx.task.thought else text.strip() or None
 
 
@@ -108,12 +108,12 @@ async def chains(
     solutions: Sequence[str] = (),
     greedy_draft: bool = False,
 ) -> list[list[Proposal]]:
-    """`count` whole solutions after each node, at the generator's temperature; a single one is decoded greedily unless
-    a temperature was given, with `greedy_draft` always.
+    """Sample `count` whole solutions after each node.
 
-    The templates `solutions` take turns in asking for them; without any it is the task's `chain`. Of a task that has
-    none, and no world in which a single thought is no solution, a thought each: the answer is then asked for after it,
-    as after any other.
+    Samples use the generator's temperature. A single solution is decoded greedily if no temperature was given, or if
+    `greedy_draft` is set. The templates `solutions` are used in turn; the default is the task's `chain`. If the task
+    has neither a `chain` template nor a world, each solution is one thought, after which the model is asked for the
+    answer.
     """
     task = ctx.task
     temperature = generator.temperature if isinstance(generator, Generator) else 0.7
@@ -121,11 +121,11 @@ async def chains(
         temperature = 0.0
     if not solutions and not task.has_template(task.chain) and ctx.state(nodes[0]).world is None:
         return await ctx.each(nodes, lambda node: write(ctx, node, blank(count), task.thought, temperature))
-    ways = solutions or (task.chain,)
+    templates = solutions or (task.chain,)
 
     async def solve(node: Node) -> list[Proposal]:
         proposals = blank(count)
-        turns = [(proposals[i :: len(ways)], (way,)) for i, way in enumerate(ways)]
+        turns = [(proposals[i :: len(templates)], (template,)) for i, template in enumerate(templates)]
         await ctx.each(turns, lambda turn: write(ctx, node, *turn, temperature))
         for one in proposals:
             one.thought = one.thought and one.thought.model_copy(update={"ended": True})

@@ -1,7 +1,7 @@
-"""Tools: plain Python functions with type hints, which a model may call in what it writes.
+"""Tools: plain Python functions with type hints, which a model can call in its text.
 
-A call is a line as Python's prompt would have it, `>>> calculator("3 * 4")`, with literals alone: it is parsed, never
-executed. Its result is text that is put behind it, cut where it is long.
+A call is a line in the form of Python's prompt, `>>> calculator("3 * 4")`. Arguments must be literals: the line is
+parsed, never executed as code. The result is appended as text, cut to a maximum length.
 """
 
 from __future__ import annotations
@@ -19,32 +19,34 @@ from tot.running import in_daemon_thread
 from tot.tree.thought import Observation
 
 PROMPT = ">>> "
-"""What a call begins with."""
-_RESULT = 1000
-"""Characters of a result that are kept."""
+"""The marker of a call."""
+_MAX_RESULT = 1000
+"""Maximum length of a result in characters."""
 _NO_LITERALS = ("date_type", "datetime_type", "time_type", "time_delta_type", "is_instance_of")
-_SECONDS = 10.0
-"""How long a tool may take."""
+_TIMEOUT = 10.0
+"""Timeout of a tool call in seconds."""
 
 
 class Tool:
-    """One function, as a model is told of it, and as it is called. Raises OptionError for what is none."""
+    """A Python function that the model can call. Raises OptionError for an unsuitable function."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self.function = function
         self.name = getattr(function, "__name__", "")
         if not callable(function) or not self.name.isidentifier():
-            raise OptionError(f"tool {function!r} is no function with a name: write it with def")
+            raise OptionError(f"tool {function!r} is not a named function: define it with def")
         try:
             self._signature, hints = inspect.signature(function), get_type_hints(function)
         except (NameError, TypeError, ValueError) as error:
-            raise OptionError(f"tool {self.name}: its type hints can't be read ({error})") from None
+            raise OptionError(f"cannot read the type hints of tool {self.name} ({error})") from None
         for parameter in self._signature.parameters.values():
             if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-                raise OptionError(f"tool {self.name} takes any arguments (*{parameter.name}): name each, with its type")
+                raise OptionError(
+                    f"tool {self.name} takes any arguments (*{parameter.name}): name each argument, with its type"
+                )
             if parameter.name not in hints:
                 raise OptionError(
-                    f"tool {self.name} has no type for {parameter.name!r}: write {parameter.name}: str, say"
+                    f"tool {self.name} has no type for {parameter.name!r}: write, for example, {parameter.name}: str"
                 )
         self._strict, self._lax = validate_call(config=ConfigDict(strict=True))(function), validate_call(function)
 
@@ -52,22 +54,22 @@ class Tool:
         return self.name
 
     def __str__(self) -> str:
-        """Its signature and its docstring, of which examples tell a model most."""
+        """Return the signature and the docstring. Examples in the docstring help a model most."""
         about = (inspect.getdoc(self.function) or "").replace("\n", "\n    ")
         return f"{self.name}{self._signature}" + (f"\n    {about}" if about else "")
 
     async def call(self, arguments: Sequence[Any], named: dict[str, Any]) -> str:
-        """What a call gives, or what is wrong with it, as a line or more of text; a tool that hangs is left behind."""
+        """Call the tool and return the result or the error as text. A tool that hangs is abandoned."""
         try:
             self._signature.bind(*arguments, **named)
-            given = await asyncio.wait_for(self._run(arguments, named), _SECONDS)
+            result = await asyncio.wait_for(self._run(arguments, named), _TIMEOUT)
         except TimeoutError:
-            return f"{self.name} did not answer within {_SECONDS:g} s"
+            return f"{self.name} did not answer within {_TIMEOUT:g} s"
         except ValidationError as error:
             return f"{self.name}: {readable(error)}"
         except Exception as error:  # whatever a tool raises  # noqa: BLE001
             return f"{type(error).__name__}: {error}"
-        return given if isinstance(given, str) else repr(given)
+        return result if isinstance(result, str) else repr(result)
 
     async def _run(self, arguments: Sequence[Any], named: dict[str, Any]) -> Any:
         if inspect.iscoroutinefunction(self.function):
@@ -85,19 +87,20 @@ class Tool:
                 if not _is_written_as_text(error):
                     raise
                 return self._lax(*arguments, **named)
-            except (KeyboardInterrupt, SystemExit) as error:  # they would end the event loop
+            except (KeyboardInterrupt, SystemExit) as error:  # these would end the event loop
                 raise RuntimeError(repr(error)) from None
 
-        return await asyncio.wrap_future(in_daemon_thread(work, f"tool {self.name}"))  # one that hangs ends with us
+        # A daemon thread: a hanging tool ends with the process.
+        return await asyncio.wrap_future(in_daemon_thread(work, f"tool {self.name}"))
 
 
 def _is_written_as_text(error: ValidationError) -> bool:
-    """True if all that is wrong are texts in place of dates, times, decimals and the like, which no literal can be."""
-    return all(each["type"] in _NO_LITERALS and isinstance(each["input"], str) for each in error.errors())
+    """Return whether the only errors are texts in place of types without literals, such as dates and decimals."""
+    return all(one["type"] in _NO_LITERALS and isinstance(one["input"], str) for one in error.errors())
 
 
-def told(tools: Sequence[Tool]) -> str:
-    """What a model is told of the tools that it has."""
+def tools_prompt(tools: Sequence[Tool]) -> str:
+    """Return the part of the prompt that describes the tools."""
     functions = "\n\n".join(map(str, tools))
     return (
         "You have tools: functions that are there already, so never define them. To use one, call it on a line of its "
@@ -106,11 +109,11 @@ def told(tools: Sequence[Tool]) -> str:
     )
 
 
-async def observed(line: str, tools: Sequence[Tool]) -> Observation:
-    """What comes of a call as a model wrote it: the result, or what is wrong with it."""
+async def run_call(line: str, tools: Sequence[Tool]) -> Observation:
+    """Execute a call that a model wrote. The observation is the result or the error."""
     text = await _result(line, {tool.name: tool for tool in tools})
-    if len(text) > _RESULT:
-        text = f"{text[:_RESULT]}… (cut: {len(text)} characters)"
+    if len(text) > _MAX_RESULT:
+        text = f"{text[:_MAX_RESULT]}… (cut: {len(text)} characters)"
     return Observation(text=text)
 
 
@@ -125,8 +128,8 @@ async def _result(line: str, tools: dict[str, Tool]) -> str:
     if tool is None:
         return f"NameError: there is no {call.func.id}, but {', '.join(tools)}"
     try:
-        arguments = [ast.literal_eval(each) for each in call.args]
-        named = {each.arg: ast.literal_eval(each.value) for each in call.keywords if each.arg is not None}
+        arguments = [ast.literal_eval(argument) for argument in call.args]
+        named = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg is not None}
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return "ValueError: write the arguments out, as numbers and texts"
     if len(named) != len(call.keywords):

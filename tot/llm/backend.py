@@ -1,7 +1,7 @@
-"""Backend: carries one search's requests to the decoder their purpose is routed to, and counts what they take.
+"""Backend: route the requests of one search to decoders by purpose, and count their usage.
 
-What is asked in one turn of the event loop goes out together. It adds no other batching: a local decoder's engine packs
-whatever all running searches have in flight.
+Requests made in one iteration of the event loop are sent together. There is no other batching here: a local decoder's
+engine batches the requests of all running searches.
 """
 
 from __future__ import annotations
@@ -24,51 +24,51 @@ _TEXT_ALONE: dict[Purpose, str] = {
     "evaluate": "evaluator='value' or 'vote' in place of likelihoods",
     "answer": "a task without `choices`, such as a subclass whose `choices` returns ()",
 }
-"""What asks for no choices to be scored, by purpose."""
+"""Alternatives that need no scored choices, by purpose."""
 
 
 @dataclass
 class _Batch:
-    """Requests of one purpose that go out together."""
+    """Requests of one purpose that are sent together."""
 
     requests: list[Request] = field(default_factory=list)
     sent: asyncio.Task[list[list[Completion]]] = field(init=False)
 
 
 class Backend:
-    """Routes by purpose. Any object with `generate(requests)` will do; those with `complete` can stop in mid-text."""
+    """Router of requests to decoders. A decoder needs `generate(requests)`; with `complete` it can stop in mid-text."""
 
     def __init__(self, decoders: Mapping[Purpose, Decoder], meter: Meter) -> None:
         self._decoders = decoders
         self.meter = meter
         self.calls = 0
-        """Samples asked of a decoder: n a request."""
+        """Number of samples requested from decoders: n per request."""
         self.spent: defaultdict[str, tuple[int, Usage]] = defaultdict(lambda: (0, Usage()))
-        """Completions received, and what they took, by purpose."""
+        """Number of completions received and their usage, by purpose."""
         self._batches: dict[Purpose, _Batch] = {}
 
     def can(self, purpose: Purpose) -> bool:
-        """False where there is no model to ask."""
+        """Return whether a decoder serves this purpose."""
         return purpose in self._decoders
 
     def name(self, purpose: Purpose) -> str | None:
-        """The decoder that a purpose is routed to."""
+        """Return the name of the decoder of a purpose, or None."""
         decoder = self._decoders.get(purpose)
         if decoder is None:
             return None
         return str(getattr(decoder, "name", type(decoder).__name__))
 
     def loaded(self, purpose: Purpose) -> Any:
-        """The LoadedModel of that decoder, where it runs here."""
+        """Return the LoadedModel of the purpose's decoder, or None if it does not run locally."""
         engine = getattr(self._decoders.get(purpose), "engine", None)
         return None if engine is None else engine.loaded
 
     def writes_steps(self, purpose: Purpose) -> bool:
-        """True where that decoder writes parallel steps side by side."""
+        """Return whether the purpose's decoder decodes parallel steps."""
         return bool(getattr(self._decoders.get(purpose), "writes_steps", False))
 
     async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """The n completions of each request, all of one purpose."""
+        """Return the n completions of each request. All requests have the same purpose."""
         if not requests:
             return []
         self.calls += sum(request.sampling.n for request in requests)
@@ -82,44 +82,44 @@ class Backend:
         return (await batch.sent)[first : first + len(requests)]
 
     async def _send(self, purpose: Purpose, batch: _Batch) -> list[list[Completion]]:
-        await asyncio.sleep(0)  # whatever else is asked in this turn goes along
+        await asyncio.sleep(0)  # wait for other requests in this iteration of the event loop
         self._batches.pop(purpose)
         decoder = self._decoders.get(purpose)
         if decoder is None:
             raise RequestError(
-                "this search asks a model, and there is none: give model=..., or a generator and an evaluator that "
-                "need none, such as Enumerate(prior='uniform') and Heuristic() where the task defines those"
+                "the search needs a model, but none was given: give model=..., or a generator and an evaluator that "
+                "need none, such as Enumerate(prior='uniform') and Heuristic() if the task supports them"
             )
-        done = await self._decode(decoder, purpose, batch.requests)
-        for request, completions in zip(batch.requests, done, strict=True):
+        results = await self._decode(decoder, purpose, batch.requests)
+        for request, completions in zip(batch.requests, results, strict=True):
             for completion in completions:
                 calls, usage = self.spent[purpose]
                 self.spent[purpose] = calls + 1, usage + completion.usage
                 self.meter.usage += completion.usage
                 self._check_choices(request, completion)
-        return done
+        return results
 
     async def _decode(self, decoder: Decoder, purpose: Purpose, requests: Sequence[Request]) -> list[list[Completion]]:
         if isinstance(decoder, AsyncDecoder):
             return await decoder.complete(requests, self.meter)
         flat = await asyncio.to_thread(self._generate, decoder, purpose, list(requests))
-        wanted = sum(request.sampling.n for request in requests)
+        expected = sum(request.sampling.n for request in requests)
         if not isinstance(flat, list | tuple) or not all(isinstance(getattr(one, "text", None), str) for one in flat):
             raise OptionError(
-                f"decoder {self.name(purpose)} returned {flat!r:.80}: its `generate` has to return a list of "
+                f"decoder {self.name(purpose)} returned {flat!r:.80}: its `generate` must return a list of "
                 "Completions, the text of each a str"
             )
-        if len(flat) != wanted:
+        if len(flat) != expected:
             raise OptionError(
-                f"decoder {self.name(purpose)} gave {len(flat)} completions and {wanted} were asked "
-                "for: its `generate` has to return request.sampling.n of them for each request, in one list"
+                f"decoder {self.name(purpose)} returned {len(flat)} completions instead of {expected}: its `generate` "
+                "must return request.sampling.n of them for each request, in one list"
             )
         self.meter.count(new_tokens=sum(one.usage.new_tokens for one in flat))
-        left = iter(flat)
-        return [list(islice(left, request.sampling.n)) for request in requests]
+        remaining = iter(flat)
+        return [list(islice(remaining, request.sampling.n)) for request in requests]
 
     def _generate(self, decoder: Decoder, purpose: Purpose, requests: list[Request]) -> Any:
-        """What a decoder object gives. Raises RequestError, naming it, where its own code fails."""
+        """Return a decoder object's completions. Raises RequestError, naming the decoder, if its code fails."""
         try:
             return decoder.generate(requests)
         except TotError:
@@ -128,11 +128,11 @@ class Backend:
             raise RequestError(f"decoder {self.name(purpose)} raised {type(error).__name__}: {error}") from error
 
     def _check_choices(self, request: Request, completion: Completion) -> None:
-        """Raises OptionError where choices were not scored, which not every decoder can."""
-        wanted, got = len(request.choices), len(completion.choice_logprobs)
-        if wanted != got and not is_cut(completion):
+        """Raise OptionError if the decoder did not score all choices. Not every decoder can."""
+        expected, scored = len(request.choices), len(completion.choice_logprobs)
+        if expected != scored and not is_cut(completion):
             raise OptionError(
-                f"decoder {self.name(request.purpose)} scored {got} of {wanted} choices, and all of them are needed: "
-                "have it give `choice_logprobs`, one for each of request.choices, or ask it for text alone "
+                f"decoder {self.name(request.purpose)} scored {scored} of {expected} choices, but all are needed: "
+                "return `choice_logprobs`, one for each of request.choices, or use it for text only "
                 f"({_TEXT_ALONE[request.purpose]})"
             )

@@ -1,6 +1,6 @@
-"""Context: what thought generators and state evaluators are given to ask a model with.
+"""Context: the interface of thought generators and state evaluators to the model.
 
-It renders templates, derives every call's seed from what it is about, and keeps equal states' evaluations.
+It renders templates, derives the seed of every call from its content, and caches evaluations of equal states.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 _ANSWER_TOKENS = 32
-"""Room for what comes after a template's answer trigger, where a text may have so many."""
+"""Maximum length of the answer after a trigger, in tokens."""
 _MESSAGE_TOKENS = 512
-"""Room for a message that is written piece by piece, where the task says nothing."""
+"""Default maximum length of a message that is written in pieces, in tokens."""
 _THINKING_TOKENS = 4096
-"""Room for what a model thinks before its message, which is no part of the message's own."""
+"""Maximum length of the thinking before a message, in tokens; not part of the message's limit."""
 
 
 class Context:
-    """A search's model and tree, for one purpose: "generate", "evaluate" or "answer"."""
+    """The model and the tree of a search, for one purpose: "generate", "evaluate" or "answer"."""
 
     def __init__(
         self,
@@ -52,13 +52,13 @@ class Context:
         filters: Mapping[str, float] | None = None,
         layers: Sequence[int] = (),
     ) -> None:
-        """`layers` are those whose states at the ends of texts are kept, for evaluators that read them."""
+        """Create a context. `layers`: keep their hidden states at the ends of texts, for evaluators that read them."""
         self.task = cast(Task, task)
-        """The task, whose methods raise TaskError for any fault of theirs."""
+        """The task. Its methods raise TaskError if they fail."""
         self.tree = tree
         self.purpose: Purpose = "generate"
         self.filters = dict(filters or {})
-        """Which tokens may be drawn: top_k, top_p and min_p, where a task's template says nothing else."""
+        """Sampling filters (top_k, top_p, min_p), unless the task overrides them for a template."""
         self._checked = task
         self._backend = backend
         self._seed = seed
@@ -67,10 +67,10 @@ class Context:
         self.evaluations: dict[Hashable, Evaluation] = {}
         self._layers = tuple(layers)
         self._endings: dict[Hashable, Tensor] = {}
-        """(layers, hidden) at the end of each text that was drawn, by the tokens of its path."""
+        """Hidden states (layers, hidden) at the end of each sampled text, by the tokens of its path."""
 
     def to(self, purpose: Purpose) -> Context:
-        """The same for another purpose."""
+        """Return this context for another purpose."""
         other = copy(self)
         other.purpose = purpose
         return other
@@ -79,17 +79,17 @@ class Context:
         return self.tree.state(node)
 
     def actions(self, node: Node) -> list[str]:
-        """The task's legal actions at a node."""
+        """Return the task's legal actions at a node."""
         return self._checked.actions(self.state(node))
 
     def heuristic(self, node: Node) -> float:
-        """The task's estimate of the cost still to come."""
+        """Return the task's estimate of the remaining cost."""
         return self._checked.heuristic(self.state(node))
 
     def claims(self, node: Node, whole: bool = False) -> frozenset[Hashable]:
-        """A path's answer, if it has one, otherwise the claims of its last thought that nothing before it makes.
+        """Return a path's answer, or else the claims of its last thought that are new.
 
-        With `whole`, the answer and all claims of the path.
+        With `whole`, return the answer and all claims of the path.
         """
         state = self.state(node)
         answer = self._checked.answer_at(state)
@@ -103,11 +103,11 @@ class Context:
         return last.difference(self._checked.claims(state.question), *before)
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
-        """The answer that a model's text gives; None where there is none."""
+        """Return the answer in a model's text, or None."""
         return self._checked.answer_in(text, truncated)
 
     def random(self, *about: object) -> random.Random:
-        """Random numbers that depend on the run's seed, the question and `about` alone."""
+        """Return a random generator seeded only by the run's seed, the question and `about`."""
         return random.Random(derive(self._seed, self.state(self.tree.root).question, *about))
 
     async def ask(
@@ -125,21 +125,28 @@ class Context:
         titles: Sequence[str] = (),
         **variables: Any,
     ) -> list[Reply]:
-        """n samples of what `template`, rendered for a node, is replied to.
+        """Return n samples of `template`, rendered for a node. Evaluators' templates see the last thought's parts.
 
-        `max_tokens` and `temperature` hold where the task's `sampling` says nothing. `call` tells calls with the same
-        template about one node apart: each has a seed of its own. `begun` is a thought whose first templates were
-        asked already; evaluators' templates see the last thought's parts. With `until` the thoughts so far are one
-        message, and the next piece of it is asked for, to the first of these strings and in at most `max_tokens`;
-        the first child of each node goes on as if the message had never been cut. `about` is put behind what the user
-        says. `titles` are steps that the text is
-        to consist of, for a decoder that writes them side by side. What several coroutines ask in one turn goes out
-        in one batch: see `each`.
+        Requests made concurrently are sent in one batch: see `each`.
+
+        Args:
+            template: Name of the template.
+            node: The node to render the template for.
+            n: Number of samples.
+            temperature: Used unless the task's `sampling` sets it.
+            max_tokens: Used unless the task's `sampling` sets it.
+            call: Number that distinguishes calls with the same template about one node. Each has its own seed.
+            begun: A thought whose first templates have been completed.
+            until: Continue the thoughts so far as one message, up to the first of these strings or `max_tokens`.
+                Following the first children gives the message that would be decoded without cuts.
+            about: Text to append to the user's message.
+            titles: Titles of the steps of the text, for a decoder that decodes them in parallel.
+            variables: Other variables of the template.
         """
         state, task = self.state(node), self.task
         prompt = with_text(self.prompt(template, state, begun, **variables), about)
         thoughts = (*state.thoughts, *filter(None, [begun]))
-        seed = self._derived(template, node, prompt, call, goes_on=bool(until))
+        seed = self._derive_seed(template, node, prompt, call, continues=bool(until))
         sampling = self._sampling(template, temperature, seed, n, max_tokens)
         if until:
             room = max(self.room(template, thoughts), 1)
@@ -153,14 +160,14 @@ class Context:
             steps, sampling = tuple(titles), with_room(sampling, len(titles))
         states = self._layers if self.purpose == "generate" else ()
         request = Request(prompt=prompt, sampling=sampling, purpose=self.purpose, steps=steps, states=states)
-        if trigger is not None:  # what comes before it is a rationale
+        if trigger is not None:  # the text before the trigger is a rationale
             sampling = sampling.model_copy(update={"stop": (*sampling.stop, trigger)})
             room = min(_ANSWER_TOKENS, sampling.max_tokens)
-            more = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
-            request = request.model_copy(update=more)
+            changes = {"sampling": sampling, "answer_trigger": trigger, "answer_tokens": room}
+            request = request.model_copy(update=changes)
         (completions,) = await self._backend.complete([request])
-        again = [self._unread(one) for one in completions]
-        if any(again):
+        unread = [self._unread(one) for one in completions]
+        if any(unread):
             (whole,) = await self._backend.complete([request.model_copy(update={"whole_rationale": True})])
             completions = [
                 replace(new, usage=old.usage + new.usage) for old, new in zip(completions, whole, strict=True)
@@ -168,14 +175,14 @@ class Context:
         if not until and trigger is None:
             completions = await self._think(request, completions, thoughts)
         for one in completions if states else ():
-            # Its own end, where another token was drawn after the text; else the last row is of the token before.
+            # The last row is the state at the end of the text only if another token was sampled after it.
             if one.states is not None and (one.finish_reason == "eos" or len(one.states) > len(one.tokens)):
                 drawn = Thought(parts={template: one.text}, drawn={template: Drawn(text=one.text, tokens=one.tokens)})
                 if (key := tokens_of((*thoughts, drawn))) is not None:
                     self._endings[key] = one.states[-1].clone()
         return [
-            Reply(template, request, completion, self.decoder, int(unread))
-            for completion, unread in zip(completions, again, strict=True)
+            Reply(template, request, completion, self.decoder, int(failed))
+            for completion, failed in zip(completions, unread, strict=True)
         ]
 
     async def score(
@@ -190,13 +197,13 @@ class Context:
         temperature: float = 0.0,
         max_tokens: int | None = None,
     ) -> Reply:
-        """The log-probability of each label, with `end` after it, as what comes after `template`; none is decoded.
+        """Return the log-probability of each label plus `end` after the prompt; no label is decoded.
 
-        `close` adds the end of the turn, since "1" is also how "10" begins. With a `trigger` the model first explains,
-        and the labels come after that text.
+        `close` also scores the end of the turn, because "1" is a prefix of "10". With a `trigger`, the model first
+        writes an explanation; the labels follow it and the trigger.
         """
         prompt = self.prompt(template, self.state(node))
-        seed = self._derived(template, node, prompt)
+        seed = self._derive_seed(template, node, prompt)
         sampling = Sampling(seed=seed)
         if trigger is not None:
             sampling = self._sampling(template, temperature, seed, 1, max_tokens)
@@ -205,45 +212,52 @@ class Context:
         return Reply(template, request, completion, self.decoder)
 
     async def ending(self, node: Node, layers: Sequence[int]) -> tuple[Any, Reply | None]:
-        """The states at the end of a path's text, (layers, hidden) in float16: from the forward that drew it, where
-        they are known, else from one that is asked for, with what was replied. None where a budget cut that off."""
+        """Return the hidden states at the end of a path's text, (layers, hidden) in float16, and a reply or None.
+
+        If the states are cached from decoding the text, there is no reply. Otherwise a request computes them. The
+        states are None if the budget cut that request off.
+        """
         thoughts = self.state(node).thoughts
-        if {*layers} <= {*self._layers} and (known := self._endings.get(tokens_of(thoughts))) is not None:
-            return known[[self._layers.index(layer) for layer in layers]], None
+        if {*layers} <= {*self._layers} and (cached := self._endings.get(tokens_of(thoughts))) is not None:
+            return cached[[self._layers.index(layer) for layer in layers]], None
         *before, thought = thoughts
         *begun, template = thought.parts
         first = Thought(parts={name: thought.parts[name] for name in begun}, drawn=thought.drawn) if begun else None
         parent = self.tree[node.parent or 0]
         prompt = self.to("generate").prompt(template, self.state(parent), first)
         drawn = thought.drawn.get(template) or Drawn(text=thought.parts[template], tokens=())
-        said = Thought(parts={template: drawn.text}, drawn={template: drawn} if drawn.tokens else {})
-        prompt = as_written(with_said(prompt, drawn.text), (*before, *filter(None, [first]), said))
+        last = Thought(parts={template: drawn.text}, drawn={template: drawn} if drawn.tokens else {})
+        prompt = as_written(with_said(prompt, drawn.text), (*before, *filter(None, [first]), last))
         request = Request(prompt=prompt, sampling=Sampling(max_tokens=1), purpose=self.purpose, states=tuple(layers))
         ((completion,),) = await self._backend.complete([request])
         reply = Reply(template, request, completion, self.decoder)
         if reply.cut:
             return None, reply
         if completion.states is None:
-            raise OptionError(f"decoder {self.decoder} tells no hidden states: take one that runs on a model here")
+            raise OptionError(f"decoder {self.decoder} returns no hidden states: use one that runs a local model")
         return completion.states[0], reply
 
     def room(self, template: str, thoughts: Sequence[Thought]) -> int:
-        """How many tokens a message may still have that `template` asks for, and that begins with these thoughts; or,
-        while the model thinks, that thinking."""
+        """Return the remaining tokens of a message for `template` that begins with these thoughts.
+
+        While the model is thinking, return the remaining tokens of the thinking.
+        """
         if is_thinking("".join(thought.text for thought in thoughts)):
             return _THINKING_TOKENS - drawn_for(thoughts)
         ended = [i for i, thought in enumerate(thoughts) if "</think>" in thought.text]
-        said = thoughts[ended[-1] + 1 :] if ended else thoughts
-        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - drawn_for(said)
+        message = thoughts[ended[-1] + 1 :] if ended else thoughts
+        return self._sampling(template, 0.0, 0, 1, _MESSAGE_TOKENS).max_tokens - drawn_for(message)
 
     async def _think(
         self, request: Request, completions: Sequence[Completion], thoughts: Sequence[Thought]
     ) -> list[Completion]:
-        """Completions that ran out of room while the model thinks, or since, gone on with: to the thinking's end, which
-        has room of its own, and from there to theirs."""
+        """Continue completions that reached the token limit during or after thinking.
+
+        First continue to the end of the thinking, which has its own limit, and then to the end of the completion.
+        """
         done, sampling = list(completions), request.sampling
 
-        async def go_on(i: int, **changes: Any) -> None:
+        async def extend(i: int, **changes: Any) -> None:
             one = done[i]
             assert isinstance(request.prompt, tuple)
             prompt = with_said(request.prompt, one.text)
@@ -257,51 +271,54 @@ class Context:
 
         short = [i for i, one in enumerate(done) if one.finish_reason == "length"]
         thinks = [i for i in short if is_thinking(done[i].text)]
-        await self.each(thinks, lambda i: go_on(i, max_tokens=_THINKING_TOKENS, stop=("</think>",), keep_stop=True))
+        await self.each(thinks, lambda i: extend(i, max_tokens=_THINKING_TOKENS, stop=("</think>",), keep_stop=True))
         ended = [i for i in short if "</think>" in done[i].text and done[i].finish_reason in ("length", "stop")]
-        await self.each(ended, go_on)
+        await self.each(ended, extend)
         return done
 
     async def each(self, nodes: Sequence[_T], work: Callable[[_T], Awaitable[Any]]) -> list[Any]:
-        """What `work` returns for each of `nodes`, all at once: what it asks for them goes out in one batch."""
+        """Run `work` for all `nodes` concurrently and return the results. Their requests are sent in one batch."""
         return list(await asyncio.gather(*map(work, nodes)))
 
     def prompt(
         self, template: str, state: State, begun: Thought | None = None, /, **variables: Any
     ) -> tuple[Message, ...]:
-        """The messages of a template about a state; what the model wrote of them itself in the tokens that it drew."""
+        """Render a template for a state. Texts that the model wrote keep the tokens that it sampled."""
         if self.purpose == "evaluate":
-            seen = state.thoughts[-1].parts if state.thoughts else {}
-            return self.task.prompt(template, state, **{**seen, **variables})
+            parts = state.thoughts[-1].parts if state.thoughts else {}
+            return self.task.prompt(template, state, **{**parts, **variables})
         thoughts = (*state.thoughts, *filter(None, [begun]))
         prompt = self.task.prompt(template, state, **{**(begun.parts if begun else {}), **variables})
         return as_written(prompt, thoughts)
 
     @property
     def loaded(self) -> Any:
-        """The LoadedModel that is asked, where it runs here; else None."""
+        """The LoadedModel of the decoder, or None if it does not run locally."""
         return self._backend.loaded(self.purpose)
 
     @property
     def decoder(self) -> str | None:
-        """The name of the decoder that is asked."""
+        """The name of the decoder."""
         return self._backend.name(self.purpose)
 
     @property
     def writes_steps(self) -> bool:
-        """Whether that decoder writes parallel steps side by side."""
+        """Whether the decoder decodes parallel steps."""
         return self._backend.writes_steps(self.purpose)
 
-    def _derived(
-        self, template: str, node: Node, prompt: Sequence[Message], call: int = 0, goes_on: bool = False
+    def _derive_seed(
+        self, template: str, node: Node, prompt: Sequence[Message], call: int = 0, continues: bool = False
     ) -> int:
-        """A call's seed: of evaluations by what is asked, so that equal states get equal values whenever they are met;
-        else by the node's place, where first children that go on with a message have their parent's."""
+        """Derive a call's seed.
+
+        The seed of an evaluation depends on the prompt, so that equal states get equal values. Other seeds depend on
+        the node's position; a first child that continues a message has its parent's seed.
+        """
         if self.purpose == "evaluate":
             about = [message.model_dump(include={"role", "content"}) for message in prompt]
             return derive(self._seed, self._question, about, *([call] if call else []))
         place = self.tree.place(node)
-        if goes_on:
+        if continues:
             place = re.sub(r"(?:\.0)+$", "", place)
         if self.purpose == "answer":
             return derive(self._seed, self._question, place, "answer")
@@ -315,6 +332,6 @@ class Context:
         return Sampling(**{"temperature": temperature, **options, "seed": seed, "n": n})
 
     def _unread(self, completion: Completion) -> bool:
-        """True for a rationale that was cut before an answer that can be read."""
+        """Return whether a rationale was cut before an answer that can be parsed."""
         short = completion.usage.undecoded_tokens > 0 and not is_cut(completion)
         return short and self.answer_in(completion.text) is None

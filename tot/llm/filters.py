@@ -1,4 +1,4 @@
-"""Filters: which tokens may be sampled (top_k, top_p, min_p), from the run, the model or the task."""
+"""Filters: sampling filters (top_k, top_p, min_p) from the run, the model or the task."""
 
 from __future__ import annotations
 
@@ -19,32 +19,34 @@ FILTERS = ("top_k", "top_p", "min_p")
 def filters_of(
     model: Any, given: Mapping[str, float | None], default: Mapping[str, float] | None = None
 ) -> dict[str, float]:
-    """The filters of a run by name: as given, otherwise as the model's generation_config says, otherwise a default.
+    """Return the sampling filters of a run by name.
+
+    Sources in order: `given`, the model's generation_config, `default`.
 
     Args:
-        model: A name or a path, whose files are read, a model object, or None for a model that runs elsewhere.
+        model: A name or path of model files, a model object, or None for a remote model.
 
     Raises:
         OptionError: a value is out of range.
     """
     config = getattr(model, "generation_config", None)
-    own = _of_files(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
+    own = _file_filters(model) if isinstance(model, str | Path) else {} if config is None else vars(config)
     sources = (given, own, default or {})
     chosen = {name: next((one[name] for one in sources if one.get(name) is not None), None) for name in FILTERS}
-    said = {name: value for name, value in chosen.items() if value is not None}
+    filters = {name: value for name, value in chosen.items() if value is not None}
     try:
-        Sampling(**said)
+        Sampling(**filters)
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        whose = "" if given.get(name) is not None else ", from the model's generation_config: give another"
-        raise OptionError(f"{name}={first['input']!r}: {first['msg']}{whose}") from None
-    return said
+        source = "" if given.get(name) is not None else ", from the model's generation_config: give another"
+        raise OptionError(f"{name}={first['input']!r}: {first['msg']}{source}") from None
+    return filters
 
 
-def _of_files(model: str | Path) -> dict[str, Any]:
+def _file_filters(model: str | Path) -> dict[str, Any]:
     try:
         path = find_model(model)
         return dict(json.loads((path / "generation_config.json").read_text()))
-    except (OSError, ValueError, TypeError, ModelError):  # none, or no model: it is said when that is loaded
+    except (OSError, ValueError, TypeError, ModelError):  # no config or no model: loading the model reports it
         return {}

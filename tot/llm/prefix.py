@@ -1,4 +1,4 @@
-"""Messages that go on with what a model wrote: its texts stand in them in the tokens that it drew."""
+"""Messages that continue a model's text. They keep the tokens that the model sampled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tot.tree.thought import Thought
 
 
 def tokens_of(thoughts: Sequence[Thought]) -> Hashable:
-    """What tells a path by the tokens that were drawn for it; of one that was not drawn here, nothing does."""
+    """Return a key of a path from its sampled tokens, or None if parts of it were not sampled locally."""
     drawn = [
         (name, drawn.tokens)
         for thought in thoughts
@@ -23,7 +23,7 @@ def tokens_of(thoughts: Sequence[Thought]) -> Hashable:
 
 
 def drawn_for(thoughts: Sequence[Thought]) -> int:
-    """Tokens drawn for them."""
+    """Return the number of sampled tokens of the thoughts."""
     return sum(len(part.tokens) for thought in thoughts for part in thought.drawn.values())
 
 
@@ -37,7 +37,7 @@ def scoring(
     close: bool = True,
     trigger: str | None = None,
 ) -> Request:
-    """What scores labels after a prompt, or after an explanation and `trigger`."""
+    """Return a request that scores labels after a prompt, or after an explanation and `trigger`."""
     space = " " if trigger is not None or prompt[-1].role == "assistant" else ""
     return Request(
         prompt=tuple(prompt),
@@ -50,25 +50,27 @@ def scoring(
 
 
 def with_said(prompt: Sequence[Any], text: str) -> tuple[Message, ...]:
-    """The prompt with a text more at the end of what the assistant says."""
+    """Append a text to the assistant's message of a prompt."""
     last = prompt[-1]
     begun = last.content if last.role == "assistant" else ""
     return (*prompt[: -1 if begun else None], Message(role="assistant", content=begun + text))
 
 
 def with_text(prompt: tuple[Message, ...], text: str) -> tuple[Message, ...]:
-    """The prompt with a paragraph more at the end of what the user says last."""
-    places = [i for i, message in enumerate(prompt) if message.role == "user"]
-    if not text or not places:
+    """Append a paragraph to the last user message of a prompt."""
+    user_indices = [i for i, message in enumerate(prompt) if message.role == "user"]
+    if not text or not user_indices:
         return prompt
-    last = prompt[places[-1]]
+    last = prompt[user_indices[-1]]
     longer = last.model_copy(update={"content": f"{last.content}\n\n{text}"})
-    return (*prompt[: places[-1]], longer, *prompt[places[-1] + 1 :])
+    return (*prompt[: user_indices[-1]], longer, *prompt[user_indices[-1] + 1 :])
 
 
 def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tuple[Message, ...]:
-    """The prompt, with the thoughts that its assistant's prefix holds, in their order, marked as they were drawn: cut
-    into tokens anew, a text would be continued as somebody else's."""
+    """Mark the sampled tokens of the thoughts in the assistant's prefix of a prompt.
+
+    Tokenizing the text again could give other tokens than the model sampled.
+    """
     last = prompt[-1]
     if last.role != "assistant":
         return prompt
@@ -76,15 +78,15 @@ def as_written(prompt: tuple[Message, ...], thoughts: Sequence[Thought]) -> tupl
     at = 0
     for thought in thoughts:
         for name, text in thought.parts.items():
-            found = last.content.find(text, at)
-            if found < 0:
+            start = last.content.find(text, at)
+            if start < 0:
                 continue
-            at = found + len(text)
+            at = start + len(text)
             if (drawn := thought.drawn.get(name)) is None or not drawn.tokens:
                 continue
-            own = drawn.text.lstrip() if thought.observation is not None else text  # a result may stand behind it
+            own = drawn.text.lstrip() if thought.observation is not None else text  # text may end with an observation
             if own in drawn.text and text.startswith(own):
-                begin = found - drawn.text.index(own)  # what was read from a text may begin inside of it
-                if begin >= 0 and last.content.startswith(drawn.text[: found - begin], begin):
+                begin = start - drawn.text.index(own)  # the parsed text may start inside the sampled text
+                if begin >= 0 and last.content.startswith(drawn.text[: start - begin], begin):
                     written.append((begin, drawn.tokens))
     return (*prompt[:-1], last.model_copy(update={"written": tuple(written)}))

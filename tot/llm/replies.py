@@ -1,7 +1,6 @@
-"""What passes between a search and whoever does its work: steps to be done, and their results.
+"""Results of search steps: proposals, evaluations, and the replies that they are made from.
 
-A search asks for nodes to be expanded or evaluated; proposals and evaluations come back. None of these know where
-thoughts come from: a model, a table, a person.
+Expanding a node returns proposals, evaluating it an evaluation. A model, a table or a person may produce them.
 """
 
 from __future__ import annotations
@@ -23,45 +22,45 @@ from tot.tree.thought import Drawn, Thought
 
 NOTHING = Usage()
 Asked = Annotated[tuple[Call, ...], Field(exclude=True)]
-"""What was asked. It goes into the tree, and a checkpoint keeps it there: it is no result that a search goes by."""
+"""The calls to a model. A checkpoint saves them with the tree, not with the results of a step."""
 
 
 @dataclass(slots=True)
 class Proposal:
-    """A thought on its way into the tree; None where its text was rejected or cut off."""
+    """A proposed thought, which is None if its text was rejected or cut off."""
 
     thought: Thought | None
     usage: Usage = NOTHING
     parse_failures: int = 0
     prior: float | None = None
-    """Its probability among its siblings."""
+    """Probability of the thought among its siblings."""
     confidence: float | None = None
-    """The share of samples that agreed with it."""
+    """Share of samples that agreed with the thought."""
     decoder: str | None = None
     calls: Asked = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluation:
-    """A state's value, and what it took. None where a budget cut the evaluation off."""
+    """A state's value and its usage. The value is None if the budget cut the evaluation off."""
 
     value: float | None
     usage: Usage = NOTHING
     parse_failures: int = 0
     parts: tuple[Evaluation, ...] = ()
-    """What it was combined from."""
+    """The evaluations that it combines."""
     calls: Asked = ()
 
     def again(self) -> Evaluation:
-        """The same for another node: it was paid for once."""
+        """Return a copy for another node, without the usage, which counts only once."""
         return replace(self, usage=NOTHING, parse_failures=0, calls=())
 
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """One sample of what a template was asked about a node, or the scores of its labels.
+    """One sample of a template for a node, or the scores of its labels.
 
-    Given to a search as it is, it becomes a thought that keeps the tokens drawn, the call and what it took.
+    Passed to a search, it becomes a thought with its sampled tokens, call and usage.
     """
 
     template: str
@@ -69,21 +68,21 @@ class Reply:
     completion: Completion
     decoder: str | None = None
     unread: int = 0
-    """1 where a rationale had been cut before its answer, and was decoded again as a whole."""
+    """1 if a rationale was cut before its answer and then decoded again as a whole."""
 
     @property
     def text(self) -> str:
-        """What the model wrote; of parallel steps what they say, as paragraphs."""
+        """The text; for parallel steps, their bodies as paragraphs."""
         return said(self.completion)
 
     @property
     def cut(self) -> bool:
-        """True where a budget or a cancellation ended the text before its time."""
+        """Whether the budget or a cancellation ended the text early."""
         return is_cut(self.completion)
 
     @property
     def truncated(self) -> bool:
-        """True where the token limit ended the text."""
+        """Whether the token limit ended the text."""
         return self.completion.finish_reason == "length"
 
     @property
@@ -96,11 +95,11 @@ class Reply:
 
     @property
     def logprobs(self) -> list[float]:
-        """Log-probabilities (nats) of the labels that were scored, in their order; none where the scoring was cut."""
+        """Log-probabilities (nats) of the scored labels, in order; empty if the scoring was cut."""
         return [choice.total for choice in self.completion.choice_logprobs]
 
     def drawn(self, name: str) -> dict[str, Drawn]:
-        """The tokens drawn as those of the thought's part `name`; a server may give log-probabilities alone."""
+        """Return the sampled tokens for the part `name` of a thought. A server may return only log-probabilities."""
         completion = self.completion
         return (
             {name: Drawn(text=completion.text, tokens=completion.tokens, logprobs=completion.logprobs)}
@@ -109,12 +108,12 @@ class Reply:
         )
 
     def evaluation(self, value: float | None, parse_failures: int = 0) -> Evaluation:
-        """`value` as what this reply says, paid for by it; None where it was cut."""
+        """Return an evaluation of this reply with its usage. The value is None if the reply was cut."""
         return Evaluation(None if self.cut else value, self.usage, parse_failures, calls=self.calls)
 
 
 def as_proposal(result: Any, task: Task) -> Proposal:
-    """What was proposed, as it goes into the tree. Raises TaskError for what is no thought."""
+    """Convert a result to a proposal. Raises TaskError if it is not a thought."""
     if isinstance(result, Proposal):
         return result
     if isinstance(result, Thought):
@@ -133,7 +132,7 @@ def as_proposal(result: Any, task: Task) -> Proposal:
 
 
 def as_evaluation(result: Any) -> Evaluation:
-    """What a node was valued at. Raises TaskError for what is no value."""
+    """Convert a result to an evaluation. Raises TaskError if it is not a value."""
     if isinstance(result, Evaluation):
         return result
     if result is None:
@@ -145,18 +144,18 @@ def as_evaluation(result: Any) -> Evaluation:
 
 
 def is_cut(completion: Completion) -> bool:
-    """True where a budget or a cancellation ended the text before its time."""
+    """Return whether the budget or a cancellation ended the text early."""
     return completion.finish_reason in ("budget", "cancelled")
 
 
 def spent(replies: Sequence[Reply]) -> Usage:
-    """What samples drawn side by side took together: their seconds are not added up."""
+    """Return the total usage of samples decoded in parallel. Their seconds are not added up."""
     usage = sum((reply.usage for reply in replies), NOTHING)
     return replace(usage, seconds=max((reply.usage.seconds for reply in replies), default=0.0))
 
 
 def softmax(logprobs: Sequence[float], temperature: float = 1.0) -> list[float]:
-    """Probabilities among themselves; equal ones where all are impossible."""
+    """Normalise to probabilities; uniform if all are impossible."""
     top = max(logprobs)
     if top == -math.inf:
         return [1 / len(logprobs)] * len(logprobs)

@@ -1,7 +1,7 @@
-"""Search: options of a search and its algorithm; SearchState: one search over one tree, driven by `ask` and `tell`.
+"""Search: a search algorithm and its options; SearchState: one search over one tree, driven by `ask` and `tell`.
 
-A SearchState applies thoughts to the task's world, folds equal states together, finds goals and calls the hooks. It
-calls no model: a SearchSession drives it with one, and a user's program can drive it by hand.
+A SearchState applies thoughts to the task's world, merges equal states, finds goals and calls the hooks. It calls no
+model: a SearchSession drives it with a model, and a user's program can drive it by hand.
 """
 
 from __future__ import annotations
@@ -33,50 +33,56 @@ Count = Annotated[int, Field(ge=1)]
 
 
 class Search(BaseModel):
-    """Options of a search algorithm; `steps` is the algorithm, `start` sets it going."""
+    """Options of a search algorithm. `steps` implements the algorithm; `start` begins a search."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     few_shot: ClassVar[bool] = False
-    """Whether it is made for the papers' few-shot prompts."""
+    """Whether the search is designed for the papers' few-shot prompts."""
     whole: ClassVar[bool] = False
-    """Whether it has whole solutions written in one go."""
+    """Whether the search samples whole solutions in one completion."""
     greedy_draft: ClassVar[bool] = False
-    """Whether a whole solution that is asked for alone is decoded greedily, whatever the temperature."""
+    """Whether a single whole solution is decoded greedily, regardless of the temperature."""
     wanders: ClassVar[bool] = False
-    """Whether a path may lead back to a state that it has been in."""
+    """Whether a path may return to a state that it has already visited."""
     depth: Depth = None
-    """T: T - 1 levels of thoughts, then the answer; None takes the task's own."""
+    """T: T - 1 levels of thoughts, then the answer. None uses the task's depth."""
     aggregate: Literal["best", "vote", "majority"] = "best"
-    """The answer of the best state; or answers of all complete states, voting with their values, or one vote each."""
+    """How to pick the answer: from the best state, or by a vote of all complete states.
+
+    Votes are weighted by the states' values ("vote") or count once per state ("majority").
+    """
 
     def start(self, task: Task, question: str | State, *, seed: int = 0, hooks: object | None = None) -> SearchState:
-        """This search at the root of a new tree, to be driven by `ask` and `tell`."""
+        """Start this search at the root of a new tree; drive it with `ask` and `tell`."""
         return SearchState(self, task, question, seed=seed, hooks=hooks)
 
     @abstractmethod
     def steps(self, search: SearchState) -> Steps:
-        """Yield what is to be done next; keep `search.best` at the best so far: a search may be stopped any time."""
+        """Yield the next step. Keep `search.best` up to date: a search may be stopped at any time."""
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
-        """What the search brings for a task and its generator, by kind: another one, an evaluator, itself anew."""
+        """Return the parts that this search replaces for a task and its generator.
+
+        The keys are "search", "generator" and "evaluator".
+        """
         return {}
 
     def resolved(self, find: Callable[[Any], Any]) -> Self:
-        """The same search with objects for the evaluators that its options name; `find` returns and checks them."""
+        """Return this search with its evaluators resolved: `find` turns a name into an object, and checks it."""
         return self
 
     @property
     def fast_evaluator(self) -> Evaluator | None:
-        """What judges new nodes cheaply, where that is another than the state evaluator."""
+        """The cheap evaluator of new nodes, if it differs from the state evaluator."""
         return None
 
     def depth_for(self, task: Task) -> int | None:
-        """T for a task; None is no limit."""
+        """Return T for a task; None means no limit."""
         return self.depth or task.depth
 
     def merges(self, root: State) -> bool:
-        """True where a state that was met before, anywhere in the tree, is not grown again."""
+        """Return whether equal states are merged, wherever they are in the tree."""
         return False
 
 
@@ -84,19 +90,19 @@ class MergingSearch(Search):
     """A search that can grow a graph of thoughts."""
 
     merge: bool | None = None
-    """Fold equal states together (a graph of thoughts); None: where the task has a world."""
+    """Merge equal states (a graph of thoughts). None merges them if the task has a world."""
 
     def merges(self, root: State) -> bool:
         return root.world is not None if self.merge is None else self.merge
 
 
 def by_value(nodes: Sequence[Node]) -> list[Node]:
-    """Most valuable first; equals keep the order in which they came; nodes without a value come last."""
+    """Sort nodes by value, highest first. The sort is stable; nodes without a value come last."""
     return sorted(nodes, key=lambda node: float("inf") if node.value is None else -node.value)
 
 
 class SearchState:
-    """A search under way: `BFS(thoughts=2).start(task, "question")` makes one.
+    """A running search, created by `BFS(thoughts=2).start(task, "question")`.
 
     while (step := search.ask()) is not None:
         if isinstance(step, Expand):
@@ -115,55 +121,55 @@ class SearchState:
         root = question if isinstance(question, State) else self.checked.start(question)
         self.tree = ThoughtTree(root)
         self.best: Node = self.tree.root
-        """Where the search would answer from, as things stand."""
+        """The node that the search would currently answer from."""
         self.goals: list[Node] = []
-        """Terminal states that the task takes for solutions, in the order in which they were found."""
+        """Terminal states that the task accepts as solutions, in the order in which they were found."""
         self.solved: Node | None = None
         """The first state whose answer the task verified."""
         self.stopped: str | None = None
-        """Why the search ended, where that needs saying."""
+        """Why the search ended early or without a goal, if it did."""
         depth = options.depth_for(task)
         self.levels = math.inf if depth is None else depth - 1
-        """T - 1: levels of thoughts that may grow."""
+        """T - 1: the maximum number of levels of thoughts."""
         self._seed = seed
         self._hooks = Hooks(hooks)
         self._merge = options.merges(root)
-        self._names_ends = isinstance(task, HasTerminal)
+        self._has_terminal = isinstance(task, HasTerminal)
         self._keys: dict[int, Hashable] = {0: self.checked.key(root)}
         self._siblings: dict[tuple[int, Hashable], Node] = {}
-        self._met: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
-        self._waiting: Step | None = None
-        self._told: list[Node] | None = None
-        self._over = False
+        self._first_nodes: dict[Hashable, Node] = {self._keys[0]: self.tree.root}
+        self._pending: Step | None = None
+        self._processed: list[Node] | None = None
+        self._finished = False
         self._steps = options.steps(self)
-        self._look(self.tree.root, root)
+        self._check_end(self.tree.root, root)
 
     def ask(self) -> Step | None:
-        """The step to be done next, the same one until it is told; None where the search has ended."""
-        while self._waiting is None and not self._over:
+        """Return the next step, or None if the search has ended. Repeats the step until `tell` gets its results."""
+        while self._pending is None and not self._finished:
             step = self._next()
             if not isinstance(self.best, Node):
                 raise TaskError(f"{type(self.options).__name__} set search.best to {self.best!r:.60}: set it to a node")
             if step is None:
-                self._over = True
-                if self.stopped is None and self._names_ends and not self.goals:
+                self._finished = True
+                if self.stopped is None and self._has_terminal and not self.goals:
                     self.stopped = f"no goal among {len(self.tree) - 1} thoughts"
                 break
-            self._told = []
+            self._processed = []
             if isinstance(step, Expand):
                 step = self.expand(self._hooks.emit("on_select", self, list(step.nodes)), step.count, step.whole)
-            if self._over:
+            if self._finished:
                 break
             if step.nodes:
-                self._waiting = step
-        return None if self._over else self._waiting
+                self._pending = step
+        return None if self._finished else self._pending
 
     def _next(self) -> Step | None:
-        """The step that the algorithm yields next; None at its end."""
+        """Return the step that the algorithm yields next, or None at its end."""
         name = type(self.options).__name__
         with user_code(f"{name}.steps"):
             try:
-                step = next(self._steps) if self._told is None else self._steps.send(self._told)
+                step = next(self._steps) if self._processed is None else self._steps.send(self._processed)
             except StopIteration:
                 return None
         if not isinstance(step, Expand | Evaluate) or not all(isinstance(node, Node) for node in step.nodes):
@@ -173,43 +179,46 @@ class SearchState:
         return step
 
     def tell(self, results: Sequence[Any], *, acted: bool = False) -> list[Node]:
-        """Give the results of the step asked for. Returns the new children, or the nodes valued.
+        """Report the results of the current step. Return the new children, or the evaluated nodes.
 
-        For each node of an Expand some thoughts (texts, Thoughts, Replies or Proposals), for each of an Evaluate a
-        value (a number, None or an Evaluation). A task that acts on thoughts does so here, unless the caller has had
-        that done (`acted`).
+        Args:
+            results: One entry per node of the step, in order. Expand: a list of thoughts (texts, Thoughts, Replies or
+                Proposals). Evaluate: a value (a number, None or an Evaluation).
+            acted: Whether the caller has already executed the thoughts (`acted`). Otherwise this method executes them.
 
-        Raises TaskError where nothing was asked, where results are missing, and where a method of the task fails.
+        Raises:
+            TaskError: There is no current step, results are missing, or a method of the task fails.
         """
-        step = self._waiting
+        step = self._pending
         if step is None:
-            raise TaskError("nothing was asked: call ask() before tell()")
+            raise TaskError("tell() got results, but there is no current step: call ask() before tell()")
         if len(results) != len(step.nodes):
-            raise TaskError(f"{len(results)} results for {len(step.nodes)} nodes: tell one for each, in their order")
+            raise TaskError(f"got {len(results)} results for {len(step.nodes)} nodes: pass one per node, in order")
         if isinstance(step, Expand):
-            given = [[as_proposal(one, self.task) for one in each_of(proposals)] for proposals in results]
-            proposals = given if acted else run_to_end(self.acted(step.states, given))
-            self._waiting = None
-            grown: dict[int, Node] = {}
+            proposals = [[as_proposal(one, self.task) for one in each_of(siblings)] for siblings in results]
+            if not acted:
+                proposals = run_to_end(self.acted(step.states, proposals))
+            self._pending = None
+            children: dict[int, Node] = {}
             for node, siblings in zip(step.nodes, proposals, strict=True):
                 for proposal in siblings:
-                    child = self._grow(node, proposal, step.whole)
+                    child = self._add_child(node, proposal, step.whole)
                     if child is not None:
-                        grown[child.id] = child
-            nodes = self._hooks.emit("on_expand", self, list(grown.values()))
+                        children[child.id] = child
+            nodes = self._hooks.emit("on_expand", self, list(children.values()))
         else:
             evaluations = list(map(as_evaluation, results))
-            self._waiting = None
+            self._pending = None
             for node, evaluation in zip(step.nodes, evaluations, strict=True):
                 self._value(node, evaluation, step.fast)
             nodes = self._hooks.emit("on_evaluate", self, list(step.nodes))
-        self._told = nodes
-        if self._over:  # a hook stopped the search before it could look at these
+        self._processed = nodes
+        if self._finished:  # a hook stopped the search before the algorithm saw these nodes
             self.best = max([self.best, *self.goals, *nodes], key=self._rank)
         return nodes
 
     async def acted(self, states: Sequence[State], found: list[list[Proposal]]) -> list[list[Proposal]]:
-        """The proposals after each state, each thought with its observation; equal ones are acted on once."""
+        """Execute each state's proposed thoughts and add their observations. Equal thoughts are executed once."""
         if not isinstance(self.task, HasAct):
             return found
         thoughts = {
@@ -218,69 +227,69 @@ class SearchState:
             for one in proposals
             if one.thought is not None and one.thought.observation is None
         }
-        results = await asyncio.gather(*(self.checked.act(*each) for each in thoughts.values()))
+        results = await asyncio.gather(*(self.checked.act(*pair) for pair in thoughts.values()))
         observations = dict(zip(thoughts, results, strict=True))
         for i, proposals in enumerate(found):
             for one in proposals:
-                seen = None if one.thought is None else observations.get((i, one.thought.text))
-                if one.thought is not None and seen is not None:
-                    one.thought = one.thought.model_copy(update={"observation": seen})
+                observation = None if one.thought is None else observations.get((i, one.thought.text))
+                if one.thought is not None and observation is not None:
+                    one.thought = one.thought.model_copy(update={"observation": observation})
         return found
 
     def stop(self, why: str) -> None:
-        """End the search as it stands."""
-        self.stopped, self._over = why, True
+        """End the search; `search.best` stays as it is."""
+        self.stopped, self._finished = why, True
 
     def inject(self, parent: Node, thought: str | Thought) -> Node | None:
-        """A thought of the caller's own as a child of `parent`; None where it is not legal, or there already."""
+        """Add the caller's thought as a child of `parent`. Return None if it is not legal or already exists."""
         ((proposal,),) = run_to_end(self.acted([self.tree.state(parent)], [[as_proposal(thought, self.task)]]))
-        return self._grow(parent, proposal, whole=False)
+        return self._add_child(parent, proposal, whole=False)
 
     def expand(self, nodes: Sequence[Node], count: int | None, whole: bool = False) -> Expand:
-        """The step that grows thoughts after each of `nodes`."""
+        """Return the step that expands each of `nodes`."""
         return Expand(tuple(nodes), tuple(map(self.tree.state, nodes)), count, whole)
 
     def evaluate(self, nodes: Sequence[Node], fast: bool = False) -> Evaluate:
-        """The step that values each of `nodes`."""
+        """Return the step that evaluates each of `nodes`."""
         return Evaluate(tuple(nodes), tuple(map(self.tree.state, nodes)), fast)
 
     def is_end(self, node: Node) -> bool:
-        """True where nothing more may grow: a terminal state, or full depth."""
+        """Return whether the node can't be expanded: it is terminal or at full depth."""
         return node.terminal or node.depth >= self.levels
 
     def heuristic(self, node: Node) -> float:
-        """The task's estimate of the cost still to come."""
+        """Return the task's estimate of the remaining cost."""
         return self.checked.heuristic(self.tree.state(node))
 
     def reward(self, node: Node) -> float:
-        """The task's own reward at a node."""
+        """Return the task's reward at a node."""
         return self.checked.reward(self.tree.state(node))
 
     def answer_at(self, node: Node) -> Any | None:
-        """The answer that a node's state holds without asking; None where it holds none."""
+        """Return the answer that a node's state contains, or None if the model must be asked for it."""
         return self.checked.answer_at(self.tree.state(node))
 
     def verify(self, answer: Any) -> bool:
-        """True where the task itself can tell that an answer is right."""
+        """Return whether the task verifies the answer."""
         return self.checked.verify(self.tree.state(self.tree.root).question, answer)
 
     def complete(self) -> list[Node]:
-        """The states that an answer may be asked at: leaves where nothing more may grow; else the deepest leaves."""
+        """Return the nodes to answer from: leaves that can't be expanded, or else the deepest leaves."""
         leaves = self.tree.leaves()
         ends = [node for node in leaves if self.is_end(node)]
         deepest = max((node.depth for node in leaves), default=0)
         return ends or [node for node in leaves if node.depth == deepest] or [self.best]
 
     def emit(self, event: str, nodes: list[Node]) -> list[Node]:
-        """Tell the hook of an event that only the search knows of; the nodes to go on with."""
+        """Call the hook of an event that the algorithm triggers. Return the nodes to continue with."""
         return self._hooks.emit(event, self, nodes)
 
     def random(self, *about: object) -> random.Random:
-        """Random numbers that depend on the run's seed, the question and `about` alone."""
+        """Return a random generator seeded only by the run's seed, the question and `about`."""
         return random.Random(derive(self._seed, self.tree.state(self.tree.root).question, *about))
 
-    def _grow(self, parent: Node, proposal: Proposal, whole: bool) -> Node | None:
-        """The node that a proposal becomes, or that it makes cheaper to reach; None where it adds nothing."""
+    def _add_child(self, parent: Node, proposal: Proposal, whole: bool) -> Node | None:
+        """Add a proposal. Return the new node, or the known node that it reaches at a lower cost, or None."""
         parent.parse_failures += proposal.parse_failures
         thought = proposal.thought
         before = self.tree.state(parent)
@@ -288,32 +297,32 @@ class SearchState:
         if thought is not None:
             state = before.then(thought) if whole else self.checked.step(before, thought)
         key = None if thought is None or state is None else thought.text if whole else self.checked.key(state)
-        back = not self.options.wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
-        if state is None or back:
-            parent.rejected += thought is not None  # not legal, or back to where the path has been
+        returns = not self.options.wanders and any(self._keys[step.id] == key for step in self.tree.path(parent))
+        if state is None or returns:
+            parent.rejected += thought is not None  # not legal, or back at a state on the path
             self.tree.spend(parent, proposal.usage, proposal.calls)
             return None
-        thought = state.thoughts[-1]  # as the task wrote it down
+        thought = state.thoughts[-1]  # the task may have changed it
         cost = parent.cost + (0.0 if whole else self.checked.cost(before, thought))
-        known = self._siblings.get((parent.id, key)) or (self._met.get(key) if self._merge else None)
-        known = None if whole else known  # solutions that say the same are two votes
-        if known is not None:
-            return self._reached_again(known, parent, thought, state, cost, proposal)
+        duplicate = self._siblings.get((parent.id, key)) or (self._first_nodes.get(key) if self._merge else None)
+        duplicate = None if whole else duplicate  # equal solutions count as two votes
+        if duplicate is not None:
+            return self._merge_into(duplicate, parent, thought, state, cost, proposal)
         node = self.tree.add(parent, thought, state.world, cost=cost, prior=proposal.prior)
         node.confidence, node.decoder = proposal.confidence, proposal.decoder
         self.tree.spend(node, proposal.usage, proposal.calls)
         self._keys[node.id] = key
         self._siblings[parent.id, key] = node
-        self._met.setdefault(key, node)
-        seen = thought.observation is not None and thought.observation.verified
-        node.terminal = whole or thought.ended or seen or self.checked.is_terminal(state)
-        self._look(node, state, whole)
+        self._first_nodes.setdefault(key, node)
+        verified = thought.observation is not None and thought.observation.verified
+        node.terminal = whole or thought.ended or verified or self.checked.is_terminal(state)
+        self._check_end(node, state, whole)
         return node
 
-    def _reached_again(
+    def _merge_into(
         self, node: Node, parent: Node, thought: Thought, state: State, cost: float, proposal: Proposal
     ) -> Node | None:
-        """Fold a proposal into the node whose state it leads to; the node where this is a cheaper way."""
+        """Merge a proposal into the node of an equal state. Return the node if the new path costs less."""
         sibling = node.parent == parent.id
         node.merged += 1
         self.tree.spend(node, proposal.usage, proposal.calls)
@@ -327,25 +336,26 @@ class SearchState:
         node.cost, node.world = cost, state.world
         if not sibling:
             node.prior = proposal.prior
-        for below in self.tree.below(node):  # worlds may remember the path, which has changed
-            if below is not node and below.parent is not None and below.thought is not None:
-                after = self.checked.step(self.tree.state(self.tree[below.parent]), below.thought)
-                below.world = below.world if after is None else after.world
+        for descendant in self.tree.below(node):  # a world may depend on the path, which has changed
+            if descendant is not node and descendant.parent is not None and descendant.thought is not None:
+                after = self.checked.step(self.tree.state(self.tree[descendant.parent]), descendant.thought)
+                descendant.world = descendant.world if after is None else after.world
         return node
 
     def _rank(self, node: Node) -> tuple[bool, bool, float]:
-        """Verified answers first, then goals, then the most valuable."""
+        """Sort key: verified answers, then goals, then the value."""
         return node is self.solved, node.goal, -math.inf if node.value is None else node.value
 
-    def _look(self, node: Node, state: State, whole: bool = False) -> None:
-        """Note a new node's terminal state, goal and verified answer; one written in one go has to be verified."""
+    def _check_end(self, node: Node, state: State, whole: bool = False) -> None:
+        """Set `terminal`, `goal` and `verified` of a new node. A whole solution is a goal only if verified."""
         if node.parent is None:
             node.terminal = self.checked.is_terminal(state)
-        if not (node.terminal if self._names_ends else self.is_end(node)):
+        if not (node.terminal if self._has_terminal else self.is_end(node)):
             return
         answer = self.answer_at(node)
-        seen = None if node.thought is None else node.thought.observation
-        verified = answer is not None and ((seen is not None and seen.verified) or self.verify(answer))
+        observation = None if node.thought is None else node.thought.observation
+        observed = observation is not None and observation.verified
+        verified = answer is not None and (observed or self.verify(answer))
         whole = whole or self.checked.is_whole(node.thought)
         node.goal = verified or (not whole and self.checked.is_goal(state))
         if node.goal and self._hooks.emit("on_goal", self, [node]):
@@ -369,7 +379,7 @@ class SearchState:
 
 
 def each_of(proposals: Any) -> Iterable[Any]:
-    """The thoughts after one node. Raises TaskError for what is no list of thoughts."""
+    """Return the thoughts after one node. Raises TaskError if the argument is not a list of thoughts."""
     if isinstance(proposals, str | Thought | Proposal | Mapping) or not isinstance(proposals, Iterable):
-        raise TaskError(f"{proposals!r} is not a list of thoughts: tell a list for each node, which may be empty")
+        raise TaskError(f"{proposals!r} is not a list of thoughts: pass a list for each node, which may be empty")
     return proposals

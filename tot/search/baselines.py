@@ -1,7 +1,7 @@
-"""Baselines under the same interface: whole solutions written in one go, for comparisons at equal compute.
+"""Baselines under the same interface, for comparisons at equal compute: each sample is a whole solution.
 
-Chain of thought (Wei et al., 2022), self-consistency (Wang et al., 2023) and best of n. They ask the task's `chain`
-template, not its thoughts; where there is none, a solution is one thought, and then the answer.
+Chain of thought (Wei et al., 2022), self-consistency (Wang et al., 2023) and best of n. They use the task's `chain`
+template instead of its thought templates. Without a `chain` template, a solution is one thought and then the answer.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from tot.search.steps import Steps
 
 
 class WholeSolutions(Search):
-    """Some whole solutions; the three classes below are presets of it."""
+    """Sample whole solutions. `ChainOfThought`, `SelfConsistency` and `BestOfN` are presets of this class."""
 
     whole = True
     solutions: tuple[str, ...] = ()
-    """Templates that take turns in asking for a solution, as in "chain+program"; by default the task's `chain`."""
+    """Templates to sample solutions from, in turn, as in "chain+program". The default is the task's `chain`."""
     samples: Count = 1
     weighted: bool = False
-    """Have the state evaluator value the solutions: the most valuable first, and votes by value."""
+    """Evaluate the solutions with the state evaluator: it ranks them and weights their votes."""
 
     @field_validator("solutions", mode="before")
     @classmethod
@@ -37,25 +37,25 @@ class WholeSolutions(Search):
 
 
 class ChainOfThought(WholeSolutions):
-    """One whole solution, decoded greedily unless a temperature is given."""
+    """Sample one whole solution, decoded greedily unless a temperature is given."""
 
 
 class SelfConsistency(WholeSolutions):
-    """Some whole solutions; an answer that the task verifies, else the one that most of them give."""
+    """Sample whole solutions; return a verified answer, or the answer that most of them give."""
 
     samples: Count = 5
     aggregate: Literal["best", "vote", "majority"] = "vote"
 
 
 class BestOfN(WholeSolutions):
-    """Some whole solutions; one that the task verifies, else the one that the state evaluator values most."""
+    """Sample whole solutions; return a verified one, or the one with the highest value."""
 
     samples: Count = 5
     weighted: bool = True
 
 
 class Act(Search):
-    """One path, of the thought generator's first thought each time, which may lead back to where it has been."""
+    """Follow one path, always taking the generator's first thought. The path may revisit states."""
 
     wanders = True
 

@@ -1,6 +1,6 @@
 """Best-first search over thoughts: always expand the most promising state of the whole frontier.
 
-A* (Hart, Nilsson and Raphael, 1968) where the task knows costs; by the model's values or priors otherwise.
+It is A* (Hart, Nilsson and Raphael, 1968) if the task defines costs. Otherwise it uses the model's values or priors.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from tot.tree.tree import Node
 
 
 class BestFirst(MergingSearch):
-    """Best-first search. What comes first is, by `rank`:
+    """Best-first search. `rank` sets the order of the queue:
 
-    cost    f = g + weight * h, by the task's `cost` and `heuristic` (A*): the first goal to come up is the cheapest
-            where h never overestimates, weight is 1 and every action is tried. The model is asked neither for values
-            nor, where all of a task's actions are tried, how likely it finds them.
-    value   the state evaluator's value.
-    prior   depth over the probability of the path under the thought generator's priors (Levin tree search; Orseau et
-            al., 2018): what the model thinks likely first, and in the end everything.
-    auto    cost where the task has a heuristic, value elsewhere.
+    cost    f = g + weight * h, from the task's `cost` and `heuristic` (A*). The first goal is the cheapest if h never
+            overestimates, weight is 1 and every action is tried. The model evaluates no states. If the generator
+            enumerates all actions, the model scores no priors either.
+    value   The state evaluator's value, highest first.
+    prior   The depth divided by the probability of the path under the generator's priors (Levin tree search; Orseau et
+            al., 2018). Likely paths come first, but every path is tried in the end.
+    auto    cost if the task has a heuristic, otherwise value.
 
-    It ends at the first goal, or when nothing is left. Depth has no limit where the task names its terminal states,
-    unless `depth` is given.
+    The search ends at the first goal, or when the queue is empty. If the task defines terminal states, depth is
+    unlimited unless `depth` is given.
     """
 
     rank: Literal["auto", "cost", "value", "prior"] = "auto"
     thoughts: Count | None = None
-    """After each state; None: as many as the thought generator gives of itself, which A* needs to be all."""
+    """Number of thoughts per state. None uses the generator's default; A* needs all actions."""
     batch: Count = 1
-    """States expanded together, the first of the queue: more fill a packed batch, and may be in vain."""
+    """Number of states expanded together. More fill a batch better, but some may be wasted."""
     weight: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
@@ -70,11 +70,11 @@ class BestFirst(MergingSearch):
                 _, _, cost, node = queue[0]
                 if node.goal and not node.pruned:
                     if batch:
-                        break  # what is about to be expanded may still lead to a cheaper one
+                        break  # the states in the batch may still lead to a cheaper goal
                     search.best = node
                     return
                 heapq.heappop(queue)
-                if not (node.pruned or search.is_end(node) or cost != node.cost):  # a cheaper way was queued since
+                if not (node.pruned or search.is_end(node) or cost != node.cost):  # skip entries with an outdated cost
                     batch.append(node)
             children = yield search.expand(batch, self.thoughts)
             if search.solved is not None and rank != "cost":
@@ -84,7 +84,7 @@ class BestFirst(MergingSearch):
                 children = yield search.evaluate(children)
             for child in children:
                 push(child)
-        search.stop(f"no goal: all that was proposed was tried, {len(search.tree) - 1} thoughts")
+        search.stop(f"no goal: the queue is empty after {len(search.tree) - 1} thoughts")
 
     def _rank_for(self, task: Task) -> str:
         if self.rank != "auto":
@@ -92,7 +92,7 @@ class BestFirst(MergingSearch):
         return "cost" if isinstance(task, HasHeuristic) else "value"
 
     def _priority(self, rank: str, node: Node, search: SearchState) -> tuple[float, float]:
-        """What the queue is sorted by, and how far from a goal the node seems; lowest first."""
+        """Return the queue's sort key and the estimated distance to a goal; lowest first."""
         if rank == "cost":
             distance = search.heuristic(node)
             return node.cost + self.weight * distance, distance
@@ -101,6 +101,6 @@ class BestFirst(MergingSearch):
             return distance, distance
         path = search.tree.path(node)[1:]
         if any(step.prior is None for step in path):
-            raise OptionError("rank=prior needs a thought generator that gives priors: Enumerate() or Sample()")
+            raise OptionError("rank=prior needs a thought generator that returns priors: use Enumerate() or Sample()")
         log_probability = sum(math.log(max(step.prior or 0.0, 1e-30)) for step in path)
         return math.log(max(node.depth, 1)) - log_probability, -float(node.depth)

@@ -1,8 +1,8 @@
-"""Checkpoint: a run written down as it happens, one JSON line a step, so that a killed run can go on where it was.
+"""Checkpoint: a trace file with one JSON line per step, from which a killed run can resume.
 
-A resumed search is run again from the start, taking the recorded steps' results instead of asking for them: searches
-are deterministic, so it comes to the same place, and goes on from there. Every line also holds the nodes it touched, so
-that the tree of an unfinished run can be read without the task.
+Resuming runs the search again from the start and replays the recorded results instead of calling the model. Searches
+are deterministic, so this reaches the same state, and new steps follow. Every line also holds the nodes that it
+changed, so that the tree of an unfinished run can be read without the task.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _USAGE = TypeAdapter(Usage)
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What came of a step, and what it took."""
+    """The results of a step, and their cost."""
 
     results: list[Any]
     calls: int
     spent: Usage
     asked: Mapping[int, Sequence[Call]] = field(default_factory=dict)
-    """What was asked, by node; read from a trace only, a tree that is written has it."""
+    """Calls by node, only set when read from a trace. When a step is written, they come from the tree."""
 
 
 class Checkpoint:
-    """One run's file, open for appending; one process at a time."""
+    """The trace file of one run, open for appending and locked by one process."""
 
     def __init__(
         self,
@@ -62,25 +62,25 @@ class Checkpoint:
         self._file = file
         self._recorded = deque(lines)
         self.empty = not self._recorded
-        """True while no step was done."""
+        """True until the first step is recorded."""
         self._nodes: dict[int, dict[str, Any]] = {}
         self._links: set[tuple[int, int]] = set()
-        self._asked: dict[int, int] = {}
-        """By node: how many calls are written down."""
+        self._recorded_calls: dict[int, int] = {}
+        """Number of recorded calls, by node."""
 
     @classmethod
     def create(cls, path: str | Path, **header: Any) -> Checkpoint:
-        """A new trace; `header` is JSON data that goes in front of it.
+        """Create a trace; `header` is JSON data for its first line.
 
-        Raises TaskError where there is an unfinished one already, or something else, and where none can be written.
+        Raises TaskError if the file holds an unfinished run or is not a trace, or if it can't be written.
         """
         path = Path(path)
-        with _opened(path, "a+") as (file, release, text):
-            found, lines = _parse(path, text)
-            if found is None and text:
-                raise TaskError(f"{path} holds something other than a trace: give another file")
+        with _locked(path, "a+") as (file, release, text):
+            existing, lines = _parse(path, text)
+            if existing is None and text:
+                raise TaskError(f"{path} exists and is not a trace: give another file")
             if any(line["step"] != "start" for line in lines) and lines[-1]["step"] != "end":
-                raise TaskError(f"{path} holds an unfinished run: go on with --resume {path}, or delete it")
+                raise TaskError(f"{path} holds an unfinished run: continue it with --resume {path}, or delete it")
             file.seek(0)
             file.truncate()
             trace = cls(path, file, release, header, ())
@@ -89,77 +89,79 @@ class Checkpoint:
 
     @classmethod
     def resume(cls, path: str | Path) -> Checkpoint:
-        """Go on with a trace. Raises TaskError where there is none, or its run was finished."""
+        """Open the trace of an unfinished run. Raises TaskError if it is not a trace, or if its run was finished."""
         path = Path(path)
-        with _opened(path, "r+") as (file, release, text):
+        with _locked(path, "r+") as (file, release, text):
             whole = text[: text.rfind("\n") + 1]  # a killed process may leave half a line
-            found, lines = _parse(path, whole)
-            if found is None:
+            header, lines = _parse(path, whole)
+            if header is None:
                 raise TaskError(f"{path} is not a trace of a run: give the .jsonl file that `tot solve --out` wrote")
             if lines and lines[-1]["step"] == "end":
-                raise TaskError(f"{path} is of a run that was finished: there is nothing to go on with")
+                raise TaskError(f"{path} holds a finished run: there is nothing to resume")
             file.seek(len(whole.encode()))
             file.truncate()
-        return cls(path, file, release, found, lines)
+        return cls(path, file, release, header, lines)
 
     def begin(self, root: State, about: dict[str, Any]) -> None:
-        """Note what the run is about; resumed, check that it is about the same. Raises TaskError naming what is not."""
+        """Record the run's settings. If resumed, raise TaskError naming the first setting that differs."""
         line = json.loads(json.dumps({"step": "start", **about, "root": root.model_dump(mode="json")}))
         if not self._recorded:
             self._write(line)
             return
         recorded = dict(self._recorded.popleft())
-        for name, wanted in line.items():
-            if recorded.get(name) != wanted:
+        for name, value in line.items():
+            if recorded.get(name) != value:
                 raise TaskError(
-                    f"{self.path} is of another run: its {name} is {recorded.get(name)!r}, not {wanted!r}; resume it "
-                    "with what it was started with"
+                    f"{self.path} holds another run: its {name} is {recorded.get(name)!r}, not {value!r}; resume it "
+                    "with the options that it was started with"
                 )
 
     def step(self, step: Step | None) -> Recorded | None:
-        """What was recorded of `step`, or of the answers, which come after all steps (None); None where the record
-        ends. Raises TaskError where it tells of another step, or is damaged."""
+        """Return the record of `step`, or of the answers (None), which follow all steps; None at the end of the trace.
+
+        Raises TaskError if the trace is damaged or its next line records another step.
+        """
         if not self._recorded:
             return None
         line = self._recorded.popleft()
-        wanted = _described(step)
-        if {name: line.get(name) for name in wanted} != wanted:
+        expected = _step_to_json(step)
+        if {name: line.get(name) for name in expected} != expected:
             raise TaskError(
-                f"{self.path} does not fit: it goes on with {line.get('step')} of {line.get('nodes')}, the search with "
-                f"{wanted['step']} of {wanted.get('nodes')}; the task or the program has changed since: start anew"
+                f"{self.path} does not fit: its next step is {line.get('step')} of {line.get('nodes')}, not "
+                f"{expected['step']} of {expected.get('nodes')}; the task or the program has changed: start a new run"
             )
         try:
             spent = _USAGE.validate_python(line["spent"])
             asked = calls_from_json(**line.get("asked", {"texts": [], "calls": {}}))
-            for node, some in asked.items():
-                self._asked[node] = self._asked.get(node, 0) + len(some)
+            for node, calls in asked.items():
+                self._recorded_calls[node] = self._recorded_calls.get(node, 0) + len(calls)
             return Recorded(_results(step).validate_python(line["results"]), int(line["calls"]), spent, asked)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            what = f"in a line of {line.get('step')} ({reason(error)})"
-            raise TaskError(f"{self.path} is damaged {what}: start anew") from None
+            where = f"in a line of {line.get('step')} ({reason(error)})"
+            raise TaskError(f"{self.path} is damaged {where}: start a new run") from None
 
     def write(self, step: Step | None, done: Recorded, tree: ThoughtTree) -> None:
-        """A step, or the answers (None), what came of it, and what of the tree is not as it was written last."""
+        """Record a step or the answers (None), the results, and the parts of the tree that changed."""
         changed = [node for node in tree if vars(node) != self._nodes.get(node.id)]
         links = [link for link in tree.links() if (link[0].id, link[1].id) not in self._links]
-        asked = {node: calls[self._asked.get(node, 0) :] for node, calls in tree.calls.items()}
-        self._asked = {node: len(calls) for node, calls in tree.calls.items()}
+        new_calls = {node: calls[self._recorded_calls.get(node, 0) :] for node, calls in tree.calls.items()}
+        self._recorded_calls = {node: len(calls) for node, calls in tree.calls.items()}
         self._nodes |= {node.id: dict(vars(node)) for node in changed}
         self._links |= {(tail.id, head.id) for tail, head, _ in links}
         self._write(
             {
-                **_described(step),
+                **_step_to_json(step),
                 "results": _results(step).dump_python(done.results, mode="json", exclude_defaults=True),
                 "calls": done.calls,
                 "spent": asdict(done.spent),
                 "tree": [node.to_json() for node in changed],
                 "links": [link_to_json(*link) for link in links],
-                "asked": calls_to_json({node: calls for node, calls in asked.items() if calls}),
+                "asked": calls_to_json({node: calls for node, calls in new_calls.items() if calls}),
             }
         )
 
     def finish(self, run: dict[str, Any]) -> None:
-        """Write the finished run, and close."""
+        """Write the finished run, and close the file."""
         self._write({"step": "end", "run": run})
         self.close()
 
@@ -174,7 +176,7 @@ class Checkpoint:
             self._file.flush()
 
 
-def _described(step: Step | None) -> dict[str, Any]:
+def _step_to_json(step: Step | None) -> dict[str, Any]:
     if step is None:
         return {"step": "answer"}
     kind = {"step": "expand"} if isinstance(step, Expand) else {"step": "evaluate", "fast": step.fast}
@@ -186,8 +188,8 @@ def _results(step: Step | None) -> TypeAdapter[Any]:
 
 
 @contextmanager
-def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], Callable[[], None], str]]:
-    """A file, locked for this process, and its text; closed where the block fails."""
+def _locked(path: Path, mode: str) -> Iterator[tuple[IO[str], Callable[[], None], str]]:
+    """Open and lock a file for this process; yield it with its release and text. Close it if the block fails."""
     try:
         file = path.open(mode, encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -204,7 +206,7 @@ def _opened(path: Path, mode: str) -> Iterator[tuple[IO[str], Callable[[], None]
 
 
 def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str, Any]]]:
-    """The header and the steps; no header where this is not a trace."""
+    """Return the header and the steps. The header is None if the text is not a trace."""
     header: dict[str, Any] | None = None
     lines: list[dict[str, Any]] = []
     for number, raw in enumerate(text.split("\n")[:-1], 1):
@@ -221,5 +223,5 @@ def _parse(path: Path, text: str) -> tuple[dict[str, Any] | None, list[dict[str,
         elif isinstance(line, dict) and "step" in line:
             lines.append(line)
         else:
-            raise TaskError(f"{path}, line {number} is damaged: delete it and what follows, then resume")
+            raise TaskError(f"{path}, line {number} is damaged: delete it and the following lines, then resume")
     return header, lines

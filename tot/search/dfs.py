@@ -1,4 +1,4 @@
-"""DFS over thoughts: follow the most valuable child, turn back where a state is not worth going on.
+"""DFS over thoughts: follow the most valuable child, backtrack where values fall below the threshold.
 
 ToT, Algorithm 2.
 """
@@ -15,29 +15,29 @@ from tot.tree.tree import Node
 class DFS(MergingSearch):
     """Depth-first search.
 
-    A state's children are valued together and visited most valuable first. The search ends at its `goals`-th goal,
-    answering from the most valuable of them, or when nothing is left. A goal is a terminal state that the task takes
-    for a solution; where the task names no terminal states, every state at full depth.
+    A state's children are evaluated together and visited in descending order of value. The search ends at the
+    `goals`-th goal, or when the stack is empty, and answers from the most valuable goal. A goal is a terminal state
+    that the task accepts as a solution. If the task defines no terminal states, every state at full depth is a goal.
     """
 
     thoughts: Count | None = 3
-    """Children asked for at a state; None: as many as the thought generator gives of itself."""
+    """Number of children per state. None uses the generator's default."""
     threshold: float | None = None
-    """Children of lower value are pruned."""
+    """Children with a lower value are pruned."""
     goals: Count = 1
-    """1 stops at the first goal; k takes the best of k."""
+    """Number of goals to find; the search answers from the best of them."""
 
     def steps(self, search: SearchState) -> Steps:
         stack = [search.tree.root]
-        found: list[Node] = []
+        goals_found: list[Node] = []
         while stack:
             node = stack.pop()
             if node.pruned:
                 continue
-            if node.goal and node not in found:
-                found.append(node)
-                search.best = by_value(found)[0]
-                if len(found) >= self.goals:
+            if node.goal and node not in goals_found:
+                goals_found.append(node)
+                search.best = by_value(goals_found)[0]
+                if len(goals_found) >= self.goals:
                     return
             if search.is_end(node):
                 continue
@@ -46,20 +46,20 @@ class DFS(MergingSearch):
                 search.best = search.solved
                 return
             children = yield search.evaluate(children)
-            worth = self._worth(children, search)
-            if not found and worth and _value(worth[0]) >= _value(search.best):
-                search.best = worth[0]
-            stack += worth[::-1]
-        if not found:
+            retained = self._retain(children, search)
+            if not goals_found and retained and _value(retained[0]) >= _value(search.best):
+                search.best = retained[0]
+            stack += retained[::-1]
+        if not goals_found:
             search.stop(f"no goal among {len(search.tree) - 1} thoughts")
 
-    def _worth(self, children: Sequence[Node], search: SearchState) -> list[Node]:
-        """The children to visit, in order; the others are pruned."""
-        kept = [child for child in by_value(children) if self.threshold is None or _value(child) >= self.threshold]
+    def _retain(self, children: Sequence[Node], search: SearchState) -> list[Node]:
+        """Return the children to visit, in order, and prune the others."""
+        retained = [child for child in by_value(children) if self.threshold is None or _value(child) >= self.threshold]
         for child in children:
-            if child not in kept:
+            if child not in retained:
                 search.tree.prune(child)
-        return kept
+        return retained
 
 
 def _value(node: Node) -> float:

@@ -1,4 +1,4 @@
-"""Monte Carlo tree search over thoughts: UCT and PUCT, with several leaves gathered at once.
+"""Monte Carlo tree search over thoughts: UCT and PUCT, with several leaves selected per iteration.
 
 UCT: Kocsis and Szepesvári, 2006; on language models: RAP (Hao et al., 2023), Algorithm 1. PUCT: Silver et al., 2017.
 """
@@ -32,31 +32,31 @@ _CUMULATE: dict[str, Rewards] = {"sum": math.fsum, "mean": fmean, "max": max}
 class MCTS(Search):
     """Monte Carlo tree search.
 
-    An iteration follows the best children from the root to a state that was not visited yet, or to one that ends. A
-    visited state is expanded when the search next comes through it (lazy expansion). The reward r of a state is its
-    value plus the task's own `reward`; what is backed up to a state is `cum_reward` of the rewards from it to the end
-    of the path; Q is the mean or the max of what was backed up (`calc_q`). It ends as soon as the task verifies an
-    answer.
+    An iteration follows the best children from the root to an unvisited or terminal state. A visited state is expanded
+    when an iteration reaches it again (lazy expansion). The reward r of a state is its value plus the task's `reward`.
+    Each state on the path receives `cum_reward` of the rewards from it to the end of the path. Q is the mean or the max
+    of the received rewards (`calc_q`). The search ends as soon as the task verifies an answer.
     """
 
     thoughts: Count | None = 3
-    """Children of a state; None: as many as the thought generator gives of itself."""
+    """Number of children per state. None uses the generator's default."""
     iterations: Count = 10
     rule: Literal["uct", "puct"] = "uct"
-    """uct: Q + w sqrt(ln N_parent / N). puct: Q + w P sqrt(N_parent) / (1 + N), P being the generator's prior."""
+    """uct: Q + w sqrt(ln N_parent / N). puct: Q + w P sqrt(N_parent) / (1 + N), where P is the generator's prior."""
     exploration: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 1.0
-    """w"""
+    """w in the formulas of `rule`."""
     leaves: Count = 1
-    """Leaves gathered before their calls are made, all in one batch. Until its reward is known, a gathered visit counts
-    as one that gave the worst reward so far (virtual loss)."""
+    """Number of leaves to select before evaluating them in one batch. Until its reward is known, a selected leaf counts
+    as a visit with the worst reward so far (virtual loss)."""
     rollout: Literal["none", "greedy"] = "none"
-    """none backs up the leaf's own value; greedy goes on by the best child to an end."""
+    """none backpropagates the leaf's own value; greedy follows the best children to an end state."""
     cum_reward: Literal["sum", "mean", "max"] | Rewards = "mean"
-    """mean keeps Q on the scale of a single value, and so of the fast rewards that unvisited children compete with."""
+    """How to aggregate the rewards of a path. mean keeps Q on the scale of the fast rewards of unvisited children."""
     calc_q: Literal["mean", "max"] = "mean"
     fast: Any = "evaluator"
-    """What judges new children, all at once: their Q until they are visited (RAP's fast reward). "evaluator" is the
-    state evaluator itself; another evaluator may be cheaper; None judges only what is visited, in the order of search.
+    """Evaluator of all new children; its value is their Q until they are visited (RAP's fast reward).
+
+    "evaluator" is the state evaluator; another evaluator may be cheaper. None evaluates states only when visited.
     """
 
     def resolved(self, find: Callable[[Any], Any]) -> Self:
@@ -72,19 +72,19 @@ class MCTS(Search):
 
 
 class _Run:
-    """What one search learns as it goes."""
+    """The statistics of one search."""
 
     def __init__(self, options: MCTS, search: SearchState) -> None:
         self.options = options
         self.search = search
         self.backed_up: dict[int, list[float]] = {}
         self.children: dict[int, list[Node]] = {}
-        """Of every expanded state; none where there is no way on."""
+        """Children of every expanded state; empty at a dead end."""
         self.pending: Counter[int] = Counter()
-        """Visits under way."""
+        """Visits whose reward is not known yet, by node."""
         self.worst: float | None = None
         self.ends: list[tuple[float, Node]] = []
-        """The cumulative reward of every path that reached an end, and that end."""
+        """The cumulative reward and the last node of every path that reached an end state."""
         cumulate = options.cum_reward
         self.cumulate = _CUMULATE[cumulate] if isinstance(cumulate, str) else cumulate
 
@@ -93,12 +93,12 @@ class _Run:
         yield from self._expand([search.tree.root])
         done = 0
         while done < options.iterations and self.children.get(0) and search.solved is None:
-            paths = self._gather(min(options.leaves, options.iterations - done))
-            yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_tip(path[-1])])
+            paths = self._select_paths(min(options.leaves, options.iterations - done))
+            yield from self._expand([path[-1] for path in paths if path[-1].visits and not self._is_closed(path[-1])])
             for path in paths:
                 if path[-1].visits and (child := self._best_child(path[-1])) is not None:
                     path.append(child)
-            yield from self._judge([path[-1] for path in paths])
+            yield from self._evaluate([path[-1] for path in paths])
             if options.rollout != "none":
                 yield from self._roll_out(paths)
             self.pending.clear()
@@ -111,10 +111,10 @@ class _Run:
         elif not self.ends and not search.tree.root.goal:
             search.stop(f"no terminal state was reached in {done} iterations")
 
-    def _gather(self, wanted: int) -> list[list[Node]]:
-        """Paths to different leaves, each chosen as if those before it had come back with the worst reward."""
+    def _select_paths(self, count: int) -> list[list[Node]]:
+        """Select paths to different leaves. Earlier paths count as visits with the worst reward (virtual loss)."""
         paths: list[list[Node]] = []
-        while len(paths) < wanted:
+        while len(paths) < count:
             path = [self.search.tree.root]
             while (child := self._best_child(path[-1])) is not None:
                 path.append(child)
@@ -145,7 +145,7 @@ class _Run:
         return q + options.exploration * prior * math.sqrt(above) / (1 + visits)
 
     def _q(self, node: Node) -> float | None:
-        """Q, where a visit under way gave the worst reward so far; the fast reward before the first visit."""
+        """Return Q; pending visits count with the worst reward so far. Before the first visit, the fast reward."""
         known = self.backed_up.get(node.id, [])
         pending = self.pending[node.id]
         if not known and not pending:
@@ -154,13 +154,13 @@ class _Run:
             return max(known)
         return (math.fsum(known) + pending * (self.worst or 0.0)) / (len(known) + pending)
 
-    def _is_tip(self, node: Node) -> bool:
+    def _is_closed(self, node: Node) -> bool:
         return self.search.is_end(node) or node.id in self.children
 
     def _expand(self, nodes: Sequence[Node]) -> Steps:
-        open_nodes = [node for node in nodes if not self._is_tip(node)]
-        children = yield self.search.expand(open_nodes, self.options.thoughts)
-        self.children |= {node.id: [] for node in open_nodes}
+        expandable = [node for node in nodes if not self._is_closed(node)]
+        children = yield self.search.expand(expandable, self.options.thoughts)
+        self.children |= {node.id: [] for node in expandable}
         fast = self.options.fast
         if fast is not None:
             children = yield self.search.evaluate(children, fast=fast != "evaluator")
@@ -168,8 +168,8 @@ class _Run:
             if child.parent in self.children:
                 self.children[child.parent].append(child)
 
-    def _judge(self, nodes: Sequence[Node]) -> Steps:
-        """The rewards of visited states: their values, asked for where they are not known, plus the task's reward."""
+    def _evaluate(self, nodes: Sequence[Node]) -> Steps:
+        """Set the rewards of visited states: the value, evaluated if missing, plus the task's reward."""
         unknown = [node for node in nodes if node.reward is None and node.parent is not None]
         yield self.search.evaluate([node for node in unknown if node.value is None])
         for node in unknown:
@@ -177,18 +177,18 @@ class _Run:
                 node.reward = node.value + self.search.reward(node)
 
     def _roll_out(self, paths: Sequence[list[Node]]) -> Steps:
-        """Extend every path to an end, all of them a level at a time."""
+        """Extend all paths to end states, one level at a time."""
         before = [len(path) for path in paths]
-        growing = [path for path in paths if not self.search.is_end(path[-1])]
-        while growing:
-            yield from self._expand([path[-1] for path in growing])
-            moved = []
-            for path in growing:
+        unfinished = [path for path in paths if not self.search.is_end(path[-1])]
+        while unfinished:
+            yield from self._expand([path[-1] for path in unfinished])
+            extended = []
+            for path in unfinished:
                 if (child := self._simulated_child(path[-1])) is not None:
                     path.append(child)
-                    moved.append(path)
-            yield from self._judge(list({path[-1].id: path[-1] for path in moved}.values()))
-            growing = [path for path in moved if not self.search.is_end(path[-1])]
+                    extended.append(path)
+            yield from self._evaluate(list({path[-1].id: path[-1] for path in extended}.values()))
+            unfinished = [path for path in extended if not self.search.is_end(path[-1])]
         for path, length in zip(paths, before, strict=True):
             self.search.emit("on_simulate", path[length - 1 :])
 
@@ -214,7 +214,7 @@ class _Run:
         self.search.emit("on_backpropagate", path)
 
     def _choose(self) -> None:
-        """Leave behind the end of the path with the highest cumulative reward; before there is one, where Q leads."""
+        """Set `best` to the end of the path with the highest cumulative reward. Without one, follow the highest Q."""
         if self.ends:
             self.search.best = max(self.ends, key=lambda end: end[0])[1]
             return
@@ -231,29 +231,32 @@ def _fast(node: Node) -> float | None:
 
 
 class RAP(MCTS):
-    """MCTS with greedy rollouts, where fast rewards stand for Q until a child is visited.
+    """MCTS with greedy rollouts, where the fast reward is Q until a child is visited.
 
-    With a world (Blocksworld): the action's log-likelihood and the log of the model's own judgement of it, half each,
-    plus the task's goal reward. By sub-questions (GSM8K): the likelihood of Yes when asked whether the step is useful,
-    and the share of eight sampled sub-answers that agree, as r_a^0.5 * r_b^0.5. Both ask the template `self_eval`.
+    The reward depends on the task. Both rewards use the template `self_eval`:
+
+    Actions (Blocksworld): half the action's log-likelihood, plus half the log of the model's own evaluation of it, plus
+    the task's goal reward.
+    Sub-questions (GSM8K): r_a^0.5 * r_b^0.5. r_a is the likelihood of Yes when asked whether the step is useful; r_b is
+    the share of eight sampled sub-answers that agree.
     """
 
     few_shot: ClassVar[bool] = True
 
     def recipe(self, task: Task, generator: Any) -> dict[str, Any]:
         labels = task.labels or {"Yes": 1.0, "No": 0.0}
-        judged = Likelihood(template="self_eval", labels=labels)
+        self_eval = Likelihood(template="self_eval", labels=labels)
         given = {name: getattr(self, name) for name in self.model_fields_set}
         if isinstance(task, HasActions):
             options: dict[str, Any] = {"thoughts": None, "rollout": "greedy", "cum_reward": "sum", "calc_q": "mean"}
             return {
                 "search": MCTS(**{**options, **given}),
                 "generator": generator if isinstance(generator, Enumerate) else Enumerate(),
-                "evaluator": Combine(evaluators=(Prior(), judged), weights=(0.5, 0.5), rule="log"),
+                "evaluator": Combine(evaluators=(Prior(), self_eval), weights=(0.5, 0.5), rule="log"),
             }
-        options = {"thoughts": 4, "rollout": "greedy", "cum_reward": "mean", "calc_q": "max", "fast": judged}
+        options = {"thoughts": 4, "rollout": "greedy", "cum_reward": "mean", "calc_q": "max", "fast": self_eval}
         return {
             "search": MCTS(**{**options, **given}),
             "generator": Sample(samples=8),
-            "evaluator": Combine(evaluators=(judged, Confidence()), weights=(0.5, 0.5), rule="product"),
+            "evaluator": Combine(evaluators=(self_eval, Confidence()), weights=(0.5, 0.5), rule="product"),
         }

@@ -1,7 +1,7 @@
-"""Refine: try, look at what came of it, and mend. For tasks that act on their thoughts, each of which is a whole try.
+"""Refine: propose a solution, execute it, and revise it. For tasks that execute thoughts that are whole solutions.
 
-A draft as the model is surest of it; where that is no solution, more drafts; then mendings of the best so far, for
-which the task's template shows what was observed (Self-Debugging, Chen et al., 2023; Reflexion, Shinn et al., 2023).
+The search samples one greedy solution. If it fails, more are sampled, and then the best so far is revised. The task's
+template shows the observations (Self-Debugging, Chen et al., 2023; Reflexion, Shinn et al., 2023).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ from tot.tree.tree import Node
 
 
 class Refine(Search):
-    """One draft, decoded greedily; then `thoughts` drafts; then as many mendings of the most valuable one, as long as a
-    mending is better than what it mends, at most T - 2 times. It ends with the first solution."""
+    """Sample one greedy solution, then `thoughts` solutions, then `thoughts` revisions of the most valuable one.
+
+    Repeat the revisions as long as they improve the best solution, at most T - 2 times. Stop at the first goal.
+    """
 
     whole = True
     greedy_draft = True
@@ -21,18 +23,18 @@ class Refine(Search):
 
     def steps(self, search: SearchState) -> Steps:
         root = search.tree.root
-        yield from self._tries(search, root, 1, whole=True)
+        yield from self._attempt(search, root, 1, whole=True)
         if not search.goals:
-            yield from self._tries(search, root, self.thoughts)
-        mended = root
-        while not search.goals and search.best is not mended and search.best.depth < search.levels:
-            mended = search.best
-            yield from self._tries(search, mended, self.thoughts)
+            yield from self._attempt(search, root, self.thoughts)
+        revised = root
+        while not search.goals and search.best is not revised and search.best.depth < search.levels:
+            revised = search.best
+            yield from self._attempt(search, revised, self.thoughts)
 
     @staticmethod
-    def _tries(search: SearchState, node: Node, count: int, whole: bool = False) -> Steps:
+    def _attempt(search: SearchState, node: Node, count: int, whole: bool = False) -> Steps:
         new = yield search.expand([node], count, whole)
-        search.best = next(iter(search.goals), search.best)  # a budget may leave no more than that
+        search.best = next(iter(search.goals), search.best)  # the budget may end the search here
         yield search.evaluate(new)
-        tried = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
-        search.best = next(iter([*search.goals, *tried]), search.best)
+        attempts = by_value([one for one in search.tree if one.parent is not None and not one.pruned])
+        search.best = next(iter([*search.goals, *attempts]), search.best)

@@ -1,6 +1,6 @@
-"""SearchSession: a search at work. It does with a model what a SearchState asks for, in a budget, and writes it down.
+"""SearchSession: run a search with a model. It executes the steps of a SearchState in a budget and records them.
 
-The state knows the tree and what comes next; the session knows who proposes, who judges, and when to stop.
+The SearchState owns the tree and yields the next step. The session holds the generator, the evaluator and the budget.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Watcher = Callable[["SearchSession"], None]
 
 
 class SearchSession:
-    """`run` grows the tree, `answer` asks for the answer where it ended."""
+    """One search with a model: `run` grows the tree, `answer` returns the answer of its best state."""
 
     def __init__(
         self,
@@ -52,14 +52,14 @@ class SearchSession:
     ) -> None:
         self.task = task
         self.search = search.start(task, question, seed=seed, hooks=hooks)
-        """The search under way, which says what is to be done."""
+        """The running search, which yields the steps."""
         self.meter = backend.meter
         self.stopped: str | None = None
-        """Why the work ended early, if it did."""
+        """Why the session ended early, if it did."""
         self.votes: tuple[int, int] | None = None
         """Votes for the answer, and all votes."""
         self.truncated = False
-        """The token limit ended the answer's own text."""
+        """Whether the token limit ended the text of an answer."""
         self._backend = backend
         self._generator = generator
         self._evaluator = evaluator
@@ -70,10 +70,10 @@ class SearchSession:
         judges = filter(None, (evaluator, getattr(search, "fast_evaluator", None)))
         layers = sorted({layer for judge in judges for layer in getattr(judge, "layers", ())})
         self.context = Context(self.search.checked, self.tree, backend, filters=filters, layers=layers, **about)
-        self._judging, self._answering = self.context.to("evaluate"), self.context.to("answer")
+        self._evaluating, self._answering = self.context.to("evaluate"), self.context.to("answer")
         if checkpoint is not None:
             parts = {"search": search, "generator": generator, "evaluator": evaluator}
-            described = {name: _described(part) for name, part in parts.items()}
+            described = {name: _options_to_json(part) for name, part in parts.items()}
             about |= {"task": type(task).__name__, "filters": self.context.filters or None}
             about |= {"prompts": "chat"} if task.prompts == "chat" else {}
             checkpoint.begin(self.tree.state(self.tree.root), described | about)
@@ -85,11 +85,11 @@ class SearchSession:
 
     @property
     def calls(self) -> int:
-        """Samples asked of a decoder: n a request."""
+        """Number of samples requested from decoders: n per request."""
         return self._backend.calls
 
     async def run(self) -> None:
-        """Do what the search asks for until it ends or a budget is spent."""
+        """Execute the steps of the search until it ends or a budget is spent."""
         while (step := self.search.ask()) is not None:
             limit = self.meter.exhausted() if isinstance(step, Expand) else self.meter.overspent()
             if limit is not None:
@@ -100,15 +100,15 @@ class SearchSession:
             if recorded is not None:
                 results = self._replay(recorded)
                 if isinstance(step, Evaluate):
-                    remember(self._judging, self._evaluator_of(step), step.nodes, results)
+                    remember(self._evaluating, self._evaluator_of(step), step.nodes, results)
             else:
                 results = await self._results(step)
             try:
                 self.search.tell(results, acted=True)
-                self.search.ask()  # on to the next step: what the search makes of the results belongs to this one
-            finally:  # a task that fails on the results is no reason to lose them
+                self.search.ask()  # run the search up to its next step: changes to the tree belong to this one
+            finally:  # record the results even if the task fails on them
                 self.meter.count(nodes=len(self.tree) - nodes)
-                # A step that a budget may have cut short is not recorded: with more to spend it is done anew.
+                # Don't record a step that the budget may have cut short: a resumed run with a larger budget repeats it.
                 if recorded is None and self._checkpoint is not None and self.meter.overspent() is None:
                     done = Recorded(results, self.calls - calls, self.meter.total - total)
                     self._checkpoint.write(step, done, self.tree)
@@ -116,20 +116,20 @@ class SearchSession:
 
     async def _results(self, step: Step) -> list[list[Proposal]] | list[Evaluation]:
         if isinstance(step, Evaluate):
-            return await judge(self._judging, self._evaluator_of(step), step.nodes)
+            return await judge(self._evaluating, self._evaluator_of(step), step.nodes)
         if step.whole:
             options = self.search.options
-            ways, greedy = getattr(options, "solutions", ()), options.greedy_draft
-            found = await chains(self.context, step.nodes, step.count or 1, self._generator, ways, greedy)
-            return await self.search.acted(step.states, found)
-        what = f"{type(self._generator).__name__}.propose"
-        with user_code(what):
-            grown = list(await self._generator.propose(self.context, step.nodes, step.count))
-        if len(grown) != len(step.nodes):
+            templates, greedy = getattr(options, "solutions", ()), options.greedy_draft
+            solutions = await chains(self.context, step.nodes, step.count or 1, self._generator, templates, greedy)
+            return await self.search.acted(step.states, solutions)
+        method = f"{type(self._generator).__name__}.propose"
+        with user_code(method):
+            thoughts = list(await self._generator.propose(self.context, step.nodes, step.count))
+        if len(thoughts) != len(step.nodes):
             raise TaskError(
-                f"{what} gave {len(grown)} lists of thoughts for {len(step.nodes)} nodes: give one for each"
+                f"{method} returned {len(thoughts)} lists of thoughts for {len(step.nodes)} nodes: return one per node"
             )
-        proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in grown]
+        proposals = [[as_proposal(one, self.context.task) for one in each_of(siblings)] for siblings in thoughts]
         return await self.search.acted(step.states, proposals)
 
     def _evaluator_of(self, step: Evaluate) -> Evaluator:
@@ -137,49 +137,52 @@ class SearchSession:
         return self._evaluator if fast is None else fast
 
     async def answer(self) -> Any | None:
-        """The answer of the best state, or the one that complete states vote for, which leaves its best voter behind;
-        None where there is none, or the budget is spent."""
+        """Return the answer of the best state, or the result of a vote of all complete states.
+
+        After a vote, `search.best` is the most valuable state with that answer. Returns None if no state gives an
+        answer, or if the budget is spent.
+        """
         search = self.search
         voting = search.options.aggregate != "best"
         nodes = [search.best] if not voting else search.complete() if search.solved is None else [search.solved]
         answers = await self._answers(nodes)
-        said = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
-        if not said:
+        answered = [(node, answer) for node, answer in zip(nodes, answers, strict=True) if answer is not None]
+        if not answered:
             return None
         equal = search.options.aggregate == "majority"
         weights = {node.id: 1.0 + node.merged for node in nodes} if equal else _weights(nodes)
-        ballots = [self.context.task.canonical(answer) for _, answer in said]
-        winner = [said[i] for i in elected(ballots, [weights[node.id] for node, _ in said])]
+        ballots = [self.context.task.canonical(answer) for _, answer in answered]
+        winner = [answered[i] for i in elected(ballots, [weights[node.id] for node, _ in answered])]
         search.best = by_value([node for node, _ in winner])[0]
-        total = math.fsum(weights[node.id] for node, _ in said)
-        for (node, answer), ballot in zip(said, ballots, strict=True):
+        total = math.fsum(weights[node.id] for node, _ in answered)
+        for (node, answer), ballot in zip(answered, ballots, strict=True):
             node.answer = shown_answer(answer)
             if voting and total > 0:
-                same = (weights[other.id] for (other, _), one in zip(said, ballots, strict=True) if one == ballot)
+                same = (weights[other.id] for (other, _), one in zip(answered, ballots, strict=True) if one == ballot)
                 node.share = math.fsum(same) / total
         if voting and len(nodes) > 1:
-            self.votes = len(winner), len(said)
+            self.votes = len(winner), len(answered)
         return next(answer for node, answer in winner if node is search.best)
 
     async def _answers(self, nodes: Sequence[Node]) -> list[Any | None]:
-        """What each state says: by itself, or when asked."""
+        """Return each state's answer: from the state itself, or else from the model."""
         answers = [self.search.answer_at(node) for node in nodes]
         whole = [self.search.checked.is_whole(node.thought) for node in nodes]
-        # A task whose states hold their answers need not have a template for them.
-        can = not isinstance(self.task, HasAnswer) or self.task.has_template(self.task.answer)
-        asked = [
-            i for i, node in enumerate(nodes) if can and answers[i] is None and not whole[i] and self._can_ask(node)
+        # A task whose states contain their answers needs no answer template.
+        askable = not isinstance(self.task, HasAnswer) or self.task.has_template(self.task.answer)
+        pending = [
+            i for i, node in enumerate(nodes) if askable and answers[i] is None and not whole[i] and self._can_ask(node)
         ]
         if limit := self.meter.overspent():
             self.stopped = f"budget: {limit}"
-        if not asked or not self._backend.can("answer") or limit:
+        if not pending or not self._backend.can("answer") or limit:
             return answers
         recorded = self._checkpoint.step(None) if self._checkpoint is not None else None
         if recorded is not None:
             return self._replay(recorded)
         calls, total = self.calls, self.meter.total
-        replies = await self._answering.each([nodes[i] for i in asked], self._ask)
-        for i, reply in zip(asked, replies, strict=True):
+        replies = await self._answering.each([nodes[i] for i in pending], self._ask)
+        for i, reply in zip(pending, replies, strict=True):
             answers[i] = None if reply.cut else self._read(reply)
             self.tree.asked({nodes[i].id: reply.calls})
         if limit := self.meter.overspent():
@@ -189,8 +192,10 @@ class SearchSession:
         return answers
 
     def _can_ask(self, node: Node) -> bool:
-        """False at the root where a budget ended the search there, or no thought could be read and the template needs
-        one."""
+        """Return whether the model can be asked for the answer at a node.
+
+        It can't at the root if the search was stopped, or if no thought could be parsed and the template needs one.
+        """
         if node.parent is not None:
             return True
         if self.stopped is not None or not node.parse_failures:
@@ -210,7 +215,7 @@ class SearchSession:
         if reply.request.choices:
             return reply.request.choices[reply.logprobs.index(max(reply.logprobs))].strip()
         self.truncated |= reply.truncated
-        # The line that the reply goes on with may say what it is ("The answer is"); those before it are no answer.
+        # The reply continues the prefix's last line, which may announce the answer ("The answer is").
         last = reply.request.prompt[-1]
         prefix = ""
         if isinstance(last, Message) and last.role == "assistant":
@@ -218,7 +223,7 @@ class SearchSession:
         return self._answering.answer_in(prefix + after_thinking(reply.completion.text), reply.truncated)
 
     def truncation(self) -> str | None:
-        """What to do where a token limit ended a solution before its answer; None where none did."""
+        """Return advice if a token limit ended a solution before its answer, else None."""
         if not self.truncated and not any(
             one.thought and one.thought.ended and one.thought.truncated for one in self.tree
         ):
@@ -230,7 +235,7 @@ class SearchSession:
         return "the text was truncated at the task's token limit, before its answer: raise max_tokens in Task.sampling"
 
     def _replay(self, recorded: Recorded) -> list[Any]:
-        """The results of a step that was done before the run was killed, and the accounts as they were then."""
+        """Return a recorded step's results, and count its calls and usage."""
         self._backend.calls += recorded.calls
         self.meter.replay(recorded.spent)
         self.tree.asked(recorded.asked)
@@ -243,7 +248,7 @@ def shown_answer(answer: Any) -> str:
 
 
 def elected(ballots: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
-    """The places of those votes that are for the answer with the most weight, of equals the first; none of none."""
+    """Return the indices of the votes for the answer with the most weight; the first wins a tie."""
     voters: dict[Hashable, list[int]] = {}
     for i, answer in enumerate(ballots):
         voters.setdefault(answer, []).append(i)
@@ -251,9 +256,9 @@ def elected(ballots: Sequence[Hashable], weights: Sequence[float]) -> list[int]:
 
 
 def _weights(nodes: Sequence[Node]) -> dict[int, float]:
-    """What each state's vote counts: its value, or 1; once for every thought folded into it.
+    """Return the weight of each state's vote: its value, or 1, times the number of thoughts merged into it.
 
-    Where values may be below 0 (logarithms, minus a cost), their exponentials count.
+    If a value is negative (a logarithm, minus a cost), the exponentials of all values are used.
     """
     values = {node.id: 1.0 if node.value is None else node.value for node in nodes}
     if any(value < 0 for value in values.values()):
@@ -262,8 +267,8 @@ def _weights(nodes: Sequence[Node]) -> dict[int, float]:
     return {node.id: values[node.id] * (1 + node.merged) for node in nodes}
 
 
-def _described(part: object) -> Any:
-    """Options as JSON data, to tell whether two runs are the same."""
+def _options_to_json(part: object) -> Any:
+    """Return options as JSON data, to check that a resumed run has the same options."""
     if not isinstance(part, BaseModel):
         return type(part).__name__
     options = part.model_dump(mode="json", fallback=lambda value: getattr(value, "__qualname__", type(value).__name__))

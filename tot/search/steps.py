@@ -1,6 +1,6 @@
-"""Steps: what a search asks for, thoughts after some nodes or values of some nodes.
+"""Steps: the requests of a search, to expand or to evaluate some nodes.
 
-A step does not say who does the work: a model, a table or a person.
+A step does not determine who executes it: a model, a table or a person.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from tot.tree.tree import Node
 
 @dataclass(frozen=True, slots=True)
 class Expand:
-    """Wanted: thoughts after each of `nodes`."""
+    """Request thoughts after each of `nodes`."""
 
     nodes: tuple[Node, ...]
     states: tuple[State, ...]
     count: int | None
-    """How many after each; None leaves it to whoever makes them."""
+    """Number of thoughts per node; None uses the generator's default."""
     whole: bool = False
-    """Whole solutions rather than single thoughts: what the baselines ask for."""
+    """Request whole solutions instead of single thoughts, as the baselines do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Wanted: the value of each of `nodes`."""
+    """Request the value of each of `nodes`."""
 
     nodes: tuple[Node, ...]
     states: tuple[State, ...]
     fast: bool = False
-    """A cheap judgement that stands in until a node is visited (RAP's fast reward)."""
+    """Use the cheap evaluator, whose value counts until a node is visited (RAP's fast reward)."""
 
 
 Step = Expand | Evaluate
 Steps = Generator[Step, list[Node], None]
-"""A search's algorithm: steps go out; the new children, or the nodes that were evaluated, come back."""
+"""A search algorithm: it yields steps and receives the new children or the evaluated nodes."""

@@ -1,4 +1,4 @@
-"""CheckedTask: a task's methods as a search calls them. Errors name the method, and results are checked."""
+"""CheckedTask: a wrapper that checks the results of a task's methods. Its errors name the method."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from tot.tree.thought import Observation, State, Thought, after_thinking
 
 _WORLD: TypeAdapter[JsonValue] = TypeAdapter(JsonValue)
 _OBSERVED = 4000
-"""Characters of an observation that are kept."""
+"""Maximum length of an observation in characters; the rest is cut."""
 
 
 class CheckedTask:
-    """Raises TaskError, saying what to return, wherever a task's own code fails or gives what can't be used."""
+    """A task whose results are checked. Raises TaskError if a method fails or returns an invalid result."""
 
     def __init__(self, task: Task) -> None:
         self.task = task
         self._name = type(task).__name__
 
     def __getattr__(self, name: str) -> Any:
-        """The task's own attributes; a method whose result is not checked here still names itself in its errors."""
-        found = getattr(vars(self)["task"], name)
-        return partial(self._call, name) if inspect.ismethod(found) else found
+        """Return an attribute of the task. Wrap methods that are not checked here, so that errors name them."""
+        result = getattr(vars(self)["task"], name)
+        return partial(self._call, name) if inspect.ismethod(result) else result
 
     def start(self, question: str) -> State:
         if not isinstance(question, str):
@@ -49,31 +49,31 @@ class CheckedTask:
         return messages
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        found = self._call("parse_thought", template, text)
-        if found is not None and not isinstance(found, str):
-            raise self._wrong("parse_thought", found, "return text, or None to reject it")
-        return found
+        result = self._call("parse_thought", template, text)
+        if result is not None and not isinstance(result, str):
+            raise self._wrong("parse_thought", result, "return text, or None to reject it")
+        return result
 
     def parse_proposals(self, text: str) -> list[str]:
         return self._texts("parse_proposals", text)
 
     def parse_value(self, text: str) -> float | None:
-        found = self._call("parse_value", text)
-        if found is not None and not isinstance(found, int | float):
-            raise self._wrong("parse_value", found, "return a number, or None where there is none")
-        return found
+        result = self._call("parse_value", text)
+        if result is not None and not isinstance(result, int | float):
+            raise self._wrong("parse_value", result, "return a number, or None if there is no value")
+        return result
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
-        found = self._call("parse_vote", text, candidates)
-        if found is not None and (not isinstance(found, int) or not 1 <= found <= candidates):
-            raise self._wrong("parse_vote", found, f"return a number from 1 to {candidates}, or None")
-        return found
+        result = self._call("parse_vote", text, candidates)
+        if result is not None and (not isinstance(result, int) or not 1 <= result <= candidates):
+            raise self._wrong("parse_vote", result, f"return a number from 1 to {candidates}, or None")
+        return result
 
     def candidate(self, state: State) -> str:
-        found = self._call("candidate", state)
-        if not isinstance(found, str):
-            raise self._wrong("candidate", found, "return text")
-        return found
+        result = self._call("candidate", state)
+        if not isinstance(result, str):
+            raise self._wrong("candidate", result, "return text")
+        return result
 
     def choices(self, state: State) -> list[str]:
         return self._texts("choices", state)
@@ -98,19 +98,19 @@ class CheckedTask:
         return self._texts("actions", state)
 
     async def act(self, before: State, thought: Thought) -> Observation | None:
-        """What came of a thought; what went wrong, where the task's code or what it acts on failed."""
+        """Execute a thought and return its observation. An exception becomes the text of the observation."""
         try:
-            found = await self.task.act(before, thought) if isinstance(self.task, HasAct) else None
+            result = await self.task.act(before, thought) if isinstance(self.task, HasAct) else None
         except TotError:
             raise
-        except Exception as error:  # the world's doing, not the run's  # noqa: BLE001
+        except Exception as error:  # a failed action does not end the run  # noqa: BLE001
             return Observation(text=f"{type(error).__name__}: {error}"[:_OBSERVED])
-        if found is not None and not isinstance(found, Observation):
-            raise TaskError(f"{self._name}.act gave {found!r}: return an Observation, or None where nothing was done")
-        if found is not None and len(found.text) > _OBSERVED:
-            text = f"{found.text[:_OBSERVED]}\n… (cut: {len(found.text)} characters)"
-            return found.model_copy(update={"text": text})
-        return found
+        if result is not None and not isinstance(result, Observation):
+            raise TaskError(f"{self._name}.act gave {result!r}: return an Observation, or None if nothing was executed")
+        if result is not None and len(result.text) > _OBSERVED:
+            text = f"{result.text[:_OBSERVED]}\n… (cut: {len(result.text)} characters)"
+            return result.model_copy(update={"text": text})
+        return result
 
     def step(self, before: State, thought: Thought) -> State | None:
         after = self._call("step", before, thought)
@@ -135,13 +135,13 @@ class CheckedTask:
     def cost(self, state: State, thought: Thought) -> float:
         cost = self._number("cost", state, thought)
         if cost < 0:
-            raise TaskError(f"{self._name}.cost of {thought.text!r} is {cost}: it has to be 0 or more")
+            raise TaskError(f"{self._name}.cost of {thought.text!r} is {cost}: return 0 or more")
         return cost
 
     def heuristic(self, state: State) -> float:
         if not isinstance(self.task, HasHeuristic):
             raise TaskError(
-                f"task {self._name} has no `heuristic`: define it, or choose another way of judging (evaluator='vote')"
+                f"task {self._name} has no `heuristic`: define it, or choose another evaluator (evaluator='vote')"
             )
         return self._number("heuristic", state)
 
@@ -155,23 +155,23 @@ class CheckedTask:
         return bool(self._call("is_goal", state))
 
     def is_whole(self, thought: Thought | None) -> bool:
-        """True for a solution that was written in one go, or of which this thought is the end."""
+        """Return whether a thought is a whole solution or the end of one."""
         return thought is not None and (thought.ended or self.task.chain in thought.parts)
 
     def came_of(self, thought: Thought) -> bool:
-        """True of a solution that was acted on: its answer is in what came of it, not in what it says."""
+        """Return whether a solution was executed: its answer is then in the observation, not in its text."""
         solution = not thought.parts.keys() <= set(self.task.thought)
         return solution and thought.observation is not None and isinstance(self.task, HasAnswer)
 
     def answer_at(self, state: State) -> Any | None:
-        """The answer that a state holds without asking, in what it says or came to; None where it holds none."""
+        """Return the answer that a state contains, in its text or its observation, or None."""
         last = state.thoughts[-1] if state.thoughts else None
         if last is not None and self.is_whole(last) and not self.came_of(last):
             return self.answer_in(last.parts.get(self.task.chain) or state.message, last.truncated)
         return self._call("answer_at", state) if isinstance(self.task, HasAnswer) else None
 
     def answer_in(self, text: str, truncated: bool = False) -> Any | None:
-        """The answer in a model's text, thinking left out; `truncated` where the token limit ended the text."""
+        """Return the answer in a model's text, without its thinking. `truncated`: the token limit ended the text."""
         return self._call("parse_truncated" if truncated else "parse_answer", after_thinking(text))
 
     def claims(self, text: str) -> frozenset[Hashable]:
@@ -189,17 +189,17 @@ class CheckedTask:
     def _hashable(self, method: str, *arguments: Any) -> Hashable:
         key: Hashable = self._call(method, *arguments)
         try:
-            hash(key)  # a tuple is hashable by its type, and yet not where it holds a list
+            hash(key)  # a tuple that contains a list is not hashable
         except TypeError:
-            raise self._wrong(method, key, "it can't be hashed; return text or tuples") from None
+            raise self._wrong(method, key, "not hashable; return text or tuples") from None
         return key
 
     def _texts(self, method: str, *arguments: Any) -> list[str]:
         texts = self._call(method, *arguments)
-        found: list[Any] = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
-        if not all(isinstance(text, str) for text in found):
+        result: list[Any] = list(texts) if isinstance(texts, Iterable) and not isinstance(texts, str) else [None]
+        if not all(isinstance(text, str) for text in result):
             raise self._wrong(method, texts, "return a list of texts")
-        return found
+        return result
 
     def _wrong(self, method: str, result: Any, remedy: str) -> TaskError:
         return TaskError(f"{self._name}.{method} gave {result!r:.100}: {remedy}")
@@ -209,11 +209,11 @@ class CheckedTask:
             return getattr(self.task, method)(*arguments, **named)
         except TotError:
             raise
-        except Exception as error:  # whatever a user's code raises
+        except Exception as error:  # user code may raise anything
             state = next((argument for argument in arguments if isinstance(argument, State)), None)
             after = f" after {state.text!r}" if state is not None and state.thoughts else ""
             raise TaskError(
-                f"{self._name}.{method} raised {type(error).__name__}: {error}{after}: mend the task"
+                f"{self._name}.{method} raised {type(error).__name__}: {error}{after}: fix the task"
             ) from error
 
 
@@ -226,7 +226,7 @@ def _as_float(number: float) -> float:
 
 @contextmanager
 def user_code(what: str) -> Iterator[None]:
-    """Raise TaskError, naming the part, for any exception of it in the block that is not TotError."""
+    """Raise a TaskError that names `what` for any exception in the block, except TotError."""
     try:
         yield
     except TotError:

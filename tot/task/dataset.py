@@ -1,4 +1,4 @@
-"""Dataset: how rows become questions and references, and how questions are made up."""
+"""Dataset: convert rows to questions and references, and generate questions."""
 
 from __future__ import annotations
 
@@ -9,42 +9,44 @@ from tot.decoders.errors import TaskError
 
 
 class Dataset:
-    """The rows of a task: every task can read rows with a `question` and an `answer`."""
+    """Reader of a task's data set. By default rows have a `question` and an `answer`."""
 
     data_set: ClassVar[str] = ""
-    """Where `tot eval` finds questions, unless it is told: a file, `org/name:split` on the hub, or a file of a package
-    that is installed, `package:name/file`."""
+    """Default source of questions for `tot eval`: a file, `org/name:split` on the hub, or a file of an installed
+    package, `package:name/file`."""
 
     def data(self, name: str) -> Any:
-        """The JSON file `name` beside the task's templates; a Task finds it. Raises TaskError if there is none."""
+        """Return the JSON file `name` from the task's template folder. Raises TaskError if it is missing."""
         raise TaskError(f"{type(self).__name__} has no file {name}.json")
 
     def example(self) -> str:
-        """A question to try the task with: the first of its `questions` file."""
+        """Return a sample question: the first in the `questions` file."""
         return self.question_of(self.data("questions")[0])
 
     def question_of(self, row: Mapping[str, Any]) -> str:
-        """The question in a row of a data set: by default its `question`. Raises TaskError where that is no text."""
+        """Return the question of a row: by default its `question`. Raises TaskError if it is not text."""
         return text_of(row["question"])
 
     def reference_of(self, row: Mapping[str, Any]) -> Any:
-        """What a row's answer is scored against: by default its `answer`."""
+        """Return the reference to score answers against: by default the row's `answer`."""
         return row["answer"]
 
     def solution_of(self, row: Mapping[str, Any]) -> str:
-        """A row's own solution, as text that goes on after the prompt of `chain`: by default its `solution`, which may
-        be any model's. Raises TaskError where there is none."""
+        """Return a row's solution, as text that continues the prompt of `chain`: by default its `solution`.
+
+        Any model may have written it. Raises TaskError if it is missing.
+        """
         if "solution" not in row:
-            raise TaskError(f"task {type(self).__name__} has no solutions of its own: give rows with a `solution`")
+            raise TaskError(f"task {type(self).__name__} has no solutions: give rows with a `solution`")
         return str(row["solution"])
 
     def instance(self, seed: int) -> dict[str, Any]:
-        """A row made up from a seed, for tasks that can; raises TaskError by default."""
-        raise TaskError(f"task {type(self).__name__} makes no instances up: override `instance`")
+        """Generate a row from a seed. By default raises TaskError: the task has no generator."""
+        raise TaskError(f"task {type(self).__name__} can't generate questions: override `instance`")
 
 
 def text_of(value: Any, what: str = "question") -> str:
-    """A row's value as the text that it is. Raises TaskError for a list, a mapping, a boolean or NaN."""
+    """Return a row's value as text. Raises TaskError for a list, a mapping, a boolean or NaN."""
     if isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
         raise TaskError(f"its {what} is {value!r:.60}, not text: give text in quotation marks")
     return str(value)

@@ -1,6 +1,6 @@
-"""Task: what a user subclasses. Templates to ask with, and a few methods that read what comes back.
+"""Task: the base class of user tasks, with prompt templates and methods that parse the replies.
 
-A task knows nothing of models, decoders or searches.
+A task does not depend on models, decoders or searches.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tot.tree.thought import State
 class Task(World, Dataset):
     """A kind of problem.
 
-    Input: a question (text). Output: an answer, found by growing thoughts, judging states, and asking for the answer at
-    the best one. The least a task needs is three templates, inline or as files:
+    Input: a question (text). Output: an answer. A search generates thoughts, evaluates states, and asks for the answer
+    at the best state. A task needs at least three templates, inline or as files:
 
         class Riddle(Task):
             templates = {
@@ -32,68 +32,71 @@ class Task(World, Dataset):
                 "answer": "Riddle: {{ question }}\\nBest idea: {{ thoughts[-1].thought }}\\nAnswer in one word.",
             }
 
-    A template sees `question`, `thoughts` (a mapping from template name to text for each thought so far),
-    `observations` (what came of each, where the task acts on thoughts) and whatever `variables` adds. Without blocks it
-    is one user message; the blocks `system`, `user` and `assistant` make messages of their own, the last being a prefix
-    that the model goes on writing.
+    A template has the variables `question`, `thoughts` (a mapping from template name to text for each thought so far),
+    `observations` (the result of each thought, if the task executes thoughts), and the ones that `variables` adds.
+    Without blocks it is one user message. The blocks `system`, `user` and `assistant` make separate messages; the model
+    continues the text of `assistant`.
 
-    `World` says how a task whose thoughts are actions is written (Blocksworld), `Dataset` where questions come from.
-    Each method has the default described in its docstring.
+    `World` documents tasks whose thoughts are actions (Blocksworld), `Dataset` the source of questions. Every method
+    has a default, described in its docstring.
     """
 
     name: ClassVar[str] = "task"
-    """Where the templates are looked up: a folder beside the task's file, then in the package; by default the class's
-    name in snake_case. What isn't there is looked for where the classes that it inherits from have theirs."""
+    """Name of the template folder, beside the task's file or in the package; by default the class name in snake_case.
+
+    Missing templates are looked up in the folders of the base classes."""
     templates: ClassVar[Mapping[str, str]] = {}
-    """Inline templates by name; they go before files. Those that a subclass doesn't name are its parent's."""
+    """Inline templates by name, which take precedence over files. A subclass inherits its parent's."""
     thought: ClassVar[tuple[str, ...]] = ("thought",)
-    """Templates of one thought, asked in this order: each sees the outputs of those before it as variables."""
+    """Templates of one thought, in order. Each has the outputs of the previous ones as variables."""
     propose: ClassVar[str] = "propose"
-    """Template that asks for several next thoughts in one reply; it sees `count`. `Propose` asks it in place of the
-    first template of `thought`. By default that template's prompt, with the wish for so many."""
+    """Template that asks for `count` next thoughts in one reply; `Propose` uses it instead of the first template of
+    `thought`. The default is that template's prompt, with a request for `count` thoughts."""
     value: ClassVar[str] = "value"
-    """Template that state evaluators ask; it sees the parts of the last thought as variables of their own."""
+    """Template of state evaluators. The parts of the last thought are variables."""
     values: ClassVar[str] = "values"
-    """Template that asks for the value of several states at once, of which it sees `candidates` as `vote` does: each
-    under the title "Candidate 1", "Candidate 2", and in the end all numbers. Only `pdos` is asked it."""
+    """Template that asks for the values of several states at once; only `pdos` uses it.
+
+    It has the variable `candidates`, like `vote`. The reply has a part for each state, titled "Candidate 1",
+    "Candidate 2" and so on, and at the end all numbers."""
     vote: ClassVar[str] = "vote"
-    """Template that compares states: it sees `candidates`, a list of texts to be numbered from 1. By default the
-    question, the candidates, and which one is best."""
+    """Template that compares states; `candidates` is a list of texts, which it numbers from 1. The default shows the
+    question and the candidates, and asks which one is best."""
     chain: ClassVar[str] = "chain"
-    """Template that asks for a whole solution at once, which the baselines use. Where there is none, and no world, a
-    solution is a thought, and then the answer."""
+    """Template that asks for a whole solution at once; the baselines use it. A task without this template and without a
+    world uses one thought, and then the answer."""
     answer: ClassVar[str] = "answer"
     triggers: ClassVar[Mapping[str, str]] = {}
-    """By template: text after which the answer follows, such as {"chain": "\\nThe answer is"}. What the template asks
-    for is then a rationale, which a decoder such as `fastcot` may cut."""
+    """Text that announces the answer, by template, such as {"chain": "\\nThe answer is"}. The text before it is a
+    rationale, which a decoder such as `fastcot` may cut."""
     depth: ClassVar[int] = 4
     """T: T - 1 levels of thoughts, then the answer."""
     scale: ClassVar[tuple[int, int]] = (1, 10)
-    """The whole numbers that a value may be."""
+    """The lowest and the highest value, as integers."""
     labels: ClassVar[Mapping[str, float]] = {}
-    """Words an evaluation may be instead of a number, and what each is worth: {"good": 1, "bad": 0}."""
+    """Words that an evaluation may use instead of a number, with their values: {"good": 1, "bad": 0}."""
     default_value: ClassVar[float] = 1.0
-    """The value of a state whose evaluation can't be read."""
+    """The value of a state whose evaluation can't be parsed."""
     sampling: ClassVar[Mapping[str, Mapping[str, Any]]] = {}
     """Sampling options by template name, such as {"thought": {"max_tokens": 64, "stop": ("\\n",)}}."""
     filters: ClassVar[Mapping[str, float]] = {}
-    """Which tokens are drawn from, where neither the run nor the model says: {"top_p": 0.8, "top_k": 20}."""
+    """Default sampling filters, if neither the run nor the model sets them: {"top_p": 0.8, "top_k": 20}."""
     chat: ClassVar[Mapping[str, Any]] = {}
-    """What is different of the attributes here where a model with a chat template is asked in its own format, and
-    answers in its own way; the templates for that lie in a folder `chat` beside the others. Nothing: no such suite."""
+    """Attributes to override for a chat model that is prompted in its own format. Its templates are in the subfolder
+    `chat`. Empty if the task has no prompts for chat models."""
     prompts: ClassVar[Literal["papers", "chat"]] = "papers"
-    """Which prompts are asked with."""
+    """The set of prompts in use."""
     verdict: ClassVar[str] = "verified"
-    """What an answer is called that `verify` takes."""
+    """Word for an answer that `verify` accepts."""
     search: ClassVar[str] = "bfs"
-    """The search, thought generator and state evaluator that `solve` takes where it is given none, by name, with
-    options after a colon: "mcts:iterations=20,exploration=2"."""
+    """The default search, thought generator and state evaluator of `solve`, by name, with options after a colon:
+    "mcts:iterations=20,exploration=2"."""
     generator: ClassVar[str] = "sample"
     evaluator: ClassVar[str] = "likelihood"
 
     def __init_subclass__(cls) -> None:
         if "chat" not in cls.__dict__ and {"templates", "thought"} & cls.__dict__.keys():
-            cls.chat = {}  # the parent's prompts would hide its own
+            cls.chat = {}  # the parent's chat prompts would hide the subclass's own
         if "name" not in cls.__dict__:
             cls.name = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", cls.__name__).lower()
 
@@ -102,7 +105,7 @@ class Task(World, Dataset):
         self._papers: Self | None = None
 
     def in_chat(self) -> Self:
-        """The same task with its prompts for chat models. Raises OptionError where it has none."""
+        """Return the task with its prompts for chat models. Raises OptionError if it has no such prompts."""
         if not self.chat:
             raise OptionError(f"task {type(self).__name__} has no prompts for chat models: leave prompts='chat' out")
         if self.prompts == "chat":
@@ -114,11 +117,11 @@ class Task(World, Dataset):
         return other
 
     def in_papers(self) -> Self:
-        """The same task with the papers' prompts."""
+        """Return the task with the papers' prompts."""
         return self._papers or self
 
     def start(self, question: str) -> State:
-        """The root state. Raises TaskError for a question that can't be one."""
+        """Return the root state. Raises TaskError for a question that is empty or not Unicode text."""
         question = question.strip().removeprefix("\ufeff")
         if not question.strip():
             raise TaskError("the question is empty: give some text")
@@ -127,20 +130,20 @@ class Task(World, Dataset):
         return State(question=in_unicode(question.strip()))
 
     def variables(self, state: State) -> dict[str, Any]:
-        """What templates see of a state."""
-        seen = [None if thought.observation is None else thought.observation.text for thought in state.thoughts]
+        """Return the template variables of a state."""
+        observations = [None if thought.observation is None else thought.observation.text for thought in state.thoughts]
         parts = [thought.parts for thought in state.thoughts]
-        return {"question": state.question, "thoughts": parts, "observations": seen}
+        return {"question": state.question, "thoughts": parts, "observations": observations}
 
     def prompt(self, template: str, state: State, /, **extra: Any) -> tuple[Message, ...]:
-        """The messages of one call about `state`. Raises TaskError where `extra` would hide one of its variables."""
+        """Render a template for a state. Raises TaskError if `extra` would hide one of the state's variables."""
         variables = self.variables(state)
         if hidden := sorted(variables.keys() & extra.keys()):
             raise TaskError(
                 f"task {type(self).__name__} has a thought template named {hidden[0]!r}, which would hide "
                 "the variable of that name: rename it"
             )
-        # What the templates in prompts/task, which any task has, are about.
+        # Variables of the default templates in prompts/task.
         about: dict[str, Any] = {"thought_template": next(iter(self.thought), "thought"), "value_template": self.value}
         about["labels"] = list(self.labels) or ["Yes", "No"]
         return self._templates.render(template, **{**about, **variables, **extra})
@@ -158,65 +161,67 @@ class Task(World, Dataset):
             self._templates.require(template)
 
     def steps(self, template: str, state: State) -> Sequence[str]:
-        """Titles of the parts that a template's text consists of, where they don't need each other: `pdos` writes them
-        side by side, other decoders as they come. By default none."""
+        """Return the titles of independent parts of a template's text; by default empty.
+
+        `pdos` decodes the parts in parallel, other decoders one after another.
+        """
         return ()
 
     def data(self, name: str) -> Any:
-        """The JSON file `name` that lies with the task's templates. Raises TaskError if there is none."""
+        """Return the JSON file `name` from the task's template folder. Raises TaskError if it is missing."""
         return self._templates.data(name)
 
     def parse_thought(self, template: str, text: str) -> str | None:
-        """What is kept of a thought template's output; None rejects the thought."""
+        """Return the thought in a template's output, or None to reject it."""
         return text.strip() or None
 
     def parse_proposals(self, text: str) -> list[str]:
-        """The thoughts that one reply lists: by default its list items, or its lines."""
+        """Return the thoughts that one reply lists: by default its list items, or its lines."""
         return parsing.parse_proposals(text)
 
     def parse_value(self, text: str) -> float | None:
-        """The value in an evaluator's reply: by default the number on the scale; None if there is none."""
+        """Return the value in an evaluator's reply: by default the number on the scale, or None."""
         return parsing.parse_value(text, *self.scale)
 
     def candidate(self, state: State) -> str:
-        """How a state is shown to voters: by default its last thought."""
+        """Return the text of a state in a vote: by default its last thought."""
         return state.thoughts[-1].text
 
     def parse_vote(self, text: str, candidates: int) -> int | None:
-        """The number of the candidate that a reply is for, from 1 to `candidates`; None if there is none."""
+        """Return the candidate that a reply votes for, from 1 to `candidates`, or None."""
         return parsing.parse_vote(text, candidates)
 
     def is_answered(self, message: str) -> bool:
-        """True where a message that a model is writing holds its answer, and nothing more is needed of it."""
+        """Return whether an unfinished message already contains its answer, so that decoding can stop."""
         return False
 
     def parse_answer(self, text: str) -> Any | None:
-        """The answer in a text; None if there is none."""
+        """Return the answer in a text, or None."""
         return text.strip() or None
 
     def parse_truncated(self, text: str) -> Any | None:
-        """The answer in a text that the token limit ended: by default as `parse_answer` reads it.
+        """Return the answer in a text that the token limit ended: by default as `parse_answer` does.
 
-        A task whose `parse_answer` guesses, such as by the last number, should only read an announced answer here.
+        If `parse_answer` guesses, for example by taking the last number, accept only an announced answer here.
         """
         return self.parse_answer(text)
 
     def choices(self, state: State) -> Sequence[str]:
-        """The answers to choose from: where there are some, the likeliest after the answer template is taken."""
+        """Return the answers to choose from. If not empty, the most likely one after the answer template is used."""
         return ()
 
     def canonical(self, answer: Any) -> Hashable:
-        """Equal for answers that say the same, when votes are counted: by default the answer as text."""
+        """Return a key that equivalent answers share when votes are counted: by default the answer as text."""
         return str(answer).strip()
 
     def claims(self, text: str) -> Collection[Hashable]:
-        """What a text says that other branches may say too, such as numbers that it comes to: by default nothing."""
+        """Return claims of a text to compare with other branches, such as computed numbers; by default empty."""
         return ()
 
     def verify(self, question: str, answer: Any) -> bool:
-        """True where the task itself can tell that the answer solves the question."""
+        """Return whether the answer verifiably solves the question; by default False."""
         return False
 
     def score(self, answer: Any | None, reference: Any) -> float:
-        """How right an answer is, from 0 to 1: by default whether the texts are equal."""
+        """Return the score of an answer, from 0 to 1: by default whether the texts are equal."""
         return float(answer is not None and self.canonical(answer) == self.canonical(reference))

@@ -1,6 +1,6 @@
 """Prompt templates: Jinja in a sandbox, looked up for a task, rendered to chat messages.
 
-Questions and model output are data here: they are put in as text, and are never templates themselves.
+Questions and model output are inserted as text and are never rendered as templates.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _LAST_BREAK = re.compile(r"\r?\n[ \t]*(?=\{%\s*endblock\b)")
 
 
 class _Sandbox(ImmutableSandboxedEnvironment):
-    """Jinja's, where the line break before `{% endblock %}` ends that line of the file only, not the block's text."""
+    """Jinja's sandbox. It drops the line break before `{% endblock %}` from the text of a block."""
 
     def preprocess(self, source: str, name: str | None = None, filename: str | None = None) -> str:
         source = _LAST_BREAK.sub("{#\n#}", str(source))  # a comment, so that lines keep their numbers
@@ -33,14 +33,15 @@ class _Sandbox(ImmutableSandboxedEnvironment):
 
 
 class Templates:
-    """A task's templates: inline ones first, then files beside the task, then those of the package; those of the class
-    itself before those of the classes that it inherits from, of which `Task` comes last, with what any task can be
-    asked."""
+    """A task's templates. Lookup order: inline templates, files beside the task, files in the package.
+
+    The class comes before its base classes. `Task`, the last one, has the default templates.
+    """
 
     def __init__(self, owner: type, inline: Mapping[str, str], suite: str = "") -> None:
-        """Find the templates of a class of tasks; `inline` holds an object's own.
+        """Find the templates of a task class; `inline` holds an object's inline templates.
 
-        With a `suite`, files in the folder of that name go first, then what any task can be asked.
+        With a `suite`, files in the subfolder of that name come first, then the default templates.
         """
         self._task = owner.__name__
         classes: list[Any] = [cls for cls in owner.__mro__ if getattr(cls, "name", "")]
@@ -54,9 +55,9 @@ class Templates:
         self._folders = [*first, *folders]
         self._own = _folders(owner)
         self._default = _folders(classes[-1])[-1]
-        self._environment = self._begin()
+        self._environment = self._new_environment()
 
-    def _begin(self) -> jinja2.Environment:
+    def _new_environment(self) -> jinja2.Environment:
         return _Sandbox(
             loader=jinja2.ChoiceLoader([jinja2.DictLoader(self._inline), jinja2.FileSystemLoader(self._folders)]),
             undefined=jinja2.StrictUndefined,
@@ -65,46 +66,46 @@ class Templates:
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        """What another process can be sent: it compiles the templates itself."""
+        """Return the picklable state. The process that unpickles it compiles the templates again."""
         return {name: value for name, value in vars(self).items() if name != "_environment"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
-        self._environment = self._begin()
+        self._environment = self._new_environment()
 
     def __contains__(self, name: str) -> bool:
-        """Whether there is such a template, be it right or wrong."""
+        """Return whether the template exists, valid or not."""
         try:
             self._template(name)
         except jinja2.TemplateNotFound:
             return False
-        except jinja2.TemplateSyntaxError:  # `render` says where
+        except jinja2.TemplateSyntaxError:  # `render` reports it
             pass
         return True
 
     def render(self, name: str, /, **variables: Any) -> tuple[Message, ...]:
-        """The messages of template `name`. Raises TaskError naming template, line and what is wrong with it."""
+        """Render template `name` to messages. Raises TaskError with the template, the line and the error."""
         try:
             texts = self._texts(self._template(name), variables)
         except jinja2.TemplateNotFound as error:
-            asked = error.templates[0] if isinstance(error, jinja2.TemplatesNotFound) else error.name
-            raise self._missing(name if asked == f"{name}.jinja" else asked) from None
+            missing = error.templates[0] if isinstance(error, jinja2.TemplatesNotFound) else error.name
+            raise self._missing(name if missing == f"{name}.jinja" else missing) from None
         except jinja2.TemplateSyntaxError as error:
             raise TaskError(f"template {error.name}, line {error.lineno}: {error.message}") from None
         except (jinja2.TemplateError, ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-            raise TaskError(f"{_place(error, name)}: {error}") from None  # undefined or unsafe names, and 1 / 0
+            raise TaskError(f"{_place(error, name)}: {error}") from None  # undefined or unsafe names, division by zero
         messages = tuple(Message(role=role, content=text) for role, text in texts if text)
         if not messages:
-            raise TaskError(f"template {name} of task {self._task} came out empty: give it some text")
+            raise TaskError(f"template {name} of task {self._task} rendered to empty text: give it some text")
         return messages
 
     def require(self, name: str) -> None:
-        """Raise TaskError where there is no template `name`."""
+        """Raise TaskError if template `name` is missing."""
         if name not in self:
             raise self._missing(name)
 
     def is_default(self, name: str) -> bool:
-        """Return whether template `name` is the one that any task has."""
+        """Return whether template `name` is the default of all tasks."""
         return str(Path(self._template(name).filename or "").parent) == self._default
 
     def _missing(self, name: object) -> TaskError:
@@ -114,7 +115,7 @@ class Templates:
         )
 
     def data(self, name: str) -> Any:
-        """The JSON file `name`, looked up where templates are, read once."""
+        """Return the JSON file `name` from the template folders. It is read once."""
         if name not in self._data:
             source = f"{name}.json"
             try:
@@ -137,17 +138,17 @@ class Templates:
     def _texts(self, template: jinja2.Template, variables: dict[str, Any]) -> list[tuple[str, str]]:
         context = template.new_context(variables)
         text = "".join(template.root_render_func(context))
-        # A template that extends another has the other's blocks only once it is rendered.
+        # A template that extends another gets the other's blocks when it is rendered.
         blocks = {role: context.blocks[role][0] for role in _ROLES if role in context.blocks}
         if not blocks:
             return [("user", text.strip())]
-        said = {role: "".join(block(context)) for role, block in blocks.items()}
-        # The model goes on where the assistant's text ends, so blanks there are part of it.
-        return [(role, text.lstrip() if role == "assistant" else text.strip()) for role, text in said.items()]
+        texts = {role: "".join(block(context)) for role, block in blocks.items()}
+        # The model continues the assistant's text, so its trailing whitespace matters.
+        return [(role, text.lstrip() if role == "assistant" else text.strip()) for role, text in texts.items()]
 
 
 def _folders(cls: Any) -> list[str]:
-    """Where the files of one class lie."""
+    """Return the template folders of one class."""
     packaged = str(files("tot.prompts") / cls.name)
     try:
         beside = Path(inspect.getfile(cls)).parent
@@ -157,7 +158,7 @@ def _folders(cls: Any) -> list[str]:
 
 
 def _place(error: BaseException, name: str) -> str:
-    """The template and line an error came from: the code that jinja2 makes of a template knows where it is from."""
+    """Return the template and the line of an error, from the code that jinja2 compiled."""
     for frame, line in reversed(list(traceback.walk_tb(error.__traceback__))):
         template = frame.f_globals.get("__jinja_template__")
         if isinstance(template, jinja2.Template):

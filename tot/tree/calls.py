@@ -1,7 +1,7 @@
-"""Call: what a decoder was asked about a thought and what it replied; and how a tree's calls are saved.
+"""Call: the prompt and the reply of one sample, and the JSON format of a tree's calls.
 
-Prompts of one tree begin alike, with the same examples and the same path: sorted, each is written as how much it shares
-with the one before it, and its rest.
+The prompts of one tree share long prefixes (examples, path). They are sorted, and each is saved as the length of the
+prefix it shares with the previous one, and the remaining text.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ class Call(BaseModel):
 
     purpose: Purpose
     template: str
-    """The task's template that the prompt was made from."""
+    """The task's template that rendered the prompt."""
     prompt: tuple[Message, ...]
     output: str = ""
-    """The reply as it came, before anything was read from it."""
+    """The reply as decoded, before parsing."""
     parts: tuple[Part, ...] = ()
-    """Where the stretches of the reply came from, if the decoder says: exact, approximate, a parallel step."""
+    """Segments of the reply with their origin (exact, approximate, a parallel step), if the decoder reports them."""
     choices: dict[str, float] = {}
-    """Log-probability (nats) of each choice, where choices were scored."""
+    """Log-probability (nats) of each choice, if choices were scored."""
 
 
 def calls_of(template: str, request: Request, completions: Sequence[Completion]) -> tuple[Call, ...]:
-    """The calls that `completions` of a request with messages came from."""
+    """Return a call for each of the `completions` of a request with messages."""
     prompt = tuple(message for message in request.prompt if isinstance(message, Message))
     return tuple(
         Call(
@@ -43,7 +43,7 @@ def calls_of(template: str, request: Request, completions: Sequence[Completion])
             parts=completion.parts,
             choices={
                 choice: scored.total
-                for choice, scored in zip(request.choices, completion.choice_logprobs, strict=False)  # none: it was cut
+                for choice, scored in zip(request.choices, completion.choice_logprobs, strict=False)  # empty if cut
             },
         )
         for completion in completions
@@ -51,12 +51,12 @@ def calls_of(template: str, request: Request, completions: Sequence[Completion])
 
 
 def calls_to_json(calls: Mapping[int, Sequence[Call]]) -> dict[str, Any]:
-    """Calls by node, as JSON data: `texts` are the prompts' as [characters shared with the one before, rest]."""
-    texts = sorted({message.content for some in calls.values() for call in some for message in call.prompt})
+    """Convert calls by node to JSON data. `texts` holds the messages as [characters shared with the previous, rest]."""
+    texts = sorted({message.content for node_calls in calls.values() for call in node_calls for message in call.prompt})
     number = {text: i for i, text in enumerate(texts)}
     rests = []
     for before, text in zip(["", *texts], texts, strict=False):
-        shared = _shared(before, text)
+        shared = _prefix_length(before, text)
         rests.append([shared, text[shared:]])
     return {
         "texts": rests,
@@ -64,9 +64,9 @@ def calls_to_json(calls: Mapping[int, Sequence[Call]]) -> dict[str, Any]:
             str(node): [
                 call.model_dump(mode="json", exclude={"prompt"}, exclude_defaults=True)
                 | {"prompt": [[message.role, number[message.content]] for message in call.prompt]}
-                for call in some
+                for call in node_calls
             ]
-            for node, some in calls.items()
+            for node, node_calls in calls.items()
         },
     }
 
@@ -74,23 +74,23 @@ def calls_to_json(calls: Mapping[int, Sequence[Call]]) -> dict[str, Any]:
 def calls_from_json(
     texts: Sequence[tuple[int, str]], calls: Mapping[str, Sequence[dict[str, Any]]]
 ) -> dict[int, list[Call]]:
-    """The inverse of `calls_to_json`. Raises ValueError, KeyError, TypeError or IndexError for other data."""
-    whole: list[str] = []
+    """Convert JSON data back to calls by node. Raises ValueError, KeyError, TypeError or IndexError if invalid."""
+    prompts: list[str] = []
     for shared, rest in texts:
-        whole.append((whole[-1][:shared] if whole else "") + rest)
+        prompts.append((prompts[-1][:shared] if prompts else "") + rest)
     return {
         int(node): [
             Call.model_validate(
-                call | {"prompt": [{"role": role, "content": whole[number]} for role, number in call["prompt"]]}
+                call | {"prompt": [{"role": role, "content": prompts[number]} for role, number in call["prompt"]]}
             )
-            for call in some
+            for call in node_calls
         ]
-        for node, some in calls.items()
+        for node, node_calls in calls.items()
     }
 
 
-def _shared(a: str, b: str) -> int:
-    """How many characters two texts have in common at their beginnings."""
+def _prefix_length(a: str, b: str) -> int:
+    """Return the length of the common prefix of two texts, in characters."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

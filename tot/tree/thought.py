@@ -8,47 +8,47 @@ from tot.decoders.request import UnicodeText
 
 
 class Drawn(BaseModel):
-    """A text as a decoder drew it: before anything was read from it, and in tokens."""
+    """A text as sampled by a decoder, before parsing, with its tokens."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: str
     tokens: tuple[int, ...]
-    """None from a server that gives log-probabilities alone."""
+    """Token ids; empty if a server returns only log-probabilities."""
     logprobs: tuple[float, ...] = ()
-    """Of each token, in nats, where they are known."""
+    """Log-probability of each token (nats), if known."""
 
 
 class Observation(BaseModel):
-    """What came back when a thought was acted on."""
+    """The result of executing a thought."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     text: UnicodeText
-    """As a model is shown it."""
+    """The text shown to the model."""
     verified: bool = False
-    """It shows that the thought solves the question."""
+    """Whether the result proves that the thought solves the question."""
     data: JsonValue = None
-    """What else the task keeps of it."""
+    """Other data for the task."""
 
 
 class Thought(BaseModel):
-    """One step of reasoning. `parts` holds what each of the task's thought templates gave, by template name."""
+    """One step of reasoning. `parts` holds the output of each of the task's thought templates, by name."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     parts: dict[str, str]
     drawn: dict[str, Drawn] = {}
-    """Of parts that a model here wrote: what it drew, so that it can go on with just that."""
+    """The sampled tokens of parts, so that a local model can continue exactly these tokens."""
     ended: bool = False
-    """The model ended its message with it: what the path's thoughts say, one after another, is all that it says."""
+    """Whether it ends the model's message. The thoughts of the path together are then the whole message."""
     truncated: bool = False
-    """The token limit ended its text, which the model would have continued."""
+    """Whether the token limit ended its text."""
     observation: Observation | None = None
-    """What came of it, where the task acts on thoughts."""
+    """The result of the thought, if the task executes thoughts."""
 
     def __eq__(self, other: object) -> bool:
-        """Thoughts that say the same are equal, in whatever tokens."""
+        """Compare texts only; tokens may differ."""
         return isinstance(other, Thought) and self.parts == other.parts
 
     @property
@@ -57,37 +57,39 @@ class Thought(BaseModel):
 
 
 class State(BaseModel):
-    """A question and the path of thoughts taken so far; `world` is the task's own state, if it has one."""
+    """A question and the path of thoughts so far."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     question: str
     thoughts: tuple[Thought, ...] = ()
     world: JsonValue = None
-    """The task's own state: JSON data, so that a tree can be saved and read without loss."""
+    """The task's own state, if it has one: JSON data, so that a tree can be saved without loss."""
 
     @property
     def text(self) -> str:
-        """The thoughts' texts, one after another."""
+        """The thoughts' texts, one per line."""
         return "\n".join(thought.text for thought in self.thoughts)
 
     @property
     def message(self) -> str:
-        """The thoughts as pieces of one message."""
+        """The thoughts concatenated to one message."""
         return "".join(part for thought in self.thoughts for part in thought.parts.values())
 
     def then(self, thought: Thought, world: JsonValue = None) -> State:
-        """The state after one more thought; `world` is its new world, None keeps the old one."""
-        kept = self.world if world is None else world
-        return self.model_copy(update={"thoughts": (*self.thoughts, thought), "world": kept})
+        """Return the state after one more thought. `world` is its new world; None keeps the current one."""
+        next_world = self.world if world is None else world
+        return self.model_copy(update={"thoughts": (*self.thoughts, thought), "world": next_world})
 
 
 def after_thinking(text: str) -> str:
-    """What a model says after the thinking that it opened with `<think>`, or that its template opened for it; nothing
-    where the thinking does not end."""
+    """Return the text after a model's thinking, or an empty text if the thinking is unfinished.
+
+    Either the model or its template may have opened the thinking with `<think>`.
+    """
     return "" if is_thinking(text) else text.rpartition("</think>")[2]
 
 
 def is_thinking(text: str) -> bool:
-    """Whether a message has opened its thinking with `<think>`, and not ended it."""
+    """Return whether a message opens its thinking with `<think>` and does not end it."""
     return text.lstrip().startswith("<think>") and "</think>" not in text

@@ -146,7 +146,7 @@ def test_a_search_uses_a_server_and_a_local_model_by_purpose(
 
 @pytest.mark.parametrize("decoder", ["openai", {"evaluate": "openai"}])
 def test_a_server_is_not_reproducible_and_that_is_said(options: dict[str, Any], decoder: Any) -> None:
-    with pytest.raises(OptionError, match="what a server computes is its own affair: leave reproducible out"):
+    with pytest.raises(OptionError, match="but the decoder is remote: leave reproducible out"):
         solve(Letters, "q", **SEARCH, **{**options, "decoder": decoder}, reproducible=True)
 
 

@@ -61,7 +61,7 @@ import pytest
             ("solve", "gsm8k", "q", "--search", "bfs", "--generator", "enumerate"),
             r"task GSM8K has no `actions` to enumerate: .*",
         ),
-        (("solve", "gsm8k", "q", "--model", "none"), r"this search asks a model, and there is none: give model=.*"),
+        (("solve", "gsm8k", "q", "--model", "none"), r"the search needs a model, but none was given: give model=.*"),
         (("solve", "gsm8k", "q", "--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
         (("solve", "gsm8k", "q", "--decoder", "sd", "--decoder-option", "k=0"), r"decoder sd, option k: .*"),
         (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder auto, option k: .* \(its options: draft\)"),

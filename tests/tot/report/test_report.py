@@ -151,7 +151,7 @@ def test_pictures_are_written_by_their_ending(report: Any, saved: Path, tmp_path
             '{"format": "tot.tree", "version": 2, "root": {"question": "q"}, "nodes": []}',
             "the tree is damaged: ",
         ),
-        ("new.json", '{"format": "tot.tree", "version": 9}', "trees of version 9 are unknown here"),
+        ("new.json", '{"format": "tot.tree", "version": 9}', "unknown version 9 of a tree"),
         ("trace.jsonl", '{"format": "tot.checkpoint"}\n{"step": "expand", "tree": [3]}\n', "trace.jsonl is damaged: "),
     ],
 )
