@@ -174,7 +174,7 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     shown = screen.getvalue()
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES]
-    assert "room for, where not for all: 1 of 2" in shown
+    assert "for questions that lost some: 1 of 2" in shown
     for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
         cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
         assert tuple(cells) == SIDES
