@@ -79,7 +79,7 @@ def generate(model: Any, waves: Waves, *, serial: bool = False, **options: Any) 
 
 def _rows(wave: Sequence[AskedWork]) -> list[tuple[tuple[int, ...], int]]:
     """Return (prompt, new tokens) of every sample of a wave; an evaluation counts as one token."""
-    return [(asked.prompt, length) for asked in wave for length in asked.samples]
+    return [(request.prompt, length) for request in wave for length in request.samples]
 
 
 def _draw(model: Any, rows: Sequence[tuple[tuple[int, ...], int]], options: dict[str, Any]) -> int:

@@ -207,8 +207,8 @@ class QualityOptions(BenchOptions):
         """The options of each way, by name. Raises OptionError for an invalid one."""
         ways = {}
         for text in self.way:
-            name, colon, given = text.partition(":")
-            options = _pairs(given)
+            name, colon, pairs = text.partition(":")
+            options = _pairs(pairs)
             if not (name.strip() and colon) or options is None:
                 raise OptionError(f"--way {text!r} can't be read: write 'NAME: option=value; option=value'")
             ways[name.strip()] = options
@@ -217,8 +217,8 @@ class QualityOptions(BenchOptions):
     @property
     def judging(self) -> dict[str, Any]:
         """The options of the judge. Raises OptionError if they are invalid."""
-        model, _, given = (self.judge or "").partition(";")
-        options = _pairs(given)
+        model, _, pairs = (self.judge or "").partition(";")
+        options = _pairs(pairs)
         if not model.strip() or options is None:
             raise OptionError(f"--judge {self.judge!r} can't be read: write 'MODEL; option=value; option=value'")
         return {"model": model.strip(), **options}
@@ -244,8 +244,8 @@ def _pairs(text: str) -> dict[str, Any] | None:
     return options
 
 
-def _several(given: str | list[str]) -> list[str]:
-    return [given] if isinstance(given, str) else given
+def _several(value: str | list[str]) -> list[str]:
+    return [value] if isinstance(value, str) else value
 
 
 class CLLMOptions(BenchOptions):

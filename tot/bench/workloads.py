@@ -52,35 +52,35 @@ def branches(prompt: Sequence[int], count: int, new: int) -> Waves:
 
 def new_tokens(waves: Waves) -> int:
     """Return the number of tokens that the waves sample."""
-    return sum(sum(asked.new) for wave in waves for asked in wave)
+    return sum(sum(request.new) for wave in waves for request in wave)
 
 
 def drawn(waves: Waves) -> int:
     """Return `new_tokens` for an engine that cannot score choices: each evaluation adds one token."""
-    return sum(sum(asked.samples) for wave in waves for asked in wave)
+    return sum(sum(request.samples) for wave in waves for request in wave)
 
 
 def rows(waves: Waves) -> int:
     """Return the number of tokens that an engine without prefix sharing computes, as a measure of work."""
-    return sum(len(asked.prompt) + length for wave in waves for asked in wave for length in asked.samples)
+    return sum(len(request.prompt) + length for wave in waves for request in wave for length in request.samples)
 
 
 def requests(wave: Sequence[AskedWork]) -> Iterator[Request]:
     """Yield a wave's requests at T = 1, ignoring the end of text. Samples of equal length share one request."""
-    for asked in wave:
-        if asked.choices:
-            options = {"choices": asked.choices, "close_choices": asked.close_choices}
-            yield Request(prompt=asked.prompt, purpose="evaluate", sampling=Sampling(seed=asked.seed), **options)
-        elif len(set(asked.new)) == 1:
-            yield _request(asked, asked.new[0], 0, len(asked.new))
+    for work in wave:
+        if work.choices:
+            options = {"choices": work.choices, "close_choices": work.close_choices}
+            yield Request(prompt=work.prompt, purpose="evaluate", sampling=Sampling(seed=work.seed), **options)
+        elif len(set(work.new)) == 1:
+            yield _request(work, work.new[0], 0, len(work.new))
         else:
-            yield from (_request(asked, length, i, 1) for i, length in enumerate(asked.new))
+            yield from (_request(work, length, i, 1) for i, length in enumerate(work.new))
 
 
-def _request(asked: AskedWork, length: int, sample: int, n: int) -> Request:
-    seed = (asked.seed + sample) % 2**64
+def _request(request: AskedWork, length: int, sample: int, n: int) -> Request:
+    seed = (request.seed + sample) % 2**64
     sampling = Sampling(max_tokens=length, temperature=1.0, n=n, seed=seed, ignore_eos=True)
-    return Request(prompt=asked.prompt, sampling=sampling)
+    return Request(prompt=request.prompt, sampling=sampling)
 
 
 def record(

@@ -69,9 +69,9 @@ class PDOSQuestion:
         return len(self.titles) * self.step_tokens + _CONCLUSION
 
 
-def _example(text: str, given: Mapping[str, Any]) -> Example:
-    title_whole_draft = tuple((title, whole, draft) for title, whole, draft in given["steps"])
-    return Example(text, title_whole_draft, given["conclusion"], given["last"])
+def _example(text: str, example: Mapping[str, Any]) -> Example:
+    title_whole_draft = tuple((title, whole, draft) for title, whole, draft in example["steps"])
+    return Example(text, title_whole_draft, example["conclusion"], example["last"])
 
 
 def _who(people: Sequence[str], low: str, high: str) -> str:
@@ -85,7 +85,7 @@ def _who(people: Sequence[str], low: str, high: str) -> str:
 def retrieval(people: int, seed: int) -> PDOSQuestion:
     """Ask which of 4 to 100 generated `people` has a GPA within a range."""
     data = _DATA["retrieval"]
-    words, shown = {kind: line.split() for kind, line in data["words"].items()}, data["example"]
+    words, demonstration = {kind: line.split() for kind, line in data["words"].items()}, data["example"]
     chance = random.Random(f"{people} {seed}")
     names = chance.sample([f"{first} {family}" for first in words["first"] for family in words["family"]], people)
     grades = chance.sample(range(150, 451, 3), people)
@@ -101,7 +101,7 @@ def retrieval(people: int, seed: int) -> PDOSQuestion:
     low, high = chance.randint(below + 1, grades[chosen] - 1), chance.randint(grades[chosen] + 1, above - 1)
     text = _who(lines, f"{low / 100:.2f}", f"{high / 100:.2f}")
     right = partial(names_only, name=names[chosen], names=tuple(names))
-    example = _example(_who(shown["people"], shown["low"], shown["high"]), shown)
+    example = _example(_who(demonstration["people"], demonstration["low"], demonstration["high"]), demonstration)
     return PDOSQuestion(text, tuple(names), example, _A_STEP, right, reference=names[chosen])
 
 
@@ -124,8 +124,8 @@ def planning(aspects: int, seed: int) -> PDOSQuestion:
     """Ask for a plan over 2 to 10 `aspects`, which the prompt lists."""
     data, chance = _DATA["planning"], random.Random(f"{aspects} {seed}")
     text = _plan(chance.choice(data["topics"]), chosen := tuple(chance.sample(data["aspects"], aspects)))
-    shown = data["example"]
-    example = _example(_plan(shown["topic"], shown["aspects"]), shown)
+    demonstration = data["example"]
+    example = _example(_plan(demonstration["topic"], demonstration["aspects"]), demonstration)
     return PDOSQuestion(text, chosen, example, _AN_ASPECT, about=text)
 
 
@@ -147,8 +147,8 @@ def multi_document(
     """
     questions: list[PDOSQuestion] = []
     lengths = []
-    shown = _DATA["documents"]["example"]
-    example = _example(_read_on(shown["passages"], shown["asked"]), shown)
+    demonstration = _DATA["documents"]["example"]
+    example = _example(_read_on(demonstration["passages"], demonstration["asked"]), demonstration)
     for number, row in enumerate(islice(rows(path), count)):
         fields = validated(_Row, row, f"{path}, row {number} of 2WikiMultihopQA's format")
         passages = fields.passages

@@ -66,8 +66,8 @@ def open_ours(model: str, stack: ExitStack, searches: bool, name: str, **options
     return Peer(name, partial(replay, decoder), about(decoder.engine), searches=searches, decoder=decoder)
 
 
-def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
-    model, kinds = asked.model, set(asked.sides)
+def _openers(options: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
+    model, kinds = options.model, set(options.sides)
     yield OURS, partial(open_ours, model, stack, True)
     for quantize in ("none", "int8-dynamic"):
         if quantize in kinds:
@@ -87,27 +87,27 @@ def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Calla
         for precision in PRECISIONS:
             quantization = re.search(r"q\d_\w+", find_model(model).stem, re.IGNORECASE)  # Q4_1, say
             own = quantization[0].upper() if quantization else "its own file"
-            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(_llama, asked, stack, precision)
+            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(_llama, options, stack, precision)
     if "vllm" in kinds:
-        yield "vLLM", partial(_vllm, asked, stack)
+        yield "vLLM", partial(_vllm, options, stack)
 
 
-def _llama(asked: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:
-    file = find_model(asked.model)
+def _llama(options: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:
+    file = find_model(options.model)
     if file.suffix != ".gguf":
-        raise SideError(f"llama.cpp cannot read {asked.model}: pass a .gguf file as --model")
+        raise SideError(f"llama.cpp cannot read {options.model}: pass a .gguf file as --model")
     load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
-    longest = asked.prompt_tokens + asked.new_tokens
+    longest = options.prompt_tokens + options.new_tokens
     load |= {"threads": torch.get_num_threads(), "cells": _CELLS + 2 * longest}
-    return _worker(name, stack, asked.llama, "llama", load, {})
+    return _worker(name, stack, options.llama, "llama", load, {})
 
 
-def _vllm(asked: PeersOptions, stack: ExitStack, name: str) -> Peer:
-    path = find_model(asked.model)
+def _vllm(options: PeersOptions, stack: ExitStack, name: str) -> Peer:
+    path = find_model(options.model)
     folder = path if path.is_dir() else cached_model(path, cache_folder() / "models").folder
     dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
-    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, asked.prompt_tokens + asked.new_tokens)}
-    return _worker(name, stack, asked.vllm, "vllm", load, _VLLM)
+    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, options.prompt_tokens + options.new_tokens)}
+    return _worker(name, stack, options.vllm, "vllm", load, _VLLM)
 
 
 def _worker(
