@@ -21,17 +21,17 @@ lint: $(VENV)/ready
 	$(BIN)/mypy -p tot
 	$(BIN)/lint-imports
 
-# The tests of what is fast, and one of each kind of those that are not, a process a core.
+# Fast tests and one slow test of each kind, with one process per core.
 PYTEST := OMP_NUM_THREADS=1 OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -n auto --dist worksteal
 REST   := benches or families or notebooks or processes or ray or real or statistics or training
 test: $(VENV)/ready
 	$(PYTEST) -m "smoke or not (slow or vllm or $(REST))"
 
-# Those that are not.
+# The other slow tests.
 test-rest: $(VENV)/ready
 	$(PYTEST) -m "($(REST)) and not (smoke or slow or vllm)"
 
-# All of them, what takes minutes each, and properties on many more examples.
+# All tests, including those that take minutes each, and property tests with many more examples.
 test-all: test test-rest
 	$(PYTEST) -m "(slow or hypothesis) and not vllm" --hypothesis-profile thorough
 
@@ -43,18 +43,18 @@ docs: $(VENV)/ready
 docs-check: $(VENV)/ready
 	$(BIN)/pytest tests/tot/test_docs.py tests/tot/test_extending.py
 
-# Searches against a vLLM server: its CPU build, in an environment of its own, started and stopped by the tests.
+# Searches against a vLLM server. Its CPU build has its own environment; the tests start and stop the server.
 test-vllm: $(VENV)/ready $(VLLM)/ready
 	TOT_VLLM=$(abspath $(VLLM)/bin/python) OMP_WAIT_POLICY=PASSIVE $(BIN)/pytest -m vllm tests/servers
 
-# The tests of the parts in C on an ARM processor, which is emulated (Debian; tests/arm.sh says what it needs).
+# The tests of the C kernels on an emulated ARM processor (on Debian; tests/arm.sh lists the requirements).
 test-arm: $(VENV)/ready
 	tests/arm.sh build/arm
 
-# What `tot bench peers` compares with, each in an environment of its own.
+# The engines that `tot bench peers` compares with, each in its own environment.
 peers: $(VENV)/ready $(VLLM)/ready $(LLAMA)/ready
 
-# README's tree, and the page that docs/guide.md shows.
+# The tree in README and the page that docs/guide.md links to.
 EXAMPLE := build/example.json
 pictures: $(VENV)/ready
 	mkdir -p build
@@ -62,7 +62,7 @@ pictures: $(VENV)/ready
 	$(BIN)/tot report $(EXAMPLE) --out docs/images/tree.svg
 	$(BIN)/tot report $(EXAMPLE) --out docs/example.html
 
-# Runs the notebooks and keeps what they show now, but not when.
+# Runs the notebooks and saves their outputs, without execution times.
 notebooks: $(VENV)/ready
 	$(BIN)/jupyter execute --inplace notebooks/*.ipynb
 	perl -0pi -e 's/"metadata": \{\s*"execution": \{[^{}]*\}\s*\}/"metadata": {}/g' notebooks/*.ipynb
@@ -71,7 +71,7 @@ jupyter: $(VENV)/ready
 	$(BIN)/python $(PIP) '.[notebooks]'
 	$(BIN)/jupyter notebook notebooks
 
-# The built wheel, alone in an environment of its own, run from another folder, where no compiler is found.
+# Installs the built wheel in its own environment and runs it from another folder, without a compiler.
 wheel: $(VENV)/ready
 	rm -rf build dist
 	$(BIN)/python -m build --wheel --no-isolation >/dev/null
@@ -113,9 +113,9 @@ $(LLAMA)/ready: tests/servers/llama.txt
 	CMAKE_ARGS=-DGGML_NATIVE=ON $(LLAMA)/bin/python -m pip install --quiet --disable-pip-version-check -r $<
 	touch $@
 
-# A consistency LLM of the default model, in about an hour on one core: tuned on plans for made-up Blocksworld
-# problems, then made consistent on its own. Stopped, it goes on where it was. DATA: problems to measure on, which are
-# left out of those made up.
+# Trains a consistency LLM from the default model in about an hour on one core: fine-tunes it on plans for generated
+# Blocksworld problems, then trains it on its own trajectories. A stopped run resumes. DATA: test problems, which are
+# excluded from the generated ones.
 CLLM  := build/cllm
 ASKED := --questions blocksworld_direct=$(CLLM)/questions.jsonl
 cllm: $(VENV)/ready

@@ -1,9 +1,9 @@
-"""`tot bench decoders`: whole tree-of-thought searches by each decoding method, as in SEED's tables (section 5).
+"""`tot bench decoders`: whole tree-of-thought searches with each decoding method, as in SEED's tables (section 5).
 
-The searches are the paper's: few-shot prompts, n thoughts a state of which the best is gone on with, to each task's
-depth, and a state evaluator that explains its value. Texts have their stops and ends. All sides take turns at each
-question, from stores that hold nothing but what the prompts of all questions begin with, as they do after the first of
-many. Serial sides decode one sample at a time.
+The searches follow the paper: few-shot prompts, n thoughts per state, the best of which is expanded, to the task's
+depth, and a state evaluator that explains its value. Stop strings and end-of-text tokens apply. All sides take turns
+at each question. Their caches start with the prompt prefix that all questions of a task share. Serial sides decode one
+sample at a time.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ KINDS = ("serial", "rounds", "packed")
 PURPOSES: dict[Purpose, str] = {"generate": "thoughts", "evaluate": "evaluations"}
 _COUNTED = ("forwards", "drafted", "accepted", "reached")
 _ROWS = 512
-"""Of a prompt that are computed in one forward."""
+"""Prompt tokens per forward during prefill."""
 _BINS = (0.0, 0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of acceptance rates."""
+"""Lower bounds of the acceptance-rate bins."""
 
 
 @dataclass(frozen=True)
 class BenchProblem:
-    """A question to be searched."""
+    """A question to search."""
 
     kind: str
-    """The task as it was asked for."""
+    """The task's name on the command line."""
     task: Task
     question: str
     seed: int = 0
@@ -60,7 +60,10 @@ class BenchProblem:
 
 @dataclass
 class Watched:
-    """A decoder of which it is noted what each purpose took; `serial` is asked for one sample at a time."""
+    """A decoder that records seconds and token counts by purpose.
+
+    If `serial`, it decodes one sample at a time.
+    """
 
     decoder: LocalDecoder
     serial: bool = False
@@ -84,7 +87,7 @@ class Watched:
 
 
 def _samples(requests: Sequence[Request]) -> Iterator[Request]:
-    """A request for each sample, with a seed of its own."""
+    """Yield one request per sample, each with its own seed."""
     for request in requests:
         for i in range(request.sampling.n):
             alone = request.sampling.model_copy(update={"n": 1, "seed": request.sampling.seed ^ i})
@@ -92,8 +95,10 @@ def _samples(requests: Sequence[Request]) -> Iterator[Request]:
 
 
 def hold_beginnings(decoder: LocalDecoder, problem: BenchProblem) -> None:
-    """Have the prompts of a task's thoughts and evaluations computed by target and draft. What other questions' prompts
-    share with them is not forgotten."""
+    """Prefill the prompts of a task's thoughts and evaluations, and keep their shared prefix in the cache.
+
+    Both the target's and the draft's cache keep the prefix that other questions share.
+    """
     task, engine = problem.task, decoder.engine
     state = task.start(problem.question)
     thought = state.then(Thought(parts=dict.fromkeys(task.thought, "-")))
@@ -109,7 +114,7 @@ def _hold(runner: Runner, tokens: Sequence[int]) -> None:
 
 
 def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float, problem: BenchProblem) -> Measured:
-    """Search a question, and what that took."""
+    """Search a question and return its measurements."""
     task, engine, watched = problem.task, decoder.engine, Watched(decoder, serial)
     forget(decoder)
     parts: dict[str, Any] = {
@@ -117,32 +122,35 @@ def search(decoder: LocalDecoder, serial: bool, samples: int, temperature: float
         "generator": Sample(temperature=temperature),
         "evaluator": Explain(temperature=temperature),
     }
-    asking = partial(solve, task, problem.question, decoder=watched, prompts="papers", seed=problem.seed, **parts)
-    seconds, _ = timed(asking)
+    run_search = partial(solve, task, problem.question, decoder=watched, prompts="papers", seed=problem.seed, **parts)
+    seconds, _ = timed(run_search)
     spent: Counter[str] = Counter()
     for purpose in PURPOSES:
         spent.update(metrics_of(engine, purpose).seconds)
-    took = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
-    return {"seconds": seconds, **took, "spent": dict(spent), **watched.counts, "by purpose": dict(watched.seconds)}
+    totals = {name: watched.total(name) for name in ("tokens", *_COUNTED)}
+    return {"seconds": seconds, **totals, "spent": dict(spent), **watched.counts, "by purpose": dict(watched.seconds)}
 
 
 def run(asked: DecodersOptions, console: Console) -> None:
-    """Measure, and print the tables."""
+    """Run the benchmark and print the tables."""
     tasks: dict[str, list[BenchProblem]] = {}
     for text in asked.questions:
         name, _, file = text.partition("=")
         task = load_task(name)
-        found = questions(task, Path(file) if file else None, asked.limit)
-        tasks[name] = [BenchProblem(name, task, question) for question in found]
+        task_questions = questions(task, Path(file) if file else None, asked.limit)
+        tasks[name] = [BenchProblem(name, task, question) for question in task_questions]
     with ExitStack() as stack:
         plain = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
-        told = f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}"
-        bench = stack.enter_context(Bench(asked, console, told))
+        description = f"{asked.model}, drafts by {asked.draft}; {about(plain.engine)}"
+        bench = stack.enter_context(Bench(asked, console, description))
 
         def side(name: str, method: str, serial: bool, temperature: float, **options: Any) -> Side:
-            """With a decoder for each task, as what it learns of one does not hold for another."""
-            given = options if method == "ar" else {"draft": asked.draft, **options}
-            decoders = {task: stack.enter_context(load_decoder(method, engine=plain.engine, **given)) for task in tasks}
+            """Build a side with one decoder per task: statistics learned on one task do not apply to another."""
+            decoder_options = options if method == "ar" else {"draft": asked.draft, **options}
+            decoders = {
+                task: stack.enter_context(load_decoder(method, engine=plain.engine, **decoder_options))
+                for task in tasks
+            }
             for task, decoder in decoders.items():
                 hold_beginnings(decoder, tasks[task][0])
             return Side(name, lambda one: search(decoders[one.kind], serial, asked.samples, temperature, one))
@@ -173,26 +181,29 @@ def run(asked: DecodersOptions, console: Console) -> None:
 
 
 def ways(k_configs: Sequence[str], parts: Sequence[str] = KINDS) -> dict[str, tuple[str, bool, dict[str, Any]]]:
-    """The sides of these parts, by name: method, whether serial, options. Drafts of each kind are verified serially, as
-    the paper's baselines do; in rounds, its schedule; and packed, as far as they pay. The first kind is verified by the
-    papers' rule as well, and in rounds with and without overlap."""
-    found: dict[str, tuple[str, bool, dict[str, Any]]] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
+    """Return the sides of the given parts, by name: method, whether serial, options.
+
+    Drafts of each `k_config` are verified serially (the paper's baselines), in rounds (the paper's schedule) and packed
+    (only drafts that pay). The first `k_config` also runs with the papers' acceptance rule, and in rounds with and
+    without overlap.
+    """
+    sides: dict[str, tuple[str, bool, dict[str, Any]]] = {SERIAL: ("ar", True, {}), PACKED: ("ar", False, {})}
     for text in k_configs:
-        config, shown = tuple(map(int, text.split("-"))), text.replace("-", ",")
+        config, label = tuple(map(int, text.split("-"))), text.replace("-", ",")
         chain = max(config) == 1
         method, rule = ("sd", "leviathan") if chain else ("mcsd", "mcsd")
         options: dict[str, Any] = {"k": len(config)} if chain else {"k_config": config}
-        found[f"{method} ({shown}), serial"] = method, True, options
+        sides[f"{method} ({label}), serial"] = method, True, options
         if text == k_configs[0]:
-            found[f"{method} ({shown}), {rule}'s rule, serial"] = method, True, {**options, "rule": rule}
+            sides[f"{method} ({label}), {rule}'s rule, serial"] = method, True, {**options, "rule": rule}
         rounds = {"policy": "rounds", "k_config": config, "adapt": False}
-        found[f"seed ({shown}), rounds"] = "seed", False, rounds
+        sides[f"seed ({label}), rounds"] = "seed", False, rounds
         if text == k_configs[0]:
             for overlap in (True, False):
-                said = "overlap" if overlap else "no overlap"
-                found[f"seed ({shown}), rounds, {said}"] = "seed", False, {**rounds, "overlap": overlap}
-    found["seed, packed"] = "seed", False, {}
-    return {name: side for name, side in found.items() if _kind(name) in parts or name == PACKED}
+                overlap_label = "overlap" if overlap else "no overlap"
+                sides[f"seed ({label}), rounds, {overlap_label}"] = "seed", False, {**rounds, "overlap": overlap}
+    sides["seed, packed"] = "seed", False, {}
+    return {name: side for name, side in sides.items() if _kind(name) in parts or name == PACKED}
 
 
 def _kind(side: str) -> str:
@@ -203,7 +214,7 @@ def _kind(side: str) -> str:
 
 
 def _speeds(title: str, results: Measurements) -> Table:
-    """SEED's table 1: a row a side; of each task its speed, and how much that is of `ar`, serial and packed."""
+    """SEED, table 1: one row per side; per task, tokens/s and the speedups over serial and packed `ar`."""
     heads = [head for name in results.columns for head in (f"{name}: tokens/s", "of ar, serial", "of ar, packed")]
     table = Table("", *heads, "acceptance", "target at work", title=title)
     for side in results.sides:
@@ -211,27 +222,32 @@ def _speeds(title: str, results: Measurements) -> Table:
         for column in results.columns:
             ratios = [times(results.ratios(RATE, side, base, column)) for base in (SERIAL, PACKED)]
             cells += [RATE.show(results.values(RATE, side, column)), *ratios]
-        others = [_all(results, metric, side) for metric in (_ACCEPTANCE, _TARGET)]
+        others = [_all_columns(results, metric, side) for metric in (_ACCEPTANCE, _TARGET)]
         table.add_row(side, *cells, *others)
     return table
 
 
 def _share(count: str, total: str) -> Callable[[Measured], float | None]:
-    return lambda took: took[count] / took[total] if took.get(total) else None
+    return lambda measured: measured[count] / measured[total] if measured.get(total) else None
 
 
 _ACCEPTANCE = Metric("acceptance", _share("accepted", "reached"), percent)
-_TARGET = Metric("target at work", lambda took: took["spent"].get("verify", 0.0) / took["seconds"], percent)
+_TARGET = Metric("target at work", lambda measured: measured["spent"].get("verify", 0.0) / measured["seconds"], percent)
 
 
-def _all(results: Measurements, metric: Metric, side: str) -> str:
+def _all_columns(results: Measurements, metric: Metric, side: str) -> str:
     values = [value for column in results.columns for value in results.values(metric, side, column)]
     return metric.show(values) if values else ""
 
 
 def _by_purpose(results: Measurements) -> Table:
-    """SEED's figure 6: the thought generator and the state evaluator apart."""
-    heads = [f"{name} {part}: {what}" for name in results.columns for part in PURPOSES.values() for what in _SAID]
+    """SEED, figure 6: the thought generator and the state evaluator separately."""
+    heads = [
+        f"{name} {part}: {heading}"
+        for name in results.columns
+        for part in PURPOSES.values()
+        for heading in _PURPOSE_COLUMNS
+    ]
     table = Table("", *heads, title="by purpose: acceptance, and speed of ar, serial")
     for side in results.sides:
         cells = []
@@ -245,62 +261,67 @@ def _by_purpose(results: Measurements) -> Table:
     return table
 
 
-_SAID = ("acceptance", "speed")
+_PURPOSE_COLUMNS = ("acceptance", "speed")
 
 
-def _rate_of(purpose: Purpose, took: Measured) -> float | None:
-    seconds = took["by purpose"].get(purpose)
-    return float(took.get(f"{purpose} tokens", 0) / seconds) if seconds else None
+def _rate_of(purpose: Purpose, measured: Measured) -> float | None:
+    seconds = measured["by purpose"].get(purpose)
+    return float(measured.get(f"{purpose} tokens", 0) / seconds) if seconds else None
 
 
 def _of_acceptance(results: Measurements) -> dict[str, list[tuple[float, float]]]:
-    """Of each search in these ways the share of its drafts that was accepted, and its speed, of serial `ar`."""
-    found: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
+    """Return (acceptance rate, speedup over serial `ar`) of each search, by kind."""
+    points_by_kind: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
     for side in results.sides:
         for column in results.columns:
             base = results.of(SERIAL, column)
-            for turn, took in results.of(side, column).items():
-                if turn in base and (rate := _ACCEPTANCE.of(took)) is not None:
-                    found[_kind(side)].append((rate, RATE.ratio(took, base[turn])))
-    return found
+            for turn, measured in results.of(side, column).items():
+                if turn in base and (rate := _ACCEPTANCE.of(measured)) is not None:
+                    points_by_kind[_kind(side)].append((rate, RATE.ratio(measured, base[turn])))
+    return points_by_kind
 
 
 def _by_acceptance(results: Measurements) -> Table:
-    """SEED's figure 5, in words."""
-    found = _of_acceptance(results)
-    table = Table("acceptance from", *found, title="speed of ar, serial, by acceptance (searches)")
+    """SEED, figure 5, as a table."""
+    points_by_kind = _of_acceptance(results)
+    table = Table("acceptance from", *points_by_kind, title="speed of ar, serial, by acceptance (searches)")
     for low, high in pairwise((*_BINS, math.inf)):
-        shown = [[speed for rate, speed in points if low <= rate < high] for points in found.values()]
-        if any(shown):
-            table.add_row(f"{low:.1f}", *(f"{times(speeds)}, {len(speeds)}" if speeds else "" for speeds in shown))
+        speedups = [[speed for rate, speed in points if low <= rate < high] for points in points_by_kind.values()]
+        if any(speedups):
+            table.add_row(f"{low:.1f}", *(f"{times(speeds)}, {len(speeds)}" if speeds else "" for speeds in speedups))
     return table
 
 
 def _overlap(results: Measurements, samples: int) -> Iterator[str]:
-    """On what machine drafting beside the target pays, by what a draft and its verification take here."""
+    """Report when drafting beside the target pays, given the measured draft and verify times."""
     for side in results.sides:
         if not side.endswith("no overlap"):
             continue
         apart, beside = (
-            [took for column in results.columns for took in results.of(name, column).values()]
+            [measured for column in results.columns for measured in results.of(name, column).values()]
             for name in (side, side.replace("no overlap", "overlap"))
         )
-        draft, verify = (statistics.median(_a_forward(took, part) for took in apart) for part in ("draft", "verify"))
-        slower = statistics.median(_a_forward(took, "verify") for took in beside) / verify
-        one, each = (gain(draft, verify, samples, devices) for devices in (1, samples))
+        draft, verify = (
+            statistics.median(_a_forward(measured, part) for measured in apart) for part in ("draft", "verify")
+        )
+        slower = statistics.median(_a_forward(measured, "verify") for measured in beside) / verify
+        one_device, device_each = (gain(draft, verify, samples, devices) for devices in (1, samples))
         yield (
-            f"{side.partition(', rounds')[0]}: a draft takes {1000 * draft:.0f} ms, verifying {1000 * verify:.0f} ms, "
-            f"and {slower:.2f} times as long while others draft. Overlap pays where that is under "
-            f"{(draft + verify) / verify:.2f}: where it costs the target nothing, {samples} thoughts in rounds are "
-            f"{one:.2f}x of serial, and {each:.2f}x with a place to draft for each"
+            f"{side.partition(', rounds')[0]}: a draft takes {1000 * draft:.0f} ms and a verification "
+            f"{1000 * verify:.0f} ms, {slower:.2f}x slower during drafting. Overlap pays if the slowdown is below "
+            f"{(draft + verify) / verify:.2f}x. If overlap did not slow the target, {samples} thoughts in rounds would "
+            f"run {one_device:.2f}x as fast as serially, and {device_each:.2f}x with one draft device per thought"
         )
 
 
-def _a_forward(took: Measured, part: str) -> float:
-    return float(took["spent"].get(part, 0.0) / max(1, took["forwards"]))
+def _a_forward(measured: Measured, part: str) -> float:
+    return float(measured["spent"].get(part, 0.0) / max(1, measured["forwards"]))
 
 
 def gain(draft: float, verify: float, branches: int, devices: int) -> float:
-    """How many times as fast as one after another `branches` texts are in rounds, where so many `devices` draft beside
-    the target: as fast as each text's own turns, the target or the devices allow."""
+    """Return the speedup of decoding `branches` texts in rounds over decoding them serially.
+
+    `devices` draft devices run beside the target. The slowest of each text's own turns, the target and the devices
+    sets the limit. `draft` and `verify` are in seconds.
+    """
     return min(branches, (draft + verify) / max(verify, draft / devices))

@@ -1,6 +1,6 @@
-"""Engines that run waves of requests in this process: a decoder of ours, and the ways that transformers has.
+"""Engines that run waves of requests in this process: one of our decoders, and transformers' `generate`.
 
-Each measures itself, around the work alone, from nothing: what it computed in one run is not left for the next one.
+Each run starts with an empty cache and times only the decoding.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from tot.decoders.request import Purpose
 from tot.running import in_daemon_thread
 
 SPENT = [
-    Metric(name, lambda took, name=name: _share(took["spent"], name), percent)  # type: ignore[misc]
+    Metric(name, lambda measured, name=name: _share(measured["spent"], name), percent)  # type: ignore[misc]
     for name in ("draft", "verify", "sampling", "scheduling")
 ]
-"""What an engine's time went on."""
+"""Shares of an engine's time."""
 
 
 class SideError(TotError):
-    """A side that can't be had, or can't go on; the others can."""
+    """A side is not available or failed; the other sides are not affected."""
 
 
 def about(engine: Engine) -> str:
-    """What runs: versions, number format, and how weights are kept."""
+    """Describe the software versions, the number format and the weight backend."""
     return f"{describe(engine.loaded.device, engine.loaded.dtype)}, {engine.runner.backend.name}"
 
 
@@ -42,12 +42,12 @@ def _share(spent: Mapping[str, float], name: str) -> float | None:
 
 
 def metrics_of(engine: Engine, purpose: Purpose = "generate") -> Metrics:
-    """What the requests of a purpose cost, with all of the last step."""
+    """Return the cost of a purpose's requests, including the last step."""
     return engine.call(lambda: engine.accounts[purpose])
 
 
 def forget(decoder: LocalDecoder) -> None:
-    """No keys and values are left of what was computed before, nor what was counted."""
+    """Clear the key-value caches and the counters."""
     engine, drafter = decoder.engine, decoder.drafter
     engine.call(engine.cache.clear)
     if drafter is not None and drafter.runner is not None:
@@ -56,7 +56,7 @@ def forget(decoder: LocalDecoder) -> None:
 
 
 def replay(decoder: LocalDecoder, waves: Waves) -> Measured:
-    """Every wave packed, choices really scored; with what was drafted of what was generated."""
+    """Run every wave packed, score choices exactly, and report the acceptance rate of drafts."""
     forget(decoder)
     batches = [list(requests(wave)) for wave in waves]
     seconds, done = timed(lambda: [completion for batch in batches for completion in decoder.generate(batch)])
@@ -66,7 +66,7 @@ def replay(decoder: LocalDecoder, waves: Waves) -> Measured:
 
 
 def generate(model: Any, waves: Waves, *, serial: bool = False, **options: Any) -> Measured:
-    """transformers' `generate`: a wave as one left-padded batch or, `serial`, a sample at a time."""
+    """Run transformers' `generate`: one left-padded batch per wave or, if `serial`, one sample at a time."""
 
     @torch.inference_mode()
     def work() -> int:
@@ -78,12 +78,12 @@ def generate(model: Any, waves: Waves, *, serial: bool = False, **options: Any) 
 
 
 def _rows(wave: Sequence[AskedWork]) -> list[tuple[tuple[int, ...], int]]:
-    """Every sample of a wave by itself, as its prompt and its length; an evaluation is one token that is read."""
-    return [(asked.prompt, length) for asked in wave for length in asked.samples]
+    """Return (prompt, new tokens) of every sample of a wave; an evaluation counts as one token."""
+    return [(request.prompt, length) for request in wave for length in request.samples]
 
 
 def _draw(model: Any, rows: Sequence[tuple[tuple[int, ...], int]], options: dict[str, Any]) -> int:
-    """Tokens drawn; rows that have theirs are computed until the last one has."""
+    """Return the number of tokens sampled. All rows run until the longest one is complete."""
     width, longest = max(len(prompt) for prompt, _ in rows), max(length for _, length in rows)
     padded = [([0] * (width - len(prompt)) + list(prompt)) for prompt, _ in rows]
     mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt, _ in rows]
@@ -94,26 +94,26 @@ def _draw(model: Any, rows: Sequence[tuple[tuple[int, ...], int]], options: dict
         min_new_tokens=longest,
         max_new_tokens=longest,
     )
-    made = result.shape[1] - width
-    return sum(min(made, length) for _, length in rows)
+    new = result.shape[1] - width
+    return sum(min(new, length) for _, length in rows)
 
 
 def in_thread(work: Callable[[], Any]) -> Any:
-    """In a thread of its own, as the engine's is: OpenMP keeps a team a thread, and two teams slow each other down.
+    """Run `work` in its own thread, as the engine does: OpenMP keeps a team per thread, and two teams compete.
 
-    Ctrl-C does not wait for its end.
+    Ctrl-C does not wait for the thread.
     """
     return in_daemon_thread(work, "tot-bench").result()
 
 
 def checked(seconds: float, tokens: int, wanted: int) -> Measured:
-    """What was measured. Raises SideError for another number of tokens than was asked for."""
+    """Return the measurement. Raises SideError if `tokens` differs from `wanted`."""
     if tokens != wanted:
-        raise SideError(f"it drew {tokens} tokens where {wanted} were asked for")
+        raise SideError(f"it sampled {tokens} tokens instead of {wanted}")
     return {"seconds": seconds, "tokens": tokens}
 
 
 def resident(pid: int | None = None) -> int:
-    """Bytes of memory that a process and all it started hold, mapped files included; without `pid`, this one alone."""
+    """Return the resident bytes, mapped files included, of a process and its children; by default of this process."""
     process = psutil.Process(pid)
     return sum(one.memory_info().rss for one in (process, *(process.children(recursive=True) if pid else ())))

@@ -1,7 +1,7 @@
-"""How well state evaluators tell right from wrong: for `tot bench quality`.
+"""AUROC of state evaluators, for `tot bench quality`.
 
-They judge the pieces of solutions that an evaluation's folder holds, of which it is known how they end, so nothing is
-decoded but what they ask themselves.
+Evaluators judge the pieces of solutions in an evaluation's folder, whose scores are known. Only the evaluators' own
+requests are decoded.
 """
 
 from __future__ import annotations
@@ -37,46 +37,47 @@ from tot.tree.thought import Drawn, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 _AT_ONCE = 16
-"""Questions whose pieces are judged side by side."""
+"""Questions whose pieces are judged concurrently."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """A piece of solutions: the share of those that it is a part of that end right, and how an evaluator values it as
-    far as here."""
+    """A piece that one or more solutions share, with its value from an evaluator."""
 
     depth: int
     along: float
-    """How far on the way to those ends; 1 is an end."""
+    """Fraction of the solutions' length up to and including this piece; 1 for a final piece."""
     truth: float
+    """Mean score of the solutions that contain this piece."""
     value: float
+    """The evaluator's value of the solution up to this piece."""
 
 
 @dataclass(frozen=True)
 class Solutions:
-    """A question and the messages that answer it: the pieces of each, with what tells those that messages share, and
-    how right it is."""
+    """A question and its answer messages."""
 
     root: State
     messages: tuple[tuple[list[tuple[Hashable, Drawn]], float], ...]
+    """Of each message, its pieces and its score. A piece has a key, which is equal for pieces that messages share."""
 
 
 def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evaluator], most: int) -> None:
-    """How well evaluators tell pieces that end right from those that don't, within a question; of `most` questions."""
+    """Measure each evaluator's AUROC over the pieces of a question, on at most `most` questions."""
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         tokenizer = getattr(decoders["generate"], "tokenizer", None)
         exact = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
         decode = None if tokenizer is None else partial(tokenizer.decode, **exact)
         samples = islice(read_samples(folder), most)
-        given = [solutions(folder, sample, work.task, decode) for sample in samples]
-        batches = [given[start : start + _AT_ONCE] for start in range(0, len(given), _AT_ONCE)]
+        all_solutions = [solutions(folder, sample, work.task, decode) for sample in samples]
+        batches = [all_solutions[start : start + _AT_ONCE] for start in range(0, len(all_solutions), _AT_ONCE)]
 
         def ask(evaluator: Evaluator, batch: Sequence[Solutions]) -> Measured:
             meter = Meter()
-            asking = judged(batch, work.task, evaluator, Backend(decoders, meter))
-            seconds, found = timed(lambda: run_to_end(asking))
-            pieces = [[asdict(one) for one in each] for each in found]
+            judging = judged(batch, work.task, evaluator, Backend(decoders, meter))
+            seconds, judged_questions = timed(lambda: run_to_end(judging))
+            pieces = [[asdict(one) for one in each] for each in judged_questions]
             return {"seconds": seconds, "tokens": meter.usage.new_tokens, "pieces": pieces}
 
         bench.compare(
@@ -91,11 +92,11 @@ def judge(bench: Bench, work: Work, folder: Path, evaluators: Mapping[str, Evalu
 def _table(results: Measurements) -> Table:
     rows = Table("evaluator", *PLACES, "new tokens a piece", "seconds", title=_TELLING)
     for name in results.sides:
-        done = results.of(name).values()
-        found = [[Judged(**one) for one in each] for took in done for each in took["pieces"]]
-        tokens, seconds = (sum(took[what] for took in done) for what in ("tokens", "seconds"))
-        shares = [told(found, place) for place in PLACES.values()]
-        rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, found))):.0f}", f"{seconds:.1f}")
+        batches = results.of(name).values()
+        judged_questions = [[Judged(**one) for one in each] for batch in batches for each in batch["pieces"]]
+        tokens, seconds = (sum(batch[key] for batch in batches) for key in ("tokens", "seconds"))
+        shares = [told(judged_questions, place) for place in PLACES.values()]  # language: ok
+        rows.add_row(name, *shares, f"{tokens / max(1, sum(map(len, judged_questions))):.0f}", f"{seconds:.1f}")
     return rows
 
 
@@ -112,11 +113,14 @@ _PARAGRAPH = re.compile(r"\s*\S.*?(?:\n\s*\n\s*|\Z)", re.DOTALL)
 def solutions(
     folder: Path, sample: Mapping[str, Any], task: Task, decode: Callable[[Sequence[int]], str] | None
 ) -> Solutions:
-    """The messages that an evaluation's folder holds of a sample, in the pieces that they grew by; whole ones cut as
-    `Continue` cuts them, with `decode`, which tells what tokens spell, their tokens as well."""
-    tree, found = read_leaves(folder, sample, task)
+    """Return a sample's messages from an evaluation's folder, split into the thoughts of their paths.
+
+    A message of a single thought is split into paragraphs, as `Continue` does. With `decode` (token ids to text), its
+    tokens are split too.
+    """
+    tree, leaves = read_leaves(folder, sample, task)
     messages = []
-    for leaf, (_, right) in found.items():
+    for leaf, (_, right) in leaves.items():
         pieces: list[tuple[Hashable, Drawn]] = [(node.id, _drawn(node)) for node in tree.path(tree[leaf])[1:]]
         if len(pieces) == 1:
             pieces = [((leaf, i), piece) for i, piece in enumerate(pieces_of(pieces[0][1], decode))]
@@ -130,51 +134,55 @@ def _drawn(node: Node) -> Drawn:
 
 
 def pieces_of(message: Drawn, decode: Callable[[Sequence[int]], str] | None) -> list[Drawn]:
-    """A message's paragraphs, as they were drawn."""
+    """Split a message into paragraphs; without `decode`, their tokens are left out."""
     tokens = message.tokens if decode is not None else ()
     ends = [len(decode(tokens[: i + 1])) for i in range(len(tokens))] if decode is not None else []
-    found, begin = [], 0
+    paragraphs, begin = [], 0
     for paragraph in _PARAGRAPH.finditer(message.text):
         end = bisect_right(ends, paragraph.end())
-        found.append(Drawn(text=paragraph[0], tokens=tokens[begin:end], logprobs=message.logprobs[begin:end]))
+        paragraphs.append(Drawn(text=paragraph[0], tokens=tokens[begin:end], logprobs=message.logprobs[begin:end]))
         begin = end
-    return found
+    return paragraphs
 
 
 async def judged(
     questions: Sequence[Solutions], task: Task, evaluator: Evaluator, backend: Backend
 ) -> list[list[Judged]]:
-    """Every piece, judged when those at its depth are all that there is, as a search would."""
+    """Judge every piece, depth by depth, on a tree that holds nothing deeper, as in a search."""
     checked = CheckedTask(task)
 
     async def of(question: Solutions) -> list[Judged]:
         tree = ThoughtTree(question.root)
         context = Context(checked, tree, backend).to("evaluate")
-        grown: dict[Hashable, Node] = {}
-        ends, found = [tree.root] * len(question.messages), list[Judged]()
+        nodes: dict[Hashable, Node] = {}
+        ends, pieces_judged = [tree.root] * len(question.messages), list[Judged]()
         for depth in range(max((len(pieces) for pieces, _ in question.messages), default=0)):
-            through: dict[int, list[tuple[float, int]]] = {}  # by node, the ends of messages that it is a part of
+            messages_by_node: dict[
+                int, list[tuple[float, int]]
+            ] = {}  # node id: (score, number of pieces) of the messages that contain it
             for i, (pieces, right) in enumerate(question.messages):
                 if depth < len(pieces):
                     key, piece = pieces[depth]
-                    if key not in grown:
+                    if key not in nodes:
                         drawn = {task.thought[-1]: piece} if piece.tokens else {}
-                        grown[key] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
-                    ends[i] = grown[key]
-                    through.setdefault(ends[i].id, []).append((right, len(pieces)))
-            values = await judge_nodes(context, evaluator, [tree[node] for node in through])
-            for ended, one in zip(through.values(), values, strict=True):
+                        nodes[key] = tree.add(ends[i], Thought(parts={task.thought[-1]: piece.text}, drawn=drawn))
+                    ends[i] = nodes[key]
+                    messages_by_node.setdefault(ends[i].id, []).append((right, len(pieces)))
+            values = await judge_nodes(context, evaluator, [tree[node] for node in messages_by_node])
+            for scores_and_lengths, one in zip(messages_by_node.values(), values, strict=True):
                 if one.value is not None:
-                    right, far = map(fmean, zip(*ended, strict=True))
-                    found.append(Judged(depth + 1, (depth + 1) / far, right, one.value))
-        return found
+                    right, length = map(fmean, zip(*scores_and_lengths, strict=True))
+                    pieces_judged.append(Judged(depth + 1, (depth + 1) / length, right, one.value))
+        return pieces_judged
 
     return await asyncio.gather(*map(of, questions))
 
 
-def told(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:
-    """The mean over questions of the share of pairs, of different truth, that values put in the right order; ties are
-    worth half. Empty where no question has such pairs."""
-    found = [told_apart([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
-    shares = [share for share in found if share is not None]
+def told(questions: Sequence[Sequence[Judged]], place: Callable[[Judged], bool]) -> str:  # language: ok
+    """Return the mean AUROC over questions: the share of pairs with different truth that the values order correctly.
+
+    Ties count half. Empty if no question has such a pair.
+    """
+    aurocs = [told_apart([(one.truth, one.value) for one in pieces if place(one)]) for pieces in questions]
+    shares = [share for share in aurocs if share is not None]
     return f"{bootstrap(shares).format('.2f')}, {len(shares)} questions" if shares else ""

@@ -1,8 +1,10 @@
-"""Harness: what all benchmarks share. Sides take turns at the same work in rounds; medians, ratios and spreads of what
-they took are shown as tables; numbers are written as they come, and a run that was stopped goes on from its file.
+"""The harness of all benchmarks.
 
-A cell is one side at one column (a number of branches, say) in one round. What it took is a mapping of names to
-numbers, "seconds" of wall time among them.
+Sides take turns at the same work in rounds. Tables show medians, ratios and ranges. The numbers are written after each
+cell, and a stopped run resumes from its file.
+
+A cell is one side at one column (a number of branches, for example) in one round. Its measurement is a mapping of names
+to numbers, including "seconds" of wall time.
 """
 
 from __future__ import annotations
@@ -26,112 +28,111 @@ from tot.decoders.files import write_json
 from tot.evaluation.estimate import spread
 
 FORMAT = 3
-"""Of the files that are written."""
+"""Version of the results file format."""
 NOT_AT_ALL = 3.0
-"""A cell predicted to take longer than the patience is done in the first round only; one predicted to take so many
-times as long is not done."""
+"""A cell predicted to take longer than the patience runs in the first round only. Above this multiple of the patience,
+it does not run at all."""
 WARM_UP = 0.25
-"""A cell is warmed up where that is predicted to take no longer than this share of the patience."""
+"""A cell is warmed up only if that is predicted to take at most this fraction of the patience."""
 _WIDE = 400
 
 Measured = dict[str, Any]
 Asking = Callable[[Any, int], Any]
-"""(column, round) -> what every side is asked."""
+"""(column, round) -> the work that every side gets."""
 
 
 @dataclass(frozen=True)
 class Side:
-    """Something that is measured. `run` does what is asked and tells what it took, "seconds" among it."""
+    """One side of a comparison. `run` does the work and returns its measurement, including "seconds"."""
 
     name: str
     run: Callable[[Any], Measured]
     about: str = ""
     most: int | None = None
-    """The largest column that it is asked at; None for no limit."""
+    """The largest column that it runs at; None for no limit."""
 
 
 @dataclass(frozen=True)
 class Metric:
-    """What a table shows of each side: `of` gives a cell's number, or None where it has none; `show` makes a text of
-    all that a side has."""
+    """A table column: `of` returns a cell's number, or None if it is missing; `show` formats all numbers of a side."""
 
     heading: str
     of: Callable[[Measured], float | None]
     show: Callable[[Sequence[float]], str] = spread
     less: bool = False
-    """Less is better: seconds, where a rate is better the larger it is."""
+    """Whether a smaller number is better, as for seconds."""
 
     def ratio(self, ours: Measured, theirs: Measured) -> float:
-        """How many times as good ours is."""
+        """Return by which factor ours is better than theirs."""
         a, b = self.of(ours) or math.nan, self.of(theirs) or math.nan
         return b / a if self.less else a / b
 
 
 def percent(values: Sequence[float]) -> str:
-    """A mean in percent."""
+    """Format a mean in percent."""
     return f"{statistics.fmean(values):.0%}"
 
 
 def times(ratios: Sequence[float]) -> str:
-    """The median of ratios with the range seen: "2.05x (1.98 to 2.11)"; empty for none."""
+    """Format the median and range of ratios, as "2.05x (1.98 to 2.11)"; empty without ratios."""
     known = [ratio for ratio in ratios if not math.isnan(ratio)]
     return spread(known, ".2f").replace(" ", "x ", 1) + "x" * (len(known) == 1) if known else ""
 
 
 def plain(form: str) -> Callable[[Sequence[float]], str]:
-    """Shows a median alone."""
+    """Return a function that formats the median only."""
     return lambda values: f"{statistics.median(values):{form}}"
 
 
-RATE = Metric("new tokens/s", lambda took: took["tokens"] / took["seconds"])
-SECONDS = Metric("seconds", lambda took: took["seconds"], less=True)
+RATE = Metric("new tokens/s", lambda measured: measured["tokens"] / measured["seconds"])
+SECONDS = Metric("seconds", lambda measured: measured["seconds"], less=True)
 
 
 @dataclass
 class Measurements:
-    """What sides took at one kind of work."""
+    """The measurements of all sides in one comparison."""
 
     columns: Sequence[Any]
     rounds: int
     cells: list[Measured] = field(default_factory=list)
-    """What each took, with "side", "column" and "round"."""
+    """Measurements, with "side", "column" and "round"."""
     skipped: list[Measured] = field(default_factory=list)
-    """Cells not done, with the seconds that each was predicted to take."""
+    """Cells that were skipped, with the predicted seconds."""
     failed: dict[str, str] = field(default_factory=dict)
-    """Sides that could not go on, and why."""
+    """Error messages of the sides that failed."""
 
     def of(self, side: str, column: Any = None) -> dict[int, Measured]:
-        """What a side took, by round; by default at the only column."""
+        """Return a side's measurements by round; by default at the first column."""
         column = self.columns[0] if column is None else column
         return {cell["round"]: cell for cell in self.cells if (cell["side"], cell["column"]) == (side, column)}
 
     def values(self, metric: Metric, side: str, column: Any = None) -> list[float]:
-        """A metric's numbers, by round, where there are some."""
-        found = (metric.of(took) for _, took in sorted(self.of(side, column).items()))
-        return [value for value in found if value is not None]
+        """Return a metric's numbers in the order of rounds, without missing ones."""
+        numbers = (metric.of(measured) for _, measured in sorted(self.of(side, column).items()))
+        return [value for value in numbers if value is not None]
 
     def ratios(self, metric: Metric, ours: str, theirs: str, column: Any = None) -> list[float]:
-        """How many times as good ours was, in each round that both did."""
+        """Return the metric's ratios, one for each round that both sides completed."""
         mine, other = self.of(ours, column), self.of(theirs, column)
         return [metric.ratio(mine[turn], other[turn]) for turn in sorted(mine.keys() & other.keys())]
 
     @property
     def sides(self) -> list[str]:
-        """Those that were asked."""
-        done = [cell["side"] for cell in (*self.cells, *self.skipped)]
-        return list(dict.fromkeys([*done, *self.failed]))
+        """Names of the sides with a measurement, a skipped cell or a failure."""
+        sides = [cell["side"] for cell in (*self.cells, *self.skipped)]
+        return list(dict.fromkeys([*sides, *self.failed]))
 
 
 def by_metric(results: Measurements, metrics: Sequence[Metric], against: Sequence[str] = (), title: str = "") -> Table:
-    """A row a side: its metrics, and ratios of the first one to the sides in `against`, medians of those by round."""
+    """Build a table with one row per side: its metrics, and the first metric's ratios to the sides in `against`."""
     metrics = [metric for metric in metrics if any(results.values(metric, side) for side in results.sides)]
     first, *rest = metrics or [SECONDS]
     compared = [f"against {name}" for name in against]
     table = Table("", first.heading, *compared, *(metric.heading for metric in rest), title=title)
     for side in results.sides:
         ratios = [times(results.ratios(first, side, base)) for base in against]
-        shown = [metric.show(seen) if (seen := results.values(metric, side)) else "" for metric in (first, *rest)]
-        table.add_row(side, shown[0], *ratios, *shown[1:])
+        cells = [metric.show(seen) if (seen := results.values(metric, side)) else "" for metric in (first, *rest)]
+        table.add_row(side, cells[0], *ratios, *cells[1:])
     return table
 
 
@@ -144,14 +145,14 @@ def by_column(
     ratios: Sequence[tuple[str, str]] = (),
     others: Sequence[Metric] = (),
 ) -> Table:
-    """A row a side and a column a column: one metric, then ratios of pairs of sides, then other metrics' rows."""
+    """Build a table of one metric by side and column, then ratios of pairs of sides, then the other metrics."""
     table = Table("", *(f"{head}{column}" for column in results.columns), title=title)
     for side in results.sides:
         table.add_row(side, *(_cell(results, metric, side, column) for column in results.columns))
     for ours, theirs in ratios:
-        shown = [times(results.ratios(metric, ours, theirs, column)) for column in results.columns]
-        if any(shown):
-            table.add_row(f"{ours} / {theirs}", *shown)
+        cells = [times(results.ratios(metric, ours, theirs, column)) for column in results.columns]
+        if any(cells):
+            table.add_row(f"{ours} / {theirs}", *cells)
     for other in others:
         for side in results.sides:
             values = [results.values(other, side, column) for column in results.columns]
@@ -161,20 +162,20 @@ def by_column(
 
 
 def _cell(results: Measurements, metric: Metric, side: str, column: Any) -> str:
-    """Medians with what was seen, how often if not in every round, or why there is nothing."""
+    """Format one cell: the metric, with the number of rounds if some are missing, or why it is empty."""
     if values := results.values(metric, side, column):
         return metric.show(values) + (f", {len(values)} of {results.rounds}" if len(values) < results.rounds else "")
     if side in results.failed:
         return "failed"
-    left = [cell["predicted"] for cell in results.skipped if (cell["side"], cell["column"]) == (side, column)]
-    return f"(over {left[0]:.0f} s)" if left else ""
+    predictions = [cell["predicted"] for cell in results.skipped if (cell["side"], cell["column"]) == (side, column)]
+    return f"(over {predictions[0]:.0f} s)" if predictions else ""
 
 
 class Bench:
-    """One run of a benchmark: the screen, and the file with all numbers.
+    """One run of a benchmark: prints to the console and writes all numbers to a file.
 
-    A file of the same options and machine that was not finished is gone on with. Use it as a context: its end finishes
-    the file.
+    An unfinished file with the same options and machine is resumed. Use it as a context manager: leaving it without an
+    error marks the file as finished.
     """
 
     def __init__(self, options: BenchOptions, console: Console, machine: str) -> None:
@@ -186,12 +187,12 @@ class Bench:
         console.print(machine)
         if self.out is not None and self.out.exists():
             try:
-                before = dict(json.loads(self.out.read_text()))
-            except (TypeError, ValueError):  # no file of ours
-                before = {}
-            if before.get("finished") is False and about.items() <= before.items():
-                self.numbers = before
-                self.say(f"going on with {self.out}, which was stopped; delete it to begin anew")
+                previous = dict(json.loads(self.out.read_text()))
+            except (TypeError, ValueError):  # not a results file
+                previous = {}
+            if previous.get("finished") is False and about.items() <= previous.items():
+                self.numbers = previous
+                self.say(f"resuming {self.out}, which was stopped; delete it to start over")
 
     def __enter__(self) -> Bench:
         return self
@@ -205,17 +206,17 @@ class Bench:
             self.console.print(f"numbers: {self.out}")
 
     def say(self, text: str) -> None:
-        """Tell how it goes."""
+        """Print a line about progress."""
         self.console.print(text, style="dim")
 
     def keep(self, **numbers: Any) -> None:
-        """Put numbers into the file."""
+        """Add numbers to the file."""
         self.numbers |= numbers
         if self.out is not None:
             write_json(self.out, self.numbers)
 
     def show(self, *shown: Table | str) -> None:
-        """Print tables, as Markdown where that is asked for (a row a line), and lines."""
+        """Print tables and lines; with the option `markdown`, tables are printed as Markdown."""
         for one in shown:
             if not isinstance(one, Table) or not self._markdown:
                 self.console.print(one)
@@ -235,22 +236,28 @@ class Bench:
         rounds: int,
         columns: Sequence[Any] = ("",),
         warm_up: Callable[[Any], Any] | None = None,
-        size: Callable[[Any], float] = lambda asked: 1.0,
+        size: Callable[[Any], float] = lambda work: 1.0,
         patience: float = math.inf,
         failing: bool = False,
         metrics: Sequence[Metric] = (SECONDS,),
         against: Sequence[str] = (),
         table: Callable[[Measurements], Table] | None = None,
     ) -> Measurements:
-        """All columns in each round, and at each all sides, another one first from round to round.
+        """Run every side at every column in each round; the first side changes from round to round.
 
-        `warm_up` gives what is asked of every cell beforehand, uncounted. `size` is how much work something asked is,
-        from which times are predicted; what takes longer than `patience` (seconds) is left out, as `NOT_AT_ALL` says.
-        `failing` sides are left out from then on and told, where else their errors are raised. What is known is shown
-        also where Ctrl-C ends it: as `table`, or with `metrics` and the first one's ratios to the sides `against`.
+        The table is printed also after Ctrl-C.
+
+        Args:
+            title: Heading of the table and key of the results in the file.
+            asking: Returns the work of a column and a round.
+            warm_up: Returns the work of a column that every side does first, unmeasured.
+            size: Returns the amount of work, from which times are predicted.
+            patience: Seconds; a cell predicted to take longer is skipped as described at `NOT_AT_ALL`.
+            failing: Report a side that raises an error and leave it out from then on. Otherwise the error is raised.
+            table: Builds the table; by default it has `metrics` and the first metric's ratios to the sides `against`.
         """
-        kept = self.numbers.setdefault(title, {"cells": [], "skipped": [], "failed": {}})
-        results = Measurements(columns, rounds, **kept)
+        saved = self.numbers.setdefault(title, {"cells": [], "skipped": [], "failed": {}})
+        results = Measurements(columns, rounds, **saved)
         work = _Comparison(self, title, results, sides, size, patience, failing)
         try:
             if warm_up is not None and any(work.open(column, turn) for turn in range(rounds) for column in columns):
@@ -272,7 +279,7 @@ class Bench:
 
 @dataclass
 class _Comparison:
-    """One comparison under way."""
+    """The state of one running comparison."""
 
     bench: Bench
     title: str
@@ -282,88 +289,88 @@ class _Comparison:
     patience: float
     failing: bool
     last: dict[str, dict[Any, tuple[float, float]]] = field(default_factory=dict)
-    """Seconds and size of each cell when it was last done."""
+    """Last seconds and size, by side and column."""
 
     def __post_init__(self) -> None:
-        for cell in self.results.cells:  # of a run that is resumed
+        for cell in self.results.cells:  # of a resumed run
             if "size" in cell:
                 self.last.setdefault(cell["side"], {})[cell["column"]] = cell["seconds"], cell["size"]
 
     def open(self, column: Any, turn: int) -> list[Side]:
-        """The sides that a cell is still to be asked of, in the order of a round."""
-        asked = [
+        """Return the sides that have not run at this column and round, in the order of the round."""
+        eligible = [
             side
             for side in self.sides
             if side.name not in self.results.failed and (side.most is None or column <= side.most)
         ]
-        step = max(1, len(asked) // max(1, self.results.rounds))
-        first = turn * step % len(asked) if asked else 0
+        step = max(1, len(eligible) // max(1, self.results.rounds))
+        first = turn * step % len(eligible) if eligible else 0
         skipped = {cell["side"] for cell in self.results.skipped if cell["column"] == column}
         return [
             side
-            for side in (*asked[first:], *asked[:first])
+            for side in (*eligible[first:], *eligible[:first])
             if side.name not in skipped and turn not in self.results.of(side.name, column)
         ]
 
-    def warm_up(self, column: Any, asked: Any) -> None:
+    def warm_up(self, column: Any, work: Any) -> None:
         for side in self.open(column, 0):
-            if self.predicted(side, column, asked) <= WARM_UP * self.patience:
-                self.run(side, column, asked)
+            if self.predicted(side, column, work) <= WARM_UP * self.patience:
+                self.run(side, column, work)
 
-    def round(self, column: Any, turn: int, asked: Any) -> None:
-        """A column's cells in one round."""
+    def round(self, column: Any, turn: int, work: Any) -> None:
+        """Run one column's cells of one round."""
         for side in self.open(column, turn):
-            predicted = self.predicted(side, column, asked)
+            predicted = self.predicted(side, column, work)
             cell = {"side": side.name, "column": column, "round": turn}
-            what = f"{self.title}, round {turn + 1}: {side.name}{f', {column}' if column != '' else ''}"
+            label = f"{self.title}, round {turn + 1}: {side.name}{f', {column}' if column != '' else ''}"
             if not turn and predicted > NOT_AT_ALL * self.patience:
                 self.results.skipped.append({**cell, "predicted": predicted})
-                self.bench.say(f"{what}: not done, it would take {predicted:.0f} s")
-            elif (not turn or predicted <= self.patience) and (took := self.run(side, column, asked)):
-                self.results.cells.append({**cell, "size": self.size(asked), **took})
+                self.bench.say(f"{label}: skipped, it would take {predicted:.0f} s")
+            elif (not turn or predicted <= self.patience) and (measured := self.run(side, column, work)):
+                self.results.cells.append({**cell, "size": self.size(work), **measured})
                 self.bench.keep()
-                self.bench.say(f"{what}: {took['seconds']:.2f} s{self.left()}")
+                self.bench.say(f"{label}: {measured['seconds']:.2f} s{self.left()}")
 
-    def predicted(self, side: Side, column: Any, asked: Any) -> float:
-        """Seconds, in proportion to size, from the cell itself or the last column that was done; 0 where none was."""
+    def predicted(self, side: Side, column: Any, work: Any) -> float:
+        """Predict seconds in proportion to size, from this cell's last run or else the last column's; 0 if none ran."""
         last = self.last.get(side.name)
         if not last:
             return 0.0
         seconds, size = last.get(column) or list(last.values())[-1]
-        return seconds * self.size(asked) / size
+        return seconds * self.size(work) / size
 
     def left(self) -> str:
-        """How long all that is open may take, in words: by what each side took at each column, else by the mean."""
-        took: defaultdict[tuple[str, Any], list[float]] = defaultdict(list)
+        """Format the estimated time left, from the side's median at expected column, else from the overall mean."""
+        seconds_by_cell: defaultdict[tuple[str, Any], list[float]] = defaultdict(list)
         for cell in self.results.cells:
-            took[cell["side"], cell["column"]].append(cell["seconds"])
-        mean = statistics.fmean(map(statistics.median, took.values()))
+            seconds_by_cell[cell["side"], cell["column"]].append(cell["seconds"])
+        mean = statistics.fmean(map(statistics.median, seconds_by_cell.values()))
         seconds = 0.0
         for column in self.results.columns:
             for side in self.open(column, self.results.rounds - 1):
-                known = took[side.name, column]
-                each = statistics.median(known) if known else mean
-                seconds += each * (self.results.rounds - len(known)) * (each <= self.patience)
+                known = seconds_by_cell[side.name, column]
+                expected = statistics.median(known) if known else mean
+                seconds += expected * (self.results.rounds - len(known)) * (expected <= self.patience)
         if seconds < 60:
             return ""
         return f", about {seconds / 60:.0f} min left" if seconds < 7200 else f", about {seconds / 3600:.1f} h left"
 
-    def run(self, side: Side, column: Any, asked: Any) -> Measured | None:
-        """What it took, or None where the side failed; it is not asked again."""
+    def run(self, side: Side, column: Any, work: Any) -> Measured | None:
+        """Return the measurement, or None if the side failed; a failed side does not run again."""
         try:
-            took = side.run(asked)
+            measured = side.run(work)
         except Exception as error:
             if not self.failing:
                 raise
             self.results.failed[side.name] = str(error) or type(error).__name__
             self.bench.say(f"{side.name} failed: {self.results.failed[side.name]}")
             return None
-        self.last.setdefault(side.name, {})[column] = took["seconds"], self.size(asked)
-        return took
+        self.last.setdefault(side.name, {})[column] = measured["seconds"], self.size(work)
+        return measured
 
 
 def timed(work: Callable[[], Any]) -> tuple[float, Any]:
-    """Seconds of wall time, and what the work gave."""
+    """Return the wall time in seconds and the result of `work`."""
     began = time.perf_counter()
-    done = work()
-    return time.perf_counter() - began, done
+    result = work()
+    return time.perf_counter() - began, result

@@ -1,8 +1,8 @@
-"""`tot bench quality`: whether searches answer better than asking plainly, and which evaluators tell right from wrong.
+"""`tot bench quality`: compare the accuracy and cost of ways to answer, and the AUROC of evaluators.
 
-Each way of answering is an evaluation in a folder of its own, which is gone on with; what is shown is read from there.
-Where a way drew several solutions of a question, fewer of them, and other ways to choose among them, are replayed:
-nothing is decoded twice. How well evaluators tell is `evaluators.py`'s.
+Each way to answer is an evaluation in its own folder, which is resumed if it exists; the tables are read from there.
+If a way sampled several solutions per question, smaller sample counts and other selection rules are replayed without
+decoding. `evaluators.py` measures the evaluators.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from tot.task.task import Task
 
 @dataclass(frozen=True)
 class Leaf:
-    """A complete solution: its answer, how right that is, and what a vote for it may count."""
+    """A complete solution: its answer, its score and its possible voting weights."""
 
     answer: Any
     right: float
     value: float | None
     probability: float | None
-    """Of a token of its least likely 16 in a row, as they were drawn."""
+    """Mean probability per token of its least likely window of 16 tokens, as sampled."""
     tokens: int
 
 
 @dataclass(frozen=True)
 class Answered:
-    """A question, answered in one way."""
+    """The result of one question in one way."""
 
     score: float
     tokens: float
@@ -72,20 +72,20 @@ Answers = dict[str, Answered]
 
 
 def run(asked: QualityOptions, console: Console) -> None:
-    """Evaluate every way, and print the tables."""
+    """Evaluate every way and print the tables."""
     works, mixtures = {name: way(asked, options) for name, options in asked.ways.items()}, asked.mixed
     judge_of_pairs = None if asked.judge is None else way(asked, asked.judging)
     most = max(works, key=lambda name: _samples(works[name]))
     evaluators = {name: named(name, EVALUATORS) for name in asked.evaluators}
     if evaluators and _samples(works[most]) < 2:
         raise OptionError(
-            "--evaluators judges the pieces of several solutions of a question: add a way that draws them, such as "
+            "--evaluators judges pieces of several solutions per question: add a way that samples several, such as "
             "--way 'votes: search=self-consistency:samples=8'"
         )
     with Bench(asked, console, f"{asked.model}; {describe(resolve_device('auto'))}") as bench:
         bench.say(forecast(works))
-        if said := prompts_told(works):
-            bench.say(said)
+        if note := prompts_told(works):
+            bench.say(note)
         ways: dict[str, Answers] = {}
         for name, work in works.items():
             folder = folder_of(asked, name)
@@ -106,76 +106,76 @@ def run(asked: QualityOptions, console: Console) -> None:
             from tot.report.plots import accuracies, save
 
             tokens = {name: _mean(answers, "tokens") for name, answers in ways.items()}
-            # A replay of all that a way drew takes as long as that way.
+            # A replay of all samples of a way has the cost of that way.
             drawn = {name: name.partition(", ")[0] for name in ways}
             cost = {name: seconds[of] for name, of in drawn.items() if of in seconds and tokens[name] == tokens[of]}
             cost = cost or tokens
-            right = {name: estimate([one.score for one in ways[name].values()]) for name in cost}
+            accuracy = {name: estimate([one.score for one in ways[name].values()]) for name in cost}
             across = f"{'seconds' if seconds else 'new tokens'} a question"
-            points = {name: (cost[name], one.mean, one.low, one.high) for name, one in right.items()}
+            points = {name: (cost[name], one.mean, one.low, one.high) for name, one in accuracy.items()}
             save(accuracies(points, across), asked.picture)
 
 
 def way(asked: QualityOptions, options: Mapping[str, Any]) -> EvaluationRun:
-    """One way of answering the questions asked. Raises OptionError for what is not known."""
+    """Return the evaluation of one way. Raises OptionError for unknown options."""
     about = {"task": asked.task, "data": asked.data, "model": asked.model, "limit": asked.limit}
     about |= {"offset": asked.offset, "concurrency": asked.concurrency}
     return EvaluationRun.read({**about, **options})
 
 
 def folder_of(asked: QualityOptions, name: str) -> Path:
-    """Where a way's evaluation is kept."""
+    """Return the folder of a way's evaluation."""
     return asked.folder / re.sub(r"[^\w-]+", "-", name)
 
 
 def _samples(work: EvaluationRun) -> int:
-    """Whole solutions of a question that a way draws at once, or keeps growing."""
+    """Return the number of solutions per question that a way samples, or the breadth of its search."""
     return int(getattr(work.parts["search"], "samples", getattr(work.parts["search"], "breadth", 1)))
 
 
 def forecast(works: Mapping[str, EvaluationRun]) -> str:
-    """About how long evaluations will take, by the rate at which sixteen texts are written now."""
-    asking = [work for work in works.values() if work.config.model is not None]
-    if not asking:
-        return f"{len(works)} ways, none of which asks a model"
-    first = asking[0]
-    asked = [Request(prompt=f"Question {i}.", sampling=Sampling(max_tokens=16, ignore_eos=True)) for i in range(16)]
+    """Estimate how long the evaluations will take, from the time that sixteen short texts take now."""
+    model_works = [work for work in works.values() if work.config.model is not None]
+    if not model_works:
+        return f"{len(works)} ways without a model"
+    first = model_works[0]
+    requests = [Request(prompt=f"Question {i}.", sampling=Sampling(max_tokens=16, ignore_eos=True)) for i in range(16)]
     with ExitStack() as stack:
         decoder = first.config.open(stack)["generate"]
-        seconds, _ = timed(lambda: decoder.generate(asked))
-    texts = sum(map(_samples, asking))
-    room = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
+        seconds, _ = timed(lambda: decoder.generate(requests))
+    texts = sum(map(_samples, model_works))
+    tokens = first.task.sampling.get(first.task.chain, {}).get("max_tokens", 128) / 2
     questions = first.options.limit or 1
-    hours = questions * texts * room * seconds / 256 / 3600
-    return (
-        f"{questions} questions, {len(works)} ways: about {hours:.1f} hours, more where ways grow trees, to begin with"
-    )
+    hours = questions * texts * tokens * seconds / 256 / 3600
+    return f"about {hours:.1f} hours for {questions} questions and {len(works)} ways, more with tree searches"
 
 
 def prompts_told(works: Mapping[str, EvaluationRun]) -> str:
-    """Which prompts each way is asked with, where not all have the same: what its search and its decoder need decides,
-    unless it says."""
+    """Report the prompts of each way if they differ.
+
+    A way's search and decoder choose the prompts unless its options name them.
+    """
     if len({work.task.prompts for work in works.values()}) < 2:
         return ""
-    told = ", ".join(f"{name} {work.task.prompts}" for name, work in works.items())
-    return f"prompts differ: {told} (prompts=chat or prompts=papers in a way chooses)"
+    prompts = ", ".join(f"{name} {work.task.prompts}" for name, work in works.items())
+    return f"prompts differ: {prompts} (set prompts=chat or prompts=papers in a way)"
 
 
-# -- ways of answering --------------------------------------------------------------------------------------------
+# -- ways to answer -----------------------------------------------------------------------------------------------
 
 
 def read_answers(folder: Path, task: Task) -> Answers:
-    """What an evaluation's folder holds of each question (of repeats, the last)."""
+    """Read the result of each question from an evaluation's folder. Of repeats, the last counts."""
     return {sample["question"]: _answered(folder, sample, task) for sample in read_samples(folder)}
 
 
 def _answered(folder: Path, sample: Mapping[str, Any], task: Task) -> Answered:
     leaves: list[Leaf] = []
-    tree, found = read_leaves(folder, sample, task)
-    for node, (answer, right) in found.items():
+    tree, scored_answers = read_leaves(folder, sample, task)
+    for node, (answer, right) in scored_answers.items():
         state = tree.state(tree[node])
-        drawn = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
-        leaves.append(Leaf(answer, right, tree[node].value, LogProb(window=16).of(state), drawn))
+        tokens = sum(len(part.tokens) for thought in state.thoughts for part in thought.drawn.values())
+        leaves.append(Leaf(answer, right, tree[node].value, LogProb(window=16).of(state), tokens))
     return Answered(
         sample["score"],
         tokens_of(sample),
@@ -196,8 +196,10 @@ CHOOSING: dict[str, Callable[[Leaf], float | None]] = {
 
 
 def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
-    """The answers that the solutions of each question give by each way of choosing that has something to go by; where
-    they were drawn at once, also those that fewer of them give."""
+    """Return the answers chosen from each question's solutions by every applicable rule.
+
+    If the solutions were sampled independently, smaller numbers of samples are replayed as well.
+    """
     flat = all(one.thoughts == len(one.leaves) for one in answers.values())
     counts = [len(one.leaves) for one in answers.values()]
     most = min(counts, default=0) if flat else 0
@@ -205,43 +207,45 @@ def replayed(name: str, answers: Answers, task: Task) -> dict[str, Answers]:
     sizes += [most] * (most > 1) if flat else [None] * (max(counts) > 1)
     ways = dict(CHOOSING)
     if all(leaf.value == leaf.probability for one in answers.values() for leaf in one.leaves):
-        del ways["weighted by value"]  # it says the same
-    found: dict[str, Answers] = {}
+        del ways["weighted by value"]  # identical
+    replays: dict[str, Answers] = {}
     for size in sizes:
-        for how, weigh in ways.items():
-            kept = {question: one.leaves[:size] for question, one in answers.items()}
-            if all(weigh(leaf) is not None for leaves in kept.values() for leaf in leaves):
-                vote = how != "best value"
-                chosen = {question: _chosen(leaves, weigh, task, vote) for question, leaves in kept.items()}
+        for rule, weigh in ways.items():
+            leaves_by_question = {question: one.leaves[:size] for question, one in answers.items()}
+            if all(weigh(leaf) is not None for leaves in leaves_by_question.values() for leaf in leaves):
+                vote = rule != "best value"
+                chosen = {
+                    question: _chosen(leaves, weigh, task, vote) for question, leaves in leaves_by_question.items()
+                }
                 if size is None:  # branches share tokens
                     chosen = {
                         question: replace(one, tokens=answers[question].tokens) for question, one in chosen.items()
                     }
-                found[f"{name}, {how} of {size or 'all'}"] = chosen
-    return found
+                replays[f"{name}, {rule} of {size or 'all'}"] = chosen
+    return replays
 
 
 def mixed(ways: Sequence[Answers]) -> Answers:
-    """The solutions of several ways in turns, of the questions that all of them have."""
-    found: Answers = {}
-    for question in (each for each in ways[0] if all(each in way for way in ways)):
+    """Interleave the solutions of several ways, for the questions that all of them have."""
+    answers: Answers = {}
+    for question in (text for text in ways[0] if all(text in way for way in ways)):
         turns = zip_longest(*(way[question].leaves for way in ways))
         leaves = tuple(leaf for turn in turns for leaf in turn if leaf is not None)
-        found[question] = Answered(0.0, 0.0, thoughts=len(leaves), leaves=leaves)
-    return found
+        answers[question] = Answered(0.0, 0.0, thoughts=len(leaves), leaves=leaves)
+    return answers
 
 
 def _chosen(leaves: Sequence[Leaf], weigh: Callable[[Leaf], float | None], task: Task, vote: bool) -> Answered:
-    """The answer that leaves vote for, each with its weight, or that of the weightiest."""
-    said = [leaf for leaf in leaves if leaf.answer is not None]
-    ballots = [task.canonical(leaf.answer) if vote else i for i, leaf in enumerate(said)]
-    winners = elected(ballots, [weigh(leaf) or 0.0 for leaf in said])
-    best = said[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
+    """Return the answer with the largest sum of weights if `vote`, otherwise the answer of the best leaf."""
+    answered = [leaf for leaf in leaves if leaf.answer is not None]
+    ballots = [task.canonical(leaf.answer) if vote else i for i, leaf in enumerate(answered)]
+    winners = elected(ballots, [weigh(leaf) or 0.0 for leaf in answered])
+    best = answered[winners[0]] if winners else Leaf(None, 0.0, None, None, 0)
     return Answered(best.right, sum(leaf.tokens for leaf in leaves), best.answer, leaves=tuple(leaves))
 
 
 def table(ways: Mapping[str, Answers]) -> Table:
-    """A row for each way: accuracy, the difference to the first, question by question, and what it took."""
+    """Build a table with one row per way: accuracy, paired difference to the first way, and cost."""
     first = next(iter(ways))
     graded = any(one.score not in (0, 1) for answers in ways.values() for one in answers.values())
     head = ["right", *["wholly right"] * graded, f"minus {first}", "new tokens", "forwards"]
@@ -249,27 +253,29 @@ def table(ways: Mapping[str, Answers]) -> Table:
     rows = Table("", *head, title="with 95% intervals; differences question by question")
     for name, answers in ways.items():
         common = [question for question in answers if question in ways[first]]
-        off = [answers[question].score - ways[first][question].score for question in common]
+        differences = [answers[question].score - ways[first][question].score for question in common]
         thoughts = sum(one.thoughts for one in answers.values())
         malformed = sum(one.malformed for one in answers.values())
-        among = [max(leaf.right for leaf in one.leaves) for one in answers.values() if one.leaves]
+        best_scores = [max(leaf.right for leaf in one.leaves) for one in answers.values() if one.leaves]
         rows.add_row(
             name,
             estimate([one.score for one in answers.values()]).format(),
             *[estimate([float(one.score == 1) for one in answers.values()]).format()] * graded,
-            "" if name == first or not off else bootstrap(off).format("+.1%"),
+            "" if name == first or not differences else bootstrap(differences).format("+.1%"),
             f"{_mean(answers, 'tokens'):.0f}",
             f"{_mean(answers, 'forwards'):.0f}" if all(one.forwards is not None for one in answers.values()) else "",
-            f"{fmean(among):.1%}" if len(among) == len(answers) else "",
+            f"{fmean(best_scores):.1%}" if len(best_scores) == len(answers) else "",
             f"{malformed / (thoughts + malformed):.1%}" if thoughts else "",
         )
     return rows
 
 
 def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -> Table:
-    """How often a model finds each way's answers better than the first way's, in the words that the task has voters
-    asked in. Each pair is shown in both orders, and what speaks for either is added up: a judge may favour a place.
-    Answers that say the same are half a preference, and no answer is shown as none."""
+    """Build a table of how often a model prefers each way's answers to the first way's, with the task's vote prompt.
+
+    Each pair is judged in both orders and the margins are added, since a judge may favour a position. Equal answers
+    count half. A missing answer is shown as "(none)".
+    """
     (first, of_first), *others = ways.items()
     rows = Table(
         "",
@@ -283,13 +289,13 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
         for name, answers in others:
             pairs = {question: (one.answer, of_first[question].answer) for question, one in answers.items()}
             pairs = {question: pair for question, pair in pairs.items() if pair != (None, None)}
-            shown = [
-                task.prompt(task.vote, task.start(question), candidates=[_shown(one) for one in order])
+            prompts = [
+                task.prompt(task.vote, task.start(question), candidates=[_text_of(one) for one in order])
                 for question, pair in pairs.items()
                 for order in (pair, pair[::-1])
             ]
-            done = decoder.generate([scoring(prompt, ("1", "2"), Sampling()) for prompt in shown])
-            margins = [one.choice_logprobs[0].total - one.choice_logprobs[1].total for one in done]
+            completions = decoder.generate([scoring(prompt, ("1", "2"), Sampling()) for prompt in prompts])
+            margins = [one.choice_logprobs[0].total - one.choice_logprobs[1].total for one in completions]
             both = list(zip(margins[::2], (-margin for margin in margins[1::2]), strict=True))
             wins = [
                 0.5 if ours == theirs else float(a + b > 0)
@@ -301,18 +307,20 @@ def preferred(judge: EvaluationRun, ways: Mapping[str, Answers], bench: Bench) -
     return rows
 
 
-def _shown(answer: Any) -> str:
+def _text_of(answer: Any) -> str:
     return "(none)" if answer is None else str(answer)
 
 
-def _mean(answers: Answers, what: str) -> float:
-    return fmean(getattr(one, what) for one in answers.values())
+def _mean(answers: Answers, field: str) -> float:
+    return fmean(getattr(one, field) for one in answers.values())
 
 
 def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: Bench) -> dict[str, float]:
-    """The mean seconds of one question at a time, by way; the ways in turns."""
+    """Return the mean seconds per question of each way, one question at a time; the ways take turns."""
     first = next(iter(works.values()))
-    found = [one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)]
+    asked_questions = [
+        one for one in Questions(first.task, asked.data, asked.timed, asked.offset) if isinstance(one, Question)
+    ]
 
     def answered(work: EvaluationRun, question: str) -> Measured:
         seconds, solution = timed(lambda: solve(work.task, question, work.config))
@@ -320,12 +328,12 @@ def time_each(asked: QualityOptions, works: Mapping[str, EvaluationRun], bench: 
 
     sides = [Side(name, partial(answered, work)) for name, work in works.items()]
     results = bench.compare(
-        f"{len(found)} questions, one at a time",
+        f"{len(asked_questions)} questions, one at a time",
         sides,
-        lambda _, turn: found[turn].text,
-        rounds=len(found),
-        warm_up=lambda _: found[0].text,
-        metrics=[SECONDS, Metric("new tokens", lambda took: took["tokens"], plain(".0f"))],
+        lambda _, turn: asked_questions[turn].text,
+        rounds=len(asked_questions),
+        warm_up=lambda _: asked_questions[0].text,
+        metrics=[SECONDS, Metric("new tokens", lambda measured: measured["tokens"], plain(".0f"))],
         against=[sides[0].name],
     )
     return {name: fmean(results.values(SECONDS, name)) for name in works}

@@ -67,7 +67,7 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_pat
                 assert took["tokens"] == plain["tokens"]
             if options.get("adapt") is False:
                 assert 0 < took["forwards"] < plain["forwards"]
-    assert "Overlap pays where that is under" in " ".join(printed.split())
+    assert "Overlap pays if the slowdown is below" in " ".join(printed.split())
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert "speed of ar, serial" in (tmp_path / "speed-1.0.svg").read_text()
     assert rows[-1] == "0.9"  # a copy of the target is mostly accepted

@@ -174,7 +174,7 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     shown = screen.getvalue()
     rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES]
-    assert "room for, where not for all: 1 of 2" in shown
+    assert "for questions that lost some: 1 of 2" in shown
     for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
         cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
         assert tuple(cells) == SIDES
@@ -191,8 +191,8 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         (("--people", "ten"), "option people: Input should be a valid integer"),
         (("--people", "3"), "option people: Input should be greater than or equal to 4"),
         (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
-        (("--tasks", "qa"), "give both, --data and qa among --tasks"),
-        (("--tasks", "planning", "--data", "a.jsonl"), "give both, --data and qa among --tasks"),
+        (("--tasks", "qa"), "pass both --data and qa in --tasks"),
+        (("--tasks", "planning", "--data", "a.jsonl"), "pass both --data and qa in --tasks"),
         (("--out", "nowhere/n.json"), "does not exist: make it first"),
     ],
 )

@@ -135,7 +135,7 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
         sides = open_sides(PeersOptions(model="any", llama=nowhere, sides=("llama",)), stack, said.append)
     assert [side.name for side in sides] == ["tot"]
     assert said[1:] == [
-        f"llama.cpp, {precision} is left out: there is no {nowhere}: `make peers` installs it, or say where it is with "
+        f"llama.cpp, {precision} is left out: {nowhere} does not exist: run `make peers`, or give an interpreter with "
         "--llama PYTHON"
         for precision in ("BF16", "F16", "Q8_0", "Q4_1")
     ]

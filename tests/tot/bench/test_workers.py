@@ -41,12 +41,12 @@ def test_an_error_is_told_and_the_worker_lives(worker: Any) -> None:
 
 
 def test_a_worker_that_hangs_is_given_up(worker: Any) -> None:
-    with pytest.raises(SideError, match="no answer in 0 s"):
+    with pytest.raises(SideError, match="no reply within 0 s"):
         worker("hangs", patience=0.3).run(WAVES)
 
 
 def test_too_few_tokens_are_no_result(worker: Any) -> None:
-    with pytest.raises(SideError, match="it drew 7 tokens where 8 were asked for"):
+    with pytest.raises(SideError, match="it sampled 7 tokens instead of 8"):
         worker("short").run(WAVES)
 
 

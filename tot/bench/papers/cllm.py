@@ -1,7 +1,7 @@
-"""`tot cllm eval`: what a consistency LLM is worth beside its base (CLLM, tables 1 and 3).
+"""`tot cllm eval`: compare a consistency LLM with its base model (CLLM, tables 1 and 3).
 
-AR, Jacobi and lookahead on both models, one question a round, its prompt computed beforehand; then how windows of
-Jacobi iteration converge that are fed whole.
+AR, Jacobi and lookahead decode on both models, one question per round, after prefill. Then the convergence of whole
+Jacobi windows is measured.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from tot.training.questions import NOTHING_TO_ASK, TrainingQuestion, questions_o
 
 
 def run(options: CLLMOptions, console: Console) -> None:
-    """Measure, and print the tables. Raises OptionError where there is nothing to ask."""
-    found = questions_of(options.questions, options.max_tokens)
+    """Run the benchmark and print the tables. Raises OptionError if there are no questions."""
+    all_questions = questions_of(options.questions, options.max_tokens)
     if options.shuffle_seed is not None:
-        shuffled = list(found)
+        shuffled = list(all_questions)
         random.Random(options.shuffle_seed).shuffle(shuffled)
-        found = iter(shuffled)
-    asked = list(islice(found, options.offset, options.offset + options.limit))
-    if not asked:
+        all_questions = iter(shuffled)
+    questions = list(islice(all_questions, options.offset, options.offset + options.limit))
+    if not questions:
         raise OptionError(NOTHING_TO_ASK)
     names = list(dict.fromkeys((options.base, options.model)))
     with ExitStack() as stack:
@@ -52,10 +52,11 @@ def run(options: CLLMOptions, console: Console) -> None:
         }
         sides = [
             Side(
-                f"{name} + {method}", partial(answered, load_decoder(method.partition(",")[0], engine=engine, **given))
+                f"{name} + {method}",
+                partial(answered, load_decoder(method.partition(",")[0], engine=engine, **method_options)),
             )
             for name, engine in engines.items()
-            for method, given in methods.items()
+            for method, method_options in methods.items()
         ]
         whole = {
             name: load_decoder("jacobi", engine=engine, n=options.n, adapt=False, trajectory=True)
@@ -63,66 +64,66 @@ def run(options: CLLMOptions, console: Console) -> None:
         }
 
         def computed(_: Any, turn: int) -> TrainingQuestion:
-            """With its prompt computed, so that only decoding is timed."""
-            request = asked[turn].request
+            """Prefill a question's prompt, so that only decoding is timed."""
+            request = questions[turn].request
             sampling = request.sampling.model_copy(update={"max_tokens": 1})
             for decoder in whole.values():
                 decoder.generate([request.model_copy(update={"sampling": sampling})])
-            return asked[turn]
+            return questions[turn]
 
         bench.compare(
-            f"{len(asked)} questions, one at a time",
+            f"{len(questions)} questions, one at a time",
             sides,
             computed,
-            rounds=len(asked),
-            warm_up=lambda _: asked[0],
+            rounds=len(questions),
+            warm_up=lambda _: questions[0],
             table=partial(_speed, [f"{name} + ar" for name in names]),
         )
-        counted = [
+        metrics = [
             Metric(f"fast-forwarded tokens a forward, windows of {options.n}", _tokens_a_forward, _mean),
-            Metric("stationary tokens a window", lambda took: took["stationary"], _mean),
+            Metric("stationary tokens a window", lambda measured: measured["stationary"], _mean),
         ]
         sides = [Side(name, partial(converged, decoder, options.n)) for name, decoder in whole.items()]
-        bench.compare("windows", sides, lambda _, turn: asked[turn], rounds=len(asked), metrics=counted)
+        bench.compare("windows", sides, lambda _, turn: questions[turn], rounds=len(questions), metrics=metrics)
 
 
 def answered(decoder: LocalDecoder, question: TrainingQuestion) -> Measured:
-    """What one question takes; its answer, and what that scores."""
-    seconds, (text,) = timed(lambda: decoder.generate([question.request]))
-    answer = question.answer(text.text)
+    """Decode one question; return its cost, its answer and the score."""
+    seconds, (completion,) = timed(lambda: decoder.generate([question.request]))
+    answer = question.answer(completion.text)
     return {
         "seconds": seconds,
-        "tokens": len(text.tokens),
-        "forwards": text.usage.forwards,
+        "tokens": len(completion.tokens),
+        "forwards": completion.usage.forwards,
         "score": question.score(answer),
         "answer": None if answer is None else str(question.same(answer)),
     }
 
 
 def converged(decoder: LocalDecoder, n: int, question: TrainingQuestion) -> Measured:
-    """How the windows of one text came to their fixed points."""
-    seconds, (text,) = timed(lambda: decoder.generate([question.request]))
-    found = [stationary(points, fixed) for _, points, fixed in windows(text, n) if len(fixed) == n]
-    counted = {"tokens": len(text.tokens), "forwards": text.usage.forwards}
-    return {"seconds": seconds, **counted, "stationary": fmean(found) if found else None}
+    """Measure how the windows of one completion converge to their fixed points."""
+    seconds, (completion,) = timed(lambda: decoder.generate([question.request]))
+    stationary_tokens = [stationary(points, fixed) for _, points, fixed in windows(completion, n) if len(fixed) == n]
+    counts = {"tokens": len(completion.tokens), "forwards": completion.usage.forwards}
+    return {"seconds": seconds, **counts, "stationary": fmean(stationary_tokens) if stationary_tokens else None}
 
 
 def _speed(ar: list[str], results: Measurements) -> Table:
-    """Table 1, with the share of the answers that are those of the base's `ar`."""
+    """CLLM, table 1, with the share of answers equal to the base model's `ar` answers."""
     base = results.of(ar[0])
     for cell in results.cells:
         cell["same"] = float(cell["answer"] == base.get(cell["round"], cell)["answer"])
     metrics = [
         RATE,
         Metric("tokens a forward", _tokens_a_forward, _mean),
-        Metric("score", lambda took: took["score"], _share),
-        Metric(f"answers of {ar[0]}", lambda took: took["same"], _share),
+        Metric("score", lambda measured: measured["score"], _share),
+        Metric(f"answers of {ar[0]}", lambda measured: measured["same"], _share),
     ]
     return by_metric(results, metrics, ar, "decoding")
 
 
-def _tokens_a_forward(took: Measured) -> float:
-    return float(took["tokens"] / took["forwards"])
+def _tokens_a_forward(measured: Measured) -> float:
+    return float(measured["tokens"] / measured["forwards"])
 
 
 def _mean(values: Any) -> str:

@@ -1,11 +1,12 @@
 """`tot bench pdos`: parallel steps against normal decoding, in the shape of PDOS's Table 1 (Yu et al., 2025).
 
-Normal decoding and PDOS of the very same prompt; the same two of a prompt that asks for drafts (CoD: chain-of-draft, Xu
-et al., 2025); an outline whose points are then one batch (SoT: skeleton-of-thought, Ning et al., 2024). Prompts say how
-steps are written, by the skeleton prompt (PDOS, appendix A), a worked example or both, and are computed beforehand: the
-time is that of decoding, at temperature 0. Tokens are those of the finished text, skeletons not among them; titles and
-markers are left out of what is said. Slots are the most keys and values held at once, over those that normal decoding
-of the same text takes.
+The ways compared are normal decoding and PDOS on the same prompt; both on a prompt that asks for drafts (CoD:
+chain-of-draft, Xu et al., 2025); and an outline whose points are one batch (SoT: skeleton-of-thought, Ning et al.,
+2024). Prompts explain the step format with the skeleton prompt (PDOS, appendix A), a worked example or both.
+
+Time is decoding time at temperature 0, without prefill. Tokens are counted in the finished text, without skeletons;
+"said" also leaves out titles and markers. Slots are the peak number of key-value slots relative to normal decoding of
+the same text.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rich.console import Console
 
 from tot.bench.engines import about, forget, metrics_of
 from tot.bench.harness import Bench, Measured, Metric, Side, percent, plain, timed
-from tot.bench.options import PDOSBench as Asked
+from tot.bench.options import PDOSBench
 from tot.bench.papers.pdos_questions import Example, PDOSQuestion, listed, multi_document, planning, retrieval
 from tot.decoders.decoder import Decoder, LocalDecoder, load_decoder
 from tot.decoders.engine.engine import Engine
@@ -43,13 +44,13 @@ You mark answers. Take account of whether the answer is right, of how much it he
 4 - right and of use, with small faults.
 5 - right in all it says, complete, clear and in good order."""
 METRICS = [
-    Metric("seconds", lambda took: took["seconds"], plain(".1f"), less=True),
-    Metric("new tokens/s", lambda took: took["tokens"] / took["seconds"], plain(".1f")),
-    Metric("said, tokens/s", lambda took: took["said"] / took["seconds"], plain(".1f")),
-    Metric("right", lambda took: took["right"], percent),
-    Metric("mark", lambda took: took["mark"], plain(".2f")),
-    Metric("slots", lambda took: took["slots"], plain(".3f")),
-    Metric("format kept", lambda took: took["kept_format"], percent),
+    Metric("seconds", lambda measured: measured["seconds"], plain(".1f"), less=True),
+    Metric("new tokens/s", lambda measured: measured["tokens"] / measured["seconds"], plain(".1f")),
+    Metric("said, tokens/s", lambda measured: measured["said"] / measured["seconds"], plain(".1f")),
+    Metric("right", lambda measured: measured["right"], percent),
+    Metric("mark", lambda measured: measured["mark"], plain(".2f")),
+    Metric("slots", lambda measured: measured["slots"], plain(".3f")),
+    Metric("format kept", lambda measured: measured["kept_format"], percent),
 ]
 Messages = tuple[Message, ...]
 
@@ -63,33 +64,33 @@ class Way:
     drafts: bool = False
     given: bool = False
     outline: bool = False
-    """Skeleton-of-thought: an outline, then all of its points as one batch, put one after another. The points' prompts
-    hold the outline, so that computing them is part of the time."""
+    """Skeleton-of-thought: an outline, then all of its points as one batch, joined in order. The prompts of the points
+    contain the outline, so their prefill is part of the time."""
     prompt: str = "both"
-    """How steps are shown, as `PDOSOptions.prompt` says."""
+    """How the prompt explains the step format; see `PDOSBench.prompt`."""
 
     @property
     def form(self) -> StepsFormat:
         return StepsFormat(PDOSOptions(), self.decoder.engine.codec)
 
     def messages(self, question: PDOSQuestion) -> Messages:
-        """The prompt: how steps are written, and the question."""
+        """Return the prompt: the step format and the question."""
         example, form, words = question.example, self.form, _DRAFTS if self.drafts else ""
         answer = _in_steps(example, form, self.drafts)
-        shown, told = self.prompt != "skeleton", self.prompt != "example"
+        with_example, with_instructions = self.prompt != "skeleton", self.prompt != "example"
         if self.outline:
             answer = _numbered([*(title for title, _, _ in example.steps), example.last])
-            shown, told, words = True, False, _OUTLINE
+            with_example, with_instructions, words = True, False, _OUTLINE
         turns = [
             Message(role="user", content=f"{words}\n\n{text}".strip())
-            for text in ([example.text, question.text] if shown else [question.text])
+            for text in ([example.text, question.text] if with_example else [question.text])
         ]
-        if told:
+        if with_instructions:
             turns[0] = Message(role="user", content=f"{form.instructions()}\n\n{turns[0].content}")
-        return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if shown else tuple(turns)
+        return (turns[0], Message(role="assistant", content=answer), *turns[1:]) if with_example else tuple(turns)
 
     def ask(self, question: PDOSQuestion) -> Measured:
-        """Answer it, from a store that holds nothing but the prompt."""
+        """Answer a question with only its prompt in the cache."""
         messages, engine = self.messages(question), self.decoder.engine
         forget(self.decoder)
         self.decoder.generate([Request(prompt=messages, sampling=Sampling(max_tokens=1))])
@@ -98,57 +99,60 @@ class Way:
         seconds, (text, prompt, steps) = timed(lambda: self._decode(question, messages))
         tokens = len(engine.codec.encode(text))
         account = metrics_of(engine)
-        kept = steps > 1 and account.skeletons > account.broken == 0
+        format_kept = steps > 1 and account.skeletons > account.broken == 0
         return {
             "seconds": seconds,
             "tokens": tokens,
             "said": len(engine.codec.encode(said(text, self.form))),
             "text": text,
-            "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token's keys and values are of no use
+            "slots": engine.cache.peak_live / (prompt + tokens - 1),  # the last token needs no slot
             "steps": steps,
-            "kept_format": float(kept) if self.decoder.name == "pdos" and not self.given else None,
+            "kept_format": float(format_kept) if self.decoder.name == "pdos" and not self.given else None,
         }
 
     def _decode(self, question: PDOSQuestion, messages: Messages) -> tuple[str, int, float]:
-        """The text, the prompt's length, and how many steps a block had on average."""
+        """Return the text, the prompt length in tokens and the mean number of steps per block."""
         sampling = Sampling(max_tokens=question.tokens)
         titles = question.titles if self.given else ()
-        (got,) = self.decoder.generate([Request(prompt=messages, sampling=sampling, steps=titles)])
-        text, prompt = got.text, got.usage.prompt_tokens
+        (completion,) = self.decoder.generate([Request(prompt=messages, sampling=sampling, steps=titles)])
+        text, prompt = completion.text, completion.usage.prompt_tokens
         if not self.outline:
-            blocks = [len(list(parts)) for kind, parts in groupby(part.kind for part in got.parts) if kind == "step"]
+            blocks = [
+                len(list(parts)) for kind, parts in groupby(part.kind for part in completion.parts) if kind == "step"
+            ]
             return text, prompt, fmean(blocks) if blocks else 0.0
         points = listed(text)[: question.tokens // question.step_tokens]
-        if points:  # without an outline what was written is all there is
+        if points:  # without points, the text itself is the answer
             text = "\n".join(self._write(question, points))
         return text, prompt, 0.0
 
     def _write(self, question: PDOSQuestion, points: Sequence[str]) -> list[str]:
-        """Every point of an outline, written out."""
-        sampling, shown = Sampling(max_tokens=question.step_tokens), _numbered(points)
+        """Write out every point of an outline."""
+        sampling, outline = Sampling(max_tokens=question.step_tokens), _numbered(points)
         heads = [f"{number}. {point}:" for number, point in enumerate(points, 1)]
-        asked = [f"{question.text}\n\n{_POINT.format(outline=shown, number=i)}" for i in range(1, len(points) + 1)]
+        texts = [f"{question.text}\n\n{_POINT.format(outline=outline, number=i)}" for i in range(1, len(points) + 1)]
         prompts = [
             (Message(role="user", content=text), Message(role="assistant", content=head))
-            for text, head in zip(asked, heads, strict=True)
+            for text, head in zip(texts, heads, strict=True)
         ]
-        written = self.decoder.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
-        return [f"{head} {one.text.strip()}" for head, one in zip(heads, written, strict=True)]
+        completions = self.decoder.generate([Request(prompt=prompt, sampling=sampling) for prompt in prompts])
+        return [f"{head} {one.text.strip()}" for head, one in zip(heads, completions, strict=True)]
 
 
 def said(text: str, form: StepsFormat) -> str:
-    """A text without titles, numbers and markers."""
+    """Remove titles, numbers and markers from a text."""
     marker, colon = re.escape(form.options.marker), re.escape(form.options.colon)
     title = rf"(?:{marker}|\d{{1,3}}\.)[^\n]*?{colon}|{re.escape(form.end_text.strip())}"
     return re.sub(rf"^[ \t]*(?:{title})[ \t]*", "", text, flags=re.MULTILINE)
 
 
 def ways(normal: LocalDecoder, steps: LocalDecoder, prompt: str = "both") -> list[Way]:
-    """All of Table 1, from decoders `ar` and `pdos` of one engine: `pdos` with titles given and with its own skeletons.
+    """Return the rows of Table 1 for the decoders `ar` and `pdos` of one engine.
 
-    `pdos` is to add no instructions of its own, as the prompts say how steps are written.
+    `pdos` runs with given titles and with its own skeletons. It must not add instructions, since the prompts already
+    explain the step format.
     """
-    found = [
+    rows = [
         Way("normal", normal),
         Way("pdos, given", steps, given=True),
         Way("pdos, own", steps),
@@ -157,11 +161,11 @@ def ways(normal: LocalDecoder, steps: LocalDecoder, prompt: str = "both") -> lis
         Way("CoD + pdos, given", steps, drafts=True, given=True),
         Way("CoD + pdos, own", steps, drafts=True),
     ]
-    return [replace(way, prompt=prompt) for way in found]
+    return [replace(way, prompt=prompt) for way in rows]
 
 
-def run(asked: Asked, console: Console) -> None:
-    """Measure, and print a table for each kind of question."""
+def run(asked: PDOSBench, console: Console) -> None:
+    """Run the benchmark and print a table for each kind of question."""
     with ExitStack() as stack:
         normal = stack.enter_context(load_decoder("ar", asked.model, **asked.computed))
         steps = stack.enter_context(load_decoder("pdos", engine=normal.engine, instructions=""))
@@ -172,11 +176,11 @@ def run(asked: Asked, console: Console) -> None:
         compared = ways(normal, steps, asked.prompt)
 
         def answered(way: Way, question: PDOSQuestion) -> Measured:
-            """With what the answer is worth, which takes no counted time."""
-            took = way.ask(question)
-            right = None if question.is_right is None else float(question.is_right(took["text"]))
-            mark = None if question.about is None else mark_of(judge, question, took["text"])
-            return took | {"right": right, "mark": mark}
+            """Answer a question and add the correctness and mark of the answer, which are not timed."""
+            measured = way.ask(question)
+            right = None if question.is_right is None else float(question.is_right(measured["text"]))
+            mark = None if question.about is None else mark_of(judge, question, measured["text"])
+            return measured | {"right": right, "mark": mark}
 
         sides = [Side(way.name, partial(answered, way)) for way in compared]
         for name, questions in kinds(asked, partial(_fits, compared[0]), bench).items():
@@ -191,47 +195,52 @@ def run(asked: Asked, console: Console) -> None:
             )
 
 
-def kinds(asked: Asked, holds: Callable[[PDOSQuestion], bool], bench: Bench) -> dict[str, list[PDOSQuestion]]:
-    """The questions asked for, by kind; what `holds` refuses loses passages, which is said. Raises OptionError."""
+def kinds(asked: PDOSBench, holds: Callable[[PDOSQuestion], bool], bench: Bench) -> dict[str, list[PDOSQuestion]]:
+    """Return the questions by kind. Raises OptionError for an unusable file.
+
+    Questions that `holds` rejects lose passages, which is reported.
+    """
     numbers = range(1, asked.rounds + 1)
-    found: dict[str, list[PDOSQuestion]] = {}
+    questions: dict[str, list[PDOSQuestion]] = {}
     if "retrieval" in asked.tasks:
-        found |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
+        questions |= {f"retrieval, {n} people": [retrieval(n, i) for i in numbers] for n in asked.people}
     if "planning" in asked.tasks:
-        found |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in asked.aspects}
+        questions |= {f"planning, {n} aspects": [planning(n, i) for i in numbers] for n in asked.aspects}
     if asked.data is not None:
-        found["multi-document QA"], passages = multi_document(asked.data, asked.rounds, holds)
-        cut = [f"{kept} of {there}" for kept, there in passages if kept < there]
+        questions["multi-document QA"], passages = multi_document(asked.data, asked.rounds, holds)
+        cut = [f"{retained} of {total}" for retained, total in passages if retained < total]
         if cut:
-            bench.show(f"passages that the model's context has room for, where not for all: {', '.join(cut)}")
-    return found
+            bench.show(f"passages that fit into the model's context, for questions that lost some: {', '.join(cut)}")
+    return questions
 
 
 def _fits(normal: Way, question: PDOSQuestion) -> bool:
-    """Whether prompt and answer have room in the context; the answer twice, since prompts may hold an outline."""
+    """Whether the prompt and twice the answer fit into the context; prompts may contain an outline."""
     engine = normal.decoder.engine
     prompt = engine.codec.encode_prompt(normal.messages(question))
     return len(prompt) + 2 * question.tokens <= min(engine.runner.context, engine.cache.capacity)
 
 
 def mark_of(judge: Decoder, question: PDOSQuestion, answer: str) -> float:
-    """A model's mark from 1 to 5 (PDOS, section 4.2 and appendix C): the expected one of all five, which are scored as
-    what the judge says next, so that there is always one to be read."""
+    """Return a model's mark from 1 to 5 (PDOS, section 4.2 and appendix C).
+
+    It is the expected value over all five marks, scored as the judge's next tokens, so a mark always exists.
+    """
     right = "" if question.reference is None else f"\n\nA right answer:\n{question.reference}"
-    told = f"{_RUBRIC}\n\nThe question:\n{question.about}{right}\n\nThe answer to be marked:\n{answer}\n\n"
-    prompt = Message(role="user", content=f"{told}Give only the mark."), Message(role="assistant", content="Mark:")
+    request = f"{_RUBRIC}\n\nThe question:\n{question.about}{right}\n\nThe answer to be marked:\n{answer}\n\n"
+    prompt = Message(role="user", content=f"{request}Give only the mark."), Message(role="assistant", content="Mark:")
     choices = tuple(f" {mark}" for mark in MARKS)
     (done,) = judge.generate([Request(prompt=prompt, choices=choices, close_choices=True)])
     return expected(MARKS, [choice.total for choice in done.choice_logprobs])
 
 
 def _watch(engine: Engine) -> None:
-    """Begin to look for the most slots that are live."""
+    """Reset the peak number of live slots."""
     engine.cache.peak_live = engine.cache.live
 
 
 def _in_steps(example: Example, form: StepsFormat, drafts: bool) -> str:
-    """The example's answer, in the format of steps."""
+    """Format the example's answer as steps."""
     steps = [f"{form.header(title)} {draft if drafts else whole}\n" for title, whole, draft in example.steps]
     return "".join(steps) + form.end_text + example.conclusion
 

@@ -1,8 +1,8 @@
 """The questions of PDOS's Table 1: retrieval, planning over aspects, answers from several documents (section 4.2).
 
-Each consists of steps that don't need each other and a conclusion, says so, and comes with one worked example, from
-which also a small model sees the form. People, topics and aspects are made up here from a seed, of words in
-`prompts/pdos`; documents are a file's.
+Each question asks for independent steps and a conclusion, and has one worked example that shows the format to small
+models. People, topics and aspects are generated from a seed and the words in `prompts/pdos`; documents come from a
+file.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from tot.decoders.errors import OptionError, validated
 from tot.evaluation.data import rows
 
 _A_STEP, _AN_ASPECT, _CONCLUSION = 32, 64, 64
-"""Tokens that an answer may have: for each step, of a plan more, and besides."""
+"""Maximum tokens of an answer: per step, per step of a plan, and for the conclusion."""
 _ITEM = re.compile(r"^[ \t]*(?:[-*•]|\(?\d{1,3}[.)])[ \t]+(\S.*?)[ \t]*$", re.MULTILINE)
 _DATA = json.loads((files("tot.prompts") / "pdos" / "questions.json").read_text(encoding="utf-8"))
 
 
 def listed(text: str) -> list[str]:
-    """The items of numbered and bulleted lists in a text, each up to its first colon."""
+    """Return the items of numbered and bulleted lists in a text, each up to its first colon."""
     return [title for item in _ITEM.findall(text) if (title := item.split(":")[0].strip())]
 
 
@@ -41,37 +41,37 @@ class Example:
 
     text: str
     steps: tuple[tuple[str, str, str], ...]
-    """Of each its title, itself written out, and as a draft."""
+    """(title, full text, draft) of each step."""
     conclusion: str
     last: str
-    """The conclusion's title where the answer is an outline."""
+    """Title of the conclusion in an outline."""
 
 
 @dataclass(frozen=True)
 class PDOSQuestion:
-    """What is asked, and what is known of its answer."""
+    """A question and how to check its answer."""
 
     text: str
     titles: tuple[str, ...]
-    """Of the steps."""
+    """Titles of the steps."""
     example: Example
     step_tokens: int
-    """Most tokens of a step."""
+    """Maximum tokens of a step."""
     is_right: Callable[[str], bool] | None = None
-    """Whether an answer is right, where that can be told."""
+    """Whether an answer is right; None if that cannot be checked."""
     about: str | None = None
-    """What a judge is told of the question; None: the answer needs none."""
+    """The question as a judge sees it; None if the answer needs no judge."""
     reference: str | None = None
 
     @property
     def tokens(self) -> int:
-        """Most tokens of an answer."""
+        """Maximum tokens of an answer."""
         return len(self.titles) * self.step_tokens + _CONCLUSION
 
 
-def _example(text: str, given: Mapping[str, Any]) -> Example:
-    title_whole_draft = tuple((title, whole, draft) for title, whole, draft in given["steps"])
-    return Example(text, title_whole_draft, given["conclusion"], given["last"])
+def _example(text: str, example: Mapping[str, Any]) -> Example:
+    title_whole_draft = tuple((title, whole, draft) for title, whole, draft in example["steps"])
+    return Example(text, title_whole_draft, example["conclusion"], example["last"])
 
 
 def _who(people: Sequence[str], low: str, high: str) -> str:
@@ -83,9 +83,9 @@ def _who(people: Sequence[str], low: str, high: str) -> str:
 
 
 def retrieval(people: int, seed: int) -> PDOSQuestion:
-    """Which of so many made-up people, 4 to 100, has a GPA within a range?"""
+    """Ask which of 4 to 100 generated `people` has a GPA within a range."""
     data = _DATA["retrieval"]
-    words, shown = {kind: line.split() for kind, line in data["words"].items()}, data["example"]
+    words, demonstration = {kind: line.split() for kind, line in data["words"].items()}, data["example"]
     chance = random.Random(f"{people} {seed}")
     names = chance.sample([f"{first} {family}" for first in words["first"] for family in words["family"]], people)
     grades = chance.sample(range(150, 451, 3), people)
@@ -101,12 +101,12 @@ def retrieval(people: int, seed: int) -> PDOSQuestion:
     low, high = chance.randint(below + 1, grades[chosen] - 1), chance.randint(grades[chosen] + 1, above - 1)
     text = _who(lines, f"{low / 100:.2f}", f"{high / 100:.2f}")
     right = partial(names_only, name=names[chosen], names=tuple(names))
-    example = _example(_who(shown["people"], shown["low"], shown["high"]), shown)
+    example = _example(_who(demonstration["people"], demonstration["low"], demonstration["high"]), demonstration)
     return PDOSQuestion(text, tuple(names), example, _A_STEP, right, reference=names[chosen])
 
 
 def names_only(text: str, name: str, names: Sequence[str]) -> bool:
-    """Exact match: of all `names` it is `name` that the last line with "Name:" gives."""
+    """Exact match: the last line with "Name:" contains `name` and no other of `names`."""
     last = _after("name", text)
     return last is not None and [one for one in names if one in last] == [name]
 
@@ -121,18 +121,18 @@ def _plan(topic: str, aspects: Sequence[str]) -> str:
 
 
 def planning(aspects: int, seed: int) -> PDOSQuestion:
-    """A plan over so many aspects, 2 to 10, which the prompt lists."""
+    """Ask for a plan over 2 to 10 `aspects`, which the prompt lists."""
     data, chance = _DATA["planning"], random.Random(f"{aspects} {seed}")
     text = _plan(chance.choice(data["topics"]), chosen := tuple(chance.sample(data["aspects"], aspects)))
-    shown = data["example"]
-    example = _example(_plan(shown["topic"], shown["aspects"]), shown)
+    demonstration = data["example"]
+    example = _example(_plan(demonstration["topic"], demonstration["aspects"]), demonstration)
     return PDOSQuestion(text, chosen, example, _AN_ASPECT, about=text)
 
 
-def _read_on(passages: Sequence[str], asked: str) -> str:
+def _read_on(passages: Sequence[str], question: str) -> str:
     return (
         "\n\n".join(f"Passage {number}:\n{passage}" for number, passage in enumerate(passages, 1)) + "\n\n"
-        f"Question: {asked}\nLook at every passage in turn, with its number as the title: say whether it helps to "
+        f"Question: {question}\nLook at every passage in turn, with its number as the title: say whether it helps to "
         'answer the question, and how. Then end with a line that says "Answer: " and a short answer.'
     )
 
@@ -140,34 +140,34 @@ def _read_on(passages: Sequence[str], asked: str) -> str:
 def multi_document(
     path: Path, count: int, holds: Callable[[PDOSQuestion], bool]
 ) -> tuple[list[PDOSQuestion], list[tuple[int, int]]]:
-    """The first `count` questions of a file in the format of LongBench's 2WikiMultihopQA.
+    """Return the first `count` questions of a file in the format of LongBench's 2WikiMultihopQA.
 
-    A question keeps as many of its passages, from the first, as `holds` accepts. Returns besides, by question: passages
-    kept, and passages that there were. Raises OptionError for rows that are none, and where not even one passage fits.
+    A question keeps its longest prefix of passages that `holds` accepts. The second list has, by question, the numbers
+    of passages kept and of all passages. Raises OptionError for an invalid row or if not even one passage fits.
     """
     questions: list[PDOSQuestion] = []
-    kept = []
-    shown = _DATA["documents"]["example"]
-    example = _example(_read_on(shown["passages"], shown["asked"]), shown)
+    lengths = []
+    demonstration = _DATA["documents"]["example"]
+    example = _example(_read_on(demonstration["passages"], demonstration["asked"]), demonstration)
     for number, row in enumerate(islice(rows(path), count)):
-        asked = validated(_Row, row, f"{path}, row {number} of 2WikiMultihopQA's format")
-        passages = asked.passages
+        fields = validated(_Row, row, f"{path}, row {number} of 2WikiMultihopQA's format")
+        passages = fields.passages
         for length in range(len(passages), 0, -1):
             titles = tuple(f"Passage {i}" for i in range(1, length + 1))
-            text, right = _read_on(passages[:length], asked.input), partial(contains, answers=asked.answers)
-            question = PDOSQuestion(text, titles, example, _A_STEP, right, asked.input, asked.answers[0])
+            text, right = _read_on(passages[:length], fields.input), partial(contains, answers=fields.answers)
+            question = PDOSQuestion(text, titles, example, _A_STEP, right, fields.input, fields.answers[0])
             if holds(question):
                 break
         else:
             raise OptionError(
                 f"{path}, row {number}: its first passage alone is longer than the model's context: choose a model "
-                "with a longer one"
+                "with a longer context"
             )
-        kept.append((length, len(passages)))
+        lengths.append((length, len(passages)))
         questions.append(question)
     if not questions:
-        raise OptionError(f"{path} has no rows: give a file with some")
-    return questions, kept
+        raise OptionError(f"{path} has no rows: give a file with questions")
+    return questions, lengths
 
 
 class _Row(BaseModel):
@@ -189,17 +189,17 @@ class _Row(BaseModel):
 
 
 def contains(text: str, answers: Sequence[str]) -> bool:
-    """Whether the last line with "Answer:" contains one of `answers`, whatever the case and the punctuation."""
+    """Whether the last line with "Answer:" contains one of `answers`, ignoring case and punctuation."""
     last = _after("answer", text)
     return last is not None and any(f" {_normal(answer)} " in f" {_normal(last)} " for answer in answers)
 
 
 def _normal(text: str) -> str:
-    kept = text.lower().translate(str.maketrans(string.punctuation, " " * len(string.punctuation)))
-    return " ".join(kept.split())
+    words = text.lower().translate(str.maketrans(string.punctuation, " " * len(string.punctuation)))
+    return " ".join(words.split())
 
 
 def _after(label: str, text: str) -> str | None:
-    """What follows the label and a colon, in the last line that has both."""
+    """Return the text after the label and a colon, in the last line that has both; None if no line has."""
     lines = re.findall(rf"{label}\W*:(.*)", text, flags=re.IGNORECASE)
     return str(lines[-1]) if lines else None

@@ -1,7 +1,7 @@
-"""llama.cpp as a worker, run by path in an environment that has llama-cpp-python: a JSON command a line on stdin.
+"""A llama.cpp worker, run by path in an environment with llama-cpp-python. It reads one JSON command per line on stdin.
 
-What prompts have in common is computed once and shared by all of their sequences, over one unified store of keys and
-values, also from one wave to the next; each step is one batch with a token of every sequence.
+Prompts with a common prefix compute it once and share it across their sequences in one unified key-value cache, also
+from one wave to the next. Each step is one batch with a token of every sequence.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Prompt = tuple[int, ...]
 
 
 class LlamaEngine:
-    """A model and one context for as many sequences as llama.cpp allows, `cells` tokens in all."""
+    """A model and one context of `cells` tokens, for llama.cpp's maximum number of sequences."""
 
     def __init__(self, path: Path, threads: int, cells: int) -> None:
         self.model = llama.llama_model_load_from_file(str(path).encode(), llama.llama_model_default_params())
         if not self.model:
-            raise RuntimeError(f"llama.cpp can't load {path}")
+            raise RuntimeError(f"llama.cpp cannot load {path}")
         options = llama.llama_context_default_params()
         options.n_ctx, options.n_batch, options.n_ubatch = cells, BATCH, 512
         options.n_seq_max = self.sequences = llama.llama_max_parallel_sequences()
@@ -36,23 +36,23 @@ class LlamaEngine:
         options.kv_unified = True
         self.context = llama.llama_init_from_model(self.model, options)
         if not self.context:
-            raise RuntimeError(f"llama.cpp can't make a context of {cells} tokens")
+            raise RuntimeError(f"llama.cpp cannot create a context of {cells} tokens")
         self.memory = llama.llama_get_memory(self.context)
         self.batch = llama.llama_batch_init(BATCH, 0, self.sequences)
         self.sampler = llama.llama_sampler_chain_init(llama.llama_sampler_chain_default_params())
         llama.llama_sampler_chain_add(self.sampler, llama.llama_sampler_init_temp(1.0))
         llama.llama_sampler_chain_add(self.sampler, llama.llama_sampler_init_dist(1))
         self.held: dict[Prompt, int] = {}
-        """Prompts whose keys and values are there, and their sequences."""
+        """Prompts in the key-value cache, and their sequences."""
 
     def run(self, waves: Sequence[Sequence[dict[str, Any]]]) -> int:
-        """Do all waves, from nothing. Returns the number of tokens drawn."""
+        """Run all waves with an empty cache. Return the number of tokens sampled."""
         llama.llama_memory_clear(self.memory, False)
         self.held = {}
         return sum(self.wave(wave) for wave in waves)
 
     def wave(self, requests: Sequence[dict[str, Any]]) -> int:
-        """Compute the prompts, then a token of every sample a step."""
+        """Prefill the prompts, then decode one token of every sample per step."""
         lengths: dict[Prompt, list[int]] = {}
         for request in requests:
             lengths.setdefault(tuple(request["prompt"]), []).extend(request["new"])
@@ -62,7 +62,7 @@ class LlamaEngine:
             raise RuntimeError(f"{len(lengths)} prompts and {samples} samples need more than {len(free)} sequences")
         homes = {prompt: free.pop() for prompt in lengths}
         firsts = self.prefill(homes, lengths)
-        running: list[list[int]] = []  # sequence, position, its token, tokens to come
+        running: list[list[int]] = []  # sequence, position, its token, tokens left
         for prompt, wanted in lengths.items():
             for length, token in zip(wanted, firsts[prompt], strict=True):
                 sequence = free.pop()
@@ -80,7 +80,7 @@ class LlamaEngine:
         return sum(map(sum, lengths.values()))
 
     def prefill(self, homes: dict[Prompt, int], lengths: dict[Prompt, list[int]]) -> dict[Prompt, list[int]]:
-        """Compute what is not held yet, each stretch once for all that share it; the first tokens of the samples."""
+        """Compute uncached tokens, shared stretches once, and return the first tokens of the samples."""
         held = sorted(self.held)
         have: dict[Prompt, int] = {}
         for prompt, home in homes.items():
@@ -119,27 +119,27 @@ class LlamaEngine:
     def decode(self, count: int) -> None:
         self.batch.n_tokens = count
         if status := llama.llama_decode(self.context, self.batch):
-            raise RuntimeError(f"llama_decode of {count} tokens gave {status}")
+            raise RuntimeError(f"llama_decode of {count} tokens returned status {status}")
 
     def draw(self, row: int) -> int:
         return int(llama.llama_sampler_sample(self.sampler, self.context, row))
 
 
 def common(one: Prompt, other: Prompt) -> int:
-    """How many tokens two prompts have in common."""
+    """Return the length of two prompts' common prefix, in tokens."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
 def stretches(prompts: Sequence[Prompt], start: int = 0) -> Iterator[tuple[Sequence[Prompt], int, int]]:
-    """(prompts that share a stretch, its start, its stop) of sorted prompts that are equal up to `start`."""
-    stop = common(prompts[0], prompts[-1])  # they are sorted: what those two share, all share
+    """Yield (prompts that share a stretch, its start, its stop) of sorted prompts that are equal up to `start`."""
+    stop = common(prompts[0], prompts[-1])  # sorted: the first and the last share the common prefix of all
     yield prompts, start, stop
     for _, group in groupby((prompt for prompt in prompts if len(prompt) > stop), key=lambda prompt: prompt[stop]):
         yield from stretches(list(group), stop)
 
 
 def at_precision(source: Path, precision: str, folder: Path) -> Path:
-    """The model in another precision (BF16, F16, Q8_0), made once; its own file for "own"."""
+    """Return the model file in another precision (BF16, F16, Q8_0), converted once; `source` itself for "own"."""
     if precision == "own":
         return source
     made = folder / f"{source.stem}-as-{precision}.gguf"
@@ -150,13 +150,13 @@ def at_precision(source: Path, precision: str, folder: Path) -> Path:
         options.allow_requantize = True
         scratch = made.with_suffix(f".{os.getpid()}")
         if llama.llama_model_quantize(str(source).encode(), str(scratch).encode(), options):
-            raise RuntimeError(f"llama.cpp can't make {precision} of {source}")
+            raise RuntimeError(f"llama.cpp cannot convert {source} to {precision}")
         scratch.rename(made)
     return made
 
 
 def serve(replies: Any) -> None:
-    """The first command loads; every other one is waves to run."""
+    """The first command loads the model; each other command has waves to run."""
     load = json.loads(sys.stdin.readline())
     path = at_precision(Path(load["model"]), load["precision"], Path(load["folder"]))
     engine = LlamaEngine(path, load["threads"], load["cells"])
@@ -173,6 +173,6 @@ def serve(replies: Any) -> None:
 
 if __name__ == "__main__":
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # keep library output out of the replies
     llama.llama_backend_init()
     serve(lambda reply: out.write(json.dumps(reply) + "\n"))

@@ -1,8 +1,8 @@
-"""`tot bench peers`: our decoder beside transformers, llama.cpp and vLLM: branches of a prompt, and whole searches.
+"""`tot bench peers`: compare our decoder with transformers, llama.cpp and vLLM on branches and whole searches.
 
-Same weights, same prompts, same numbers of new tokens, prefill counted on all sides. Peers that are not installed are
-left out; what a side fails at is told, and the others go on. Besides: how much of what memory and arithmetic allow a
-step makes use of.
+All sides use the same weights, prompts and numbers of new tokens, and include prefill. Peers that are not installed are
+left out. A failing side is reported, and the others continue. The part `limit` compares a step's time with the limit of
+memory bandwidth and arithmetic.
 """
 
 from __future__ import annotations
@@ -56,17 +56,19 @@ from tot.task.task import Task
 THOUGHTS, BREADTH, DEPTH = (3, 5), 3, 4
 STEPS = 64
 STEP_COUNTS = (1, 4, 8, 15, 32)
-_HELD = Metric("GiB resident", lambda took: took["resident"] / 2**30 if "resident" in took else None, plain(".2f"))
+_HELD = Metric(
+    "GiB resident", lambda measured: measured["resident"] / 2**30 if "resident" in measured else None, plain(".2f")
+)
 BUSY = 20.0
-"""Percent of all processors, above which somebody is at work."""
+"""CPU usage in percent of all processors above which the machine counts as busy."""
 _WARM_UP_TOKENS, _WARM_UP_WAVES = 8, 3
 _WARM_UP_PLACE, _LIMIT_PLACE = 500, 700
-"""Prompts are rotated by less in the rounds, and by more in warm-ups and where steps are measured."""
+"""Rotations of the prompt in warm-ups and in the step measurement; rounds use smaller ones."""
 
 
 @dataclass
 class Peers:
-    """What all parts measure with."""
+    """The state that all parts share."""
 
     asked: PeersOptions
     bench: Bench
@@ -84,14 +86,16 @@ class Peers:
         return mixed_ids(self.ours.tokenizer, self.asked.prompt_tokens)
 
     def compare(self, title: str, sides: Sequence[Side], asking: Any, **options: Any) -> Measurements:
-        """With what takes too long done once or left out, and sides that fail left out."""
+        """Compare sides with the option `patience`, leaving out sides that fail."""
         options = {"patience": self.asked.patience, "failing": True, **options}
         return self.bench.compare(title, sides, asking, **options)
 
 
 def run(asked: PeersOptions, console: Console) -> None:
-    """Measure, and print the tables. Raises OptionError for a file without questions, ModelError where our own side
-    can't load."""
+    """Run the benchmark and print the tables.
+
+    Raises OptionError for a file without questions and ModelError if our own side cannot load.
+    """
     task = load_task("gsm8k")
     questions(task, asked.data, 1)
     with ExitStack() as stack:
@@ -105,14 +109,16 @@ def run(asked: PeersOptions, console: Console) -> None:
             if name in asked.parts:
                 measure(peers)
         bench.show(
-            f"Medians (and ranges) of rounds; what was predicted to take more than {asked.patience:g} s was done once, "
-            f"and nothing that was predicted to take more than {NOT_AT_ALL * asked.patience:g} s."
+            f"Medians (and ranges) of rounds. Cells predicted to take more than {asked.patience:g} s ran once; cells "
+            f"predicted to take more than {NOT_AT_ALL * asked.patience:g} s were skipped."
         )
 
 
 def settled(side: Side) -> Side:
-    """What another side still does after its answer (some servers poll for a second) is not to slow this one: it begins
-    when the machine is quiet, or after 5 seconds."""
+    """Make a side wait until the machine is idle, at most 5 seconds.
+
+    Other sides may stay busy after their reply; some servers poll for a second.
+    """
 
     def run(asked: Any) -> Measured:
         end = time.monotonic() + 5
@@ -124,7 +130,7 @@ def settled(side: Side) -> Side:
 
 
 def decode(peers: Peers) -> None:
-    """Branches of a prompt that no one has seen, another one in every cell."""
+    """Decode branches of a prompt; every cell has a new one."""
     asked, ids = peers.asked, peers.prompt
     places = {count: i for i, count in enumerate(asked.branches)}
 
@@ -134,11 +140,11 @@ def decode(peers: Peers) -> None:
     def warming(count: int) -> Waves:
         return branches(rotated(ids, _WARM_UP_PLACE + places[count]), count, min(_WARM_UP_TOKENS, asked.new_tokens))
 
-    def run(side: Peer, given: Waves) -> Measured:
-        """With the memory that our own process holds afterwards, where there is no other side in it."""
-        took = side.run(given)
+    def run(side: Peer, waves: Waves) -> Measured:
+        """Run a side. Add the resident memory of this process if our side is the only one in it."""
+        measured = side.run(waves)
         alone = side.decoder is not None and set(asked.sides) <= {"llama", "vllm"}
-        return took | {"resident": resident()} if alone else took
+        return measured | {"resident": resident()} if alone else measured
 
     title = f"{asked.model}: new tokens/s, {asked.new_tokens} each after {len(ids)} tokens, by branches"
     peers.decoded = peers.compare(
@@ -154,41 +160,45 @@ def decode(peers: Peers) -> None:
 
 
 def _pairs(results: Measurements) -> list[tuple[str, str]]:
-    """Ours against all others, and our own eight bits against it."""
+    """Pair our side with all others, and our quantized sides with our side."""
     others = [name for name in results.sides if name != OURS]
     return [(name, OURS) if name.startswith(OURS) else (OURS, name) for name in others]
 
 
 def tree(peers: Peers) -> None:
-    """A problem a round: searched here by `solve()`, and what that asked asked again of every side. The others read one
-    token for an evaluation, where ours scores all choices."""
-    asked = questions(peers.task, peers.asked.data, peers.asked.problems)
-    searched = {"breadth": BREADTH, "depth": DEPTH}
-    able = [side for side in peers.sides if side.searches]
-    llamas = [side.name for side in able if side.name.startswith(LLAMA)]
+    """Search one problem per round with `solve()` and replay its requests on every side.
+
+    The other sides sample one token per evaluation; ours scores all choices.
+    """
+    problems = questions(peers.task, peers.asked.data, peers.asked.problems)
+    search_options = {"breadth": BREADTH, "depth": DEPTH}
+    searching_sides = [side for side in peers.sides if side.searches]
+    llamas = [side.name for side in searching_sides if side.name.startswith(LLAMA)]
     best = _fastest(llamas, peers.decoded)
     sides = [
-        settled(Side(side.name, lambda given, side=side: side.run(given[0])))  # type: ignore[misc]
-        for side in able
+        settled(Side(side.name, lambda recording, side=side: side.run(recording[0])))  # type: ignore[misc]
+        for side in searching_sides
         if side.name not in llamas or side.name == best
     ]
-    recorded = Side("(solve() with tot)", lambda given: {"seconds": given[1], "tokens": new_tokens(given[0])})
-    short = record(peers.ours, peers.task, asked[-1], min(THOUGHTS), **searched)[0][:_WARM_UP_WAVES]
-    title = f"seconds a GSM8K search, T = {DEPTH}, b = {BREADTH}, {len(asked)} problems"
+    recorded = Side(
+        "(solve() with tot)", lambda recording: {"seconds": recording[1], "tokens": new_tokens(recording[0])}
+    )
+    warm_up_waves = record(peers.ours, peers.task, problems[-1], min(THOUGHTS), **search_options)[0][:_WARM_UP_WAVES]
+    title = f"seconds a GSM8K search, T = {DEPTH}, b = {BREADTH}, {len(problems)} problems"
     peers.compare(
         title,
         [*sides, recorded],
-        lambda thoughts, turn: record(peers.ours, peers.task, asked[turn], thoughts, **searched),
+        lambda thoughts, turn: record(peers.ours, peers.task, problems[turn], thoughts, **search_options),
         columns=THOUGHTS,
-        rounds=len(asked),
-        warm_up=lambda _: (short, 0.0),
-        size=lambda given: rows(given[0]),
+        rounds=len(problems),
+        warm_up=lambda _: (warm_up_waves, 0.0),
+        size=lambda recording: rows(recording[0]),
         table=lambda results: by_column(results, SECONDS, title, head="n = ", ratios=_pairs(results)[: len(sides) - 1]),
     )
 
 
 def _fastest(names: Sequence[str], decoded: Measurements | None) -> str | None:
-    """Of llama.cpp's precisions, the one that decoded fastest at most branches."""
+    """Return the llama.cpp precision that decoded fastest at the largest number of branches."""
     for column in reversed(decoded.columns if decoded else ()):
         rates = {name: values for name in names if decoded and (values := decoded.values(RATE, name, column))}
         if rates:
@@ -197,33 +207,37 @@ def _fastest(names: Sequence[str], decoded: Measurements | None) -> str | None:
 
 
 def step_seconds(decoder: LocalDecoder, prompt: Sequence[int], count: int) -> float:
-    """Seconds of a step that decodes `count` branches and nothing else."""
+    """Return the seconds per step that decodes `count` branches, without prefill."""
     decoder.engine.call(decoder.engine.cache.clear)
-    taken = []
-    for new in (1, 1, 1 + STEPS):  # the first computes the prompt
+    seconds = []
+    for new in (1, 1, 1 + STEPS):  # the first one prefills the prompt
         sampling = Sampling(max_tokens=new, temperature=1.0, n=count, ignore_eos=True)
-        taken.append(timed(lambda: decoder.generate([Request(prompt=tuple(prompt), sampling=sampling)]))[0])  # noqa: B023
-    return (taken[2] - taken[1]) / STEPS
+        seconds.append(timed(lambda: decoder.generate([Request(prompt=tuple(prompt), sampling=sampling)]))[0])  # noqa: B023
+    return (seconds[2] - seconds[1]) / STEPS
 
 
 def steps(peers: Peers) -> None:
-    """How long a step takes of ours, and beside it what memory and arithmetic allow: how much of that it makes use of,
-    where weights are as they were."""
+    """Measure a step's time and compare it with the limit of memory bandwidth and arithmetic.
+
+    The share of the limit is reported for unquantized weights only.
+    """
     loaded, demand, ids = peers.ours.engine.loaded, Demand.of(peers.ours.engine), peers.prompt
     peers.bench.say("bandwidth, matrix products …")
     bandwidth = read_bandwidth(loaded.device, demand.weight_bytes)
     rate = matrix_rate(loaded.dtype, loaded.device)
 
-    def step(decoder: LocalDecoder, given: tuple[int, list[int]]) -> Measured:
-        count, prompt = given
+    def step(decoder: LocalDecoder, work: tuple[int, list[int]]) -> Measured:
+        count, prompt = work
         context = len(prompt) + STEPS // 2
         load = Load({("generate", "decode"): count}, count, count * context, context)
         operations = demand.operations(load)
-        least = limit(demand.weight_bytes, operations, bandwidth, rate)
-        return {"seconds": step_seconds(decoder, prompt, count), "least": least if decoder is peers.ours else None}
+        shortest = limit(demand.weight_bytes, operations, bandwidth, rate)
+        return {"seconds": step_seconds(decoder, prompt, count), "least": shortest if decoder is peers.ours else None}
 
-    milliseconds = Metric("ms", lambda took: 1000 * took["seconds"], less=True)
-    used = Metric("of the limit", lambda took: took["least"] and took["least"] / took["seconds"], percent)
+    milliseconds = Metric("ms", lambda measured: 1000 * measured["seconds"], less=True)
+    limit_share = Metric(
+        "of the limit", lambda measured: measured["least"] and measured["least"] / measured["seconds"], percent
+    )
     title = "milliseconds of a step, by branches"
     peers.compare(
         title,
@@ -231,7 +245,7 @@ def steps(peers: Peers) -> None:
         lambda count, turn: (count, rotated(ids, _LIMIT_PLACE + turn)),
         columns=[count for count in STEP_COUNTS if count <= max(peers.asked.branches)],
         rounds=peers.asked.rounds,
-        table=lambda results: by_column(results, milliseconds, title, ratios=_pairs(results), others=[used]),
+        table=lambda results: by_column(results, milliseconds, title, ratios=_pairs(results), others=[limit_share]),
     )
     size = f"{demand.weight_bytes / 1e6:.0f} MB of weights"
     peers.bench.show(f"Limit: {size}, read at {bandwidth / 1e9:.1f} GB/s; {rate / 1e9:.0f} GFLOP/s.")

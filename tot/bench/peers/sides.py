@@ -1,5 +1,4 @@
-"""The sides of `tot bench peers`, and how each is opened: what isn't installed is left out, with a word on how to get
-it."""
+"""The sides of `tot bench peers`. Sides that are not installed are left out, with a hint on how to install them."""
 
 from __future__ import annotations
 
@@ -26,13 +25,13 @@ from tot.decoders.models.model_names import find_model
 
 OURS, LLAMA = "tot", "llama.cpp"
 PRECISIONS = ("BF16", "F16", "Q8_0", "own")
-"""Of llama.cpp's weights; the last is that of the model's own file."""
+"""Precisions of llama.cpp's weights; "own" is the precision of the model's file."""
 LOOKED_UP = 4
-"""Tokens that transformers' prompt lookup drafts."""
+"""Draft tokens of transformers' prompt lookup."""
 _WORKERS = Path(__file__).parent
 _SERIAL_MOST = 5
 _CELLS, _CONTEXT = 16384, 2048
-"""Tokens that llama.cpp keeps besides the prompts, and that vLLM takes of one sequence at least."""
+"""Tokens of llama.cpp's cache in addition to the prompts, and minimum context length of vLLM."""
 _VLLM = {"VLLM_CPU_KVCACHE_SPACE": "2", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
@@ -41,13 +40,13 @@ class Peer(Side):
     """A side that runs waves of requests."""
 
     searches: bool = True
-    """Whether it can draw different numbers of tokens for different prompts, as a search wants, and is to."""
+    """Whether to run it on searches, which need different numbers of tokens for different prompts."""
     decoder: LocalDecoder | None = None
-    """Of our own sides."""
+    """The decoder of our own sides; None for peers."""
 
 
 def open_sides(asked: PeersOptions, stack: ExitStack, say: Callable[[str], None]) -> list[Peer]:
-    """Ours, then whatever else can be had; the stack closes them. Raises what keeps our own from being opened."""
+    """Open our side, then every available peer; the stack closes them. Raises TotError if our side cannot open."""
     sides: list[Peer] = []
     for name, opened in _openers(asked, stack):
         try:
@@ -62,60 +61,60 @@ def open_sides(asked: PeersOptions, stack: ExitStack, say: Callable[[str], None]
 
 
 def open_ours(model: str, stack: ExitStack, searches: bool, name: str, **options: Any) -> Peer:
-    """`ar` on an engine of its own."""
+    """Open `ar` on its own engine."""
     decoder = stack.enter_context(load_decoder("ar", model, **options))
     return Peer(name, partial(replay, decoder), about(decoder.engine), searches=searches, decoder=decoder)
 
 
-def _openers(asked: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
-    model, kinds = asked.model, set(asked.sides)
+def _openers(options: PeersOptions, stack: ExitStack) -> Iterator[tuple[str, Callable[[str], Peer]]]:
+    model, kinds = options.model, set(options.sides)
     yield OURS, partial(open_ours, model, stack, True)
     for quantize in ("none", "int8-dynamic"):
         if quantize in kinds:
             yield f"{OURS}, quantize={quantize}", partial(open_ours, model, stack, False, quantize=quantize)
     if {"batched", "serial", "assisted"} & kinds:
         plain = load_model(model)  # one for all three
-        told = describe(plain.device, plain.dtype)
+        description = describe(plain.device, plain.dtype)
         if "batched" in kinds:
-            yield "generate, batched", lambda name: Peer(name, partial(generate, plain.model), told)
+            yield "generate, batched", lambda name: Peer(name, partial(generate, plain.model), description)
         if "serial" in kinds:
             work = partial(generate, plain.model, serial=True)
-            yield "generate, serial", lambda name: Peer(name, work, told, _SERIAL_MOST)
+            yield "generate, serial", lambda name: Peer(name, work, description, _SERIAL_MOST)
         if "assisted" in kinds:
             lookup = partial(generate, plain.model, serial=True, prompt_lookup_num_tokens=LOOKED_UP)
-            yield "generate, assisted", lambda name: Peer(name, lookup, told, 1, searches=False)
+            yield "generate, assisted", lambda name: Peer(name, lookup, description, 1, searches=False)
     if "llama" in kinds:
         for precision in PRECISIONS:
-            named = re.search(r"q\d_\w+", find_model(model).stem, re.IGNORECASE)  # Q4_1, say
-            own = named[0].upper() if named else "its own file"
-            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(_llama, asked, stack, precision)
+            quantization = re.search(r"q\d_\w+", find_model(model).stem, re.IGNORECASE)  # Q4_1, say
+            own = quantization[0].upper() if quantization else "its own file"
+            yield f"{LLAMA}, {own if precision == 'own' else precision}", partial(_llama, options, stack, precision)
     if "vllm" in kinds:
-        yield "vLLM", partial(_vllm, asked, stack)
+        yield "vLLM", partial(_vllm, options, stack)
 
 
-def _llama(asked: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:
-    file = find_model(asked.model)
+def _llama(options: PeersOptions, stack: ExitStack, precision: str, name: str) -> Peer:
+    file = find_model(options.model)
     if file.suffix != ".gguf":
-        raise SideError(f"llama.cpp reads .gguf files, and {asked.model} is none: give one as --model")
+        raise SideError(f"llama.cpp cannot read {options.model}: pass a .gguf file as --model")
     load: dict[str, Any] = {"model": str(file), "precision": precision, "folder": str(cache_folder() / "peers")}
-    longest = asked.prompt_tokens + asked.new_tokens
+    longest = options.prompt_tokens + options.new_tokens
     load |= {"threads": torch.get_num_threads(), "cells": _CELLS + 2 * longest}
-    return _worker(name, stack, asked.llama, "llama", load, {})
+    return _worker(name, stack, options.llama, "llama", load, {})
 
 
-def _vllm(asked: PeersOptions, stack: ExitStack, name: str) -> Peer:
-    found = find_model(asked.model)
-    folder = found if found.is_dir() else cached_model(found, cache_folder() / "models").folder
+def _vllm(options: PeersOptions, stack: ExitStack, name: str) -> Peer:
+    path = find_model(options.model)
+    folder = path if path.is_dir() else cached_model(path, cache_folder() / "models").folder
     dtype = str(resolve_dtype("auto", resolve_device("auto"))).removeprefix("torch.")
-    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, asked.prompt_tokens + asked.new_tokens)}
-    return _worker(name, stack, asked.vllm, "vllm", load, _VLLM)
+    load = {"model": str(folder), "dtype": dtype, "context": max(_CONTEXT, options.prompt_tokens + options.new_tokens)}
+    return _worker(name, stack, options.vllm, "vllm", load, _VLLM)
 
 
 def _worker(
     name: str, stack: ExitStack, python: Path, program: str, load: Mapping[str, Any], environment: Mapping[str, str]
 ) -> Peer:
     if not python.exists():
-        raise SideError(f"there is no {python}: `make peers` installs it, or say where it is with --{program} PYTHON")
+        raise SideError(f"{python} does not exist: run `make peers`, or give an interpreter with --{program} PYTHON")
     threads = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
     worker = PeerWorker(python, _WORKERS / f"{program}_worker.py", load, environment={**threads, **environment})
     stack.callback(worker.close)

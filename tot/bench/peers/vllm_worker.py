@@ -1,4 +1,4 @@
-"""vLLM as a worker, run by path in an environment that has it: a JSON command a line on stdin, a reply on stdout.
+"""A vLLM worker, run by path in an environment with vLLM. It reads one JSON command per line and replies on stdout.
 
 All samples of a wave are in flight at once, with prefix caching on; the cache is emptied before each run.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 
 def serve(replies: Any) -> None:
-    """The first command loads; every other one is waves to run."""
+    """The first command loads the model; each other command has waves to run."""
     import vllm  # type: ignore[import-not-found,unused-ignore]
 
     load = json.loads(sys.stdin.readline())
@@ -32,25 +32,25 @@ def serve(replies: Any) -> None:
             began = time.perf_counter()
             tokens = sum(draw(vllm, model, wave) for wave in waves)
             replies({"seconds": time.perf_counter() - began, "tokens": tokens})
-        except Exception as error:  # whatever it is, the bench goes on without it  # noqa: BLE001
+        except Exception as error:  # the benchmark continues without this side  # noqa: BLE001
             replies({"error": f"{type(error).__name__}: {error}"})
 
 
 def draw(vllm: Any, model: Any, wave: list[dict[str, Any]]) -> int:
-    """All samples of a wave. Returns the number of tokens drawn."""
-    asked = [(request["prompt"], length) for request in wave for length in request["new"]]
-    done = model.generate(
-        [{"prompt_token_ids": prompt} for prompt, _ in asked],
+    """Sample a wave. Return the number of tokens sampled."""
+    samples = [(request["prompt"], length) for request in wave for length in request["new"]]
+    outputs = model.generate(
+        [{"prompt_token_ids": prompt} for prompt, _ in samples],
         [
             vllm.SamplingParams(temperature=1.0, max_tokens=length, ignore_eos=True, detokenize=False)
-            for _, length in asked
+            for _, length in samples
         ],
         use_tqdm=False,
     )
-    return sum(len(output.token_ids) for request in done for output in request.outputs)
+    return sum(len(output.token_ids) for request in outputs for output in request.outputs)
 
 
 if __name__ == "__main__":
     out = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what libraries print is no reply
+    os.dup2(2, 1)  # keep library output out of the replies
     serve(lambda reply: out.write(json.dumps(reply) + "\n"))

@@ -1,7 +1,7 @@
-"""Worker: a side that runs in a process of its own, in another interpreter if need be.
+"""Run a side in its own process, with its own Python interpreter.
 
-It is told what to load and what to run, a JSON object a line, and answers each with one. Lines that are no JSON object
-are a library's chatter. A worker that dies, hangs or answers with an error is a SideError that says why.
+The process reads one JSON command per line and replies to each with one JSON object. Other lines are library output and
+are ignored. A worker that dies, hangs or replies with an error raises SideError with the reason.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from tot.bench.harness import Measured
 from tot.bench.workloads import Waves, drawn
 
 _LINES = 3
-"""Of a worker's last words that are shown."""
+"""Lines of a failed worker's log to report."""
 
 
 class PeerWorker:
-    """A worker process that has loaded its model."""
+    """A worker process with a loaded model."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class PeerWorker:
         environment: Mapping[str, str] | None = None,
         patience: float = 600.0,
     ) -> None:
-        """Start `script` and have it load; `patience` is the seconds it may take to any answer. Raises SideError."""
+        """Start `script` and load its model; each reply may take `patience` seconds. Raises SideError."""
         self._patience = patience
         self._log = tempfile.TemporaryFile()  # noqa: SIM115  (closed by `close`)
         try:
@@ -47,7 +47,7 @@ class PeerWorker:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 env={**os.environ, **(environment or {})},
-                start_new_session=True,  # Ctrl-C is for us, and what it starts ends with it
+                start_new_session=True,  # Ctrl-C does not reach it, and its children end with it
             )
         except OSError as error:
             self._log.close()
@@ -59,18 +59,18 @@ class PeerWorker:
             raise
 
     def run(self, waves: Waves) -> Measured:
-        """Have all waves run, from nothing. Raises SideError."""
-        asked = [[{"prompt": asked.prompt, "new": asked.samples} for asked in wave] for wave in waves]
-        reply = self._ask({"waves": asked})
-        took = checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
-        return took | {"resident": resident(self._process.pid)}
+        """Run all waves with an empty cache. Raises SideError."""
+        requests = [[{"prompt": work.prompt, "new": work.samples} for work in wave] for wave in waves]
+        reply = self._ask({"waves": requests})
+        measured = checked(float(reply["seconds"]), int(reply["tokens"]), drawn(waves))
+        return measured | {"resident": resident(self._process.pid)}
 
     def close(self) -> None:
         self._kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             assert pipe is not None
-            with suppress(OSError):  # what it was not told any more
+            with suppress(OSError):  # unsent commands
                 pipe.close()
         self._log.close()
 
@@ -80,7 +80,7 @@ class PeerWorker:
                 os.killpg(self._process.pid, signal.SIGKILL)
 
     def _ask(self, command: Mapping[str, Any]) -> dict[str, Any]:
-        """The reply to one command. A worker that gives none in time is ended."""
+        """Return the reply to one command. A worker that does not reply in time is killed."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         late = threading.Event()
@@ -100,7 +100,7 @@ class PeerWorker:
         finally:
             timer.cancel()
         if reply is None:
-            raise SideError(f"no answer in {self._patience:.0f} s" if late.is_set() else self._last_words())
+            raise SideError(f"no reply within {self._patience:.0f} s" if late.is_set() else self._last_words())
         if "error" in reply:
             raise SideError(str(reply["error"]))
         return reply
@@ -108,8 +108,8 @@ class PeerWorker:
     def _last_words(self) -> str:
         status = self._process.wait()
         self._log.seek(0)
-        said = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
-        return " | ".join([f"it ended with status {status}", *said[-_LINES:]])
+        lines = [line for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        return " | ".join([f"it ended with status {status}", *lines[-_LINES:]])
 
 
 def _parsed(line: bytes) -> dict[str, Any] | None:
