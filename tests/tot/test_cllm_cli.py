@@ -204,7 +204,7 @@ def test_a_task_without_a_template_for_whole_solutions_is_refused() -> None:
 
 # -- what can't be done ----------------------------------------------------------------------------
 
-NOTHING = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
+NOTHING = "there are no questions: give --questions TASK=FILE, with more rows than --offset"
 BAD = [
     ((), "questions"),
     (("--questions", "riddle.py:Riddle=empty.jsonl"), NOTHING),
