@@ -317,7 +317,7 @@ def test_an_evaluation_is_a_page_in_its_folder_and_no_picture(
     assert report(folder) == (0, f"report: {folder / 'report.html'}\n", "")
     assert (folder / "report.html").exists()
     status, _, err = report(folder, "--out", "t.png")
-    assert (status, "an evaluation is shown as a page" in err) == (2, True)
+    assert (status, "an evaluation needs a .html file" in err) == (2, True)
 
 
 @pytest.mark.parametrize("samples", [None, "", "{}\n", "[]\n", "not JSON\n"])
