@@ -344,7 +344,7 @@ def test_its_own_search_finds_a_shortest_plan_and_asks_no_model() -> None:
     problem = task.instance(24)
     solution = solve(task, problem["question"], decoder=Silent())
     assert (solution.solved, len(solution.answer), solution.calls) == (True, problem["steps"], 0)
-    assert usage_line(solution) == f"{len(solution.tree) - 1} thoughts, no model was asked"
+    assert usage_line(solution) == f"{len(solution.tree) - 1} thoughts, no model calls"
 
 
 def test_who_names_a_generator_has_the_model_asked() -> None:

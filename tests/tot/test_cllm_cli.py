@@ -283,4 +283,4 @@ def test_the_rows_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> 
     assert "holds a model" in err
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
-    assert "--n is about texts that a model writes" in err
+    assert "--n applies to texts that a model writes" in err

@@ -198,7 +198,7 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
     tot(*rows, *SYMBOLIC, "--budget-nodes", "1", "--out", "b")
     status, out, err = tot("eval", "--compare", "a", "b", "--plot", "out.png")
     assert (status, err) == (0, "")
-    assert "problems that all have: 2" in out  # two rows ask the same
+    assert "common problems: 2" in out  # two rows ask the same
     assert "100.0% (34.2% to 100.0%)" in out
     assert "-50.0% (-100.0% to +0.0%)" in out
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
@@ -210,14 +210,17 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
         (("eval",), r"no task is given: give its name, .*"),
         (("eval", "game24"), r"the task has no data set of its own: give --data FILE, or org/name:split on the hub"),
         (("eval", "gsm9k", "--data", "x.jsonl"), r"unknown task 'gsm9k' .*"),
-        (("eval", "gsm8k", "two", "--data", "x.jsonl"), r"there is one task too many, 'two': .*"),
+        (("eval", "gsm8k", "two", "--data", "x.jsonl"), r"more than one task is given \('two'\): .*"),
         (("eval", "gsm8k", "--data", "absent.jsonl"), r"absent\.jsonl: there is no such file"),
         (
             ("eval", "gsm8k", "--data", "x.jsonl"),
             r".*no valid question: line 1 has no 'question' \(it has pddl\)",
         ),
         (("eval", "gsm8k", "--data", "x.doc"), r".*unknown kind of data set '\.doc'.*org/name:split"),
-        (("eval", "gsm8k", "--data", "x.jsonl", "--resume"), r"--resume needs the folder of the run to continue: name it with --out"),
+        (
+            ("eval", "gsm8k", "--data", "x.jsonl", "--resume"),
+            r"--resume needs the folder of the run to continue: name it with --out",
+        ),
         (("eval", "gsm8k", "--data", "x.jsonl", "--limit", "0"), r".*'--limit': .*greater than or equal to 1"),
         (
             ("eval", "gsm8k", "--config", "bad.yaml"),
@@ -235,7 +238,7 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
             ("eval", "gsm8k", "--data", "x.jsonl", "--track", "wandv"),
             r"unknown tracker 'wandv' \(did you mean wandb\?.*",
         ),
-        (("eval", "gsm8k", "--plot", "a.png"), r"--plot draws what --compare compares: .*"),
+        (("eval", "gsm8k", "--plot", "a.png"), r"--plot needs --compare: .*"),
         (("eval", "--compare", "a"), r"fewer than two evaluations to compare: name two folders or more, .*"),
         (("eval", "--compare", "a", "b"), r"a is not the folder of an evaluation: it has no config\.yaml"),
         (("eval", "--compare", "a", "b", "--limit", "3"), r"--compare reads finished folders: leave --limit out"),

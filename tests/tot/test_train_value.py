@@ -185,9 +185,7 @@ def test_nothing_to_tell_apart_is_refused() -> None:
     console = Console(quiet=True)
     right = paths(20, lambda labels: labels)
     right.labels[:] = 1.0
-    with pytest.raises(
-        OptionError, match=r"has both correct and incorrect paths \(100% of all paths are correct\)"
-    ):
+    with pytest.raises(OptionError, match=r"has both correct and incorrect paths \(100% of all paths are correct\)"):
         choose(right, (1, 2), {}, console)
 
 

@@ -1,5 +1,4 @@
-"""The command line: what commands there are, and what becomes of errors. Results go to standard output, progress to
-standard error."""
+"""The command line: its commands and error handling. Results go to standard output, progress to standard error."""
 
 from __future__ import annotations
 
@@ -25,8 +24,8 @@ from tot.cli.training import instances_command, train_draft_command, train_value
 from tot.decoders.errors import TotError, readable
 from tot.report.terminal import PlainFormatter, complain
 
-# OpenMP's threads spin while they wait for each other. Beside another busy process long spinning makes a step 10 times
-# as slow; none at all costs 20% on a quiet machine; this is in between. Read when torch is loaded, so set before.
+# OpenMP threads spin while they wait for each other. Next to a busy process, long spinning makes a step 10x slower; no
+# spinning costs 20% on an idle machine; this is a compromise. Torch reads it when loaded, so it is set before.
 os.environ.setdefault("GOMP_SPINCOUNT", "100000")
 
 app = typer.Typer(
@@ -35,7 +34,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
-    help="Reasoning with trees of thoughts on language models that you run yourself.",
+    help="Tree-of-thought search on local language models.",
 )
 app.command("solve")(solve_command)
 app.command("eval")(eval_command)
@@ -51,32 +50,32 @@ app.add_typer(fastcot.app, name="fastcot")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Entry point: errors that the user can put right are one line on standard error and exit status 2."""
+    """Run the command line. Errors that the user can correct are one line on standard error, with exit status 2."""
     command = typer.main.get_command(app)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal that has no star is no reason to lose the answer
-    if logging.lastResort is not None:  # prints records where the program has set up no logging
+            stream.reconfigure(errors="replace")  # the terminal may lack some characters
+    if logging.lastResort is not None:  # used if logging is not configured
         logging.lastResort.setFormatter(PlainFormatter())
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
             return int(command.main(args=arguments, prog_name="tot", standalone_mode=False) or 0)
         except ValidationError as error:
-            return _say(readable(error))
+            return _fail(readable(error))
         except TotError as error:
-            return _say(" ".join(str(error).split()))
+            return _fail(" ".join(str(error).split()))
         except typer.TyperException as error:
             message = error.format_message()
-            if message.startswith("Usage:"):  # `tot` and `tot bench` alone: their help
+            if message.startswith("Usage:"):  # `tot` or `tot bench` without a command: the help
                 complain(message)
                 return 2
-            return _say(_usage_message(error))
+            return _fail(_usage_message(error))
         except (typer.Abort, KeyboardInterrupt):
-            _say("interrupted")
+            _fail("interrupted")
             return 130
         finally:
-            if arguments is None:  # the process ends: a second Ctrl-C has nothing more to stop
+            if arguments is None:  # the process ends: ignore a second Ctrl-C
                 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
@@ -84,13 +83,13 @@ def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__
     complain(f"{category.__name__}: {message}")
 
 
-def _say(message: str) -> int:
+def _fail(message: str) -> int:
     complain(f"tot: {message}")
     return 2
 
 
 def _usage_message(error: Any) -> str:
-    """The parser's complaint on one line, naming the choices where an option or a command is unknown."""
+    """Return the parser's error on one line, with the choices for an unknown option or command."""
     message = " ".join(error.format_message().split())
     context = getattr(error, "ctx", None)
     if context is None or not message.lower().startswith("no such"):
@@ -99,8 +98,8 @@ def _usage_message(error: Any) -> str:
     names = list(getattr(command, "commands", {})) or [
         option for p in command.params for option in p.opts if option[0] == "-"
     ]
-    complaint = re.split(r"\.? Did you mean| \(|\.$", message)[0]
-    return f"{complaint}: choose one of {', '.join(names)}"
+    problem = re.split(r"\.? Did you mean| \(|\.$", message)[0]
+    return f"{problem}: choose one of {', '.join(names)}"
 
 
 if __name__ == "__main__":

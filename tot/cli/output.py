@@ -1,4 +1,4 @@
-"""What `tot solve` prints: progress, then the tree, the answer and its cost."""
+"""The output of `tot solve`: progress, then the tree, the answer and its cost."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from tot.solver import Solution
 
 
 def usage_line(solution: Solution) -> str:
-    """Tokens, what sharing saved, forwards and tokens a second; then what the decoder chose, if it did."""
+    """Return a summary of calls, tokens, reused prompt tokens, forward passes, speed and acceptance."""
     usage = solution.usage
-    shared = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
-    grown = len(solution.tree) - 1
-    thoughts = f"{grown} thought{'s' * (grown != 1)}"
+    reused = usage.reused_prompt_tokens / usage.prompt_tokens if usage.prompt_tokens else 0.0
+    count = len(solution.tree) - 1
+    thoughts = f"{count} thought{'s' * (count != 1)}"
     if not solution.calls:
-        return f"{thoughts}, no model was asked"
+        return f"{thoughts}, no model calls"
     line = (
         f"{thoughts}, {solution.calls} calls, {usage.new_tokens} new tokens, "
-        f"{usage.prompt_tokens} prompt tokens, {shared:.0%} of them computed before, {usage.forwards} forwards, "
+        f"{usage.prompt_tokens} prompt tokens, {reused:.0%} of them reused, {usage.forwards} forwards, "
         f"{usage.seconds:.1f} s"
     )
     if usage.new_tokens and usage.seconds:
@@ -32,33 +32,33 @@ def usage_line(solution: Solution) -> str:
     if usage.acceptance_rate is not None:
         line += f" (acceptance rate {usage.acceptance_rate:.0%})"
     if usage.undecoded_tokens:
-        line += f", rationales cut: {usage.approximate_tokens} tokens approximate, {usage.undecoded_tokens} not decoded"
+        line += f", cut rationales: {usage.approximate_tokens} approximate tokens, {usage.undecoded_tokens} not decoded"
     if usage.cost:
         line += f", cost {usage.cost:.4g}"
     if solution.rejected:
-        line += f", {solution.rejected} thoughts not legal or going back"
+        line += f", {solution.rejected} illegal or returning thoughts"
     if solution.parse_failures:
-        line += f", {solution.parse_failures} replies could not be read"
+        line += f", {solution.parse_failures} unparsed replies"
     return line
 
 
 def show(solution: Solution) -> None:
-    """Print the tree, the answer and what it took to standard output."""
-    shown = console(width=10_000)  # a pipe gets whole lines
-    print_tree(shown, solution.tree)
-    shown.print()
+    """Print the tree, the answer and its usage to standard output."""
+    output = console(width=10_000)  # don't wrap lines in a pipe
+    print_tree(output, solution.tree)
+    output.print()
     if solution.stopped:
-        shown.print(Text(f"Stopped ({solution.stopped}); this is the best so far."))
+        output.print(Text(f"Stopped ({solution.stopped}); this is the best answer so far."))
     answer = solution.answer
     if isinstance(answer, list):
-        answer = "  ".join(map(str, answer)) or "nothing has to be done"
+        answer = "  ".join(map(str, answer)) or "no action is needed"
     verified = f" ({solution.verdict})" if solution.solved else ""
-    shown.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
-    shown.print(Text(usage_line(solution), style="dim"))
+    output.print(Text(f"Answer{verified}: {plain('none found' if answer is None else str(answer))}", style="bold"))
+    output.print(Text(usage_line(solution), style="dim"))
 
 
 def search_line(sessions: Sequence[SearchSession], started: float) -> str:
-    """How far the first of the searches is, if there is one yet: level, thoughts, tokens, seconds."""
+    """Return the progress of the first search: level, thoughts, tokens, seconds."""
     elapsed = time.monotonic() - started
     if not sessions:
         return f"loading the model … {elapsed:.0f} s"

@@ -28,7 +28,7 @@ def test_the_tree_the_answer_and_the_usage_are_printed_as_plain_text(tot: Any, s
     assert blank == ""
     assert answer == "Answer: 7"
     assert re.fullmatch(
-        r"2 thoughts, 7 calls, 35 new tokens, 0 prompt tokens, 0% of them computed before, 0 forwards, \d+\.\d s, "
+        r"2 thoughts, 7 calls, 35 new tokens, 0 prompt tokens, 0% of them reused, 0 forwards, \d+\.\d s, "
         r"\d+ tokens/s",
         usage,
     )
@@ -96,7 +96,7 @@ def test_a_spent_budget_is_said_with_the_best_so_far(
     status, out, _ = tot(*SOLVE, *budget)
     assert status == 0
     assert f"\nStopped ({stopped}" in out
-    assert f"; this is the best so far.\nAnswer: {answer}\n" in out
+    assert f"; this is the best answer so far.\nAnswer: {answer}\n" in out
     assert [batch[0].purpose for batch in scripted_model.batches] == asked
 
 

@@ -102,12 +102,16 @@ def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
             run(executor="ray", ray_address=address)
         in_use = [ray.remote(Busy).options(num_cpus=1).remote() for _ in range(2)]
         ray.get([each.__ray_ready__.remote() for each in in_use])
-        with pytest.raises(ModelError, match="no Ray worker became available in 1 s: 2 replicas of 1 CPU and 0 GPUs are"):
+        with pytest.raises(
+            ModelError, match="no Ray worker became available in 1 s: 2 replicas of 1 CPU and 0 GPUs are"
+        ):
             run(executor="ray")
         assert ray.is_initialized()
     finally:
         ray.shutdown()
-    said = "waiting for Ray workers: 2 replicas of 1 CPU and 0 GPUs are required; of 2 CPUs and 0 GPUs, 0 CPUs and 0 GPUs"
+    said = (
+        "waiting for Ray workers: 2 replicas of 1 CPU and 0 GPUs are required; of 2 CPUs and 0 GPUs, 0 CPUs and 0 GPUs"
+    )
     assert f"{said} are free" in capfd.readouterr().err
 
 
