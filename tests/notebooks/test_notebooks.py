@@ -190,7 +190,7 @@ def test_whole_sets_are_scored_resumed_and_compared(run: Any) -> None:
     one, votes, again, ranked, chance, passages = ((name, interval(score), int(new)) for name, score, new in scores)
     assert again == votes
     assert votes[2] > one[2]
-    assert "begins: gsm8k, 6 samples, of which 4 are there" in text_of(cells)
+    assert "starts: gsm8k, 6 samples, 4 of them finished" in text_of(cells)
     difference = interval(the(r"^6 questions in both; votes against one: (.+)$", cells)[0])
     assert difference[0] == pytest.approx(votes[1][0] - one[1][0], abs=0.1)
     assert ranked[1][0] > 0

@@ -204,7 +204,7 @@ def test_a_task_without_a_template_for_whole_solutions_is_refused() -> None:
 
 # -- what can't be done ----------------------------------------------------------------------------
 
-NOTHING = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
+NOTHING = "there are no questions: give --questions TASK=FILE, with more rows than --offset"
 BAD = [
     ((), "questions"),
     (("--questions", "riddle.py:Riddle=empty.jsonl"), NOTHING),
@@ -283,4 +283,4 @@ def test_the_rows_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> 
     assert "holds a model" in err
     status, _, err = tot("collect", "--model", "base", "--out", "other", "--solutions", *RIDDLES, "--n", "8")
     assert status == 2
-    assert "--n is about texts that a model writes" in err
+    assert "--n applies to texts that a model writes" in err

@@ -226,7 +226,7 @@ def test_a_data_set_that_the_hub_does_not_give_is_refused_by_name(monkeypatch: p
     monkeypatch.setattr("datasets.load_dataset", load)
     with pytest.raises(OptionError, match=r"^org/name:test can't be read: no such repository$"):
         list(rows("org/name:test"))
-    with pytest.raises(OptionError, match=r"or a data set of the hub, as org/name:split"):
+    with pytest.raises(OptionError, match=r"or a data set on the hub, as org/name:split"):
         list(rows("org/name"))
 
 

@@ -185,9 +185,9 @@ def test_a_tracker_that_fails_costs_no_sample(run: Any, scripted: Any, tmp_path:
             raise AssertionError("told no more")
 
     assert run(scripted(TABLE), limit=3, track=Broken()).samples == 3
-    assert "the tracker failed, and is told no more: ConnectionError: no network\n" in capfd.readouterr().err
+    assert "the tracker failed and is disabled: ConnectionError: no network\n" in capfd.readouterr().err
     assert Broken.logged == 1
-    with pytest.raises(TotError, match=r"can't begin \(ConnectionError: not logged in\): set it up, or leave"):
+    with pytest.raises(TotError, match=r"can't start \(ConnectionError: not logged in\): set it up, or leave"):
         run(scripted(TABLE), limit=1, track=Broken(), out=tmp_path / "other")
 
 
@@ -234,7 +234,7 @@ def test_a_bad_row_is_reported_with_its_line_and_the_others_go_on(
         "line 3 is not a JSON object",
         "line 5 has no 'question' (it has answer)",
         "line 6 has no 'answer' (it has question)",
-        "line 7 can't be asked: the question is empty: give some text",
+        "line 7 is not a valid question: the question is empty: give some text",
         "line 8 has no 'question' (it has answer)",
     ]
     said, log = capfd.readouterr().err, (tmp_path / "out" / "log.txt").read_text()
@@ -311,13 +311,13 @@ def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scr
     [
         ([], {}, r"rows\.jsonl has no rows: give another file"),
         (ROWS, {"offset": 6}, r"rows\.jsonl has no rows from 6 on: give another file"),
-        ([{"q": "x", "a": 1}] * 3, {}, r"no row that can be asked: line 1 has no 'question' \(it has q, a\)"),
+        ([{"q": "x", "a": 1}] * 3, {}, r"no valid question: line 1 has no 'question' \(it has q, a\)"),
         (ROWS, {"limit": 0}, r"limit = 0: Input should be greater than or equal to 1"),
         (ROWS, {"repeats": 0}, r"repeats = 0: "),
         (ROWS, {"concurrency": 0}, r"concurrency = 0: "),
         (ROWS, {"budget": 5}, "budget = 5: Input should be a valid dictionary or instance of Budget"),
         (ROWS, {"track": "tensorbord"}, r"unknown tracker 'tensorbord': choose one of trackio, wandb"),
-        (ROWS, {"resume": True, "out": None}, r"--resume goes on with a folder: name it by --out"),
+        (ROWS, {"resume": True, "out": None}, r"--resume needs the folder of the run to continue: name it with --out"),
         (ROWS, {"search": "bsf"}, r"unknown search 'bsf'"),
     ],
 )

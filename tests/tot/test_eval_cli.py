@@ -34,7 +34,7 @@ def test_an_evaluation_prints_its_numbers_and_keeps_a_folder(tot: Any, rows: Any
     assert (status, err) == (0, "")
     shown = [re.split("  +", line.strip()) for line in out.splitlines()]
     assert shown[:2] == [["Score", "100.0%", "95%: 43.9% to 100.0%"], ["Problems", "3"]]
-    assert ["Verified", "3", "samples, by the task itself"] in shown
+    assert ["Verified", "3", "samples, verified by the task"] in shown
     assert shown[-1] == ["Folder", "out"]
     answers = [json.loads(line)["answer"] for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert answers[1] == []
@@ -93,7 +93,7 @@ def test_a_folder_that_was_written_before_is_gone_on_with_compared_and_shown(tot
     (old / "config.yaml").write_text(config.replace("judge: false", "judge: true"))
     status, _, err = tot(*rows, *SYMBOLIC, "--decoder", "ar", "--quantize", "none", "--out", "old", "--resume")
     assert status == 2
-    assert "another configuration: judge True there, none here." in err
+    assert "another configuration: judge was True, now none." in err
 
 
 def test_without_out_each_run_gets_a_folder_of_its_own(tot: Any, rows: Any, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> N
     status, out, err = tot(*rows, *SYMBOLIC, "--out", "out")
     assert status == 1
     assert re.search(r"x\.jsonl, line 4 is not JSON", err)
-    assert re.search(r"^Failed +0 +searches, and 1 rows not asked *$", out, re.MULTILINE)
+    assert re.search(r"^Failed +0 +searches, and 1 invalid rows *$", out, re.MULTILINE)
     status, out, err = tot(*rows, "--model", "none", "--limit", "1", "--search", "bfs", "--generator", "sample",
                            "--out", "none")  # fmt: skip
     assert status == 1
@@ -198,7 +198,7 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
     tot(*rows, *SYMBOLIC, "--budget-nodes", "1", "--out", "b")
     status, out, err = tot("eval", "--compare", "a", "b", "--plot", "out.png")
     assert (status, err) == (0, "")
-    assert "problems that all have: 2" in out  # two rows ask the same
+    assert "common problems: 2" in out  # two rows ask the same
     assert "100.0% (34.2% to 100.0%)" in out
     assert "-50.0% (-100.0% to +0.0%)" in out
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
@@ -207,17 +207,20 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("eval",), r"there is no task: give its name, .*"),
-        (("eval", "game24"), r"there are no questions: give --data FILE, or org/name:split of the hub"),
+        (("eval",), r"no task is given: give its name, .*"),
+        (("eval", "game24"), r"the task has no data set of its own: give --data FILE, or org/name:split on the hub"),
         (("eval", "gsm9k", "--data", "x.jsonl"), r"unknown task 'gsm9k' .*"),
-        (("eval", "gsm8k", "two", "--data", "x.jsonl"), r"there is one task too many, 'two': .*"),
+        (("eval", "gsm8k", "two", "--data", "x.jsonl"), r"more than one task is given \('two'\): .*"),
         (("eval", "gsm8k", "--data", "absent.jsonl"), r"absent\.jsonl: there is no such file"),
         (
             ("eval", "gsm8k", "--data", "x.jsonl"),
-            r".*no row that can be asked: line 1 has no 'question' \(it has pddl\)",
+            r".*no valid question: line 1 has no 'question' \(it has pddl\)",
         ),
         (("eval", "gsm8k", "--data", "x.doc"), r".*unknown kind of data set '\.doc'.*org/name:split"),
-        (("eval", "gsm8k", "--data", "x.jsonl", "--resume"), r"--resume goes on with a folder: name it by --out"),
+        (
+            ("eval", "gsm8k", "--data", "x.jsonl", "--resume"),
+            r"--resume needs the folder of the run to continue: name it with --out",
+        ),
         (("eval", "gsm8k", "--data", "x.jsonl", "--limit", "0"), r".*'--limit': .*greater than or equal to 1"),
         (
             ("eval", "gsm8k", "--config", "bad.yaml"),
@@ -235,8 +238,8 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
             ("eval", "gsm8k", "--data", "x.jsonl", "--track", "wandv"),
             r"unknown tracker 'wandv' \(did you mean wandb\?.*",
         ),
-        (("eval", "gsm8k", "--plot", "a.png"), r"--plot draws what --compare compares: .*"),
-        (("eval", "--compare", "a"), r"there is nothing to compare: name two folders or more, .*"),
+        (("eval", "gsm8k", "--plot", "a.png"), r"--plot needs --compare: .*"),
+        (("eval", "--compare", "a"), r"fewer than two evaluations to compare: name two folders or more, .*"),
         (("eval", "--compare", "a", "b"), r"a is not the folder of an evaluation: it has no config\.yaml"),
         (("eval", "--compare", "a", "b", "--limit", "3"), r"--compare reads finished folders: leave --limit out"),
         (("eval", "--compare", "a", "b", "--resume"), r"--compare reads finished folders: leave --resume out"),

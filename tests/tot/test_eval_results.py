@@ -151,7 +151,7 @@ def test_complaints_are_shown_as_text_and_not_any_number_of_times(capfd: Any) ->
             progress.warn(f"[red]row[/red] {number}\x1b[2J\n:smile: " + "x" * 200)
     shown = capfd.readouterr().err.splitlines()
     assert shown[9] == "[red]row[/red] 9�[2J :smile: " + "x" * 200
-    assert shown[10:] == ["more of these are in log.txt"]
+    assert shown[10:] == ["further warnings are in log.txt"]
 
 
 # -- side by side -----------------------------------------------------------------------------------------------
@@ -199,7 +199,7 @@ def test_only_common_problems_count_and_repeats_are_averaged(folder: Any) -> Non
 def test_an_evaluation_without_a_score_is_not_compared(folder: Any) -> None:
     a = folder("a", [sample(i, 1.0, 20) for i in range(2)])
     b = folder("b", [sample(i, 0.0, 20, error="ValueError: x") for i in range(2)])
-    with pytest.raises(OptionError, match=r"/b has no score, as every search failed: see its log\.txt"):
+    with pytest.raises(OptionError, match=r"/b has no score, because every search failed: see its log\.txt"):
         compare([a, b])
 
 
@@ -226,7 +226,7 @@ def test_the_picture_shows_each_side_at_its_cost(folder: Any) -> None:
     ]
     assert [20.0, 0.5] in places
     assert [30.0, 1.0] in places
-    assert (by_tokens.get_xlabel(), by_seconds.get_xlabel()) == ("tokens a problem", "seconds a problem")
+    assert (by_tokens.get_xlabel(), by_seconds.get_xlabel()) == ("tokens per problem", "seconds per problem")
 
 
 def test_what_can_not_be_compared_is_refused(folder: Any, tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_what_can_not_be_compared_is_refused(folder: Any, tmp_path: Path) -> Non
     damaged = folder("damaged", [{"question": "what is 0?"}])
     for folders, said in (
         ([a], "name two folders or more"),
-        ([a, game], r"a is of the task gsm8k, and .*game of game24: they can't be compared"),
+        ([a, game], r"a has task gsm8k, but .*game has game24: compare runs of one task"),
         ([a, other], r"have no problem in common"),
         ([a, tmp_path], r"is not the folder of an evaluation: it has no config\.yaml"),
         ([a, damaged], r"samples\.jsonl can't be read"),

@@ -208,12 +208,12 @@ def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on(run: Any, scri
     [
         (
             {"seed": 1, "limit": 4},
-            r"with another configuration: seed 0 there, 1 here; limit none there, 4 here\. Resume",
+            r"with another configuration: seed was 0, now 1; limit was none, now 4\. Resume",
         ),
-        ({"max_tokens": 7}, r"max_tokens 6 there, 7 here"),
-        ({"evaluator": Value(samples=2)}, r"evaluator Value\(.*\) there, Value\(.*samples=2.*\) here"),
-        ({"search": "dfs"}, r"search BFS\(.*\) there, dfs here"),
-        ({"reproducible": True}, r"reproducible False there, True here"),
+        ({"max_tokens": 7}, r"max_tokens was 6, now 7"),
+        ({"evaluator": Value(samples=2)}, r"evaluator was Value\(.*\), now Value\(.*samples=2.*\)"),
+        ({"search": "dfs"}, r"search was BFS\(.*\), now dfs"),
+        ({"reproducible": True}, r"reproducible was False, now True"),
     ],
 )
 def test_a_changed_configuration_is_refused_by_its_differences(
@@ -229,18 +229,18 @@ def test_other_data_and_another_model_are_refused(
     run: Any, tiny: Any, scripted: Any, whole: Path, rows: Path, tmp_path: Path
 ) -> None:
     rows.write_text(rows.read_text() + "\n")
-    with pytest.raises(TotError, match=r"configuration: data_sha256 [0-9a-f]{16} there, [0-9a-f]{16} here\."):
+    with pytest.raises(TotError, match=r"configuration: data_sha256 was [0-9a-f]{16}, now [0-9a-f]{16}\."):
         run(scripted({}), resume=True)
     with tiny() as decoder:
         run(decoder, out="tiny", limit=1)
     with tiny() as decoder:
         next(iter(decoder.model.parameters())).data[0, 0] += 1
-        with pytest.raises(TotError, match=r"model_sha256 [0-9a-f]{16} there, [0-9a-f]{16} here\."):
+        with pytest.raises(TotError, match=r"model_sha256 was [0-9a-f]{16}, now [0-9a-f]{16}\."):
             run(decoder, out="tiny", limit=1, resume=True)
 
 
 def test_the_folder_of_another_task_is_refused(scripted: Any, whole: Path, rows: Path) -> None:
-    with pytest.raises(TotError, match=r"task tests\.tot\.conftest:Letters there, game24 here"):
+    with pytest.raises(TotError, match=r"task was tests\.tot\.conftest:Letters, now game24"):
         evaluate("game24", _puzzles(rows.with_name("24.jsonl")), out=whole, resume=True, decoder=scripted({}))
 
 
@@ -259,7 +259,7 @@ def test_the_limit_may_rise_and_not_fall(run: Any, scripted: Any, whole: Path, t
     assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8
     configs = [yaml.safe_load((path / "config.yaml").read_text()) for path in (tmp_path / "longer", whole)]
     assert configs[0] == configs[1]
-    with pytest.raises(TotError, match="limit none there, 7 here"):
+    with pytest.raises(TotError, match="limit was none, now 7"):
         run(decoder, out="longer", limit=7, resume=True)
 
 
@@ -272,16 +272,16 @@ def test_other_versions_are_said(run: Any, scripted: Any, whole: Path, capfd: An
     config["record"]["versions"]["torch"] = "1.0"
     (whole / "config.yaml").write_text(yaml.safe_dump(config))
     run(scripted({}), resume=True)
-    assert "goes on with other versions: torch 1.0 there, 2." in capfd.readouterr().err
+    assert "resumes with another version: torch was 1.0, now 2." in capfd.readouterr().err
 
 
 def test_a_folder_is_not_written_over(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
-    with pytest.raises(TotError, match="holds an evaluation: go on with it by --resume, or give another folder"):
+    with pytest.raises(TotError, match="holds an evaluation: continue it with --resume, or give another folder"):
         run(scripted({}))
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     for resume in (False, True):
-        with pytest.raises(TotError, match="mine holds something other than an evaluation"):
+        with pytest.raises(TotError, match="mine is not the folder of an evaluation"):
             run(scripted({}), out="mine", resume=resume)
     assert [path.name for path in (tmp_path / "mine").iterdir() if path.name != ".lock"] == ["thesis.tex"]
 
@@ -304,6 +304,6 @@ def test_a_damaged_line_is_named(run: Any, scripted: Any, whole: Path) -> None:
     raw = (whole / "samples.jsonl").read_bytes().splitlines(keepends=True)
     (whole / "samples.jsonl").write_bytes(b"".join([*raw[:2], b"{]\n", *raw[3:]]))
     with pytest.raises(
-        TotError, match=r"samples\.jsonl, line 3 is damaged: delete that line, then go on with --resume"
+        TotError, match=r"samples\.jsonl, line 3 is damaged: delete that line, then continue with --resume"
     ):
         run(scripted({}), resume=True)

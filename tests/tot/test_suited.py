@@ -153,14 +153,14 @@ def test_an_evaluation_keeps_which_prompts_it_had(tiny: Any, tmp_path: Path) -> 
         config = tmp_path / "out" / "config.yaml"
         kept = yaml.safe_load(config.read_text())
         assert kept["prompts"] == read_yaml(config)["prompts"] == "chat"
-        with pytest.raises(OptionError, match="prompts chat there, papers here"):
+        with pytest.raises(OptionError, match="prompts was chat, now papers"):
             run(decoder, resume=True, prompts="papers")
         run(decoder, resume=True)
         del kept["prompts"]  # as earlier versions wrote it, which knew the papers' only
         kept |= {"top_k": None, "top_p": None}  # the chat prompts' own
         config.write_text(yaml.safe_dump(kept))
         assert read_yaml(config)["prompts"] == "papers"
-        with pytest.raises(OptionError, match="prompts papers there, chat here"):
+        with pytest.raises(OptionError, match="prompts was papers, now chat"):
             run(decoder, resume=True)
         run(decoder, resume=True, prompts="papers")
 

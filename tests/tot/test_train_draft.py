@@ -160,7 +160,7 @@ def test_the_same_seed_gives_the_same_draft(tot: Tot, tmp_path: Path, text: str)
 def test_nothing_to_train_on_is_said(tot: Tot) -> None:
     status, _, err = tot()
     assert status == 2
-    assert err == "tot: there is nothing to train on: give --questions gsm8k=FILE, or --text FILE, or both"
+    assert err == "tot: there is no training data: give --questions gsm8k=FILE, or --text FILE, or both"
 
 
 def write(path: Path, content: str) -> str:
@@ -202,14 +202,14 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(
 def test_texts_of_single_tokens_teach_nothing(tot: Tot, tmp_path: Path) -> None:
     status, _, err = tot("--text", write(tmp_path / "a.txt", "a\nb\nc"))
     assert status == 2
-    assert "nothing came of it: give texts" in err
+    assert "no tokens were recorded: give texts" in err
 
 
 def test_a_folder_that_holds_a_model_is_left_alone(tot: Tot, target: Path, text: str) -> None:
     before = sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir())
     status, _, err = tot("--text", text, "--out", str(target))
     assert status == 2
-    assert f"{target} holds a model already: delete it to train anew, or give another folder by --out" in err
+    assert f"{target} already holds a model: delete it to train again, or give another --out" in err
     assert sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir()) == before
 
 
@@ -317,7 +317,7 @@ def test_stopped_while_it_is_saved_it_is_saved_again(
     assert (tmp_path / "config.json").exists()
     assert tot("--text", text, "--out", str(tmp_path))[0] == 0
     assert json.loads((tmp_path / "report.json").read_text())["recorded"] > 0
-    assert "holds a model already" in tot("--text", text, "--out", str(tmp_path))[2]
+    assert "already holds a model" in tot("--text", text, "--out", str(tmp_path))[2]
 
 
 @pytest.mark.processes

@@ -185,9 +185,7 @@ def test_nothing_to_tell_apart_is_refused() -> None:
     console = Console(quiet=True)
     right = paths(20, lambda labels: labels)
     right.labels[:] = 1.0
-    with pytest.raises(
-        OptionError, match=r"none has paths that end right and others .* \(100% of all paths end right\)"
-    ):
+    with pytest.raises(OptionError, match=r"has both correct and incorrect paths \(100% of all paths are correct\)"):
         choose(right, (1, 2), {}, console)
 
 
@@ -196,13 +194,13 @@ def test_solutions_that_never_end_are_refused(train: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr("tot.training.value.read_leaves", lambda *about: (ThoughtTree(State(question="?")), {}))
     status, _, err = train()
     assert status == 2
-    assert "no question has a solution that came to an end" in err
+    assert "no question has a complete solution" in err
 
 
 def test_tasks_without_messages_and_wrong_options_are_refused(tot: Tot, made: Path, tmp_path: Path) -> None:
     rows, model, out = str(made / "rows.jsonl"), str(made / "model"), str(tmp_path / "head.safetensors")
     for asked, said in (
-        (("--questions", f"blocksworld={rows}"), "the thoughts of blocksworld are no pieces of one message"),
+        (("--questions", f"blocksworld={rows}"), "the thoughts of blocksworld are not parts of one message"),
         (("--questions", "gsm8k"), "--questions 'gsm8k' can't be read: write TASK=FILE"),
         (("--questions", f"gsm8k={rows}", "--layers", "a"), "train-value, option layers"),
         (("--questions", f"gsm8k={rows}", "--limit", "3"), "greater than or equal to 10"),

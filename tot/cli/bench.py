@@ -1,4 +1,4 @@
-"""`tot bench`: benchmarks, all sides in one run."""
+"""`tot bench`: benchmarks that measure all sides in one run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ BENCHES: dict[str, tuple[type[of.BenchOptions], str]] = {
     "quality": (of.QualityOptions, "quality:run"),
 }
 
-app = typer.Typer(no_args_is_help=True, help="Benchmarks: all sides in one run, ratios printed.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="Benchmarks of all sides in one run, with ratios.", rich_markup_mode=None)
 
 
 def add(to: typer.Typer, name: str, options: type[of.BenchOptions], place: str) -> None:
-    """Add what measures as a command: its options, and the function of `tot.bench` that is given them and a console."""
+    """Add a benchmark as a command, with its options and the `tot.bench` function that runs it on a console."""
 
     @takes(options)
     def command(context: typer.Context, *, given: dict[str, Any]) -> None:
-        asked = validated(options, given, context.command_path.partition(" ")[2])
-        if asked.out is not None:
-            writable(asked.out)
+        settings = validated(options, given, context.command_path.partition(" ")[2])
+        if settings.out is not None:
+            writable(settings.out)
         module, _, function = place.partition(":")
-        getattr(import_module(f"tot.bench.{module}"), function)(asked, console())
+        getattr(import_module(f"tot.bench.{module}"), function)(settings, console())
 
     to.command(name, help=options.__doc__)(command)
 

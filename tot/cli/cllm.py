@@ -1,4 +1,4 @@
-"""`tot cllm collect`, `train` and `eval`: consistency LLMs, from trajectories to what they are worth."""
+"""`tot cllm collect`, `train` and `eval`: collect trajectories, and train and evaluate consistency LLMs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tot.report.terminal import console, counting
 
 app = typer.Typer(
     no_args_is_help=True,
-    help="Consistency LLMs: models tuned to be decoded several tokens a forward.",
+    help="Consistency LLMs: models fine-tuned to decode several tokens per forward pass.",
     rich_markup_mode=None,
 )
 
@@ -26,21 +26,21 @@ app = typer.Typer(
 @takes(CollectOptions)
 def collect_command(
     context: typer.Context,
-    out: Annotated[Path, typer.Option(help="The folder to write trajectories to; one that was begun is gone on with.")],
+    out: Annotated[Path, typer.Option(help="The folder to write trajectories to; an incomplete one is resumed.")],
     questions: Annotated[
-        list[str], typer.Option(help="TASK=FILE: questions whose whole solutions are asked for; again for more.")
+        list[str], typer.Option(help="TASK=FILE: questions to request whole solutions for; may be repeated.")
     ],
     model: Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")] = "smollm2-135m",
-    max_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens of a text.")] = 128,
-    limit: Annotated[int | None, typer.Option(min=1, help="Take so many questions.")] = None,
-    offset: Annotated[int, typer.Option(min=0, help="Leave out so many questions first.")] = 0,
+    max_tokens: Annotated[int, typer.Option(min=2, help="Maximum number of new tokens per text.")] = 128,
+    limit: Annotated[int | None, typer.Option(min=1, help="Number of questions.")] = None,
+    offset: Annotated[int, typer.Option(min=0, help="Number of questions to skip first.")] = 0,
     solutions: Annotated[
-        bool, typer.Option(help="Keep the rows' own solutions instead, to fine-tune a model on a task first.")
+        bool, typer.Option(help="Write the rows' own solutions instead, to fine-tune a model on a task first.")
     ] = False,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Decode questions by Jacobi iteration and keep the trajectories."""
+    """Decode questions by Jacobi iteration and save the trajectories."""
     from tot.decoders.engine.engine import Engine
     from tot.decoders.models.loading import load_model
     from tot.decoders.training.cllm import trajectories
@@ -49,38 +49,38 @@ def collect_command(
     for name in [*given, "max_tokens"] if solutions else ():
         if is_given(context, name):
             flag = name.replace("_", "-")
-            raise OptionError(f"--{flag} is about texts that a model writes: leave it or --solutions out")
-    found = questions_of(questions, max_tokens, solutions)
-    found = islice(found, offset, None if limit is None else offset + limit)
-    first = next(found, None)
+            raise OptionError(f"--{flag} applies to texts that a model writes: leave it or --solutions out")
+    source = questions_of(questions, max_tokens, solutions)
+    source = islice(source, offset, None if limit is None else offset + limit)
+    first = next(source, None)
     if first is None:
         raise OptionError(NOTHING_TO_ASK)
-    asked = chain([first], found)
+    selected = chain([first], source)
     with counting("writing" if solutions else "collecting", limit) as tell:
         if solutions:
-            texts = ((one.request, one.solution or "") for one in asked)
+            texts = ((question.request, question.solution or "") for question in selected)
             trajectories.given(load_model(model), texts, out, lambda count: tell(count, f"{count} texts"))
             return
         with Engine(load_model(model)) as engine:
             trajectories.collect(
                 engine,
-                (question.request for question in asked),
+                (question.request for question in selected),
                 out,
                 CollectOptions(**given),
-                lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} left out"),
+                lambda texts, windows, dropped: tell(texts, f"{texts} texts, {windows} windows, {dropped} dropped"),
             )
 
 
 @app.command("train")
 @takes(TrainOptions)
 def train_command(
-    data: Annotated[Path, typer.Option(help="A folder that tot cllm collect wrote.")],
-    out: Annotated[Path, typer.Option(help="The new model's folder; one that was begun is gone on with.")],
-    model: Annotated[str, typer.Option(help="The model that the trajectories are of.")] = "smollm2-135m",
+    data: Annotated[Path, typer.Option(help="A folder written by tot cllm collect.")],
+    out: Annotated[Path, typer.Option(help="The new model's folder; an incomplete one is resumed.")],
+    model: Annotated[str, typer.Option(help="The model that wrote the trajectories.")] = "smollm2-135m",
     *,
     given: dict[str, Any],
 ) -> None:
-    """Train a model on its trajectories, so that any point of one leads to its end."""
+    """Train a model on its trajectories to map any point of a trajectory to its end."""
     from tot.decoders.models.loading import load_model
     from tot.decoders.training.cllm.train import train
     from tot.report.plots import losses, save

@@ -1,4 +1,4 @@
-"""`tot eval`: a task's questions from a data set, searched many at once and scored; and evaluations side by side."""
+"""`tot eval`: search and score the questions of a data set, and compare evaluations."""
 
 from __future__ import annotations
 
@@ -29,19 +29,20 @@ def eval_command(
     ] = None,
     given: dict[str, Any],
     config: Annotated[
-        Path | None, typer.Option(help="Take options from this YAML file, such as a folder's config.yaml; flags win.")
+        Path | None,
+        typer.Option(help="Read options from a YAML file, such as a folder's config.yaml; flags override it."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The results folder; by default a new one in runs/.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with the folder that --out names.")] = False,
-    track: Annotated[str | None, typer.Option(help="Tell wandb or trackio, where installed.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Resume the run in the folder --out.")] = False,
+    track: Annotated[str | None, typer.Option(help="Report progress to wandb or trackio, if installed.")] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare finished folders on the problems that all of them have.")
+        bool, typer.Option("--compare", help="Compare finished folders on their common problems.")
     ] = False,
     plot: Annotated[
-        Path | None, typer.Option(help="With --compare: draw score against tokens and seconds, into this file.")
+        Path | None, typer.Option(help="With --compare: plot score against tokens and seconds to this file.")
     ] = None,
 ) -> None:
-    """Search all questions of a data set, many at once, and score the answers."""
+    """Search all questions of a data set concurrently, and score the answers."""
     names = names or []
     if compare:
         others = {**given, "config": config, "out": out, "resume": resume, "track": track}
@@ -50,9 +51,9 @@ def eval_command(
         _compare([Path(name) for name in names], plot)
         return
     if plot is not None:
-        raise OptionError("--plot draws what --compare compares: give --compare and folders")
+        raise OptionError("--plot needs --compare: give --compare and folders")
     if len(names) > 1:
-        raise OptionError(f"there is one task too many, {names[1]!r}: give one, or --compare and folders")
+        raise OptionError(f"more than one task is given ({names[1]!r}): give one, or --compare and folders")
     options = {**(read_yaml(config) if config is not None else {}), **given}
     if names:
         options["task"] = names[0]
@@ -67,10 +68,10 @@ def eval_command(
     except KeyboardInterrupt as interrupt:
         complain(f"tot: interrupted; the finished samples are in {out}: resume with --resume --out {out}")
         raise typer.Exit(128 + next(iter(interrupt.args), signal.SIGINT)) from None
-    shown = Table.grid(padding=(0, 2))
+    summary = Table.grid(padding=(0, 2))
     for row in (*results.figures, ("Folder", str(results.folder), "")):
-        shown.add_row(*row)
-    console().print(shown)
+        summary.add_row(*row)
+    console().print(summary)
     if results.errors or results.bad_rows:
         raise typer.Exit(1)
 
@@ -81,9 +82,9 @@ def _compare(folders: list[Path], plot: Path | None) -> None:
 
     if plot is not None and writable(plot, "--plot").suffix not in _PICTURES:
         raise OptionError(f"--plot {plot}: " + unknown("kind of picture", plot.suffix, _PICTURES))
-    common, sides = compare(folders)
-    shown = console()
-    shown.print(table(sides))
-    shown.print(f"problems that all have: {common}")
+    common, runs = compare(folders)
+    output = console()
+    output.print(table(runs))
+    output.print(f"common problems: {common}")
     if plot is not None:
-        save(picture(sides), plot)
+        save(picture(runs), plot)

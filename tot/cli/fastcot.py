@@ -1,4 +1,4 @@
-"""`tot fastcot calibrate`: after how many iterations a rationale may be cut."""
+"""`tot fastcot calibrate`: find the number of iterations after which rationales may be truncated."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from tot.cli.options import writable
 from tot.decoders.methods.options import FastCoTOptions
 from tot.report.terminal import console, counting
 
-app = typer.Typer(no_args_is_help=True, help="FastCoT: answers from rationales that are cut.", rich_markup_mode=None)
+app = typer.Typer(no_args_is_help=True, help="FastCoT: answers from truncated rationales.", rich_markup_mode=None)
 
 Data = Annotated[
     str, typer.Option(help="Questions with answers: .jsonl, .json, .csv or .parquet, or org/name:split on the hub.")
 ]
 TaskName = Annotated[str, typer.Option("--task", help="A task with an answer trigger: multiple_choice, gsm8k, ….")]
 Model = Annotated[str, typer.Option(help="A name, a hub id, a folder or a .gguf file.")]
-MaxTokens = Annotated[int, typer.Option(min=2, help="Most tokens of a rationale.")]
+MaxTokens = Annotated[int, typer.Option(min=2, help="Maximum number of tokens per rationale.")]
 Window = Annotated[int, typer.Option(min=0, max=128, help="Context window c.")]
-Loss = Annotated[float, typer.Option(min=0, max=1, help="Accuracy that may be lost, as a share.")]
-Agreement = Annotated[float, typer.Option(min=0, max=1, help="Share of answers that have to stay as they are.")]
+Loss = Annotated[float, typer.Option(min=0, max=1, help="Maximum loss of accuracy, from 0 to 1.")]
+Agreement = Annotated[float, typer.Option(min=0, max=1, help="Minimum share of unchanged answers.")]
 
 
 @app.callback()
 def group() -> None:
-    """A group, also while it has one command only."""
+    """Make typer treat `fastcot` as a group even with a single command."""
 
 
 @app.command("calibrate")
@@ -34,18 +34,18 @@ def calibrate_command(
     data: Data,
     task: TaskName = "multiple_choice",
     model: Model = "smollm2-135m",
-    limit: Annotated[int, typer.Option(min=2, help="Questions, drawn from those in the file.")] = 50,
+    limit: Annotated[int, typer.Option(min=2, help="Number of questions, sampled from the file.")] = 50,
     max_tokens: MaxTokens = 128,
     window: Window = FastCoTOptions.model_fields["window"].default,
     loss: Loss = 0.03,
     agreement: Agreement = 0.9,
-    every: Annotated[int, typer.Option(min=1, help="Iterations between the caps that are tried.")] = 4,
-    seed: Annotated[int, typer.Option(min=0, help="Other seeds, other questions.")] = 0,
-    out: Annotated[Path, typer.Option(help="Write the curve to this .json file, and a picture beside it.")] = Path(
+    every: Annotated[int, typer.Option(min=1, help="Iterations between the tested caps.")] = 4,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the sample of questions.")] = 0,
+    out: Annotated[Path, typer.Option(help="Write the curve to this .json file, and a plot beside it.")] = Path(
         "fastcot-calibration.json"
     ),
 ) -> None:
-    """Find the least cap that keeps accuracy and answers with a window (section 4.4), and save the curve."""
+    """Find the smallest cap that keeps accuracy and answers (section 4.4), and save the curve."""
     from dataclasses import asdict
 
     from tot.decoders.engine.open_models import open_engine
@@ -54,24 +54,25 @@ def calibrate_command(
     from tot.training.fastcot import BATCH, Answers, batches, by_iteration, decode_whole, find_cap, questions
 
     out = writable(out)
-    asked = questions(task, data, limit, max_tokens, seed)
+    rationales = questions(task, data, limit, max_tokens, seed)
     with open_engine(model) as engine:
         iterations = [*range(0, max_tokens + 1, every)]
         done: list[list[Answers]] = []
-        with counting("calibrating", len(asked)) as tell:
-            for batch in batches(asked):
-                tell(BATCH * len(done), f"{len(asked)} questions")
+        with counting("calibrating", len(rationales)) as tell:
+            for batch in batches(rationales):
+                tell(BATCH * len(done), f"{len(rationales)} questions")
                 done.append(by_iteration(engine, batch, decode_whole(engine, batch, window), iterations))
-        answers = [Answers.joined(place) for place in zip(*done, strict=True)]
-    found, note = find_cap(iterations, answers, loss, agreement)
-    write_json(out, {"model": model, "task": task, "window": window, "note": note, **asdict(found)})
+        answers = [Answers.joined(parts) for parts in zip(*done, strict=True)]
+    calibration, note = find_cap(iterations, answers, loss, agreement)
+    write_json(out, {"model": model, "task": task, "window": window, "note": note, **asdict(calibration)})
     lines = {
-        "accuracy": (found.iterations, [100 * value for value in found.accuracy]),
-        "answers unchanged": (found.iterations, [100 * value for value in found.agreement]),
+        "accuracy": (calibration.iterations, [100 * value for value in calibration.accuracy]),
+        "answers unchanged": (calibration.iterations, [100 * value for value in calibration.agreement]),
     }
-    save(curves(lines, "iterations", "%", {"accuracy of whole rationales": 100 * found.full}), out.with_suffix(".png"))
-    shown = console()
-    shown.print(f"{len(asked)} questions, window {window}: {note}")
-    if found.cap is not None:
-        shown.print(f"use them: --decoder fastcot --decoder-option cap={found.cap} --decoder-option window={window}")
-    shown.print(f"curve: {out}, {out.with_suffix('.png')}")
+    levels = {"accuracy with whole rationales": 100 * calibration.full}
+    save(curves(lines, "iterations", "%", levels), out.with_suffix(".png"))
+    output = console()
+    output.print(f"{len(rationales)} questions, window {window}: {note}")
+    if (cap := calibration.cap) is not None:
+        output.print(f"use: --decoder fastcot --decoder-option cap={cap} --decoder-option window={window}")
+    output.print(f"curve: {out}, {out.with_suffix('.png')}")

@@ -1,4 +1,4 @@
-"""Commands whose options are the fields of a model, written once, with their help; and files that commands write."""
+"""Generate command-line options from the fields of pydantic models, and check output files."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from tot.decoders.errors import OptionError
 
 
 def takes(*models: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that has an option for each field of `models` with a description, in place of its parameter `given`.
+    """Replace a command's parameter `given` by an option for each field of `models` with a description.
 
-    `given` is a mapping of those that are on the command line; the others' defaults are the models'.
+    The command receives in `given` the options on the command line only; other fields keep the models' defaults.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(command, eval_str=True)
         flags = {name: flag for model in models for name, flag in _flags(model).items()}
-        asks_context = "context" in signature.parameters
+        takes_context = "context" in signature.parameters
 
         @functools.wraps(command)
         def run(context: typer.Context, **values: Any) -> None:
             given = {name: values.pop(name) for name in flags}
-            values |= {"context": context} if asks_context else {}
+            values |= {"context": context} if takes_context else {}
             command(given={name: value for name, value in given.items() if is_given(context, name)}, **values)
 
         parameters = [inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
@@ -43,13 +43,13 @@ def takes(*models: type[BaseModel]) -> Callable[[Callable[..., None]], Callable[
 
 
 def is_given(context: typer.Context, name: str) -> bool:
-    """True for what stands on the command line."""
+    """Return whether an option is given on the command line."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def _flags(model: type[BaseModel], prefix: str = "") -> dict[str, inspect.Parameter]:
-    """The model's own options, then those of the model that it extends; a model in a field adds its own by prefix."""
+    """Return the model's own options, then its base class's. A nested model adds options with the field as prefix."""
     flags: dict[str, inspect.Parameter] = {}
     for name, field in sorted(model.model_fields.items(), key=lambda item: item[0] not in model.__annotations__):
         inner = next((kind for kind in get_args(field.annotation) if _is_model(kind)), None)
@@ -57,15 +57,15 @@ def _flags(model: type[BaseModel], prefix: str = "") -> dict[str, inspect.Parame
             flags |= _flags(inner, f"{name}_")
         if field.description is None:
             continue
-        least = next((each.ge for each in field.metadata if isinstance(each, Ge)), None)
-        most = next((each.le for each in field.metadata if isinstance(each, Le)), None)
+        low = next((bound.ge for bound in field.metadata if isinstance(bound, Ge)), None)
+        high = next((bound.le for bound in field.metadata if isinstance(bound, Le)), None)
         extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-        spelled = [str(extra["flag"])] if "flag" in extra else []
-        option = typer.Option(*spelled, help=field.description, min=least, max=most)  # type: ignore[arg-type]
+        names = [str(extra["flag"])] if "flag" in extra else []
+        option = typer.Option(*names, help=field.description, min=low, max=high)  # type: ignore[arg-type]
         default, kind = None if field.is_required() else field.default, field.annotation
-        if extra:  # several texts, which the model reads
+        if extra:  # a repeatable option, parsed by the model
             default, kind = [], list[str]
-        elif get_origin(kind) is tuple:  # one text with commas, which the model takes apart
+        elif get_origin(kind) is tuple:  # comma-separated values, split by the model
             default, kind = ",".join(map(str, field.default)), str
         elif kind is Any:
             kind = str | None
@@ -80,9 +80,9 @@ def _is_model(kind: Any) -> bool:
 
 
 def writable(out: Path, flag: str = "--out") -> Path:
-    """A file that may be written. Raises OptionError, naming the flag."""
+    """Return `out` if the file can be created. Raises OptionError, naming the flag."""
     if not out.resolve().parent.is_dir():
-        raise OptionError(f"{flag} {out}: the folder {out.resolve().parent} does not exist: make it first")
+        raise OptionError(f"{flag} {out}: the folder {out.resolve().parent} does not exist: create it first")
     if out.is_dir():
         raise OptionError(f"{flag} {out} is a folder: give a file in it")
     return out

@@ -74,7 +74,7 @@ def show(solution: Solution, saved: Path | None = None, verdict: str = "") -> No
 def answer_line(solution: Solution) -> str:
     """Such as "Answer: 36 (4 of 5 votes)"."""
     answer = solution.answer
-    shown = "none found" if answer is None else shown_answer(answer) or "nothing has to be done"
+    shown = "none found" if answer is None else shown_answer(answer) or "no action is needed"
     notes = [solution.verdict] if solution.solved else []
     if solution.votes is not None:
         notes.append("{} of {} votes".format(*solution.votes))

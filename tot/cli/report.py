@@ -1,4 +1,4 @@
-"""`tot report`: a run's tree as a page, a picture or a graph, an evaluation as a page with all its trees."""
+"""`tot report`: export a run's tree as a page, a picture or a graph, or an evaluation as a page with all trees."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ def report_command(
     out: Annotated[
         Path | None,
         typer.Option(
-            help="The file to write: .html, .svg, .png, or a graph, .graphml, .dot or .gv; by default a page beside "
-            "the run or in the folder."
+            help="The file to write: .html, .svg, .png, .graphml, .dot or .gv; by default an .html page beside the run "
+            "or in the folder."
         ),
     ] = None,
 ) -> None:
-    """Draw a run's tree: one page that needs no network, a picture, or a graph for other programs. Of an evaluation, a
-    page with all its trees."""
+    """Export a run's tree as a self-contained page, a picture or a graph, or an evaluation as a page."""
     from tot.decoders.files import write_text
     from tot.evaluation.overview import evaluation_page
     from tot.report.graphs import GRAPHS
@@ -42,7 +41,7 @@ def report_command(
     if kind not in kinds:
         raise OptionError(f"--out {out}: " + unknown("kind of report", kind, kinds))
     if evaluation and kind != ".html":
-        raise OptionError(f"--out {out}: an evaluation is shown as a page: give a .html file, or one of {run}/trees")
+        raise OptionError(f"--out {out}: an evaluation needs a .html file: give one, or export one of {run}/trees")
     if evaluation:
         write_text(out, evaluation_page(run))
     else:

@@ -1,4 +1,4 @@
-"""`tot serve`: a model and its decoders behind an OpenAI-compatible endpoint, until it is told to stop."""
+"""`tot serve`: serve a model and its decoders at an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -18,24 +18,22 @@ from tot.report.terminal import complain
 
 
 class ServeOptions(Limits):
-    """What is served, to whom, and how much of it."""
+    """The options of the server: model, decoders, address and limits."""
 
     model: str = Field("smollm2-135m", description="A name, a hub id, a folder or a .gguf file.")
-    decoder: str = Field("auto", description="The decoder that MODEL stands for; each is MODEL:DECODER.")
-    decoder_option: list[str] = Field(
-        [], description="As for tot solve; given to the decoders that have such an option."
-    )
+    decoder: str = Field("auto", description="The decoder of requests for MODEL; MODEL:DECODER selects another.")
+    decoder_option: list[str] = Field([], description="As for tot solve; applies to each decoder that has the option.")
     dtype: Literal["auto", "bf16", "fp16", "fp32"] = Field("auto", description="As for tot solve.")
     quantize: Quantize = Field("auto", description="As for tot solve.")
     device: str = Field("auto", description="As for tot solve.")
     kv_budget: str | None = Field(None, description="As for tot solve.")
-    name: str | None = Field(None, description="What clients call the model; by default its own name.")
-    host: str = Field("127.0.0.1", description="Address to listen at; other machines reach only others than this.")
-    port: int = Field(8000, ge=0, le=65535, description="0 takes a free one.")
+    name: str | None = Field(None, description="The model's name for clients; by default its own name.")
+    host: str = Field("127.0.0.1", description="Address to listen on; by default, only this machine can connect.")
+    port: int = Field(8000, ge=0, le=65535, description="Port to listen on; 0 chooses a free port.")
     allowed_host: list[str] = Field(
-        [], description="A name that requests may be for, or pages from, besides this machine's."
+        [], description="Additional host name that requests may be addressed to, or come from (Origin)."
     )
-    max_tokens_limit: int = Field(2048, ge=1, description="Most new tokens of a text.")
+    max_tokens_limit: int = Field(2048, ge=1, description="Maximum number of new tokens per completion.")
 
     @property
     def limits(self) -> Limits:
@@ -45,30 +43,30 @@ class ServeOptions(Limits):
 
 @takes(ServeOptions)
 def serve_command(given: dict[str, Any]) -> None:
-    """Serve a model to OpenAI clients; all of them are decoded in the same packed forwards. A key, if one is wanted, is
-    taken from the environment variable TOT_SERVE_KEY."""
+    """Serve a model to OpenAI clients, whose requests share packed forward passes. The environment variable
+    TOT_SERVE_KEY sets an optional API key."""
     from tot.decoders.decoder import checked_options, load_decoder
     from tot.decoders.models.model_names import find_model
 
-    asked = ServeOptions(**given)
+    settings = ServeOptions(**given)
     key = key_from(KEY_VARIABLE)
     if key == "":
-        raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or give a key")
+        raise OptionError(f"{KEY_VARIABLE} is empty: unset it, or set a key")
     methods = method_names()
-    if asked.decoder not in methods:
-        raise OptionError(unknown("decoder", asked.decoder, methods))
-    limits = asked.limits
+    if settings.decoder not in methods:
+        raise OptionError(unknown("decoder", settings.decoder, methods))
+    limits = settings.limits
     shared = ("model", "decoder", "decoder_option", "dtype", "quantize", "device", "kv_budget")
-    config = SearchConfig.of(None, {name: getattr(asked, name) for name in shared})
+    config = SearchConfig.of(None, {name: getattr(settings, name) for name in shared})
     options = config.model_options
-    known_by = {method: find_method(method).options.model_fields for method in methods}
-    known = {option for fields in known_by.values() for option in fields}
+    fields_of = {method: find_method(method).options.model_fields for method in methods}
+    known = {option for fields in fields_of.values() for option in fields}
     for option in options:
         if option not in known:
-            raise OptionError(unknown(f"option of {', '.join(sorted(known_by))}", option, known))
-    own: dict[str, Any] = {option: value for option, value in options.items() if option in known_by[asked.decoder]}
-    checked_options(asked.decoder, own)
-    find_model(asked.model)
+            raise OptionError(unknown(f"option of {', '.join(sorted(fields_of))}", option, known))
+    own: dict[str, Any] = {option: value for option, value in options.items() if option in fields_of[settings.decoder]}
+    checked_options(settings.decoder, own)
+    find_model(settings.model)
     try:
         from tot.decoders.serving.app import make_app
         from tot.decoders.serving.server import address_of, listen, serve
@@ -78,20 +76,23 @@ def serve_command(given: dict[str, Any]) -> None:
     from tot.decoders.machine import describe
 
     loading = config.model_copy(update={"model_options": own}).loading
-    with listen(asked.host, asked.port) as listening, load_decoder(asked.decoder, asked.model, **loading) as loaded:
-        called = asked.name or (Path(asked.model).name if Path(asked.model).exists() else asked.model)
-        service = Service(called, loaded, limits, options)
-        near = is_loopback(asked.host)
-        if not near and key is None:
-            _say(f"{asked.host} is within reach of other machines and there is no key: set {KEY_VARIABLE}")
-        hosts = asked.allowed_host if near or asked.allowed_host else None
+    with (
+        listen(settings.host, settings.port) as socket,
+        load_decoder(settings.decoder, settings.model, **loading) as loaded,
+    ):
+        name = settings.name or (Path(settings.model).name if Path(settings.model).exists() else settings.model)
+        service = Service(name, loaded, limits, options)
+        local = is_loopback(settings.host)
+        if not local and key is None:
+            _log(f"{settings.host} accepts other machines without an API key: set {KEY_VARIABLE}")
+        hosts = settings.allowed_host if local or settings.allowed_host else None
         app = make_app(service, key, hosts, describe(loaded.engine.loaded.device, loaded.engine.loaded.dtype))
-        where = address_of(listening)
+        address = address_of(socket)
         try:
-            serve(app, service, listening, lambda: _say(f"{called} ({asked.decoder}) is served at {where}/v1"))
+            serve(app, service, socket, lambda: _log(f"{name} ({settings.decoder}) is served at {address}/v1"))
         finally:
             service.close()
 
 
-def _say(line: str) -> None:
+def _log(line: str) -> None:
     complain(f"tot serve: {line}")

@@ -71,7 +71,7 @@ def solve_command(
         settings = checkpoint.header["settings"]
     else:
         if task is None:
-            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
+            raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
         place = None if out is None else str(writable(out))
         if out is not None and out.suffix != ".jsonl" and out.exists() and not overwrite:
             raise OptionError(f"--out {out} exists: give another file, or add --overwrite")
@@ -106,7 +106,7 @@ def _question(
     chosen = load_task(task)
     if data is not None:
         if question is not None:
-            raise OptionError(f"--data and a question: give one of the two, not {question[:40]!r} as well")
+            raise OptionError(f"both --data and a question are given: leave --data or {question[:40]!r} out")
         try:
             found = renamed(read_row(data, row), columns)
             text = question_of(chosen, found)

@@ -1,5 +1,4 @@
-"""`tot train-draft`, `tot train-value`, `tot instances`: a small draft model for a target, a head that reads from its
-states whether a path ends right, and questions to train and to measure on."""
+"""`tot train-draft`, `tot train-value`, `tot instances`: train draft models and value heads, and generate questions."""
 
 from __future__ import annotations
 
@@ -17,21 +16,19 @@ from tot.decoders.training.options import DraftOptions, ValueOptions
 def train_draft_command(
     questions: Annotated[
         list[str] | None,
-        typer.Option(help="TASK=FILE: questions whose thoughts the target writes; again for more tasks."),
+        typer.Option(help="TASK=FILE: questions for the target to search; may be repeated."),
     ] = None,
-    text: Annotated[
-        list[Path] | None, typer.Option(help="Texts for the target to read, besides: .txt, .jsonl, .csv, …")
-    ] = None,
+    text: Annotated[list[Path] | None, typer.Option(help="Additional texts to train on: .txt, .jsonl, .csv, …")] = None,
     model: Annotated[
         str, typer.Option(help="The target: a name, a hub id, a folder or a .gguf file.")
     ] = "smollm2-135m",
     *,
     given: dict[str, Any],
     out: Annotated[
-        Path | None, typer.Option(help="The draft's folder; by default the target's own, in the cache.")
+        Path | None, typer.Option(help="The draft's folder; by default the target's draft folder in the cache.")
     ] = None,
 ) -> None:
-    """Train a small draft model for a target, on what the target itself writes. Stopped, it goes on where it was."""
+    """Train a small draft model on a target's own completions. An interrupted run resumes."""
     from tot.report.terminal import console
     from tot.training.train_draft import run
 
@@ -41,15 +38,15 @@ def train_draft_command(
 @takes(ValueOptions)
 def train_value_command(
     questions: Annotated[str, typer.Option(help="TASK=FILE: questions with answers, such as gsm8k=train.jsonl.")],
-    model: Annotated[str, typer.Option(help="Whose states are read: a name, a hub id, a folder or a .gguf file.")],
+    model: Annotated[str, typer.Option(help="The model of the states: a name, a hub id, a folder or a .gguf file.")],
     out: Annotated[Path, typer.Option(help="The head's file, .safetensors.")],
     folder: Annotated[
-        Path | None, typer.Option(help="Where the work is kept, and gone on with; by default beside the head.")
+        Path | None, typer.Option(help="Folder of intermediate files, to resume from; by default beside the head.")
     ] = None,
     *,
     given: dict[str, Any],
 ) -> None:
-    """Train a head that reads from hidden states whether a path ends right. Stopped, it goes on where it was."""
+    """Train a head that predicts from hidden states whether a path is correct. An interrupted run resumes."""
     from tot.report.terminal import console
     from tot.training.value import run
 
@@ -57,13 +54,13 @@ def train_value_command(
 
 
 def instances_command(
-    task: Annotated[str, typer.Argument(help="A task that can make questions up, such as blocksworld.")],
+    task: Annotated[str, typer.Argument(help="A task that can generate questions, such as blocksworld.")],
     out: Annotated[Path, typer.Option(help="The .jsonl file to write.")],
-    count: Annotated[int, typer.Option(min=1, help="Questions.")] = 1000,
-    seed: Annotated[int, typer.Option(min=0, help="Other seeds, other questions.")] = 0,
-    without: Annotated[list[Path] | None, typer.Option(help="Leave out the questions of these files.")] = None,
+    count: Annotated[int, typer.Option(min=1, help="Number of questions.")] = 1000,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the questions.")] = 0,
+    without: Annotated[list[Path] | None, typer.Option(help="Exclude the questions of these files.")] = None,
 ) -> None:
-    """Make up questions of a task, each only once."""
+    """Generate distinct questions of a task."""
     from tot.training.instances import make_instances
 
     make_instances(task, out, count, seed, without or [])

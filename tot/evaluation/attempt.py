@@ -1,4 +1,4 @@
-"""One question searched and scored: the sample that is written. It knows neither folders nor other questions."""
+"""Search and score one question: the sample that an evaluation writes. Independent of folders and other questions."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from tot.search.session import SearchSession, Watcher
 from tot.solver import conclude
 
 Pending = Iterator[tuple[Question, int]]
-"""Questions, each with the number of its repeat."""
+"""Pairs of a question and the number of its repeat."""
 Finish = Callable[[dict[str, Any], dict[str, Any] | None, SearchSession | None], None]
-"""Told of a sample, of its tree as JSON data, and of the search, where it ran in this process."""
+"""Receives a sample, its tree as JSON data, and the search if it ran in this process."""
 
 
 @asynccontextmanager
 async def running(work: Iterable[Coroutine[Any, Any, Any]]) -> AsyncIterator[list[asyncio.Task[Any]]]:
-    """Tasks side by side; those that still run when the block ends are cancelled, and waited for."""
-    tasks = [asyncio.create_task(each) for each in work]
+    """Run coroutines concurrently. When the block ends, cancel the unfinished tasks and wait for them."""
+    tasks = [asyncio.create_task(coroutine) for coroutine in work]
     try:
         yield tasks
     finally:
@@ -46,10 +46,10 @@ async def attempt(
     decoders: Mapping[Purpose, Decoder],
     watch: Watcher | None = None,
 ) -> tuple[dict[str, Any], SearchSession | None]:
-    """Search a question, and score the answer: the sample as it is written, and the search, if it could begin.
+    """Search a question and score the answer. Return the sample, and the search or None if it could not start.
 
-    What depends on the machine and on what else ran is under `measured`, the last entry; in reproducible runs all
-    before it is the same every time. Raises ModelError and OptionError, which no other question could do without.
+    Values that depend on the machine or on concurrent searches are under `measured`, the last entry. The other entries
+    are identical in every reproducible run. Raises ModelError and OptionError, which would affect every question.
     """
     config, task, loop = evaluation.config, evaluation.task, asyncio.get_running_loop()
     backend = Backend(decoders, Meter(config.budget))
@@ -81,7 +81,7 @@ async def attempt(
         sample["score"] = await loop.run_in_executor(pool(), score, solution.answer, question.reference)
     except (ModelError, OptionError):
         raise
-    except Exception as error:  # one question's fault: a task's own code may raise anything  # noqa: BLE001
+    except Exception as error:  # a task's own code may raise anything; only this question fails  # noqa: BLE001
         sample["error"] = f"{type(error).__name__}: {error}"
     sample |= {
         "thoughts": 0 if session is None else len(session.tree) - 1,
@@ -95,7 +95,7 @@ async def attempt(
 
 
 def lost_sample(question: Question, repeat: int, reason: str) -> dict[str, Any]:
-    """The sample of a search that nothing came back from."""
+    """Return the sample of a search that returned no result."""
     return _unanswered(question, repeat) | {"error": reason, "usage": {}, "measured": _measured(Usage())}
 
 

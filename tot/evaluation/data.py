@@ -1,8 +1,7 @@
-"""Rows of a data set, one after another: of a local file, of a file in an installed package, or of the hub.
+"""Iterate over the rows of a data set: a local file, a file in an installed package, or a data set on the hub.
 
-Text files (.jsonl, .jsonl.gz, .json, .csv, .txt) are read here, so that values are what the file says: a CSV cell is
-text, whatever it looks like. Parquet files and the hub are read by `datasets`. A missing value (null, an empty cell) is
-left out of its row.
+This module reads text files (.jsonl, .jsonl.gz, .json, .csv, .txt) without type inference: a CSV cell is always text.
+`datasets` reads Parquet files and the hub. Rows omit missing values (null, empty cells).
 """
 
 from __future__ import annotations
@@ -25,43 +24,44 @@ from tot.decoders.request import in_unicode
 
 _Row = tuple[str, dict[str, Any] | OptionError]
 _ON_HUB = re.compile(r"([\w.-]+/[\w.-]+)(?::([\w.-]+))?:([\w.-]+)")
-"""org/name:split or org/name:configuration:split."""
+"""`org/name:split` or `org/name:configuration:split`."""
 _LONGEST_CELL = 2**30
 _IN_PACKAGE = re.compile(r"package:(\w+)/([\w./-]+)")
 
 
 def rows(source: str | Path) -> Iterator[dict[str, Any]]:
-    """The rows of a file, of a package's file (`package:name/file`), or of `org/name:split`
-    (`org/name:configuration:split`) on the hub; a line of text is {"text": line}.
+    """Iterate over the rows of a data set; a line of a text file is {"text": line}.
 
-    Raises OptionError where they can't be read.
+    `source` is a file, a package's file (`package:name/file`), or a data set on the hub: `org/name:split` or
+    `org/name:configuration:split`. Raises OptionError if a row can't be read.
     """
-    for _, found in read(source):
-        if isinstance(found, OptionError):
-            raise found
-        yield found
+    for _, result in read(source):
+        if isinstance(result, OptionError):
+            raise result
+        yield result
 
 
 def read(source: str | Path) -> Iterator[_Row]:
-    """Each row with its place ("line 3", "row 3"; the first is 1), or what is wrong with it where others can be read.
+    """Iterate over (place, row), with places such as "line 3" or "row 3", counted from 1.
 
-    Missing values (null, NaN, empty cells) are left out. Raises OptionError where no row can be read.
+    An unreadable row is an OptionError instead. Rows omit missing values (null, NaN, empty cells). Raises OptionError
+    if no row can be read.
     """
-    for place, found in _read(source):
-        if isinstance(found, dict):
-            known = {name: _plain(value) for name, value in found.items()}
-            found = {name: value for name, value in known.items() if value is not None and value == value}
-        yield place, found
+    for place, result in _read(source):
+        if isinstance(result, dict):
+            plain = {name: _plain(value) for name, value in result.items()}
+            result = {name: value for name, value in plain.items() if value is not None and value == value}
+        yield place, result
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON can hold it: dates and decimals as text, halves of surrogate pairs as question marks."""
+    """Convert a value to JSON data: dates and decimals become text, lone surrogates become question marks."""
     if isinstance(value, str):
         return in_unicode(value)
     if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
+        return [_plain(item) for item in value]
     if isinstance(value, dict):
-        return {_plain(name): _plain(each) for name, each in value.items()}
+        return {_plain(name): _plain(item) for name, item in value.items()}
     return str(value) if isinstance(value, date | time | timedelta | Decimal) else value
 
 
@@ -75,7 +75,7 @@ def _read(source: str | Path) -> Iterator[_Row]:
     ending = ".jsonl" if path.name.lower().endswith(".jsonl.gz") else path.suffix.lower()
     if ending not in _READERS and ending != ".parquet":
         kind = unknown("kind of data set", path.suffix, [*_READERS, ".parquet"])
-        raise OptionError(f"{path}: {kind}; or a data set of the hub, as org/name:split")
+        raise OptionError(f"{path}: {kind}; or a data set on the hub, as org/name:split")
     if not path.is_file():
         raise OptionError(f"{path}: there is no such file")
     if ending == ".parquet":
@@ -90,26 +90,26 @@ def _read(source: str | Path) -> Iterator[_Row]:
 
 
 def located(source: str) -> Path:
-    """A file by its path, or one of an installed package. Raises OptionError where there is no such package."""
-    found = _IN_PACKAGE.fullmatch(source)
-    if found is None:
+    """Return the path of a local or packaged file. Raises OptionError if the package is not installed."""
+    match = _IN_PACKAGE.fullmatch(source)
+    if match is None:
         return Path(source)
-    spec = find_spec(found[1])
+    spec = find_spec(match[1])
     if spec is None or not spec.submodule_search_locations:
-        raise OptionError(f"{source}: this package is not installed: pip install {found[1].replace('_', '-')}")
-    return Path(next(iter(spec.submodule_search_locations)), found[2])
+        raise OptionError(f"{source}: this package is not installed: pip install {match[1].replace('_', '-')}")
+    return Path(next(iter(spec.submodule_search_locations)), match[2])
 
 
-def _load(what: str, *arguments: Any, **options: Any) -> Iterator[_Row]:
+def _load(source: str, *arguments: Any, **options: Any) -> Iterator[_Row]:
     from datasets import load_dataset
 
     try:
         for number, row in enumerate(load_dataset(*arguments, streaming=True, **options), 1):
             yield f"row {number}", row
-    except StopIteration:  # a file without rows
+    except StopIteration:  # the file has no rows
         return
-    except Exception as error:  # whatever the reader of the format raises
-        raise OptionError(f"{what} can't be read: {reason(error)}") from error
+    except Exception as error:  # each format's reader raises its own types
+        raise OptionError(f"{source} can't be read: {reason(error)}") from error
 
 
 def _json_lines(path: Path) -> Iterator[_Row]:
@@ -120,9 +120,9 @@ def _json_lines(path: Path) -> Iterator[_Row]:
 
 
 def _json(path: Path) -> Iterator[_Row]:
-    """A list of objects, one object, or lines of them."""
+    """Read a JSON list of objects, one object, or an object per line."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8-sig"))
+        data = json.loads(path.read_text(encoding="utf-8-sig"))
     except UnicodeError:
         raise
     except json.JSONDecodeError as error:
@@ -132,7 +132,7 @@ def _json(path: Path) -> Iterator[_Row]:
         return
     except (ValueError, RecursionError) as error:
         raise OptionError(f"{path} can't be read: {reason(error)}") from None
-    for number, row in enumerate(found if isinstance(found, list) else [found], 1):
+    for number, row in enumerate(data if isinstance(data, list) else [data], 1):
         place = f"row {number}"
         yield (
             place,
@@ -146,7 +146,7 @@ def _csv(path: Path) -> Iterator[_Row]:
         lines = csv.reader(file, strict=True)
         header: list[str] | None = None
         while True:
-            line = lines.line_num + 1  # where the row begins: a cell may hold line ends
+            line = lines.line_num + 1  # the first line of the row: cells may contain line breaks
             try:
                 cells = next(lines)
             except StopIteration:
@@ -188,19 +188,19 @@ def _bad(path: Path, line: int, why: str) -> _Row:
     return f"line {line}", OptionError(f"{path} can't be read: line {line} {why}")
 
 
-def _object(what: str, line: bytes) -> dict[str, Any] | OptionError:
+def _object(subject: str, line: bytes) -> dict[str, Any] | OptionError:
     try:
-        found = json.loads(line.decode("utf-8-sig"))
+        data = json.loads(line.decode("utf-8-sig"))
     except (ValueError, RecursionError) as error:
-        return OptionError(f"{what} is not JSON ({reason(error)})")
-    return found if isinstance(found, dict) else OptionError(f"{what} is not a JSON object")
+        return OptionError(f"{subject} is not JSON ({reason(error)})")
+    return data if isinstance(data, dict) else OptionError(f"{subject} is not a JSON object")
 
 
 def row(path: str | Path, number: int) -> dict[str, Any]:
-    """Row `number`, at least 0. Raises OptionError where there is none."""
-    _, found = next(islice(read(path), number, None), ("", None))
-    if found is None:
+    """Return row `number`, counted from 0. Raises OptionError if it does not exist."""
+    _, result = next(islice(read(path), number, None), ("", None))
+    if result is None:
         raise OptionError(f"{path} has no row {number}: rows are counted from 0")
-    if isinstance(found, OptionError):
-        raise found
-    return found
+    if isinstance(result, OptionError):
+        raise result
+    return result

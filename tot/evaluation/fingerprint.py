@@ -1,4 +1,4 @@
-"""What a run was made with, in a few characters: versions, and hashes of model and data files."""
+"""Identify the inputs of a run: library versions, and hashes of model and data files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _WEIGHTS = ("*.safetensors", "config.json", "tokenizer.json")
 
 
 def versions() -> dict[str, str]:
-    """Of Python and the libraries that results depend on."""
+    """Return the versions of Python and of the libraries that results depend on."""
     return {"python": platform.python_version(), **{name: version(name) for name in _LIBRARIES}}
 
 
 def hash_model(model: Any) -> str | None:
-    """The SHA-256 of a model's weights, configuration and vocabulary, by its name or path; of an object, of
-    the first numbers of each parameter; None for no model. Raises ModelError for a name that means none."""
+    """Return the SHA-256 of a model's weights, configuration and vocabulary, found by name or path.
+
+    For a model object, hash the first numbers of each parameter; for None, return None. Raises ModelError for an
+    unknown name.
+    """
     if isinstance(model, str | Path):
         from tot.decoders.models.model_names import find_model
 
@@ -35,7 +38,7 @@ def hash_model(model: Any) -> str | None:
 
 
 def hash_path(path: Path) -> str:
-    """The SHA-256 of a file, or of a model folder's files. Raises OptionError where one can't be read."""
+    """Return the SHA-256 of a file or of a model folder's files. Raises OptionError if a file can't be read."""
     files = sorted(file for pattern in _WEIGHTS for file in path.glob(pattern)) if path.is_dir() else [path]
     try:
         hashes = [hash_file(file.resolve()) for file in files]

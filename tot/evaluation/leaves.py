@@ -1,4 +1,4 @@
-"""What an evaluation's folder holds of the solutions in a tree: their answers, and how right each is."""
+"""Read the answers and scores of a saved tree's leaves from an evaluation's folder."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ from tot.tree.tree import ThoughtTree
 def read_leaves(
     folder: Path, sample: Mapping[str, Any], task: Task
 ) -> tuple[ThoughtTree, dict[int, tuple[Any, float]]]:
-    """A sample's tree, and of those of its leaves that are whole solutions or hold an answer by themselves, by number,
-    the answer and its score: none where the search failed before it began."""
+    """Return a sample's tree, and the (answer, score) of its leaves by node number.
+
+    Skips leaves without an answer unless they are complete solutions. Empty if the search could not start.
+    """
     path = folder / "trees" / f"{sample['id']}.json"
     if not path.exists():
         return ThoughtTree(State(question=sample["question"])), {}
     tree, checked = ThoughtTree.from_json(json.loads(path.read_text())), CheckedTask(task)
-    found: dict[int, tuple[Any, float]] = {}
+    scored: dict[int, tuple[Any, float]] = {}
     for node in tree.leaves():
         answer = checked.answer_at(tree.state(node)) if node.thought is not None else None
         if answer is not None or checked.is_whole(node.thought):
-            found[node.id] = answer, 0.0 if answer is None else float(task.score(answer, sample["reference"]))
-    return tree, found
+            scored[node.id] = answer, 0.0 if answer is None else float(task.score(answer, sample["reference"]))
+    return tree, scored

@@ -1,6 +1,6 @@
-"""An evaluation: a task, how to search, and which questions; from Python, flags and YAML.
+"""The options of an evaluation (task, search and questions), from Python, flags or YAML.
 
-Two evaluations of equal options on equal files are the same, and one can resume the other.
+Evaluations with equal options and equal files are the same, and one can resume the other.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_RAY = ("ray_address", "replicas", "gpus_per_replica", "cpus_per_replica")
 
 
 class EvaluationOptions(BaseModel):
-    """Which questions are searched, where, and how many at once."""
+    """Which questions an evaluation searches, where, and how many concurrently."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -35,38 +35,37 @@ class EvaluationOptions(BaseModel):
     )
     question_column: str | None = Field(None, description="The column with the questions, if it has another name.")
     answer_column: str | None = Field(None, description="The column with the answers, if it has another name.")
-    limit: int | None = Field(None, ge=1, description="Rows to take.")
-    offset: int = Field(0, ge=0, description="Rows to leave out before them.")
-    shuffle_seed: int | None = Field(
-        None, ge=0, description="Take the rows in a random order; other seeds, other orders."
+    limit: int | None = Field(None, ge=1, description="Number of rows to search.")
+    offset: int = Field(0, ge=0, description="Number of rows to skip before the first.")
+    shuffle_seed: int | None = Field(None, ge=0, description="Shuffle the rows with this seed.")
+    repeats: int = Field(1, ge=1, description="Searches per question, each with its own seed.")
+    concurrency: int = Field(
+        16, ge=1, description="Concurrent searches, sharing forward passes; doesn't affect results."
     )
-    repeats: int = Field(1, ge=1, description="How often each question is searched, by other seeds.")
-    concurrency: int = Field(16, ge=1, description="Searches at once, which share forward passes; no other results.")
     executor: Literal["local", "ray"] = Field(
-        "local", description="Where searches run: here, or on the workers of a Ray cluster."
+        "local", description="Where searches run: in this process, or on the workers of a Ray cluster."
     )
     ray_address: str | None = Field(
         None,
-        description="A Ray cluster's host:port; by default RAY_ADDRESS, else one that is started for the run.",
+        description="A Ray cluster's host:port; by default RAY_ADDRESS, otherwise a cluster started for the run.",
     )
     replicas: int | None = Field(
         None,
         ge=1,
-        description="Ray workers, each with an engine of its own, among which the concurrency is split; one a node by "
-        "default.",
+        description="Ray workers, each with its own engine, which share the concurrency; one per node by default.",
     )
     gpus_per_replica: float | None = Field(
-        None, ge=0, description="GPUs of each Ray worker, or a share of one; none by default."
+        None, ge=0, description="GPUs per Ray worker, which may be a fraction; 0 by default."
     )
-    cpus_per_replica: int | None = Field(None, ge=1, description="Cores and threads of each Ray worker; 1 by default.")
+    cpus_per_replica: int | None = Field(None, ge=1, description="Cores and threads per Ray worker; 1 by default.")
 
 
 @dataclass(frozen=True)
 class EvaluationRun:
-    """A task, how to search its questions, and which of them."""
+    """A task, its search configuration and the options of its evaluation."""
 
     name: str
-    """The task's name, which `load_task` takes."""
+    """The task's name, as `load_task` accepts it."""
     task: Task
     config: SearchConfig
     options: EvaluationOptions
@@ -75,11 +74,11 @@ class EvaluationRun:
 
     @classmethod
     def of(cls, task: Task | type[Task] | str, config: SearchConfig, options: Mapping[str, Any]) -> EvaluationRun:
-        """Resolve names. Raises TotError for unknown ones, and for options that don't fit together."""
+        """Resolve names. Raises TotError for unknown names and for incompatible options."""
         name = task if isinstance(task, str) else _name(load_task(task))
         data = options.get("data") or load_task(task).data_set
         if not data:
-            raise OptionError("there are no questions: give --data FILE, or org/name:split of the hub")
+            raise OptionError("the task has no data set of its own: give --data FILE, or org/name:split on the hub")
         try:
             own = EvaluationOptions(**{**options, "data": str(data)})
         except ValidationError as error:
@@ -87,20 +86,22 @@ class EvaluationRun:
         for option in OF_RAY:
             if own.executor != "ray" and (value := getattr(own, option)) is not None:
                 flag = option.replace("_", "-")
-                raise OptionError(f"--{flag} {value} is for Ray's workers: add --executor ray, or leave --{flag} out")
-        found = config.suited(task)
-        config = config.model_copy(update={"prompts": found.prompts})
-        return cls(name, found, config, own, config.parts(found))
+                raise OptionError(
+                    f"--{flag} {value} is for Ray workers only: add --executor ray, or leave --{flag} out"
+                )
+        suited = config.suited(task)
+        config = config.model_copy(update={"prompts": suited.prompts})
+        return cls(name, suited, config, own, config.parts(suited))
 
     @classmethod
     def read(cls, given: Mapping[str, Any]) -> EvaluationRun:
-        """Resolve options by name, as flags and files give them. Raises TotError."""
+        """Resolve options from a mapping, as read from flags or files. Raises TotError."""
         own = EvaluationOptions.model_fields.keys()
         for name in given:
             if name not in {"task", *own, *SearchConfig.names()}:
                 raise OptionError(unknown("option", str(name), {"task", *own, *SearchConfig.model_fields}))
         if "task" not in given:
-            raise OptionError("there is no task: give its name, such as gsm8k, or path/to/file.py:ClassName")
+            raise OptionError("no task is given: give its name, such as gsm8k, or path/to/file.py:ClassName")
         config = {name: value for name, value in given.items() if name != "task" and name not in own}
         options = {name: value for name, value in given.items() if name in own}
         return cls.of(str(given["task"]), SearchConfig.of(None, config), options)
@@ -112,45 +113,45 @@ class EvaluationRun:
         return {name: column for name, column in named.items() if column is not None}
 
     def to_json(self) -> dict[str, Any]:
-        """Write the options as JSON data, without keys and passwords: what a folder keeps."""
+        """Return the options as JSON data for config.yaml, without keys and passwords."""
         options = self.options.model_dump(mode="json", exclude_none=True)
         return {"task": self.name, "data": options.pop("data"), **self.config.to_json(), **options}
 
 
 def _name(task: Task) -> str:
-    """The name that `load_task` takes, if there is one."""
+    """Return the task's registered name, otherwise its "module:class"."""
     place = f"{type(task).__module__}:{type(task).__qualname__}"
     return next((entry.name for entry in declared("tot.tasks").values() if entry.value == place), place)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
-    """The options in a file that a user or an evaluation wrote; names may be spelled as flags ("max-tokens").
+    """Read options from a user's file or an evaluation's config.yaml; names may be spelled as flags ("max-tokens").
 
-    What an evaluation's own file says of versions and hashes is for --resume, and left out. Raises OptionError.
+    Drops the versions and hashes of config.yaml, which only --resume reads. Raises OptionError.
     """
-    found = read_mapping(path)
-    own = {name: found.pop(name, None) for name in ("format", "version", "record")}
+    options = read_mapping(path)
+    own = {name: options.pop(name, None) for name in ("format", "version", "record")}
     if own["format"] is not None and (own["format"], own["version"]) != (FORMAT, VERSION):
         raise OptionError(
             f"{path} is {own['format']!r}, version {own['version']!r}: this program reads {FORMAT!r}, {VERSION}"
         )
-    found = found if own["format"] is None else as_now(found)
-    return {str(name).replace("-", "_"): value for name, value in found.items()}
+    options = options if own["format"] is None else as_now(options)
+    return {str(name).replace("-", "_"): value for name, value in options.items()}
 
 
 def as_now(found: dict[Any, Any]) -> dict[Any, Any]:
-    """An evaluation's options as they are now: earlier versions knew no prompts but the papers', and a judge."""
+    """Convert the options of earlier versions, which had a judge and only the papers' prompts."""
     if not found.get("judge"):
         found.pop("judge", None)
     return {"prompts": "papers", **found}
 
 
 def read_mapping(path: Path) -> dict[Any, Any]:
-    """A YAML file of `name: value` lines. Raises OptionError for any other."""
+    """Read a YAML file of `name: value` lines. Raises OptionError for any other file."""
     try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        mapping = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         raise OptionError(f"{path} can't be read as YAML: {reason(error)}") from None
-    if not isinstance(found, dict):
+    if not isinstance(mapping, dict):
         raise OptionError(f"{path} has no options: write lines such as `limit: 50`")
-    return found
+    return mapping

@@ -1,7 +1,6 @@
-"""An evaluation's page: score, spread, a table of all problems, and every problem's tree in the same file.
+"""An evaluation's HTML page: scores, distributions, a table of the problems, and all trees in one file.
 
-One file stays whole when it is sent or moved, and the page reads a tree only when it is opened. While it is written,
-one tree at a time is in memory.
+The page parses a tree only when the reader opens it. Writing the page holds one tree in memory at a time.
 """
 
 from __future__ import annotations
@@ -23,21 +22,21 @@ _BARS = 12
 
 
 def evaluation_page(folder: Path) -> Iterator[str]:
-    """The page of an evaluation's folder, finished or not, in pieces.
+    """Yield the page of an evaluation's folder, finished or not, in pieces.
 
-    Raises OptionError for a folder of something else, and TaskError where its samples can't be read, or there are none.
+    Raises OptionError for any other folder, and TaskError if the samples can't be read or are missing.
     """
     config = read_config(folder)
     try:
         samples = list(read_samples(folder))
         if not samples:
-            raise ValueError("there are none yet")
+            raise ValueError("no sample is finished")
         results = summarise(samples, _bad_rows(folder))
         rows = [_row(order, sample, results) for order, sample in enumerate(samples)]
         title = f"{config['task']} on {Path(str(config['data'])).name}"
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise TaskError(
-            f"{folder} has no samples that can be shown: {reason(error)}; go on with it by --resume"
+            f"{folder} has no readable samples: {reason(error)}; continue the evaluation with --resume"
         ) from None
     overview = {
         "title": title,
@@ -51,7 +50,7 @@ def evaluation_page(folder: Path) -> Iterator[str]:
 
 
 def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str, Any]) -> Iterator[Block]:
-    """The trees, then the overview, which says of each sample whether its tree is there."""
+    """Yield the trees, then the overview, which records for each sample whether its tree exists."""
     for row, sample in zip(overview["samples"], samples, strict=True):
         path, name = folder / "trees" / f"{_id(sample)}.json", f"tree-{row['order']}"
         if not path.exists():
@@ -67,7 +66,7 @@ def _blocks(folder: Path, samples: Sequence[dict[str, Any]], overview: dict[str,
 
 
 def _bad_rows(folder: Path) -> int:
-    """How many rows could not be asked: what only the results know, which a finished evaluation has."""
+    """Return the number of unreadable rows, which only a finished evaluation's results.json records; otherwise 0."""
     try:
         return int(json.loads((folder / "results.json").read_text(encoding="utf-8"))["bad_rows"])
     except FileNotFoundError:
@@ -90,12 +89,12 @@ def _row(order: int, sample: dict[str, Any], results: Results) -> dict[str, Any]
 
 
 def _id(sample: dict[str, Any]) -> str:
-    """The name of a sample's tree; of numbers, so that it is never a path to elsewhere."""
+    """Return the name of a sample's tree; formatted as numbers, so that it can't be a path to another folder."""
     return f"{sample['index']:d}-{sample['repeat']:d}"
 
 
 def _run(sample: dict[str, Any]) -> dict[str, Any]:
-    """What a tree's own page says of its run."""
+    """Return the description of the run on a tree's own page."""
     usage = {"new_tokens": tokens_of(sample), "seconds": sample["measured"]["seconds"]}
     return {name: sample[name] for name in ("answer", "reference", "score", "solved", "stopped", "error")} | {
         "usage": usage
@@ -103,7 +102,7 @@ def _run(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(value: Any) -> str | None:
-    """Answers and references are texts, numbers, lists of actions."""
+    """Render an answer or reference, which may be text, a number or a list of actions."""
     if value is None or isinstance(value, str):
         return value
     return "  ".join(map(str, value)) if isinstance(value, list) else json.dumps(value, ensure_ascii=False)
@@ -111,8 +110,8 @@ def _text(value: Any) -> str | None:
 
 def _charts(samples: Sequence[dict[str, Any]], results: Results) -> list[dict[str, Any]]:
     charts = [
-        _histogram("New tokens of a sample", [tokens_of(sample) for sample in samples]),
-        _histogram("Seconds of a sample", [sample["measured"]["seconds"] for sample in samples]),
+        _histogram("New tokens per sample", [tokens_of(sample) for sample in samples]),
+        _histogram("Seconds per sample", [sample["measured"]["seconds"] for sample in samples]),
     ]
     budgets = results.score_at_tokens
     if not budgets:  # every search failed

@@ -1,6 +1,8 @@
-"""How far an evaluation is, told to the terminal: a bar with the time to go, the score so far, tokens a second,
-acceptance; silent in pipes, but for what went wrong. And, where asked for, to Weights & Biases or trackio; a tracker of
-one's own is an object with the same three methods."""
+"""Report an evaluation's progress on the terminal, and optionally to Weights & Biases or trackio.
+
+The terminal shows a bar with the remaining time, the score, tokens per second and acceptance; in pipes, warnings only.
+Any object with the three methods of `Tracker` can be a tracker.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +21,12 @@ from tot.report.terminal import progress
 from tot.search.session import SearchSession
 
 _DRAFTED = ("drafted", "accepted", "reached")
-_SHOWN = 10
-"""Complaints that are printed; log.txt has all."""
+_MAX_WARNINGS = 10
+"""Number of warnings that are printed; log.txt has all of them."""
 
 
 class Progress:
-    """Counts what is done and what is under way, and shows it on standard error."""
+    """Count finished and running searches, and show them on standard error."""
 
     def __init__(self, total: int) -> None:
         self.running: set[SearchSession | None] = set()
@@ -33,30 +35,30 @@ class Progress:
         self._scored = 0
         self._failed = 0
         self._spent: Counter[str] = Counter()
-        self._began = time.monotonic()
-        self._complaints = 0
+        self._start_time = time.monotonic()
+        self._warnings = 0
         columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self._bars = progress(lambda: self.line, *columns, total=total)
 
     @property
     def score(self) -> float | None:
-        """None as long as every search failed."""
+        """The mean score; None while every search has failed."""
         return self._sum / self._scored if self._scored > self._failed else None
 
     @property
     def line(self) -> str:
-        """Such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, acceptance rate 71% (52% of drafted)"."""
+        """A line such as "score 31.0% (22.8% to 40.6%), 240 tokens/s, acceptance rate 71% (52% of drafted)"."""
         spent = self._spent.copy()
         for session in filter(None, list(self.running)):
             spent["tokens"] += session.meter.new_tokens
             spent.update({name: getattr(session.meter.usage, name) for name in _DRAFTED})
-        rate = spent["tokens"] / max(time.monotonic() - self._began, 1e-9)
-        shown = [] if self.score is None else [f"score {wilson(self.score, self._scored).format()}"]
-        shown.append(f"{rate:.0f} tokens/s")
+        rate = spent["tokens"] / max(time.monotonic() - self._start_time, 1e-9)
+        parts = [] if self.score is None else [f"score {wilson(self.score, self._scored).format()}"]
+        parts.append(f"{rate:.0f} tokens/s")
         if spent["reached"]:
             of_reached, of_drafted = (spent["accepted"] / spent[name] for name in ("reached", "drafted"))
-            shown.append(f"acceptance rate {of_reached:.0%} ({of_drafted:.0%} of drafted)")
-        return ", ".join(shown)
+            parts.append(f"acceptance rate {of_reached:.0%} ({of_drafted:.0%} of drafted)")
+        return ", ".join(parts)
 
     def recall(self, sample: dict[str, Any]) -> None:
         """Count the score of a sample that an earlier run finished."""
@@ -65,7 +67,7 @@ class Progress:
         self._sum += sample["score"]
 
     def finish(self, sample: dict[str, Any], session: SearchSession | None) -> None:
-        """Count a sample that was finished now, and take its search, if there was one, from those under way."""
+        """Count a newly finished sample, and remove its search from the running ones."""
         self.running.discard(session)
         self.recall(sample)
         self.done += 1
@@ -74,12 +76,12 @@ class Progress:
         self._bars.update(self._bars.task_ids[0], completed=self.done)
 
     def warn(self, text: str) -> None:
-        """Say what went wrong, above the bar; not any number of times."""
-        self._complaints += 1
-        if self._complaints <= _SHOWN:
+        """Print a warning above the bar, up to a maximum number of warnings."""
+        self._warnings += 1
+        if self._warnings <= _MAX_WARNINGS:
             self._bars.console.print(" ".join(text.split()))
-        elif self._complaints == _SHOWN + 1:
-            self._bars.console.print("more of these are in log.txt")
+        elif self._warnings == _MAX_WARNINGS + 1:
+            self._bars.console.print("further warnings are in log.txt")
 
     def __enter__(self) -> Progress:
         self._bars.start()
@@ -90,20 +92,20 @@ class Progress:
 
 
 class Tracker(Protocol):
-    """Told of a run as it happens."""
+    """Receives the events of a run."""
 
     def start(self, name: str, options: Mapping[str, Any]) -> None:
-        """A run begins, or goes on. Options are plain values."""
+        """Called when a run starts or resumes. Options are plain values."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
-        """A sample is finished, the `step`-th."""
+        """Called when the `step`-th sample is finished."""
 
     def finish(self, numbers: Mapping[str, float]) -> None:
-        """The run has ended; where it was stopped, without numbers."""
+        """Called when the run has ended; `numbers` is empty if it was stopped."""
 
 
 class _WeightsAndBiases:
-    """Or trackio, which has the same functions."""
+    """Tracker for Weights & Biases, or for trackio, which has the same functions."""
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -124,7 +126,7 @@ _TRACKERS = ("trackio", "wandb")
 
 
 def tracker(named: str | Tracker | None) -> Tracker | None:
-    """The tracker of that name; an object is itself. Raises OptionError where it isn't known or not installed."""
+    """Return a tracker by name; objects pass through. Raises OptionError for an unknown or uninstalled one."""
     if not isinstance(named, str):
         return named
     if named not in _TRACKERS:

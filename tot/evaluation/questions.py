@@ -1,6 +1,6 @@
-"""The questions of an evaluation: rows of a data set as a task reads them, and the rows that it can't read.
+"""The questions of an evaluation: rows of a data set as a task reads them, and rows that the task can't read.
 
-Rows are read as they are wanted, so a data set may be larger than memory; only a shuffled choice is held.
+Rows are streamed, so a data set may be larger than memory; only a shuffled selection is held in memory.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _Row = tuple[int, str, dict[str, Any] | OptionError]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A row that can be asked. `index` counts rows from 0, bad ones included, whatever is left out before."""
+    """A row as a question. `index` is its position in the data set from 0, counting bad and skipped rows."""
 
     index: int
     text: str
@@ -30,14 +30,14 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class BadRow:
-    """A row that can't be, with its place in the file and why."""
+    """A row without a valid question: its place in the file, and the reason."""
 
     place: str
     reason: str
 
 
 class Questions:
-    """Rows `offset` to `offset + limit` of a data set, in its order or shuffled by a seed; iterable again."""
+    """Rows `offset` to `offset + limit` of a data set, in order or shuffled by a seed. Can be iterated repeatedly."""
 
     def __init__(
         self,
@@ -53,36 +53,36 @@ class Questions:
         self._source = source
         self._columns = columns or {}
         self._span = (offset, None if limit is None else offset + limit)
-        self._shuffled = None if shuffle_seed is None else self._drawn(shuffle_seed)
+        self._shuffled = None if shuffle_seed is None else self._sample(shuffle_seed)
 
     def __iter__(self) -> Iterator[Question | BadRow]:
         rows = islice(self._rows(), *self._span) if self._shuffled is None else iter(self._shuffled)
         return (self._read(*row) for row in rows)
 
     def survey(self) -> tuple[int, list[BadRow]]:
-        """How many can be asked, and the bad rows. Raises OptionError where there is nothing to ask."""
-        found, bad = 0, []
-        for each in self:
-            if isinstance(each, BadRow):
-                bad.append(each)
+        """Return the number of questions, and the bad rows. Raises OptionError if there is no question."""
+        count, bad = 0, []
+        for row in self:
+            if isinstance(row, BadRow):
+                bad.append(row)
             else:
-                found += 1
-        if not found and bad:
-            raise OptionError(f"{self._source} has no row that can be asked: {bad[0].place} {bad[0].reason}")
-        if not found:
+                count += 1
+        if not count and bad:
+            raise OptionError(f"{self._source} has no valid question: {bad[0].place} {bad[0].reason}")
+        if not count:
             offset = self._span[0]
             raise OptionError(f"{self._source} has no rows{f' from {offset} on' if offset else ''}: give another file")
-        return found, bad
+        return count, bad
 
     def _rows(self) -> Iterator[_Row]:
         return ((index, place, row) for index, (place, row) in enumerate(read(self._source)))
 
-    def _drawn(self, seed: int) -> list[_Row]:
+    def _sample(self, seed: int) -> list[_Row]:
         count = sum(1 for _ in self._rows())
         order = random.Random(seed).sample(range(count), count)[slice(*self._span)]
-        wanted = set(order)
-        found = {row[0]: row for row in self._rows() if row[0] in wanted}
-        return [found[index] for index in order]
+        indices = set(order)
+        selected = {row[0]: row for row in self._rows() if row[0] in indices}
+        return [selected[index] for index in order]
 
     def _read(self, index: int, place: str, row: dict[str, Any] | OptionError) -> Question | BadRow:
         if isinstance(row, OptionError):
@@ -97,7 +97,7 @@ class Questions:
 
 
 def question_of(task: Task, row: dict[str, Any]) -> str:
-    """The question in a row. Raises TaskError, saying what is wrong with the row, where the task can't ask it."""
+    """Return the question in a row. Raises TaskError with the reason if the task can't read or start it."""
     with _reading(row):
         text = task.question_of(row)
         task.start(text)
@@ -117,6 +117,6 @@ def _reading(row: dict[str, Any]) -> Iterator[None]:
     except KeyError as error:
         raise TaskError(f"has no {error} (it has {', '.join(map(str, row)) or 'nothing'})") from None
     except TotError as error:
-        raise TaskError(f"can't be asked: {error}") from None
-    except Exception as error:  # a task's own reading of a row  # noqa: BLE001
+        raise TaskError(f"is not a valid question: {error}") from None
+    except Exception as error:  # a task's own code may raise anything  # noqa: BLE001
         raise TaskError(f"can't be read by the task: {type(error).__name__}: {error}") from None

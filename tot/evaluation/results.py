@@ -1,4 +1,4 @@
-"""What an evaluation's samples come to: score, readable answers, tokens, time, and the score at token budgets."""
+"""Aggregate an evaluation's samples: score, parse failures, tokens, time, and score at token budgets."""
 
 from __future__ import annotations
 
@@ -13,84 +13,84 @@ from tot.evaluation.estimate import Estimate, estimate
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """The numbers of one evaluation. Intervals are of 95%, over problems."""
+    """The results of one evaluation. Intervals are 95% intervals over problems."""
 
     problems: int
     samples: int
     """Problems times repeats."""
     score: Estimate | None
-    """The mean over problems of the mean over repeats; a search that failed scores 0. None where all failed."""
+    """The mean over problems of the mean over repeats; a failed search scores 0. None if all failed."""
     any: Estimate | None
-    """The mean over problems of the best repeat; None likewise."""
+    """The mean over problems of the best repeat; None if all searches failed."""
     solved: int
     """Samples whose answer the task itself verified."""
     parse_failures: Estimate
-    """The share of samples that ended without an answer that could be read, those left out that a budget ended."""
+    """The share of samples without a readable answer, not counting samples that a budget stopped."""
     unreadable: int
-    """Replies on the way, of all searches, that could not be read."""
+    """Number of intermediate replies, over all searches, that could not be parsed."""
     errors: int
-    """Searches that failed."""
+    """Number of failed searches."""
     bad_rows: int
-    """Rows that could not be asked; they are no samples."""
+    """Number of rows without a valid question, which are not samples."""
     thoughts: int
     tokens: int
     """New tokens of all samples."""
     prompt_tokens: int
     forwards: int
-    """Forward passes of each search, added up: searches share them."""
+    """Forward passes, summed over searches, which share them."""
     seconds: float
-    """Seconds of each search, added up: searches run side by side."""
+    """Seconds, summed over searches, which run concurrently."""
     acceptance: float | None
-    """Accepted of drafted tokens; None where nothing was drafted."""
+    """Accepted over drafted tokens; None if nothing was drafted."""
     acceptance_rate: float | None
-    """Accepted over positions of drafts that were reached; None where nothing was drafted, or that was not counted."""
+    """Accepted over reached draft positions; None if nothing was drafted or positions were not counted."""
     cost: float
-    """What a remote server takes for all of it, by the prices given; 0 for local models."""
+    """Cost of all requests to a remote server, by the configured prices; 0 for local models."""
     by_purpose: dict[str, dict[str, int]]
-    """Calls, prompt tokens and new tokens of what was generated, evaluated and answered."""
+    """Calls, prompt tokens and new tokens, by purpose (generate, evaluate, answer)."""
     score_at_tokens: dict[int, float]
-    """By number of new tokens: the score if searches that took more had scored 0. None where all failed."""
+    """By budget of new tokens: the score if searches that took more had scored 0. Empty if all failed."""
     folder: Path | None = None
-    """Where all of it is kept."""
+    """The evaluation's folder."""
 
     @property
     def score_text(self) -> str:
-        """Such as "31.0% (22.8% to 40.6%)"."""
+        """The score as text, such as "31.0% (22.8% to 40.6%)"."""
         return "none: every search failed" if self.score is None else self.score.format()
 
     @property
     def figures(self) -> list[tuple[str, str, str]]:
-        """Name, value and note of the numbers that people read."""
-        each = 1 / self.samples
+        """(name, value, note) rows for the terminal and the report."""
+        per_sample = 1 / self.samples
         repeated = self.samples > self.problems
-        bad = f"searches, and {self.bad_rows:,} rows not asked" if self.bad_rows else "searches"
-        shown: list[tuple[str, str, str] | None] = [
+        bad = f"searches, and {self.bad_rows:,} invalid rows" if self.bad_rows else "searches"
+        rows: list[tuple[str, str, str] | None] = [
             _mean("Score", self.score),
             ("Problems", f"{self.problems:,}", f"{self.samples:,} samples" if repeated else ""),
             _mean("Best repeat", self.any) if repeated else None,
-            ("Verified", f"{self.solved:,}", "samples, by the task itself") if self.solved else None,
-            ("Unread answers", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
+            ("Verified", f"{self.solved:,}", "samples, verified by the task") if self.solved else None,
+            ("Parse failures", f"{self.parse_failures.mean:.1%}", "of samples") if self.score else None,
             ("Failed", f"{self.errors:,}", bad),
-            ("New tokens", f"{self.tokens:,}", f"{each * self.tokens:,.0f} a sample"),
-            ("Seconds", f"{self.seconds:,.0f}", f"of searches, added up: {each * self.seconds:,.1f} a sample"),
-            ("Thoughts", f"{self.thoughts:,}", f"{each * self.thoughts:,.1f} a sample"),
+            ("New tokens", f"{self.tokens:,}", f"{per_sample * self.tokens:,.0f} per sample"),
+            ("Seconds", f"{self.seconds:,.0f}", f"summed over searches: {per_sample * self.seconds:,.1f} per sample"),
+            ("Thoughts", f"{self.thoughts:,}", f"{per_sample * self.thoughts:,.1f} per sample"),
             None if self.acceptance is None else ("Accepted", f"{self.acceptance:.0%}", "of drafted tokens"),
             None
             if self.acceptance_rate is None
-            else ("Acceptance rate", f"{self.acceptance_rate:.0%}", "of positions reached"),
-            ("Cost", f"{self.cost:.4g}", "by the prices given") if self.cost else None,
+            else ("Acceptance rate", f"{self.acceptance_rate:.0%}", "of reached positions"),
+            ("Cost", f"{self.cost:.4g}", "by the configured prices") if self.cost else None,
         ]
-        return list(filter(None, shown))
+        return list(filter(None, rows))
 
     def to_json(self) -> dict[str, Any]:
-        """What results.json holds."""
+        """Return the contents of results.json."""
         numbers = asdict(self)
-        del numbers["folder"]  # it may be moved
+        del numbers["folder"]  # the folder may be moved
         return {"format": "tot.results", "version": 1, **numbers}
 
 
 def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Results:
-    """The results of at least one sample."""
+    """Aggregate at least one sample into results."""
     scores: defaultdict[int, list[float]] = defaultdict(list)
     spent: list[tuple[int, float]] = []
     failures: list[float] = []
@@ -116,8 +116,8 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     return Results(
         problems=len(scores),
         samples=len(spent),
-        score=None if failed else estimate([sum(each) / len(each) for each in scores.values()]),
-        any=None if failed else estimate([max(each) for each in scores.values()]),
+        score=None if failed else estimate([sum(repeats) / len(repeats) for repeats in scores.values()]),
+        any=None if failed else estimate([max(repeats) for repeats in scores.values()]),
         solved=total["solved"],
         parse_failures=estimate(failures),
         unreadable=total["unreadable"],
@@ -136,21 +136,21 @@ def summarise(samples: Iterable[Mapping[str, Any]], bad_rows: int = 0) -> Result
     )
 
 
-def _mean(name: str, of: Estimate | None) -> tuple[str, str, str]:
-    if of is None:
+def _mean(name: str, score: Estimate | None) -> tuple[str, str, str]:
+    if score is None:
         return name, "none", "every search failed"
-    return name, f"{of.mean:.1%}", f"95%: {of.low:.1%} to {of.high:.1%}"
+    return name, f"{score.mean:.1%}", f"95%: {score.low:.1%} to {score.high:.1%}"
 
 
 def tokens_of(sample: Mapping[str, Any]) -> int:
-    """The new tokens that a sample's search took."""
+    """Return the number of new tokens of a sample's search."""
     return sum(usage["new_tokens"] for usage in sample["usage"].values())
 
 
 def _at_budgets(spent: list[tuple[int, float]]) -> dict[int, float]:
-    """At powers of two, from the first that some search kept to, up to the first that all did."""
-    fewest, most = min(tokens for tokens, _ in spent), max(tokens for tokens, _ in spent)
-    budgets = [2 ** (max(fewest, 1) - 1).bit_length()]
-    while budgets[-1] < most:
+    """Return scores at powers of two, from the first budget that some search met to the first that all met."""
+    smallest, largest = min(tokens for tokens, _ in spent), max(tokens for tokens, _ in spent)
+    budgets = [2 ** (max(smallest, 1) - 1).bit_length()]
+    while budgets[-1] < largest:
         budgets.append(2 * budgets[-1])
     return {budget: sum(score for tokens, score in spent if tokens <= budget) / len(spent) for budget in budgets}

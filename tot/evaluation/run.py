@@ -1,7 +1,6 @@
-"""evaluate(): many questions searched at once on one engine, each sample written down as it is finished.
+"""evaluate(): search many questions concurrently on one engine, and write each sample when it is finished.
 
-Every search has seeds of its own, from (seed, row, repeat), so results depend neither on the order nor on what else
-was under way.
+Each search derives its seed from (seed, row, repeat), so results depend neither on the order nor on other searches.
 """
 
 from __future__ import annotations
@@ -42,19 +41,23 @@ def evaluate(
     track: str | Tracker | None = None,
     **options: Any,
 ) -> Results:
-    """Search every question of a data set, score the answers, and keep all of it in the folder `out`.
+    """Search every question of a data set, score the answers, and write all results to a folder.
 
-    `data` is a local file or `org/name:split` of the hub. `out` is by default a new folder in `runs/`; `resume` goes on
-    with one that a kill, Ctrl-C or a full disk left, and begins where there is none. `track` tells Weights & Biases
-    ("wandb"), trackio or an object of one's own.
+    A failed search is recorded with its error, and an invalid row is reported; neither stops the run.
 
-    `options` are fields of `EvaluationOptions`: of the data `limit` (rows), `offset`, `shuffle_seed` and `repeats`;
-    `concurrency`, so many searches (16) sharing forward passes; `executor="ray"` with `ray_address`, `replicas`,
-    `gpus_per_replica` and `cpus_per_replica`. The others, or `config`, say how to search, as for `solve`; the budget is
-    that of each search.
+    Args:
+        task: A task, its class or its name.
+        data: A local file, or `org/name:split` on the hub.
+        config: How to search; by default from `options`, as for `solve`. The budget applies to each search.
+        out: The folder to write; by default a new folder in `runs/`.
+        resume: Continue an interrupted run in `out`; if the folder doesn't exist, start a new run.
+        track: "wandb" (Weights & Biases), "trackio" or a `Tracker` that receives the progress.
+        **options: Fields of `SearchConfig` and `EvaluationOptions`. The latter are `limit` (rows), `offset`,
+            `shuffle_seed`, `repeats`, `concurrency` (searches that share forward passes, 16 by default), and
+            `executor="ray"` with `ray_address`, `replicas`, `gpus_per_replica` and `cpus_per_replica`.
 
-    A search that fails is recorded with its error, and a row that can't be read is reported; the others go on. Raises
-    TotError for whatever the caller can put right: a resumed folder of another configuration, for one.
+    Raises:
+        TotError: For errors that the caller can correct, such as resuming with another configuration.
     """
     own = {name: options.pop(name) for name in EvaluationOptions.model_fields if name in options}
     evaluation = EvaluationRun.of(task, SearchConfig.of(config, options), {**own, "data": str(data)})
@@ -62,76 +65,76 @@ def evaluate(
 
 
 def results_folder(out: str | Path | None, resume: bool, evaluation: EvaluationRun) -> Path:
-    """The folder to write: the one named, or one in runs/ that isn't there, named for the task and the time."""
+    """Return the folder to write: `out`, or a new folder in runs/ named after the task and the time."""
     if out is not None:
         return Path(out)
     if resume:
-        raise OptionError("--resume goes on with a folder: name it by --out")
+        raise OptionError("--resume needs the folder of the run to continue: name it with --out")
     readable = re.sub(r"[^\w-]+", "-", evaluation.name).strip("-")
     name = f"{readable}-{datetime.now():%Y%m%d-%H%M%S}"
     paths = (Path("runs") / (f"{name}-{number}" if number else name) for number in count())
     return next(path for path in paths if not path.exists())
 
 
-def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool, told: Tracker | None) -> Results:
-    """Do the work, in the folder `out`. Ctrl-C ends it with KeyboardInterrupt once what runs was stopped."""
+def run_evaluation(evaluation: EvaluationRun, out: Path, resume: bool, tracker: Tracker | None) -> Results:
+    """Run an evaluation in the folder `out`. Ctrl-C stops the running searches, then raises KeyboardInterrupt."""
     options, task = evaluation.options, evaluation.task
-    place = located(options.data)
-    if local := place.is_file():
-        options = options.model_copy(update={"data": str(place.resolve())})
+    path = located(options.data)
+    if local := path.is_file():
+        options = options.model_copy(update={"data": str(path.resolve())})
     config = evaluation.config.exact()
     config = config.model_copy(update=config.filters_for(task))
     evaluation = replace(evaluation, config=config, options=options)
     questions = Questions(task, options.data, options.limit, options.offset, options.shuffle_seed, evaluation.columns)
-    found, bad = questions.survey()
+    valid, bad = questions.survey()
     record = {
         "model_sha256": fingerprint.hash_model(config.weights),
-        "data_sha256": fingerprint.hash_path(place) if local else None,
+        "data_sha256": fingerprint.hash_path(path) if local else None,
         "versions": fingerprint.versions(),
     }
     with Folder(out, evaluation.to_json(), record, resume) as folder:
-        return _Session(evaluation, folder, questions, record, told).run(found, bad)
+        return _Session(evaluation, folder, questions, record, tracker).run(valid, bad)
 
 
 async def search_here(evaluation: EvaluationRun, pending: Pending, finish: Finish, watch: Watcher) -> None:
-    """Search all of them on one engine, as many at once as the configuration says, and tell of each as it is finished,
-    in any order; cancelled, stop what runs. `watch` is told of each search as it begins.
+    """Search all pending questions on one engine, with the configured concurrency.
 
-    Raises TotError for what no other question could do without.
+    Calls `watch` with each search when it starts, and `finish` when it ends, in any order. On cancellation, stops the
+    running searches. Raises TotError for problems that affect every question.
     """
     with ExitStack() as stack:
         decoders = await evaluation.config.aopen(stack)
 
-        async def draw() -> None:
+        async def work() -> None:
             for question, repeat in pending:
                 sample, session = await attempt(evaluation, question, repeat, decoders, watch)
                 finish(sample, None if session is None else session.tree.to_json(), session)
 
-        async with running(draw() for _ in range(evaluation.options.concurrency)) as workers:
+        async with running(work() for _ in range(evaluation.options.concurrency)) as workers:
             await asyncio.gather(*workers)
 
 
 @dataclass(eq=False)
 class _Session:
-    """One process's work on a folder."""
+    """One process's run of an evaluation in its folder."""
 
     evaluation: EvaluationRun
     folder: Folder
     questions: Questions
     record: dict[str, Any]
-    told: Tracker | None
+    tracker: Tracker | None
     progress: Progress = field(init=False)
 
-    def run(self, found: int, bad: Sequence[BadRow]) -> Results:
+    def run(self, questions: int, bad: Sequence[BadRow]) -> Results:
         folder, options = self.folder, self.evaluation.options
-        wanted, had = found * options.repeats, len(folder.done)
-        folder.log(f"begins: {self.evaluation.name}, {wanted} samples, of which {had} are there")
+        total, finished = questions * options.repeats, len(folder.done)
+        folder.log(f"starts: {self.evaluation.name}, {total} samples, {finished} of them finished")
         numbers: dict[str, float] = {}
         self._introduce()
-        with Progress(wanted - had) as self.progress:
+        with Progress(total - finished) as self.progress:
             try:
                 self._recall(bad)
-                if had < wanted:
+                if finished < total:
                     run_to_end(self._search())
                 results = replace(summarise(folder.samples, len(bad)), folder=folder.path)
                 folder.finish(results.to_json())
@@ -139,18 +142,18 @@ class _Session:
                 numbers = {"parse_failures": results.parse_failures.mean}
                 numbers |= {} if results.score is None else {"score": results.score.mean}
             except (KeyboardInterrupt, asyncio.CancelledError) as interrupt:
-                folder.log(f"interrupted with {len(folder.done)} of {wanted} samples")
+                folder.log(f"interrupted with {len(folder.done)} of {total} samples")
                 raise KeyboardInterrupt(*interrupt.args) from None
             except Exception as error:
-                with suppress(TotError):  # the disk may be what has failed
-                    folder.log(f"stopped with {len(folder.done)} of {wanted} samples: {error}")
+                with suppress(TotError):  # the disk may have failed
+                    folder.log(f"stopped with {len(folder.done)} of {total} samples: {error}")
                 raise
             finally:
-                self._tell(lambda told: told.finish(numbers))
+                self._track(lambda tracker: tracker.finish(numbers))
         return results
 
     async def _search(self) -> None:
-        """Search what is pending, where the configuration says. Raises OptionError where Ray is wanted and absent."""
+        """Search the pending questions on the configured executor. Raises OptionError if Ray is needed but missing."""
         if self.evaluation.options.executor == "local":
             return await search_here(self.evaluation, self._pending(), self._finish, self.progress.running.add)
         if find_spec("ray") is None:
@@ -160,9 +163,9 @@ class _Session:
         return await search_on_ray(self.evaluation, self.record, self._pending(), self._finish, self._note)
 
     def _recall(self, bad: Sequence[BadRow]) -> None:
-        """Say what is amiss before anything is asked, and count what an earlier run did."""
+        """Report changed versions and invalid rows, and count the samples of an earlier run."""
         for change in self.folder.changed_versions:
-            self._note(f"goes on with other versions: {change}")
+            self._note(f"resumes with another version: {change}")
         for row in bad:
             self._note(f"{self.evaluation.options.data}, {row.place} {row.reason}")
         for sample in self.folder.samples:
@@ -170,20 +173,20 @@ class _Session:
 
     def _introduce(self) -> None:
         try:
-            if self.told is not None:
-                self.told.start(self.folder.path.name, self.evaluation.to_json())
-        except Exception as error:  # another program's
+            if self.tracker is not None:
+                self.tracker.start(self.folder.path.name, self.evaluation.to_json())
+        except Exception as error:  # third-party code may raise anything
             reason = f"{type(error).__name__}: {error}"
-            raise OptionError(f"the tracker can't begin ({reason}): set it up, or leave --track out") from error
+            raise OptionError(f"the tracker can't start ({reason}): set it up, or leave --track out") from error
 
-    def _tell(self, what: Callable[[Tracker], None]) -> None:
-        """A tracker that fails is told no more: all of it is in the folder."""
+    def _track(self, event: Callable[[Tracker], None]) -> None:
+        """Send an event to the tracker, and drop a tracker that fails. The folder has all results."""
         try:
-            if self.told is not None:
-                what(self.told)
-        except Exception as error:  # another program's  # noqa: BLE001
-            self.told = None
-            self._note(f"the tracker failed, and is told no more: {type(error).__name__}: {error}")
+            if self.tracker is not None:
+                event(self.tracker)
+        except Exception as error:  # third-party code may raise anything  # noqa: BLE001
+            self.tracker = None
+            self._note(f"the tracker failed and is disabled: {type(error).__name__}: {error}")
 
     def _note(self, text: str) -> None:
         self.folder.log(text)
@@ -201,5 +204,5 @@ class _Session:
         if sample["error"] is not None:
             self._note(f"sample {sample['id']} failed: {sample['error']}")
         score = self.progress.score
-        now = {"seconds": sample["measured"]["seconds"], **({} if score is None else {"score": score})}
-        self._tell(lambda told: told.log(len(self.folder.done), now))
+        numbers = {"seconds": sample["measured"]["seconds"], **({} if score is None else {"score": score})}
+        self._track(lambda tracker: tracker.log(len(self.folder.done), numbers))

@@ -1,4 +1,4 @@
-"""A tree of thoughts as GraphML or DOT, for the programs that draw graphs. Thoughts are labels, escaped as text."""
+"""Export a tree of thoughts as GraphML or DOT. Thoughts become escaped labels."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from tot.tree.tree import Node, ThoughtTree
 
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-"""Characters that XML can't hold, not even escaped."""
+"""Characters that XML can't represent, even escaped."""
 
 
 def graphml(tree: ThoughtTree) -> str:
-    """Nodes with all their fields, parents' edges and links."""
+    """Return GraphML with the nodes and all their fields, the edges and the links."""
     return "\n".join(nx.generate_graphml(_graph(tree))) + "\n"
 
 
 def dot(tree: ThoughtTree) -> str:
-    """Nodes labelled with thought and value, the chosen path bold, links dashed."""
+    """Return DOT with nodes labelled by thought and value, the chosen path bold and links dashed."""
     lines = ["digraph {", "node [shape=box];"]
     for node in tree:
         value = "" if node.value is None else f"\n{node.value:.3g}"
@@ -34,7 +34,7 @@ def dot(tree: ThoughtTree) -> str:
 
 
 def _graph(tree: ThoughtTree) -> nx.DiGraph:
-    """The tree with plain values for attributes."""
+    """Convert the tree to a graph whose attributes are plain values."""
     graph = nx.DiGraph()
     for node in tree:
         fields = node.model_dump(mode="json", exclude={"thought", "world"}, exclude_none=True)
@@ -52,10 +52,10 @@ def _label(tree: ThoughtTree, node: Node) -> str:
 
 
 def _quoted(text: str) -> str:
-    """A DOT string: quoted, its quotes, backslashes and ends of lines escaped."""
+    """Quote a DOT string, escaping quotes, backslashes and line breaks."""
     escaped = text.replace("\x00", "\ufffd").replace("\\", "\\\\").replace('"', '\\"').replace("\r", "")
     return '"' + escaped.replace("\n", "\\n") + '"'
 
 
 GRAPHS = {".graphml": graphml, ".dot": dot, ".gv": dot}
-"""What writes each kind of file."""
+"""The export function of each file extension."""

@@ -1,7 +1,7 @@
-"""One HTML file that needs nothing else: the trees of a run or an evaluation as data, and what draws them.
+"""Write a self-contained HTML file: the trees of a run or an evaluation as data, and the viewer.
 
-Texts go into the page as JSON in ASCII, `<`, `>` and `&` escaped, in blocks that browsers don't run; the page makes
-text nodes of them. Its policy allows one script and one style, by their hashes, and no address at all.
+Texts are embedded as ASCII JSON with `<`, `>` and `&` escaped, in script blocks that browsers don't execute; the viewer
+inserts them as text nodes. The content security policy allows one script and one style, by hash, and no network access.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ _SCRIPTS = ("text.js", "tree.js", "view.js", "panel.js", "search.js", "overview.
 _ESCAPED = str.maketrans({"<": "\\u003c", ">": "\\u003e", "&": "\\u0026"})
 
 Block = tuple[str, Any]
-"""A block's id, and JSON data."""
+"""A block's id and its JSON data."""
 
 
 def tree_page(tree: ThoughtTree, run: Mapping[str, Any]) -> Iterator[str]:
-    """The page of one tree, in pieces; `run` is what is known of it besides: answer, usage, …"""
+    """Yield the page of one tree, in pieces; `run` has the answer, usage and other fields of the run."""
     return page(tree.state(tree.root).question, [("tree-0", tree_block(tree, run))])
 
 
 def tree_block(tree: ThoughtTree, run: Mapping[str, Any]) -> dict[str, Any]:
-    """A tree as the page takes it: as it is saved, with the run it is of."""
+    """Return the data of a tree's block: the saved tree with its run."""
     return tree.to_json() | {"run": dict(run)}
 
 
 def page(title: str, blocks: Iterable[Block]) -> Iterator[str]:
-    """The page that holds the blocks "evaluation", "tree-0", …, in pieces, so that one block at a time is in memory."""
+    """Yield the page with the blocks "evaluation", "tree-0", …, in pieces, with one block in memory at a time."""
     viewer = files("tot.report") / "viewer"
     style = (viewer / "page.css").read_text(encoding="utf-8")
     script = "\n".join((viewer / name).read_text(encoding="utf-8") for name in _SCRIPTS)
     template = Environment(autoescape=True).from_string((viewer / "page.html").read_text(encoding="utf-8"))
     return template.generate(
-        title=" ".join(title.split())[:200].encode("utf-8", "replace").decode(),  # half a surrogate has no encoding
+        title=" ".join(title.split())[:200].encode("utf-8", "replace").decode(),  # replace lone surrogates
         policy=(
             f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
             "base-uri 'none'; form-action 'none'"
@@ -56,7 +56,7 @@ def page(title: str, blocks: Iterable[Block]) -> Iterator[str]:
 
 
 def embedded(data: Any) -> str:
-    """JSON that can stand in an HTML script block: ASCII, without `<`, `>` and `&`; infinities become texts."""
+    """Encode JSON for an HTML script block: ASCII, without `<`, `>` and `&`; NaN and infinities become text."""
     return json.dumps(_finite(data), allow_nan=False, separators=(",", ":")).translate(_ESCAPED)
 
 
@@ -71,5 +71,5 @@ def _finite(data: Any) -> Any:
 
 
 def _hash(text: str) -> str:
-    """How a content security policy names a text."""
+    """Return the hash of a text as content security policies write it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()

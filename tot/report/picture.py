@@ -1,6 +1,6 @@
-"""A tree of thoughts as a picture: boxes from left to right, coloured by value, the chosen path bold. Needs matplotlib.
+"""Draw a tree of thoughts: boxes from left to right, coloured by value, the chosen path bold. Needs matplotlib.
 
-Thoughts are drawn as plain text: no mathematics in them, no control characters. Trees of hundreds become dots.
+Thoughts are plain text, without mathtext or control characters. Large trees are drawn as dots.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ if TYPE_CHECKING:
     from tot.tree.tree import Node, ThoughtTree
 
 _LETTERS, _LETTER, _LINE = 38, 0.056, 0.14
-"""In a line of a box, and their size; all lengths are inches."""
+"""Characters per line of a box, character width and line height; all lengths are inches."""
 _ACROSS, _BETWEEN = 0.6, 0.12
 _DOT_ACROSS, _DOT_ROW = 0.9, 0.11
 _BOXES = 120
-"""Leaves from which on there are only dots."""
+"""Maximum number of leaves of a tree that is drawn with boxes instead of dots."""
 _LARGEST = 300.0
 _CHOSEN, _EDGE, _NONE = "#5168dc", "#a19d94", "#d4d1ca"
 
 
 def draw(tree: ThoughtTree) -> Figure:
-    """The picture as a figure. Raises OptionError where matplotlib is not installed."""
+    """Draw the tree as a figure. Raises OptionError if matplotlib is not installed."""
     rows = _rows(tree)
     leaves = 1 + round(max(rows.values()))
     dots = leaves > _BOXES
@@ -58,7 +58,7 @@ def draw(tree: ThoughtTree) -> Figure:
 
 
 def svg(tree: ThoughtTree) -> str:
-    """The picture as SVG, its texts as texts. Raises OptionError where matplotlib is not installed."""
+    """Return the picture as SVG with selectable text. Raises OptionError if matplotlib is not installed."""
     file = io.StringIO()
     _render(tree, file, "svg")
     return file.getvalue()
@@ -67,7 +67,7 @@ def svg(tree: ThoughtTree) -> str:
 def save(tree: ThoughtTree, path: Path) -> None:
     """Write the picture to a .png or .svg file.
 
-    Raises TaskError where it can't be written, and OptionError where matplotlib is not installed.
+    Raises TaskError if it can't be written, and OptionError if matplotlib is not installed.
     """
     with writing(path):
         _render(tree, path, path.suffix[1:].lower())
@@ -77,14 +77,14 @@ def _render(tree: ThoughtTree, file: Any, kind: str) -> None:
     figure = draw(tree)
     from matplotlib import rc_context
 
-    dots = 130 if max(figure.get_size_inches()) < 100 else 60
+    dpi = 130 if max(figure.get_size_inches()) < 100 else 60
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "tot"}), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-        figure.savefig(file, format=kind, dpi=dots, metadata={"Date": None} if kind == "svg" else None)
+        figure.savefig(file, format=kind, dpi=dpi, metadata={"Date": None} if kind == "svg" else None)
 
 
 def _rows(tree: ThoughtTree) -> dict[int, float]:
-    """Each node's row: leaves one below another, parents in the middle of their children."""
+    """Return each node's row: leaves in consecutive rows, parents midway between their first and last child."""
     order = list(tree.below(tree.root))
     below: defaultdict[int | None, list[int]] = defaultdict(list)
     for node in order:
@@ -109,32 +109,32 @@ def _edges(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]],
         points = [(x + width, y), (middle, y), (middle, to_y), (to_x, to_y)]
         return Curve(points, [Curve.MOVETO, Curve.CURVE4, Curve.CURVE4, Curve.CURVE4])
 
-    grown = [(tree[node.parent], node) for node in tree if node.parent is not None]
+    edges = [(tree[node.parent], node) for node in tree if node.parent is not None]
     kinds = {
-        (_EDGE, 1.0, "-"): [curve(*ends) for ends in grown if not ends[1].chosen],
+        (_EDGE, 1.0, "-"): [curve(*ends) for ends in edges if not ends[1].chosen],
         (_EDGE, 1.0, "--"): [curve(tail, head) for tail, head, _ in tree.links()],
-        (_CHOSEN, 2.2, "-"): [curve(*ends) for ends in grown if ends[1].chosen],
+        (_CHOSEN, 2.2, "-"): [curve(*ends) for ends in edges if ends[1].chosen],
     }
-    for (colour, thick, style), curves in kinds.items():
+    for (colour, linewidth, style), curves in kinds.items():
         axes.add_collection(
-            PathCollection(curves, facecolors="none", edgecolors=colour, linewidths=thick, linestyles=style)
+            PathCollection(curves, facecolors="none", edgecolors=colour, linewidths=linewidth, linestyles=style)
         )
 
 
 def _label(tree: ThoughtTree, node: Node) -> str:
     text = tree.state(node).question if node.thought is None else node.thought.text
     lines = textwrap.wrap(plain(" ".join(text[:400].split())), _LETTERS, max_lines=2, placeholder=" …")
-    if node.thought is not None and (seen := node.thought.observation) is not None:
-        came = plain(" ".join(f"⇒ {seen.text[:400]}".split()))
-        lines += textwrap.wrap(came, _LETTERS, max_lines=1, placeholder=" …")
+    if node.thought is not None and (observation := node.thought.observation) is not None:
+        result = plain(" ".join(f"⇒ {observation.text[:400]}".split()))
+        lines += textwrap.wrap(result, _LETTERS, max_lines=1, placeholder=" …")
     return "\n".join(lines)
 
 
 def _size(labels: dict[int, str]) -> tuple[float, float]:
-    """Width and height of a box that holds the largest label, and a value beside its last line."""
+    """Return the width and height of a box for the largest label, with space for a value beside its last line."""
     lines = [label.split("\n") for label in labels.values()]
-    letters = max((len(line) for label in lines for line in label), default=0)
-    return (letters + 9) * _LETTER if lines else 0.0, (max(map(len, lines), default=1) + 1) * _LINE
+    characters = max((len(line) for label in lines for line in label), default=0)
+    return (characters + 9) * _LETTER if lines else 0.0, (max(map(len, lines), default=1) + 1) * _LINE
 
 
 def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]], labels: dict[int, str]) -> None:
@@ -155,8 +155,8 @@ def _boxes(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]],
             alpha=0.55 if node.pruned else 1.0,
         )
         axes.add_patch(box)
-        reach = high / 2 - 0.06
-        axes.plot([x + 0.06] * 2, [y - reach, y + reach], color=colours[node.id], linewidth=3.5, solid_capstyle="round")
+        half = high / 2 - 0.06
+        axes.plot([x + 0.06] * 2, [y - half, y + half], color=colours[node.id], linewidth=3.5, solid_capstyle="round")
         style = {"parse_math": False, "verticalalignment": "center", "color": "#5f646d" if node.pruned else "#22252b"}
         weight = "bold" if node.thought is None else "normal"
         axes.text(x + 0.14, y, labels[node.id], fontsize=7, fontweight=weight, **style)
@@ -180,7 +180,7 @@ def _dots(axes: Any, tree: ThoughtTree, places: dict[int, tuple[float, float]]) 
 
 
 def _colours(tree: ThoughtTree) -> dict[int, Any]:
-    """Each node's colour by its value among those there are; grey where it has none."""
+    """Return each node's colour by its value relative to all values; grey without a value."""
     from matplotlib.colors import LinearSegmentedColormap
 
     scale = LinearSegmentedColormap.from_list("value", ["#e2a15a", "#86a75c", "#1f7a8c"])

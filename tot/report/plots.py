@@ -1,4 +1,4 @@
-"""Pictures: a run from its timeline (SEED, figures 3b and 7a), losses by step. Needs matplotlib: the extra `plots`."""
+"""Plots of timelines (SEED, figures 3b and 7a), losses and accuracies. Needs matplotlib: the extra `plots`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _GREY = "#808080"
 
 
 def gantt(timeline: Timeline, title: str) -> Figure:
-    """Who drafted and who was verified when, a lane a branch, with the target's above and the queue's length below."""
+    """Plot drafting and verification over time: the target's lane, a lane per branch, and the queue length below."""
     figure: Figure = new_figure(9.0, 4.5)
     upper, lower = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
     first = min((span.began for span in timeline.spans), default=0.0)
@@ -49,7 +49,7 @@ def gantt(timeline: Timeline, title: str) -> Figure:
 
 
 def losses(curve: Path) -> Figure:
-    """The losses of a training run, from its JSON lines of `step` and losses."""
+    """Plot the losses of a training run, from a file of JSON lines with `step` and losses."""
     lines = [json.loads(line) for line in curve.read_text().splitlines()]
     names = sorted({name for line in lines for name in line} - {"step"})
     figure = curves(
@@ -65,7 +65,7 @@ def curves(
     up: str,
     levels: Mapping[str, float] | None = None,
 ) -> Figure:
-    """Lines by name, each (x, y) values, and horizontal levels, with the axes' names."""
+    """Plot named lines of (x, y) values and horizontal levels; `across` and `up` label the axes."""
     figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
     for name, (xs, ys) in lines.items():
@@ -79,22 +79,24 @@ def curves(
 
 
 def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: str) -> Figure:
-    """Shares of right answers by name, each over what a question took: (cost, share, least, most). Readable on light
-    and on dark pages."""
+    """Plot accuracy over the cost of a question, for points (cost, share, low, high) by name.
+
+    Readable on light and dark pages.
+    """
     figure: Figure = new_figure(7.0, 4.0)
     axes = figure.subplots()
-    dearest = max(cost for cost, *_ in points.values())
-    there: Counter[float] = Counter()  # points that cost the same stand side by side
-    for (cost, share, least, most), name in {point: name for name, point in reversed(list(points.items()))}.items():
-        place = cost - 0.02 * dearest * there[cost]
-        axes.errorbar(place, 100 * share, [[100 * (share - least)], [100 * (most - share)]], fmt="o", capsize=4)
-        align, off = ("right", -8) if there[cost] else ("left", 8)
-        about: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": align, "fontsize": "small"}
-        axes.annotate(name, (place, 100 * share), xytext=(off, 4), **about)
-        there[cost] += 1
-    axes.set_xlim(0, 1.6 * dearest)
+    max_cost = max(cost for cost, *_ in points.values())
+    seen: Counter[float] = Counter()  # points of equal cost are drawn side by side
+    for (cost, share, low, high), name in {point: name for name, point in reversed(list(points.items()))}.items():
+        x = cost - 0.02 * max_cost * seen[cost]
+        axes.errorbar(x, 100 * share, [[100 * (share - low)], [100 * (high - share)]], fmt="o", capsize=4)
+        align, offset = ("right", -8) if seen[cost] else ("left", 8)
+        style: dict[str, Any] = {"textcoords": "offset points", "color": _GREY, "ha": align, "fontsize": "small"}
+        axes.annotate(name, (x, 100 * share), xytext=(offset, 4), **style)
+        seen[cost] += 1
+    axes.set_xlim(0, 1.6 * max_cost)
     axes.set_xlabel(across, color=_GREY)
-    axes.set_ylabel("right answers, %", color=_GREY)
+    axes.set_ylabel("correct answers, %", color=_GREY)
     axes.tick_params(color=_GREY, labelcolor=_GREY)
     for side in axes.spines.values():
         side.set_color(_GREY)
@@ -104,19 +106,19 @@ def accuracies(points: Mapping[str, tuple[float, float, float, float]], across: 
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure in the format that the file's ending names."""
+    """Write a figure in the format of the file extension."""
     figure.savefig(path, dpi=120)
 
 
 def new_figure(width: float, height: float) -> Any:
-    """An empty figure, in inches, which Jupyter shows. Raises OptionError where matplotlib is not installed."""
+    """Return an empty figure that Jupyter displays; sizes in inches. Raises OptionError without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise OptionError("plots need matplotlib: pip install matplotlib") from error
 
     class Picture(Figure):
-        """Jupyter knows how to show figures of pyplot's, and pyplot is not needed here."""
+        """A figure that Jupyter displays without pyplot."""
 
         def _repr_png_(self) -> bytes:
             file = io.BytesIO()

@@ -1,12 +1,12 @@
-"""Where a run's time went, and how near its forwards came to what the machine can do.
+"""Profile a run: seconds by part, and the forwards' throughput relative to the machine's peak.
 
-Seconds are those of the engine's thread, so each is counted once; those that several purposes shared are split by rows,
-and a forward that computed prompts beside new text likewise. What a forward takes at least:
+Seconds are the engine thread's, so each is counted once. Time that several purposes share, or prefill and decode in one
+forward, is split by rows. The minimum cost of a forward (a roofline model):
 
     operations = 2 x parameters of linear layers x rows + 4 x layers x heads x head_dim x (pairs of a row and a key)
-    bytes      = weights of linear layers + keys and values of every token that is seen, each once
+    bytes      = weights of linear layers + keys and values of every attended token, each once
 
-where the layer that makes logits counts for the rows whose logits are read, and weights have the size they are kept in.
+The logits layer counts only for the rows whose logits are read. Weights count with their stored size.
 """
 
 from __future__ import annotations
@@ -45,26 +45,23 @@ _PARTS = {
     "between steps": "search, templates, waiting",
 }
 _FORWARD = ("prefill", "decode", "verify")
-_AT = {"linear": "linear layers", "attention": "attention", "": "everything else"}
-NO_ENGINE = (
-    "a profile is of a model that runs here, and none does: leave profile out, or take a decoder other than openai and "
-    "a model other than none"
-)
+_LAYERS = {"linear": "linear layers", "attention": "attention", "": "everything else"}
+NO_ENGINE = "a profile needs a local model: leave profile out, or use neither decoder openai nor model none"
 
 
 class Demand(NamedTuple):
-    """What forwards of a model take at least."""
+    """The minimum operations and bytes of a model's forwards."""
 
     body: int
-    """Weights of the linear layers that all rows go through."""
+    """Number of weights of the linear layers that all rows use."""
     head: int
-    """Of the one that makes logits."""
+    """Number of weights of the logits layer."""
     weight_size: float
-    """Bytes of a weight."""
+    """Bytes per weight."""
     key_operations: int
-    """For each pair of a row and a key that it sees."""
+    """Operations per pair of a row and an attended key."""
     slot_bytes: int
-    """Keys and values of one token."""
+    """Bytes of the keys and values of one token."""
 
     @classmethod
     def of(cls, engine: Engine) -> Demand:
@@ -72,7 +69,7 @@ class Demand(NamedTuple):
 
     @classmethod
     def of_model(cls, loaded: LoadedModel, weight_size: float) -> Demand:
-        """From a model, and the bytes that a weight takes."""
+        """Compute the demand of a loaded model with `weight_size` bytes per weight."""
         config, heads = loaded.config, Heads.of(loaded.config)
         key_operations = 4 * config.num_hidden_layers * heads.query * heads.dim
         return cls(*loaded.linear_sizes, weight_size, key_operations, slot_bytes(config, loaded.dtype))
@@ -90,7 +87,7 @@ class Demand(NamedTuple):
 
 
 class Achieved(NamedTuple):
-    """Some forwards: what they took, in seconds, and what they did."""
+    """Totals of some forwards: seconds, bytes and operations."""
 
     forwards: int
     rows: int
@@ -98,20 +95,20 @@ class Achieved(NamedTuple):
     bytes: int
     operations: int
     limit: float
-    """The seconds that they would have taken at the machine's peak."""
+    """Seconds at the machine's peak."""
 
 
 class Profile:
-    """Given to `solve(profile=...)`, it is filled there; what goes by from its making on is loading."""
+    """A profile that `solve(profile=...)` fills. Time since its creation until the model is ready counts as loading."""
 
     def __init__(self) -> None:
-        self._made = time.perf_counter()
+        self._created = time.perf_counter()
         self.timeline = Timeline(detailed=True)
         self.demand: Demand | None = None
 
     @contextmanager
     def recording(self, decoders: Iterable[object]) -> Iterator[None]:
-        """Record the engine that these decoders share. Raises OptionError where none of them has one."""
+        """Record the engine that these decoders share. Raises OptionError without a local decoder."""
         engine = next((decoder.engine for decoder in decoders if isinstance(decoder, LocalDecoder)), None)
         if engine is None:
             raise OptionError(NO_ENGINE)
@@ -119,7 +116,7 @@ class Profile:
         self._device, self._dtype = engine.runner.device, engine.runner.dtype
         loaded = time.perf_counter()
         with recording(engine) as self.timeline:
-            self.timeline.spans.append(Span("main", "loading", self._made, loaded))
+            self.timeline.spans.append(Span("main", "loading", self._created, loaded))
             yield
 
     @cached_property
@@ -128,49 +125,50 @@ class Profile:
 
     @cached_property
     def peak(self) -> tuple[float, float]:
-        """Bytes and operations a second that the machine is capable of, measured when first asked for."""
+        """The machine's peak bytes and operations per second, measured on first access."""
         return read_bandwidth(self._device), matrix_rate(self._dtype, self._device)
 
     def seconds(self) -> dict[tuple[str, str, str], float]:
-        """By purpose, part and what a forward was at; their sum is the time from the making of this to the end.
+        """Return seconds by (purpose, part, layer kind); their sum is the time from creation to the end.
 
-        Parts: "loading" and "between steps", of no purpose (""); "draft", "sampling", "commit", "scheduling"; and those
-        of forwards, "prefill", "decode" and "verify", at "linear", "attention" or anything else ("").
+        Parts without a purpose ("") are "loading" and "between steps"; others are "draft", "sampling", "commit" and
+        "scheduling". Parts of forwards are "prefill", "decode" and "verify", with the layer kind "linear", "attention"
+        or "" for everything else.
         """
-        found: defaultdict[tuple[str, str, str], float] = defaultdict(float)
+        result: defaultdict[tuple[str, str, str], float] = defaultdict(float)
         for span in self.timeline.spans:
             if span.kind == "loading":
-                found["", "loading", ""] += span.ended - span.began
+                result["", "loading", ""] += span.ended - span.began
         for path, own in self.timeline.exclusive(LANE):
             kinds = [span.kind for span in path]
             load = path[1].load if len(path) > 1 else None
-            if load is None:  # in no step, or in one that failed
-                found["", "between steps", ""] += own
+            if load is None:  # outside a step, or in a failed one
+                result["", "between steps", ""] += own
                 continue
             part = kinds[2] if len(kinds) > 2 else "scheduling"
-            at = kinds[-1] if part == "forward" and len(kinds) > 3 else ""
+            layer = kinds[-1] if part == "forward" and len(kinds) > 3 else ""
             total = sum(load.rows.values())
             for (purpose, rows), count in load.rows.items():
-                found[purpose, rows if part == "forward" else part, at] += own * count / total
-        return dict(found)
+                result[purpose, rows if part == "forward" else part, layer] += own * count / total
+        return dict(result)
 
     def achieved(self) -> dict[str, Achieved]:
-        """What the forwards did: those "with prompts", those "without", and "all"."""
+        """Return the totals of the forwards "with prompts", "without" and "all"."""
         assert self.demand is not None
-        found = dict.fromkeys(("with prompts", "without", "all"), Achieved(0, 0, 0.0, 0, 0, 0.0))
+        result = dict.fromkeys(("with prompts", "without", "all"), Achieved(0, 0, 0.0, 0, 0, 0.0))
         for path, _ in self.timeline.exclusive(LANE):
             if len(path) != 3 or path[2].kind != "forward" or (load := path[1].load) is None:
                 continue
-            moved, done = self.demand.bytes(load), self.demand.operations(load)
-            took = path[2].ended - path[2].began
-            one = (1, sum(load.rows.values()), took, moved, done, limit(moved, done, *self.peak))
+            moved, operations = self.demand.bytes(load), self.demand.operations(load)
+            seconds = path[2].ended - path[2].began
+            one = (1, sum(load.rows.values()), seconds, moved, operations, limit(moved, operations, *self.peak))
             prompts = any(kind == "prefill" for _, kind in load.rows)
             for name in ("with prompts" if prompts else "without", "all"):
-                found[name] = Achieved(*(a + b for a, b in zip(found[name], one, strict=True)))  # type: ignore[arg-type]
-        return {name: achieved for name, achieved in found.items() if achieved.forwards}
+                result[name] = Achieved(*(a + b for a, b in zip(result[name], one, strict=True)))  # type: ignore[arg-type]
+        return {name: achieved for name, achieved in result.items() if achieved.forwards}
 
     def save(self, path: Path | str) -> None:
-        """Write Chrome's trace events, which Perfetto opens. Raises TaskError where that is impossible."""
+        """Write Chrome trace events, which Perfetto opens. Raises TaskError if the file can't be written."""
         bandwidth, rate = self.peak
         about: dict[str, Any] = {"machine": self.machine, "peak bytes/s": bandwidth, "peak FLOP/s": rate}
         about["seconds"] = {", ".join(filter(None, key)): seconds for key, seconds in self.seconds().items()}
@@ -180,29 +178,29 @@ class Profile:
 
 
 def show_profile(profile: Profile, on_stderr: bool = False) -> None:
-    """Print where the time went."""
-    shown = console(width=120, stderr=on_stderr)
-    shown.print(_seconds(profile))
-    shown.print(_achieved(profile))
+    """Print the tables of a profile."""
+    output = console(width=120, stderr=on_stderr)
+    output.print(_seconds(profile))
+    output.print(_achieved(profile))
 
 
 def _seconds(profile: Profile) -> Table:
-    """Seconds: a row a part, then a row for each of what forwards were at; a column a purpose."""
+    """Build the table of seconds: a row per part, then a row per layer kind; a column per purpose."""
     rows: defaultdict[str, defaultdict[str, float]] = defaultdict(lambda: defaultdict(float))
-    for (purpose, part, at), seconds in profile.seconds().items():
-        within = [f"forwards: {_AT.get(at, at)}"] if part in _FORWARD else []
+    for (purpose, part, layer), seconds in profile.seconds().items():
+        within = [f"forwards: {_LAYERS.get(layer, layer)}"] if part in _FORWARD else []
         for name in (_PARTS[part], "total", *within):
             rows[name][purpose] += seconds
     purposes = list(filter(None, rows["total"]))
     table = Table(
-        title="where the time went, in seconds", caption="of a forward's time, each purpose has its rows' share"
+        title="where the time went, in seconds", caption="a forward's time is split over purposes by their rows"
     )
     table.add_column("part")
     for heading in (*purposes, "all", "share"):
         table.add_column(heading, justify="right")
     total = sum(rows["total"].values())
     parts = [*_PARTS.values(), "total"]
-    rest = f"forwards: {_AT['']}"
+    rest = f"forwards: {_LAYERS['']}"
     largest_first = sorted(rows.keys() - {*parts}, key=lambda name: (name == rest, -sum(rows[name].values())))
     for name in [*filter(rows.get, parts), *largest_first]:
         whole = sum(rows[name].values())
@@ -213,22 +211,22 @@ def _seconds(profile: Profile) -> Table:
 
 
 def _achieved(profile: Profile) -> Table:
-    """What the forwards did in a second, of what the machine does."""
+    """Build the table of the forwards' throughput relative to the machine's peak."""
     bandwidth, rate = profile.peak
     table = Table(
-        title="forwards, and what the machine can do",
-        caption=f"peak, measured just now: {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.1f} GFLOP/s in products of "
-        f"matrices\n{profile.machine}",
+        title="forwards, relative to the machine's peak",
+        caption=f"measured peak: {bandwidth / 1e9:.1f} GB/s read, {rate / 1e9:.1f} GFLOP/s in matrix products\n"
+        f"{profile.machine}",
     )
     table.add_column("forwards")
     for heading in ("number", "rows", "seconds", "GB/s, of peak", "GFLOP/s, of peak", "of the limit"):
         table.add_column(heading, justify="right")
-    for name, found in profile.achieved().items():
-        moved, done = found.bytes / found.seconds, found.operations / found.seconds
+    for name, total in profile.achieved().items():
+        moved, operations = total.bytes / total.seconds, total.operations / total.seconds
         table.add_row(
-            *(name, f"{found.forwards}", f"{found.rows}", f"{found.seconds:.2f}"),
+            *(name, f"{total.forwards}", f"{total.rows}", f"{total.seconds:.2f}"),
             f"{moved / 1e9:.2f}, {moved / bandwidth:.0%}",
-            f"{done / 1e9:.2f}, {done / rate:.0%}",
-            f"{found.limit / found.seconds:.0%}",
+            f"{operations / 1e9:.2f}, {operations / rate:.0%}",
+            f"{total.limit / total.seconds:.0%}",
         )
     return table

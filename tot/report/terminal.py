@@ -1,7 +1,7 @@
-"""Text for a terminal: progress and trees.
+"""Terminal output: progress and trees.
 
-Text from outside (models, data, files, names) is printed as text: no markup, no control characters. `console`,
-`complain` and `PlainFormatter` ensure this for all callers.
+`console`, `complain` and `PlainFormatter` print external text (models, data, files, names) without markup and control
+characters, so callers need not escape it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2
 
 
 class _PlainConsole(Console):
-    """A console that replaces control characters in all text that it prints, and reads no markup in it."""
+    """A console that replaces control characters in all printed text, and ignores markup."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options, highlight=False, markup=False, emoji=False)
@@ -42,7 +42,7 @@ class _PlainConsole(Console):
 
 
 def console(width: int = 150, stderr: bool = False) -> Console:
-    """Return the console for a command's output: long lines stay whole, tables in a pipe have this width."""
+    """Return the console for a command's output. Long lines are not wrapped; `width` is the table width in pipes."""
     stream = sys.stderr if stderr else sys.stdout
     return _PlainConsole(stderr=stderr, soft_wrap=True, width=None if stream.isatty() else width)
 
@@ -61,7 +61,7 @@ class PlainFormatter(logging.Formatter):
 
 
 class _Note(ProgressColumn):
-    """Asked for its text whenever the line is drawn, so that it moves while work is under way."""
+    """A column that calls `note` for its text at every refresh."""
 
     def __init__(self, note: Callable[[], str]) -> None:
         super().__init__()
@@ -72,8 +72,10 @@ class _Note(ProgressColumn):
 
 
 def progress(note: Callable[[], str], *columns: ProgressColumn, total: int | None = None, quiet: bool = False) -> Bars:
-    """How far the first and only task is: a line on standard error, of these columns and what `note` says by then.
-    Silent in a pipe."""
+    """Return a progress line on standard error with one task, these columns and the text of `note()`.
+
+    Prints nothing in a pipe.
+    """
     screen = console(stderr=True)
     silent = quiet or not screen.is_terminal
     bars = Bars(*columns, _Note(note), console=screen, disable=silent, transient=True, refresh_per_second=8)
@@ -83,25 +85,25 @@ def progress(note: Callable[[], str], *columns: ProgressColumn, total: int | Non
 
 @contextmanager
 def counting(what: str, total: int | None) -> Iterator[Callable[..., None]]:
-    """A bar for long work: yields tell(done, note, total), the total being optional."""
-    said = what
-    with progress(lambda: said, BarColumn(), TimeRemainingColumn(), total=total) as bars:
+    """Show a progress bar, and yield a function (done, note, total) that updates it; the total is optional."""
+    text = what
+    with progress(lambda: text, BarColumn(), TimeRemainingColumn(), total=total) as bars:
 
         def tell(done: int, note: str, of: int | None = total) -> None:
-            nonlocal said
-            said = f"{what}: {note}"
+            nonlocal text
+            text = f"{what}: {note}"
             bars.update(bars.task_ids[0], completed=done, total=of)
 
         yield tell
 
 
 def plain(text: str) -> str:
-    """Text without control characters, which could rewrite a terminal, and without halves of characters."""
+    """Replace control characters, which could rewrite the terminal, and lone surrogates."""
     return _CONTROL.sub("�", text)
 
 
 def tree_view(tree: ThoughtTree, kept: Collection[int]) -> Tree:
-    """The thoughts whose numbers are `kept`, with their values; the chosen path is marked with a star."""
+    """Render the nodes whose numbers are in `kept`, with their values; stars mark the chosen path."""
     top = Tree(Text(brief(tree.state(tree.root).question, 120), style="bold"), guide_style="dim")
     branches = {tree.root.id: top}
     for node in tree:
@@ -111,14 +113,14 @@ def tree_view(tree: ThoughtTree, kept: Collection[int]) -> Tree:
 
 
 def tree_text(tree: ThoughtTree, most: int = 50) -> str:
-    """The tree as lines of text, `most` thoughts at most."""
+    """Render a tree as lines of text, with at most `most` thoughts."""
     text = io.StringIO()
     print_tree(_PlainConsole(file=text, width=100, color_system=None, force_jupyter=False), tree, most)
     return text.getvalue().rstrip("\n")
 
 
 def print_tree(page: Console, tree: ThoughtTree, most: int = 50) -> None:
-    """A line for each of `most` thoughts, cut to the page's width: those on the chosen path, then the first ones."""
+    """Print at most `most` thoughts, one per line, cut to the page width: the chosen path, then the first thoughts."""
     first = sorted(tree, key=lambda node: (not node.chosen, node.id))[: most + 1]
     kept = {step.id for node in first for step in tree.path(node)}
     page.print(tree_view(tree, kept), soft_wrap=False, no_wrap=True, overflow="ellipsis")

@@ -1,7 +1,7 @@
-"""What cutting rationales costs: answers from parts of them, by iteration and by what is masked (FastCoT, Zhang et al.,
-2023, sections 4.4 and 5), and the cap that follows.
+"""Measure how truncated or masked rationales change answers, and calibrate the iteration cap of FastCoT.
 
-Rationales are decoded once; the answer after any part of them is scored, or decoded, from there.
+FastCoT: Zhang et al., 2023, sections 4.4 and 5. Rationales are decoded once; answers after parts of them are scored or
+decoded from there.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from tot.task.task import Task
 
 ANSWER_TOKENS = 12
 BATCH = 16
-"""Questions that are answered at once after parts of rationales."""
+"""Number of questions per batch."""
 
 
 @dataclass(frozen=True)
 class Rationale:
-    """A question, asked for a rationale and then, after a trigger, for the answer."""
+    """A request for a rationale followed by an answer trigger and the answer."""
 
     task: Task
     request: Request
     reference: Any
 
     def answer(self, completion: Completion) -> Any | None:
-        """The likeliest choice, or what can be read of the text after the trigger."""
+        """Return the most likely choice, otherwise the answer parsed from the text after the trigger."""
         if completion.choice_logprobs:
             scores = [choice.total for choice in completion.choice_logprobs]
             return self.request.choices[scores.index(max(scores))].strip()
@@ -47,15 +47,15 @@ class Rationale:
         return self.task.score(answer, self.reference)
 
     def read(self, answer: Any | None) -> str | None:
-        """An answer as it is compared with others; None where there is none."""
+        """Return an answer in canonical form for comparisons; None if it is missing."""
         return None if answer is None else str(self.task.canonical(answer))
 
 
 def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, chat: bool = False) -> list[Rationale]:
-    """Each row's question under the task's `chain` template and its trigger, which is that of the papers' prompts also
-    where it is asked as a chat; decoded greedily.
+    """Return greedy requests for the rationale of each row, with the task's `chain` template.
 
-    Raises OptionError for a task without a trigger for it.
+    The answer trigger is from the papers' prompts, also with chat prompts. Raises OptionError for a task without a
+    trigger for this template.
     """
     trigger = task.triggers.get(task.chain)
     if trigger is None:
@@ -63,7 +63,7 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, c
             f"task {type(task).__name__} has no answer trigger for its template {task.chain!r}: set `triggers`"
         )
     task = cast(Task, CheckedTask(task.in_chat() if chat else task))
-    asked = []
+    result = []
     for row in rows:
         state = task.start(task.question_of(row))
         sampling = {**task.sampling.get(task.chain, {}), "max_tokens": max_tokens, "temperature": 0.0}
@@ -76,54 +76,54 @@ def rationales(task: Task, rows: Iterable[Mapping[str, Any]], max_tokens: int, c
             answer_tokens=ANSWER_TOKENS,
             choices=tuple(f" {choice}" for choice in task.choices(state)),
         )
-        asked.append(Rationale(task, request, task.reference_of(row)))
-    return asked
+        result.append(Rationale(task, request, task.reference_of(row)))
+    return result
 
 
 def questions(task: str, data: str, limit: int, max_tokens: int, seed: int, chat: bool = False) -> list[Rationale]:
-    """The rationales of a random choice of rows. Raises OptionError where there are less than two."""
-    chosen = list(rows(data))
-    random.Random(seed).shuffle(chosen)
-    asked = rationales(load_task(task), islice(chosen, limit), max_tokens, chat)
-    if len(asked) < 2:
-        raise OptionError(f"{data} has {len(asked)} rows: give a file with more")
-    return asked
+    """Return the rationales of a random selection of rows. Raises OptionError for fewer than two rows."""
+    shuffled = list(rows(data))
+    random.Random(seed).shuffle(shuffled)
+    result = rationales(load_task(task), islice(shuffled, limit), max_tokens, chat)
+    if len(result) < 2:
+        raise OptionError(f"{data} has {len(result)} rows, but at least 2 are needed: give a larger file")
+    return result
 
 
 def batches(asked: Sequence[Rationale]) -> list[Sequence[Rationale]]:
-    """In parts of `BATCH`."""
+    """Split into batches of `BATCH`."""
     return [asked[start : start + BATCH] for start in range(0, len(asked), BATCH)]
 
 
 @dataclass
 class Answers:
-    """What was answered after a part of each rationale, beside the answers after all of it."""
+    """Answers after a part of each rationale, and after the whole rationale."""
 
     given: list[str | None]
     whole: list[str | None]
     scores: list[float]
-    """Of what was given."""
+    """Scores of `given`."""
     full: list[float]
-    """Of what is answered after whole rationales."""
+    """Scores of `whole`."""
 
     @classmethod
     def of(cls, asked: Sequence[Rationale], given: Sequence[Any], whole: Sequence[Any]) -> Answers:
-        """To these questions, as they were read."""
+        """Canonicalize and score the answers to these questions."""
 
-        def each(what: Callable[[Rationale, Any], Any], answers: Sequence[Any]) -> list[Any]:
-            return [what(one, answer) for one, answer in zip(asked, answers, strict=True)]
+        def apply(method: Callable[[Rationale, Any], Any], answers: Sequence[Any]) -> list[Any]:
+            return [method(rationale, answer) for rationale, answer in zip(asked, answers, strict=True)]
 
         read, right = Rationale.read, Rationale.right
-        return cls(each(read, given), each(read, whole), each(right, given), each(right, whole))
+        return cls(apply(read, given), apply(read, whole), apply(right, given), apply(right, whole))
 
     @classmethod
     def joined(cls, several: Sequence[Answers]) -> Answers:
-        """Those of all, one after another."""
-        return cls(*([value for one in several for value in getattr(one, each.name)] for each in fields(cls)))
+        """Concatenate several batches of answers."""
+        return cls(*([value for answers in several for value in getattr(answers, field.name)] for field in fields(cls)))
 
     @property
     def unchanged(self) -> list[float]:
-        """1 where the answer is that after the whole rationale."""
+        """1 for each answer that equals the answer after the whole rationale, otherwise 0."""
         return [float(answer == full) for answer, full in zip(self.given, self.whole, strict=True)]
 
     @property
@@ -135,18 +135,18 @@ class Answers:
         return statistics.fmean(self.unchanged)
 
     def against_whole(self) -> tuple[str, float]:
-        """Accuracy and answers beside those of whole rationales, in words; and the lower end of the difference."""
-        lost = bootstrap([ours - theirs for ours, theirs in zip(self.scores, self.full, strict=True)])
-        told = [estimate(values).format(".0%") for values in (self.scores, self.full, self.unchanged)]
-        difference = f"{100 * lost.low:.0f} to {100 * lost.high:.0f} points"
-        note = f"accuracy {told[0]}, of whole rationales {told[1]}, difference {difference}"
-        return f"{note}; {told[2]} of the answers unchanged", lost.low
+        """Describe accuracy and agreement against whole rationales; also return the difference's lower bound."""
+        change = bootstrap([score - full for score, full in zip(self.scores, self.full, strict=True)])
+        texts = [estimate(values).format(".0%") for values in (self.scores, self.full, self.unchanged)]
+        difference = f"{100 * change.low:.0f} to {100 * change.high:.0f} points"
+        note = f"accuracy {texts[0]}, with whole rationales {texts[1]}, difference {difference}"
+        return f"{note}; {texts[2]} of the answers unchanged", change.low
 
 
 def decode_whole(engine: Engine, asked: Sequence[Rationale], window: int) -> list[Completion]:
-    """Every rationale to its end, with what each iteration left."""
+    """Decode every rationale to its end, and record the tokens after each iteration."""
     with load_decoder("fastcot", engine=engine, window=window, trajectory=True) as decoder:
-        return decoder.generate([one.request for one in asked])
+        return decoder.generate([rationale.request for rationale in asked])
 
 
 def by_iteration(
@@ -156,44 +156,48 @@ def by_iteration(
     iterations: Sequence[int],
     glimpse: bool = True,
 ) -> list[Answers]:
-    """The answers that a cap at each of these iterations would give, with or without the approximate tokens, to
-    rationales that were decoded whole."""
+    """Return the answers that a cap at each iteration would give for rationales that were decoded whole.
 
-    def left(completion: Completion, cap: int) -> list[int] | None:
+    `glimpse` includes the approximate tokens in the truncated rationale.
+    """
+
+    def cut(completion: Completion, cap: int) -> list[int] | None:
         if cap == 0:
             return []
-        if cap > len(completion.trajectory):  # it has ended by itself
+        if cap > len(completion.trajectory):  # the rationale ended before the cap
             return None
         exact, approximate = completion.trajectory[cap - 1]
         return [*completion.tokens[:exact], *(approximate if glimpse else ())]
 
-    return _after(engine, asked, decoded, [[left(completion, cap) for completion in decoded] for cap in iterations])
+    return _after(engine, asked, decoded, [[cut(completion, cap) for completion in decoded] for cap in iterations])
 
 
 def masked(
     engine: Engine, asked: Sequence[Rationale], shares: Sequence[float], seeds: int | None = None
 ) -> list[Answers]:
-    """Section 5.2: the answers after rationales of which each of these shares is masked: from the end, or at random
-    places with so many seeds, whose answers are one after another."""
+    """Return the answers after masking each share of every rationale's tokens (section 5.2).
+
+    Masks the end, or random positions with `seeds` seeds, whose answers are concatenated.
+    """
     with load_decoder("ar", engine=engine) as decoder:
-        decoded = decoder.generate([one.request for one in asked])
+        decoded = decoder.generate([rationale.request for rationale in asked])
     texts = [engine.codec.encode(completion.parts[0].text) for completion in decoded]
     tokenizer = engine.loaded.tokenizer
     mask = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
 
-    def left(number: int, share: float, seed: int) -> list[int] | None:
+    def with_mask(number: int, share: float, seed: int) -> list[int] | None:
         tokens = list(texts[number])
-        hidden = round(share * len(tokens))
-        places: Sequence[int] = range(len(tokens) - hidden, len(tokens))
+        count = round(share * len(tokens))
+        positions: Sequence[int] = range(len(tokens) - count, len(tokens))
         if seeds is not None:
-            places = random.Random(f"{seed}/{asked[number].request.prompt}").sample(range(len(tokens)), hidden)
-        for place in places:
-            tokens[place] = mask
-        return tokens if hidden else None
+            positions = random.Random(f"{seed}/{asked[number].request.prompt}").sample(range(len(tokens)), count)
+        for position in positions:
+            tokens[position] = mask
+        return tokens if count else None
 
     results = []
     for share in shares:
-        pieces = [[left(number, share, seed) for number in range(len(asked))] for seed in range(seeds or 1)]
+        pieces = [[with_mask(number, share, seed) for number in range(len(asked))] for seed in range(seeds or 1)]
         results.append(Answers.joined(_after(engine, asked, decoded, pieces)))
     return results
 
@@ -204,25 +208,26 @@ def _after(
     decoded: Sequence[Completion],
     pieces: Sequence[Sequence[Sequence[int] | None]],
 ) -> list[Answers]:
-    """The answers after each of these rows of pieces, one of each rationale, and the trigger; None stands for the whole
-    rationale."""
-    whole = [one.answer(completion) for one, completion in zip(asked, decoded, strict=True)]
+    """Return the answers after each row of pieces, followed by the trigger.
+
+    A row has one piece of token ids per rationale; None is the whole rationale.
+    """
+    whole = [rationale.answer(completion) for rationale, completion in zip(asked, decoded, strict=True)]
     requests = []
-    for one, piece in (pair for row in pieces for pair in zip(asked, row, strict=True)):
+    for rationale, piece in (pair for row in pieces for pair in zip(asked, row, strict=True)):
         if piece is not None:
-            before = engine.codec.encode_prompt(one.request.prompt)
-            ids = (*before, *piece, *engine.codec.encode(one.request.answer_trigger or ""))
-            sampling = one.request.sampling.model_copy(update={"max_tokens": ANSWER_TOKENS})
-            requests.append(
-                Request(prompt=ids, sampling=sampling, choices=one.request.choices, purpose=one.request.purpose)
-            )
+            request = rationale.request
+            prompt = engine.codec.encode_prompt(request.prompt)
+            ids = (*prompt, *piece, *engine.codec.encode(request.answer_trigger or ""))
+            sampling = request.sampling.model_copy(update={"max_tokens": ANSWER_TOKENS})
+            requests.append(Request(prompt=ids, sampling=sampling, choices=request.choices, purpose=request.purpose))
     with load_decoder("ar", engine=engine) as decoder:
         completions = iter(decoder.generate(requests))
     results = []
     for row in pieces:
         given = [
-            full if piece is None else one.answer(next(completions))
-            for one, full, piece in zip(asked, whole, row, strict=True)
+            full if piece is None else rationale.answer(next(completions))
+            for rationale, full, piece in zip(asked, whole, row, strict=True)
         ]
         results.append(Answers.of(asked, given, whole))
     return results
@@ -230,10 +235,10 @@ def _after(
 
 @dataclass(frozen=True)
 class Calibration:
-    """The cap found, and the curve that it was read from."""
+    """The calibrated cap, and the curves of accuracy and agreement by iteration."""
 
     cap: int | None
-    """None where no cap keeps what was asked for."""
+    """None if no cap meets the limits."""
     iterations: Sequence[int]
     accuracy: Sequence[float]
     agreement: Sequence[float]
@@ -242,27 +247,34 @@ class Calibration:
 
 
 def calibrate(iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float) -> Calibration:
-    """Section 4.4: the least cap from which on, at all later ones too, accuracy is at most `loss` below that of whole
-    rationales and at least a share `agreement` of the answers are those of whole rationales."""
+    """Return the smallest cap such that it and all larger caps stay within the limits (section 4.4).
+
+    The limits are an accuracy at most `loss` below that with whole rationales, and a share of at least `agreement` of
+    unchanged answers.
+    """
     full = statistics.fmean(answers[0].full)
     cap = None
-    for iteration, found in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
-        if found.accuracy < full - loss or found.agreement < agreement:
+    for iteration, truncated in sorted(zip(iterations, answers, strict=True), key=lambda pair: -pair[0]):
+        if truncated.accuracy < full - loss or truncated.agreement < agreement:
             break
         cap = iteration
     return Calibration(
-        cap, iterations, [found.accuracy for found in answers], [found.agreement for found in answers], full
+        cap,
+        iterations,
+        [truncated.accuracy for truncated in answers],
+        [truncated.agreement for truncated in answers],
+        full,
     )
 
 
 def find_cap(
     iterations: Sequence[int], answers: Sequence[Answers], loss: float, agreement: float
 ) -> tuple[Calibration, str]:
-    """The cap that these answers ask for, and how sure that is, in words."""
-    found = calibrate(iterations, answers, loss, agreement)
-    if found.cap is None:
-        return found, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
-    note, low = answers[list(iterations).index(found.cap)].against_whole()
+    """Return the calibration and a description of its cap and uncertainty."""
+    result = calibrate(iterations, answers, loss, agreement)
+    if result.cap is None:
+        return result, f"no cap keeps accuracy within {100 * loss:g} points and {100 * agreement:g}% of the answers"
+    note, low = answers[list(iterations).index(result.cap)].against_whole()
     if low < -loss:
-        note += f"; {len(answers[0].given)} questions are too few to be sure of {100 * loss:g} points"
-    return found, f"cap {found.cap}: {note}"
+        note += f"; {len(answers[0].given)} questions are too few to guarantee a loss of at most {100 * loss:g} points"
+    return result, f"cap {result.cap}: {note}"

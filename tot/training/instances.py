@@ -1,4 +1,4 @@
-"""`tot instances`: questions that a task makes up, each only once, to train and to measure on."""
+"""`tot instances`: generate distinct questions of a task, for training or evaluation."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from tot.task.checked import CheckedTask
 
 
 def make_instances(task_name: str, out: Path, count: int, seed: int, without: Sequence[Path]) -> None:
-    """Write so many different questions of a task to a .jsonl file, none of which is in the files `without`.
+    """Write `count` distinct questions of a task to a .jsonl file, excluding the questions in the files `without`.
 
-    Raises TaskError for a task that makes none up, OptionError where it has no more.
+    Raises TaskError for a task that can't generate questions, and OptionError if it runs out of new ones.
     """
     task = CheckedTask(load_task(task_name))
     template = task.chain if task.has_template(task.chain) else task.thought[0]
 
-    def asked(row: Any) -> Hashable:
-        """What a model is asked: questions may be written in several ways."""
+    def prompt(row: Any) -> Hashable:
+        """Return the prompt of a row, because one question may be written in several ways."""
         return task.prompt(template, task.start(task.question_of(row)))
 
-    seen = {asked(row) for path in without for row in rows(path)}
-    made, repeated = 0, 0
-    with out.open("w", encoding="utf-8") as file, counting("making up", count) as tell:
+    seen = {prompt(row) for path in without for row in rows(path)}
+    written, repeated = 0, 0
+    with out.open("w", encoding="utf-8") as file, counting("generating", count) as tell:
         for number in numbers():
             row = task.instance((seed << 32) + number)
-            question = asked(row)
+            question = prompt(row)
             repeated = repeated + 1 if question in seen else 0
             if repeated > 1000:
-                raise OptionError(f"{task_name} has hardly more than the {made} questions in {out}: ask for fewer")
+                raise OptionError(f"{task_name} has hardly more than the {written} questions in {out}: lower the count")
             if not repeated:
                 seen.add(question)
                 file.write(json.dumps(row, ensure_ascii=False) + "\n")
-                made += 1
-                tell(made, f"{made} questions")
-            if made == count:
+                written += 1
+                tell(written, f"{written} questions")
+            if written == count:
                 return

@@ -1,4 +1,4 @@
-"""What is asked to train and to measure: questions of tasks, read as they are needed."""
+"""Questions of tasks for training and measuring, read on demand."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from tot.registry import load_task
 from tot.task.checked import CheckedTask
 from tot.task.task import Task
 
-NOTHING_TO_ASK = "there is nothing to ask: give --questions TASK=FILE, with more rows than --offset"
+NOTHING_TO_ASK = "there are no questions: give --questions TASK=FILE, with more rows than --offset"
 
 
 def rows_of_task(source: str, scored: bool = False) -> Iterator[tuple[Task, str, Any, dict[str, Any]]]:
-    """The task, the question, its reference if it is to be scored, and the row, for each row of a "task=file" pair.
+    """Yield (task, question, reference, row) for each row of a "task=file" pair. The reference is None unless `scored`.
 
-    Raises OptionError for what is no such pair, and for a row that the task can't ask.
+    Raises OptionError for an invalid pair or a row without the task's fields.
     """
     name, equals, path = source.partition("=")
     if not equals:
@@ -37,21 +37,21 @@ def rows_of_task(source: str, scored: bool = False) -> Iterator[tuple[Task, str,
 
 @dataclass(frozen=True)
 class TrainingQuestion:
-    """A request, and how what comes of it is read and scored."""
+    """A request, and functions that parse, compare and score its answers."""
 
     request: Request
     solution: str | None
-    """The row's own solution, where it is asked for."""
+    """The row's own solution, if requested."""
     answer: Callable[[str], Any]
     same: Callable[[Any], Hashable]
     score: Callable[[Any], float]
 
 
 def questions_of(questions: Sequence[str], max_tokens: int, solutions: bool = False) -> Iterator[TrainingQuestion]:
-    """Questions whose whole solutions are asked for (a task's `chain` template), decoded greedily, from "task=file"
-    pairs, with their own solutions if asked for.
+    """Yield greedy requests for whole solutions (a task's `chain` template), from "task=file" pairs.
 
-    Raises OptionError for what is no such pair, TaskError for a task without the template.
+    `solutions` adds the rows' own solutions. Raises OptionError for an invalid pair, and TaskError for a task without
+    the template.
     """
     for source in questions:
         for given, question, reference, row in rows_of_task(source, scored=True):

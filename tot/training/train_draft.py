@@ -1,7 +1,7 @@
-"""`tot train-draft`: a small draft model for a target, distilled on what the target writes when searches ask it.
+"""`tot train-draft`: distill a small draft model from the completions that a target writes during searches.
 
-Each question is searched breadth first, and whatever that asks of the target, thoughts and evaluations, is recorded
-while it is decoded. All work is kept in the folder of the draft, and gone on with where it was stopped.
+Each question is searched breadth-first, and the target's completions (thoughts and evaluations) are recorded while they
+are decoded. Intermediate files are in the draft's folder, so that an interrupted run can resume.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ from tot.training.questions import rows_of_task
 
 TEMPERATURES = (0.3, 0.7, 1.0)
 TOGETHER = 4
-"""Questions searched at once."""
+"""Number of concurrent searches."""
 _HELD_OUT = 40
-"""Every so many records one is not trained on, to measure with."""
+"""Every 40th record is held out for measuring."""
 
 
 def run(
@@ -51,20 +51,20 @@ def run(
     out: Path | None,
     console: Console,
 ) -> Path:
-    """Record, train, write the draft and a report of it to `out`; the folder of this target's drafts by default.
+    """Record completions, train a draft, and write it with a report to `out`, by default the target's draft folder.
 
-    `questions` are "task=file" pairs, `given` files of texts to read besides what the target writes.
+    `questions` are "task=file" pairs; `given` are files of additional texts to train on.
     """
     if not questions and not given:
-        raise OptionError("there is nothing to train on: give --questions gsm8k=FILE, or --text FILE, or both")
-    asked = _questions(questions)
+        raise OptionError("there is no training data: give --questions gsm8k=FILE, or --text FILE, or both")
+    parsed = _questions(questions)
     for path in given:
         if next(rows(path), None) is None:
             raise OptionError(f"{path} has no rows: give a file of texts")
     folder = draft_folder(model) if out is None else out
     work = folder / ".training"
-    if (folder / "config.json").exists() and not work.exists():  # which goes last
-        raise OptionError(f"{folder} holds a model already: delete it to train anew, or give another folder by --out")
+    if (folder / "config.json").exists() and not work.exists():  # which is deleted last
+        raise OptionError(f"{folder} already holds a model: delete it to train again, or give another --out")
     work.mkdir(parents=True, exist_ok=True)
     settings = {"model": model, "questions": list(questions), "text": list(map(str, given)), **options.model_dump()}
     with ExitStack() as stack:
@@ -73,13 +73,13 @@ def run(
         check_settings(work / "settings.json", settings)
         target = load_model(model)
         with counting("recording", options.tokens) as tell:
-            records = _record(target, asked, given, options, work, tell)
-        kept = [record for i, record in enumerate(records) if i % _HELD_OUT]
+            records = _record(target, parsed, given, options, work, tell)
+        training = [record for i, record in enumerate(records) if i % _HELD_OUT]
         draft = student(target, options)
         with counting("training", None) as tell:
             train(
                 draft,
-                kept or records,
+                training or records,
                 options,
                 work / "checkpoint.safetensors",
                 lambda step, steps, loss: tell(step, f"step {step} of {steps}, loss {loss:.2f} nats", steps),
@@ -96,15 +96,15 @@ def run(
         write_json(folder / "report.json", report)
     shutil.rmtree(work)
     console.print(
-        f"{folder}: {report['parameters'] / 1e6:.1f}M parameters, {report['recorded']} tokens recorded; on texts "
-        f"kept apart its distribution overlaps the target's by {report['overlap']:.2f} at T=1, and the likeliest token "
-        f"is the same at {report['greedy']:.2f} of places"
+        f"{folder}: {report['parameters'] / 1e6:.1f}M parameters, {report['recorded']} tokens recorded; on "
+        f"held-out texts, its distribution overlaps the target's by {report['overlap']:.2f} at T=1, and its most "
+        f"likely token is the target's at {report['greedy']:.2f} of positions"
     )
     return folder
 
 
 def _questions(sources: Sequence[str]) -> list[tuple[Task, str]]:
-    """Questions of all sources, taking turns; those of the shorter ones come again."""
+    """Interleave the questions of all sources, repeating the questions of shorter sources."""
     lists = []
     for source in sources:
         lists.append([(task, question) for task, question, *_ in rows_of_task(source)])
@@ -117,73 +117,74 @@ def _questions(sources: Sequence[str]) -> list[tuple[Task, str]]:
 
 def _record(
     target: LoadedModel,
-    asked: Sequence[tuple[Task, str]],
-    given: Sequence[Path],
+    questions: Sequence[tuple[Task, str]],
+    texts: Sequence[Path],
     options: DraftOptions,
     work: Path,
     tell: Callable[..., None],
 ) -> list[Record]:
-    """Records for as many tokens as wanted: those in the folder already, then new ones, written batch by batch."""
+    """Return records for `options.tokens` tokens: load the stored ones, then record and save new ones in batches."""
     files = sorted(work.glob("texts-*.safetensors"))
     records = [record for path in files for record in load(path)]
-    known = sum(len(record.top) for record in records)
-    tell(known, f"{known} tokens")
-    if known < options.tokens:
+    recorded = sum(len(record.top) for record in records)
+    tell(recorded, f"{recorded} tokens")
+    if recorded < options.tokens:
         with Engine(target) as engine:
-            share = options.tokens // 2 if asked else options.tokens
-            windows = _windows(engine, given, options.window, share)
+            share = options.tokens // 2 if questions else options.tokens
+            windows = _windows(engine, texts, options.window, share)
             for number in count(len(files)):
                 recorder = Recorder(options.window)
-                begun = TOGETHER * (number - len(windows))
+                start = TOGETHER * (number - len(windows))
                 if number < len(windows):
                     recorder.read(engine, windows[number])
-                elif asked:
-                    numbers = range(begun, begun + TOGETHER)
-                    asyncio.run(_ask(engine, recorder, [(options.seed + i, *asked[i % len(asked)]) for i in numbers]))
+                elif questions:
+                    numbers = range(start, start + TOGETHER)
+                    batch = [(options.seed + i, *questions[i % len(questions)]) for i in numbers]
+                    asyncio.run(_ask(engine, recorder, batch))
                 else:
                     break
                 if recorder.records:
                     save(recorder.records, work / f"texts-{number:05d}.safetensors")
                 records += recorder.records
-                known += sum(len(record.top) for record in recorder.records)
-                tell(known, f"{known} tokens")
-                if known >= options.tokens or (not known and number > len(windows) + len(asked)):
+                recorded += sum(len(record.top) for record in recorder.records)
+                tell(recorded, f"{recorded} tokens")
+                if recorded >= options.tokens or (not recorded and number > len(windows) + len(questions)):
                     break
     if not records:
-        raise OptionError("nothing came of it: give texts, or questions that the model has something to say about")
+        raise OptionError("no tokens were recorded: give texts, or questions that the model can answer")
     return records
 
 
-def _windows(engine: Engine, given: Sequence[Path], window: int, most: int) -> list[list[list[int]]]:
-    """Batches of texts as token ids, each of at most `window`, together about `most`."""
+def _windows(engine: Engine, texts: Sequence[Path], window: int, max_tokens: int) -> list[list[list[int]]]:
+    """Return batches of texts of at most `window` token ids each, with about `max_tokens` in total."""
     pieces, total = [], 0
-    for path in given:
+    for path in texts:
         for row in rows(path):
             ids = engine.codec.encode(" ".join(str(value) for value in row.values()))
             parts = [ids[at : at + window] for at in range(0, len(ids), window)]
             pieces += [part for part in parts if len(part) > 1]
-            total += len(ids) - len(parts)  # nothing is said of a part's first token
-            if total >= most:
+            total += len(ids) - len(parts)  # a part's first token is not predicted
+            if total >= max_tokens:
                 break
     return [pieces[at : at + 32] for at in range(0, len(pieces), 32)]
 
 
-async def _ask(engine: Engine, recorder: Recorder, asked: Sequence[tuple[int, Task, str]]) -> None:
-    """Search each (seed, task, question), all at once, and record what is said."""
+async def _ask(engine: Engine, recorder: Recorder, questions: Sequence[tuple[int, Task, str]]) -> None:
+    """Search each (seed, task, question) concurrently, and record the completions."""
     decoder = LocalDecoder("ar", engine, OpenedMethod(recorder.policy), ExitStack(), owns_engine=False)
 
     async def ask(seed: int, task: Task, question: str) -> None:
-        chance = random.Random(seed)
-        valued = "value" in task.templates and chance.random() < 0.25
+        rng = random.Random(seed)
+        use_values = "value" in task.templates and rng.random() < 0.25
         await asolve(
             task,
             question,
             decoder=decoder,
             prompts="papers",
-            search=BFS(thoughts=24, breadth=1),  # many samples of few prompts: what packs best
-            generator=Sample(temperature=chance.choice(TEMPERATURES)),
-            evaluator="value" if valued else "random",
+            search=BFS(thoughts=24, breadth=1),  # many samples of few prompts pack best
+            generator=Sample(temperature=rng.choice(TEMPERATURES)),
+            evaluator="value" if use_values else "random",
             seed=seed,
         )
 
-    await asyncio.gather(*(ask(*one) for one in asked))
+    await asyncio.gather(*(ask(*question) for question in questions))

@@ -1,8 +1,8 @@
-"""`tot train-value`: a head that reads from a model's hidden states whether a path ends right.
+"""`tot train-value`: train a head that predicts from a model's hidden states whether a path leads to a correct answer.
 
-Questions are searched by trees that keep all they grow; a path is as good as the share of the solutions from it on that
-end right (Math-Shepherd, Wang et al., 2024, section 3.2), so no labels are needed but final answers. All work is kept
-in a folder, and gone on with where it was stopped.
+Questions are searched by trees without pruning. A path's label is the share of its solutions that are correct
+(Math-Shepherd, Wang et al., 2024, section 3.2), so only final answers are needed. Intermediate files allow an
+interrupted run to resume.
 """
 
 from __future__ import annotations
@@ -49,50 +49,50 @@ from tot.task.checked import CheckedTask
 from tot.tree.tree import Node
 
 _AT_ONCE = 8
-"""Trees whose states are read side by side."""
+"""Number of trees whose states are read concurrently."""
 _FREE = ("limit", "concurrency")
-"""Settings that may change where work goes on: the limit may rise."""
+"""Settings that may change when a run resumes; the limit may only rise."""
 _HELD_OUT = 5
-"""Every so many questions one is not trained on, to choose by."""
+"""Every 5th question is held out for choosing a head."""
 _DECAYS = (1e-3, 1e-2, 1e-1)
-"""Weights of the squared norm that heads are tried with."""
+"""Weight decays to try."""
 _CURVE = (50, 100, 200, 400, 800, 1600)
-"""Numbers of questions that the learning curve is of."""
+"""Numbers of questions of the learning curve."""
 
 
 def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path | None, console: Console) -> Path:
-    """Search, read states, train and choose a head, write it to `out`, and print what it tells.
+    """Search, read states, train and choose a head, write it to `out`, and print its accuracy.
 
-    `source` is "task=file"; `folder` is where the work is kept, by default beside `out`.
+    `source` is "task=file"; `folder` has the intermediate files, by default beside `out`.
     """
     name, equals, data = source.partition("=")
     if not equals:
         raise OptionError(f"--questions {source!r} can't be read: write TASK=FILE, such as gsm8k=train.jsonl")
     folder = out.with_name(f"{out.stem}-work") if folder is None else folder
     search = f"bfs:thoughts=2,breadth={options.samples},select=all,aggregate=majority"
-    asked = {"task": name, "data": data, "model": model, "limit": options.limit, "seed": options.seed}
-    asked |= {"search": search, "evaluator": "random"}
-    asked |= {"dtype": options.dtype, "quantize": options.quantize, "concurrency": options.concurrency}
-    work = Evaluated.read(asked)
+    requested = {"task": name, "data": data, "model": model, "limit": options.limit, "seed": options.seed}
+    requested |= {"search": search, "evaluator": "random"}
+    requested |= {"dtype": options.dtype, "quantize": options.quantize, "concurrency": options.concurrency}
+    work = Evaluated.read(requested)
     if not isinstance(work.parts["generator"], Continue):
         raise OptionError(
-            f"the thoughts of {name} are no pieces of one message here, and heads value those: take a task whose "
-            "generator is continue, and a model with a chat template where the task asks such in their own way"
+            f"the thoughts of {name} are not parts of one message, which value heads need: choose a task whose "
+            "generator is continue, and a model with a chat template if the task has prompts for chat models"
         )
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         decoders = work.config.open(stack)
         engine = getattr(decoders["generate"], "engine", None)
         if engine is None:
-            raise OptionError(f"{model} tells no hidden states: give a model that runs here")
+            raise OptionError(f"{model} provides no hidden states: give a local model")
         layers = options.layers or _layers(engine.loaded.config.num_hidden_layers)
-        begun = {name: value for name, value in asked.items() if name not in _FREE}
-        check_settings(folder / "settings.json", {**begun, "layers": list(layers)})
+        fixed = {name: value for name, value in requested.items() if name not in _FREE}
+        check_settings(folder / "settings.json", {**fixed, "layers": list(layers)})
         keeping = Keep(folder=folder / "states", read=layers)
         keeping.folder.mkdir(exist_ok=True)
         rollouts = folder / "rollouts"
-        kept = replace(work, parts={**work.parts, "evaluator": keeping})
-        results = run_evaluation(kept, rollouts, rollouts.exists(), None)
+        recording = replace(work, parts={**work.parts, "evaluator": keeping})
+        results = run_evaluation(recording, rollouts, rollouts.exists(), None)
         console.print(f"{results.score_text}, {results.problems} questions, in {rollouts}")
         about = {"model": model, "identity": engine.loaded.identity, "prompts": work.task.prompts, "task": name}
         paths = run_to_end(read_paths(work, rollouts, keeping, decoders))
@@ -103,7 +103,7 @@ def run(source: str, model: str, options: ValueOptions, out: Path, folder: Path 
 
 
 def _layers(last: int) -> tuple[int, ...]:
-    """At half of the depth, two thirds, five sixths, and the last."""
+    """Return the layers at 1/2, 2/3, 5/6 and all of the depth."""
     return tuple(sorted({max(1, round(last * share)) for share in (1 / 2, 2 / 3, 5 / 6, 1)}))
 
 
@@ -112,25 +112,25 @@ def _layers(last: int) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Paths:
-    """Beginnings of solutions: what is known of each."""
+    """Partial solutions with their states and labels."""
 
     states: dict[int, Tensor]
     """By layer, (paths, hidden) in float16."""
     labels: Tensor
-    """(paths,): the share of the solutions from there on that end right."""
+    """(paths,): the share of the solutions from there that are correct."""
     along: Tensor
-    """(paths,): how far along, of the way to the ends of those solutions; 1 is an end."""
+    """(paths,): depth relative to the mean depth of those solutions; 1 is a leaf."""
     questions: Tensor
-    """(paths,): the number of its question."""
+    """(paths,): the index of the question."""
 
     def only(self, which: Tensor) -> Paths:
-        """Those where `which`, (paths,), is true."""
-        states = {layer: all_of[which] for layer, all_of in self.states.items()}
+        """Return the paths where the mask `which`, (paths,), is true."""
+        states = {layer: tensor[which] for layer, tensor in self.states.items()}
         return Paths(states, self.labels[which], self.along[which], self.questions[which])
 
 
 class Keep(Evaluator):
-    """Tells no path from another, but keeps the states at their ends, in half precision: a shard for each search."""
+    """Evaluate all paths as 0, and save the states at their ends in half precision, one shard per search."""
 
     folder: Path
     read: tuple[int, ...]
@@ -141,15 +141,15 @@ class Keep(Evaluator):
         return self.read
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
-        seen = await ctx.each(nodes, lambda node: ctx.ending(node, self.read))
-        new = {str(node.id): states for node, (states, _) in zip(nodes, seen, strict=True) if states is not None}
+        replies = await ctx.each(nodes, lambda node: ctx.ending(node, self.read))
+        new = {str(node.id): states for node, (states, _) in zip(nodes, replies, strict=True) if states is not None}
         path = self._shard(ctx)
         with writing(path), replacing(path) as unfinished:
             save_file({**self.kept(ctx), **new}, unfinished, {"question": ctx.state(ctx.tree.root).question})
-        return [Evaluation(0.0) if reply is None else reply.evaluation(0.0) for _, reply in seen]
+        return [Evaluation(0.0) if reply is None else reply.evaluation(0.0) for _, reply in replies]
 
     def kept(self, ctx: Context) -> dict[str, Tensor]:
-        """The states at the ends of a search's paths, (layers, hidden), by node; of a shard that was cut off, none."""
+        """Return the states at the ends of a search's paths, (layers, hidden), by node; {} for a damaged shard."""
         try:
             return load_file(self._shard(ctx))
         except (OSError, SafetensorError):
@@ -160,40 +160,40 @@ class Keep(Evaluator):
 
 
 async def read_paths(work: Evaluated, rollouts: Path, keeping: Keep, decoders: dict[Purpose, Decoder]) -> Paths:
-    """What the searches in a folder came to, and the states that were kept of them; those that are missing are read.
+    """Return the paths of the searches in a folder with their states, and compute missing states.
 
-    Raises OptionError where that tells nothing.
+    Raises OptionError if no question has a complete solution.
     """
-    turn, task, done = asyncio.Semaphore(_AT_ONCE), CheckedTask(work.task), 0
+    semaphore, task, done = asyncio.Semaphore(_AT_ONCE), CheckedTask(work.task), 0
     samples = sorted(read_samples(rollouts), key=lambda sample: (sample["index"], sample["repeat"]))
 
     async def one(sample: dict[str, Any]) -> list[tuple[Tensor, float, float]]:
         nonlocal done
-        async with turn:
+        async with semaphore:
             tree, leaves = await asyncio.to_thread(read_leaves, rollouts, sample, work.task)
             ends: dict[int, list[tuple[float, int]]] = {}
-            for leaf, (_, right) in leaves.items():
+            for leaf, (_, score) in leaves.items():
                 path = tree.path(tree[leaf])
                 for node in path[1:]:
-                    ends.setdefault(node.id, []).append((right, len(path) - 1))
+                    ends.setdefault(node.id, []).append((score, len(path) - 1))
             seed = derive(work.config.seed, sample["index"], sample["repeat"])
             context = Context(task, tree, Backend(decoders, Meter()), seed=seed).to("evaluate")
-            kept = keeping.kept(context)
-            if missing := [tree[node] for node in ends if str(node) not in kept]:
+            states = keeping.kept(context)
+            if missing := [tree[node] for node in ends if str(node) not in states]:
                 await keeping.evaluate(context, missing)
-                kept = keeping.kept(context)
+                states = keeping.kept(context)
         done += 1
         tell(done, f"{done} of {len(samples)} questions")
-        found = []
-        for end, each in ends.items():
-            right, far = map(fmean, zip(*each, strict=True))
-            found.append((kept[str(end)], right, tree[end].depth / far))
-        return found
+        result = []
+        for end, solutions in ends.items():
+            label, depth = map(fmean, zip(*solutions, strict=True))
+            result.append((states[str(end)], label, tree[end].depth / depth))
+        return result
 
     with counting("reading states", len(samples)) as tell:
-        questions = [each for each in await asyncio.gather(*map(one, samples)) if each]
+        questions = [paths for paths in await asyncio.gather(*map(one, samples)) if paths]
     if not questions:
-        raise OptionError("no question has a solution that came to an end: give more, or a model that ends its answers")
+        raise OptionError("no question has a complete solution: give more, or a model that finishes its answers")
     states, labels, along = zip(*chain.from_iterable(questions), strict=True)
     return Paths(
         dict(zip(keeping.read, torch.stack(states, dim=1), strict=True)),
@@ -207,42 +207,44 @@ async def read_paths(work: Evaluated, rollouts: Path, keeping: Keep, decoders: d
 
 
 def choose(paths: Paths, layers: Sequence[int], about: dict[str, Any], console: Console) -> ValueHead:
-    """The head that tells best, of all layers, on questions that none was trained on; calibrated on these.
+    """Return the head with the best AUROC on held-out questions, of all layers, calibrated on these questions.
 
-    Prints how well each layer tells, and the learning curve. Raises OptionError where there is nothing to tell apart.
+    Prints the AUROC of each layer and the learning curve. Raises OptionError if all paths of every question are equal.
     """
-    apart = paths.questions % _HELD_OUT == _HELD_OUT - 1
-    train, held_out = paths.only(~apart), paths.only(apart)
-    for some, where in ((train, "trained on"), (held_out, "kept apart")):
-        if not _told(some, some.labels):
-            count = len(set(some.questions.tolist()))
+    is_held_out = paths.questions % _HELD_OUT == _HELD_OUT - 1
+    train, held_out = paths.only(~is_held_out), paths.only(is_held_out)
+    for subset, name in ((train, "training"), (held_out, "held-out")):
+        if not _aurocs(subset, subset.labels):
+            count = len(set(subset.questions.tolist()))
             raise OptionError(
-                f"of the {count} questions {where} none has paths that end right and others that end wrong "
-                f"({float(paths.labels.mean()):.0%} of all paths end right): give more, or others, by --limit and "
-                "--questions"
+                f"no question of the {count} {name} ones has both correct and incorrect paths "
+                f"({float(paths.labels.mean()):.0%} of all paths are correct): give more, or other, questions with "
+                "--limit and --questions"
             )
-    tried = [(layer, decay, fit(train, layer, decay)) for layer in layers for decay in _DECAYS]
-    rows = Table("layer", "weight decay", *_PLACES, title=f"{_TITLE}; {len(set(held_out.questions.tolist()))} apart")
-    for layer, decay, head in tried:
-        rows.add_row(str(layer), f"{decay:g}", *(_shown(each) for each in _figures(head, held_out).values()))
+    trials = [(layer, decay, fit(train, layer, decay)) for layer in layers for decay in _DECAYS]
+    rows = Table("layer", "weight decay", *_PLACES, title=f"{_TITLE}; {len(set(held_out.questions.tolist()))} held out")
+    for layer, decay, head in trials:
+        rows.add_row(str(layer), f"{decay:g}", *(_formatted(figure) for figure in _figures(head, held_out).values()))
     console.print(rows)
-    layer, decay, best = max(tried, key=lambda one: fmean(_told(held_out, one[2].logits(held_out.states[one[0]]))))
-    curve = Table("questions", *_PLACES, title=f"layer {layer}: {_TITLE}, by questions trained on")
+    layer, decay, best = max(
+        trials, key=lambda trial: fmean(_aurocs(held_out, trial[2].logits(held_out.states[trial[0]])))
+    )
+    curve = Table("questions", *_PLACES, title=f"layer {layer}: {_TITLE}, by number of training questions")
     questions = sorted(set(train.questions.tolist()))
     for count in [number for number in _CURVE if number < len(questions)]:
-        some = train.only(torch.isin(train.questions, torch.tensor(questions[:count])))
-        if _told(some, some.labels):
-            figures = _figures(fit(some, layer, decay), held_out)
-            curve.add_row(str(count), *map(_shown, figures.values()))
+        subset = train.only(torch.isin(train.questions, torch.tensor(questions[:count])))
+        if _aurocs(subset, subset.labels):
+            figures = _figures(fit(subset, layer, decay), held_out)
+            curve.add_row(str(count), *map(_formatted, figures.values()))
     figures = _figures(best, held_out)
-    curve.add_row(str(len(questions)), *map(_shown, figures.values()))
+    curve.add_row(str(len(questions)), *map(_formatted, figures.values()))
     console.print(curve)
-    told = {place: None if each is None else asdict(each) for place, each in figures.items()}
-    about = {**about, "layer": layer, "questions": len(questions), "auroc": told}
+    aurocs = {place: None if figure is None else asdict(figure) for place, figure in figures.items()}
+    about = {**about, "layer": layer, "questions": len(questions), "auroc": aurocs}
     return _calibrated(replace(best, about=about), held_out)
 
 
-_TITLE = "pairs of a question's paths of which the better one is valued more (AUROC, with 95% intervals)"
+_TITLE = "AUROC over pairs of paths of one question, with 95% intervals"
 _PLACES: dict[str, Callable[[Tensor], Tensor]] = {
     "all": lambda along: along > 0,
     "ends": lambda along: along == 1,
@@ -252,28 +254,28 @@ _PLACES: dict[str, Callable[[Tensor], Tensor]] = {
 
 def _figures(head: ValueHead, paths: Paths) -> dict[str, Estimate | None]:
     values = head.logits(paths.states[head.layer])
-    found = {}
-    for place, at in _PLACES.items():
-        here: Tensor = at(paths.along)
-        shares = _told(paths.only(here), values[here])
-        found[place] = bootstrap(shares) if shares else None
-    return found
+    figures = {}
+    for place, select in _PLACES.items():
+        mask: Tensor = select(paths.along)
+        shares = _aurocs(paths.only(mask), values[mask])
+        figures[place] = bootstrap(shares) if shares else None
+    return figures
 
 
-def _shown(figure: Estimate | None) -> str:
+def _formatted(figure: Estimate | None) -> str:
     return "" if figure is None else figure.format(".2f")
 
 
-def _told(paths: Paths, values: Tensor) -> list[float]:
-    """How well values tell, of each question that has something to tell apart."""
+def _aurocs(paths: Paths, values: Tensor) -> list[float]:
+    """Return the AUROC of values for each question whose paths have different labels."""
     pairs: dict[int, list[tuple[float, float]]] = {}
     for question, label, value in zip(paths.questions.tolist(), paths.labels.tolist(), values.tolist(), strict=True):
         pairs.setdefault(question, []).append((label, value))
-    return [share for each in pairs.values() if (share := told_apart(each)) is not None]
+    return [share for judged in pairs.values() if (share := told_apart(judged)) is not None]
 
 
 def fit(paths: Paths, layer: int, decay: float) -> ValueHead:
-    """A head of a layer's states, by cross-entropy with the labels as probabilities. The same each time."""
+    """Fit a linear head to a layer's states by cross-entropy with the labels as probabilities. Deterministic."""
     states, labels = paths.states[layer].float(), paths.labels
     mean, scale = states.mean(0), states.std(0).clamp_min(1e-6)
     x = (states - mean) / scale
@@ -287,16 +289,16 @@ def _minimise(loss: Callable[[], Tensor], parameters: Sequence[Tensor], steps: i
 
     def closure() -> Tensor:
         optimizer.zero_grad()
-        found = loss()
-        found.backward()  # type: ignore[no-untyped-call]
-        return found
+        value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        return value
 
     with torch.enable_grad():
         optimizer.step(closure)  # type: ignore[no-untyped-call]
 
 
 def _calibrated(head: ValueHead, paths: Paths) -> ValueHead:
-    """The same order of values, as probabilities that hold on these paths (Platt, 1999)."""
+    """Rescale a head's logits to calibrated probabilities on these paths, keeping their order (Platt, 1999)."""
     logits = head.logits(paths.states[head.layer])
     slope, shift = torch.ones((), requires_grad=True), torch.zeros((), requires_grad=True)
     _minimise(lambda: cross_entropy(slope.exp() / torch.e * logits + shift, paths.labels), [slope, shift], 50)

@@ -37,9 +37,7 @@ def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> No
 @pytest.mark.processes
 def test_without_a_key_other_machines_are_warned_of(start: Any) -> None:
     program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine")
-    assert program.said[0] == (
-        "tot serve: 0.0.0.0 is within reach of other machines and there is no key: set TOT_SERVE_KEY\n"
-    )
+    assert program.said[0] == ("tot serve: 0.0.0.0 accepts other machines without an API key: set TOT_SERVE_KEY\n")
     url = program.url.replace("0.0.0.0", "127.0.0.1")
     listed = httpx.get(f"{url}/v1/models", headers={"host": "box.example"}).json()["data"]
     assert [model["id"] for model in listed] == ["mine", *(f"mine:{method}" for method in sorted(METHODS))]
@@ -80,7 +78,7 @@ def test_a_port_in_use_is_said(tot: Any, folder: Path) -> None:
 
 def test_an_empty_key_is_no_key(tot: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TOT_SERVE_KEY", " ")
-    assert tot("serve", "--port", "0") == (2, "", "tot: TOT_SERVE_KEY is empty: unset it, or give a key\n")
+    assert tot("serve", "--port", "0") == (2, "", "tot: TOT_SERVE_KEY is empty: unset it, or set a key\n")
 
 
 @pytest.mark.parametrize("sign", ["\n", "\r", "…", "\x7f"])

@@ -193,7 +193,7 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         (("--aspects", "2,11"), "option aspects: Input should be less than or equal to 10"),
         (("--tasks", "qa"), "pass both --data and qa in --tasks"),
         (("--tasks", "planning", "--data", "a.jsonl"), "pass both --data and qa in --tasks"),
-        (("--out", "nowhere/n.json"), "does not exist: make it first"),
+        (("--out", "nowhere/n.json"), "does not exist: create it first"),
     ],
 )
 def test_the_command_says_what_is_wrong(

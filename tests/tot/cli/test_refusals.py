@@ -23,7 +23,7 @@ import pytest
             ("bench", "fast"),
             r"No such command 'fast' \(did you mean fastcot\?\): see tot bench --help",
         ),
-        (("solve",), r"there is no task: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
+        (("solve",), r"no task is given: give its name, such as gsm8k, or path/to/file\.py:ClassName"),
         (
             ("solve", "gsm8k", "q", "--breath", "2"),
             r"No such option: --breath \(did you mean --breadth\?\): see tot solve --help",
@@ -65,7 +65,10 @@ import pytest
         (("solve", "gsm8k", "q", "--decoder-option", "k"), r"--decoder-option 'k' can't be read: write NAME=VALUE.*"),
         (("solve", "gsm8k", "q", "--decoder", "sd", "--decoder-option", "k=0"), r"decoder sd, option k: .*"),
         (("solve", "gsm8k", "q", "--decoder-option", "k=2"), r"decoder auto, option k: .* \(its options: draft\)"),
-        (("solve", "gsm8k", "q", "--data", "x.jsonl"), r"--data and a question: give one of the two, not 'q' as well"),
+        (
+            ("solve", "gsm8k", "q", "--data", "x.jsonl"),
+            r"both --data and a question are given: leave --data or 'q' out",
+        ),
         (("solve", "gsm8k", "--data", "x.jsonl"), r"x\.jsonl: there is no such file"),
         (("solve", "gsm8k", "--data", "x.doc"), r"x\.doc: unknown kind of data set '\.doc'.*"),
         (("solve", "gsm8k", "q", "--resume", "x.jsonl"), r"--resume uses the options of the run: leave 'task' out"),

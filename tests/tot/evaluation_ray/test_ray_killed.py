@@ -45,7 +45,7 @@ def test_a_killed_workers_problems_are_done_again_and_only_the_results_are_print
     assert {json.dumps(sample["answer"]) for sample in done} == {json.dumps(done[0]["answer"])}
     assert lines(tmp_path / "ray")[:4] == lines(tmp_path / "local")
     assert len(re.findall("a Ray worker died", (tmp_path / "ray" / "log.txt").read_text())) == 1
-    assert f"a Ray worker died (process {killed.pid} on 127.0.0.2), what it searched is searched again" in said
+    assert f"a Ray worker died (process {killed.pid} on 127.0.0.2), its searches are retried" in said
     assert [line.split()[0] for line in printed.splitlines()] == [line.split()[0] for line in shown.splitlines()]
 
 
@@ -90,7 +90,7 @@ def test_a_problem_that_kills_its_worker_each_time_is_given_up_and_no_other(
     alike = [one == other for one, other in zip(lines(tmp_path / "ray"), lines(tmp_path / "local"), strict=True)]
     assert alike == [True, True, False, True, True, True, True, True]
     lost = json.loads((tmp_path / "ray" / "samples.jsonl").read_text().splitlines()[2])
-    assert lost["error"].startswith("its Ray worker died 3 times, the last time with nothing else to do: ")
+    assert lost["error"].startswith("its Ray worker died 3 times, the last time while it ran only this search: ")
     assert (lost["score"], lost["usage"], lost["measured"]["seconds"]) == (0.0, {}, 0.0)
 
 

@@ -27,15 +27,15 @@ def closed_port() -> Iterator[int]:
     ("options", "said"),
     [
         ({"executor": "dask"}, "executor = 'dask': Input should be 'local' or 'ray'"),
-        ({"replicas": 2}, "--replicas 2 is for Ray's workers: add --executor ray, or leave --replicas out"),
-        ({"ray_address": "x:1"}, "--ray-address x:1 is for Ray's workers: add --executor ray"),
+        ({"replicas": 2}, "--replicas 2 is for Ray workers only: add --executor ray, or leave --replicas out"),
+        ({"ray_address": "x:1"}, "--ray-address x:1 is for Ray workers only: add --executor ray"),
         ({"executor": "ray", "replicas": 0}, "replicas = 0: "),
         ({"executor": "ray", "cpus_per_replica": 0}, "cpus_per_replica = 0: "),
         ({"executor": "ray", "gpus_per_replica": -1}, "gpus_per_replica = -1: "),
         ({"executor": "ray", "ray_address": "nonsense"}, "'nonsense' is not the address of a Ray cluster: give host:"),
         (
             {"executor": "ray", "ray_address": "ray://a:1"},
-            "ray://a:1 is for Ray's client: give host:port, on a machine",
+            "ray://a:1 is an address for Ray's client: run `ray start",
         ),
     ],
 )
@@ -84,7 +84,7 @@ def test_more_than_the_cluster_has_is_refused_with_the_numbers(run: Any, address
         ({"replicas": 3}, f"room for 2, not for 3 replicas of 1 CPU and 0 GPUs {nodes}"),
         ({"cpus_per_replica": 2}, f"room for 0, not for 1 replica of 2 CPUs and 0 GPUs {nodes}"),
     ):
-        with pytest.raises(TotError, match=f"the Ray cluster has {room}: ask for fewer by --replicas"):
+        with pytest.raises(TotError, match=f"the Ray cluster has {room}: lower --replicas"):
             run(executor="ray", ray_address=address, **options)
     assert not (tmp_path / "out" / "config.yaml").exists()
 
@@ -98,16 +98,20 @@ def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
     monkeypatch.setattr("tot.evaluation.ray_executor.PATIENCE", 1.0)
     ray.init(address, log_to_driver=False, logging_level="error")
     try:
-        with pytest.raises(TotError, match="has joined a Ray cluster already; leave it out"):
+        with pytest.raises(TotError, match="has already joined a Ray cluster; leave it out"):
             run(executor="ray", ray_address=address)
         in_use = [ray.remote(Busy).options(num_cpus=1).remote() for _ in range(2)]
         ray.get([each.__ray_ready__.remote() for each in in_use])
-        with pytest.raises(ModelError, match="no Ray worker could be had in 1 s: 2 replicas of 1 CPU and 0 GPUs are"):
+        with pytest.raises(
+            ModelError, match="no Ray worker became available in 1 s: 2 replicas of 1 CPU and 0 GPUs are"
+        ):
             run(executor="ray")
         assert ray.is_initialized()
     finally:
         ray.shutdown()
-    said = "waiting for Ray workers: 2 replicas of 1 CPU and 0 GPUs are wanted; of 2 CPUs and 0 GPUs, 0 CPUs and 0 GPUs"
+    said = (
+        "waiting for Ray workers: 2 replicas of 1 CPU and 0 GPUs are required; of 2 CPUs and 0 GPUs, 0 CPUs and 0 GPUs"
+    )
     assert f"{said} are free" in capfd.readouterr().err
 
 

@@ -272,8 +272,8 @@ def test_an_overview_has_the_numbers_and_every_tree(evaluation: Callable[..., Pa
     assert overview["finished"]
     figures = {name: (value, note) for name, value, note in overview["figures"]}
     assert figures["Score"] == ("75.0%", "95%: 30.1% to 95.4%")
-    assert figures["New tokens"] == ("60", "15 a sample")
-    assert figures["Failed"] == ("1", "searches, and 2 rows not asked")
+    assert figures["New tokens"] == ("60", "15 per sample")
+    assert figures["Failed"] == ("1", "searches, and 2 invalid rows")
     assert [sample["tree"] for sample in overview["samples"]] == ["tree-0", None, "tree-2", "tree-3"]
     assert [sample["seconds"] for sample in overview["samples"]] == [0.0, 1.0, 2.0, 3.0]
     scores = overview["charts"][0]["bars"]
@@ -289,7 +289,7 @@ def test_an_overview_of_searches_that_all_failed_shows_no_score(
     (folder / "samples.jsonl").write_text(f"{lines[1]}\n")
     overview = blocks("".join(evaluation_page(folder)))["evaluation"]
     assert overview["figures"][0] == ["Score", "none", "every search failed"]
-    assert [chart["title"] for chart in overview["charts"]] == ["New tokens of a sample", "Seconds of a sample"]
+    assert [chart["title"] for chart in overview["charts"]] == ["New tokens per sample", "Seconds per sample"]
 
 
 def test_an_unfinished_evaluation_shows_what_there_is(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
@@ -317,7 +317,7 @@ def test_an_evaluation_is_a_page_in_its_folder_and_no_picture(
     assert report(folder) == (0, f"report: {folder / 'report.html'}\n", "")
     assert (folder / "report.html").exists()
     status, _, err = report(folder, "--out", "t.png")
-    assert (status, "an evaluation is shown as a page" in err) == (2, True)
+    assert (status, "an evaluation needs a .html file" in err) == (2, True)
 
 
 @pytest.mark.parametrize("samples", [None, "", "{}\n", "[]\n", "not JSON\n"])
@@ -330,7 +330,7 @@ def test_an_evaluation_without_samples_is_refused_in_one_line(
         (folder / "samples.jsonl").write_text(samples)
     status, out, err = report(folder)
     assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"{folder} has no samples that can be shown: " in err
+    assert f"{folder} has no readable samples: " in err
 
 
 def test_a_folder_of_something_else_is_refused(report: Any, tmp_path: Path) -> None:

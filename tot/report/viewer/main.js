@@ -1,4 +1,4 @@
-// The page: which view is shown, the bar above it, and the keys.
+// The page: the current view, the toolbar and keyboard shortcuts.
 
 const overview = embedded("evaluation");
 const canvas = byId("canvas");
@@ -11,9 +11,9 @@ function embedded(id) {
   return block && JSON.parse(block.textContent);
 }
 
-// -- what is shown ----------------------------------------------------------------------------------------------
+// -- views ------------------------------------------------------------------------------------------------------
 
-/** The address names the view: nothing is the overview, or the tree where there is only one; #tree-3 is a tree. */
+/** Show the view that the URL fragment names: #tree-3 is a tree; by default the overview, or the only tree. */
 function route() {
   const name = location.hash.slice(1);
   const saved = (/^tree-\d+$/.test(name) && embedded(name)) || (overview ? null : embedded("tree-0"));
@@ -71,7 +71,7 @@ function changeTheme() {
   root.dataset.theme = dark === "dark" ? "light" : "dark";
 }
 
-// -- the bar ----------------------------------------------------------------------------------------------------
+// -- toolbar ----------------------------------------------------------------------------------------------------
 
 const clicks = {
   back,

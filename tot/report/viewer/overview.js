@@ -1,10 +1,10 @@
-// An evaluation: its score, how scores and times are spread, a table of all problems, and a way to every tree.
+// An evaluation's overview: scores, distributions, and a table of all problems with links to their trees.
 
-const PAGE = 200; // rows of the table at a time
+const PAGE = 200; // table rows per page
 
 function drawOverview(data) {
   return [
-    data.finished ? null : make("p", { class: "notice" }, "This evaluation is not finished: these are the samples so far."),
+    data.finished ? null : make("p", { class: "notice" }, "This evaluation is not finished; it shows the samples so far."),
     figures(data.figures),
     make("div", { class: "charts" }, ...data.charts.map(chart)),
     ...table(data.samples),

@@ -1,12 +1,12 @@
-// What is known of one thought: its text, its numbers, and the calls that were made about it.
+// The panel of one thought: its text, its numbers, and the model calls about it.
 
 const EXPLAINED = {
   exact: "exact",
-  approximate: "approximate: guessed and never verified",
+  approximate: "approximate: drafted but never verified",
   undecoded: "never decoded",
-  trigger: "answer trigger: put in, not decoded",
-  step: "parallel step: decoded beside the others",
-  thinking: "thinking: no part of the reply",
+  trigger: "answer trigger: inserted, not decoded",
+  step: "parallel step: decoded in parallel with the others",
+  thinking: "thinking: not part of the reply",
 };
 
 class Panel {
@@ -62,7 +62,7 @@ class Panel {
     return shown.length ? shown : [make("p", { class: "quiet" }, "The thought is empty.")];
   }
 
-  /** The text from the question to here, each thought beside the value of the path that ends with it. */
+  /** The thoughts from the question to this one, each with the value of the path that ends with it. */
   path(node, scale) {
     const path = [];
     for (let each = node; each.parent !== null; each = each.parent) path.unshift(each);
@@ -78,10 +78,10 @@ class Panel {
       if (part !== null) row.style.setProperty("--share", `${(100 * part).toFixed(1)}%`);
       return row;
     });
-    return [make("h3", { class: "section" }, "Along its path"), make("ol", { class: "path" }, ...rows)];
+    return [make("h3", { class: "section" }, "Path"), make("ol", { class: "path" }, ...rows)];
   }
 
-  /** What the search came to: said beside the question. */
+  /** The result of the search, shown with the question. */
   run(run) {
     const usage = run.usage ?? {};
     const said = (value) => (Array.isArray(value) ? value.join("\n") : typeof value === "object" ? JSON.stringify(value) : String(value));
@@ -100,12 +100,12 @@ class Panel {
         ["calls", run.calls],
         ["new tokens", usage.new_tokens],
         ["prompt tokens", usage.prompt_tokens],
-        ["of them reused", usage.reused_prompt_tokens],
+        ["reused prompt tokens", usage.reused_prompt_tokens],
         ["forwards", usage.forwards],
         ["acceptance rate", usage.reached ? share(usage.accepted / usage.reached) : undefined],
         ["accepted of drafted", usage.drafted ? share(usage.accepted / usage.drafted) : undefined],
         ["seconds", usage.seconds ? seconds(usage.seconds) : undefined],
-        ["replies not read", run.parse_failures],
+        ["unparsed replies", run.parse_failures],
       ]),
     ];
   }
@@ -132,25 +132,25 @@ class Panel {
       ["prompt tokens", fields.prompt_tokens],
       ["seconds", time ? seconds(time) : undefined],
       ["tokens/s", tokens && time ? shortNumber(tokens / time) : undefined],
-      ["equal thoughts folded in", fields.merged],
-      ["thoughts refused after it", fields.rejected],
-      ["replies not read", fields.parse_failures],
+      ["equal thoughts merged", fields.merged],
+      ["rejected thoughts after it", fields.rejected],
+      ["unparsed replies", fields.parse_failures],
     ]);
   }
 
   world(fields) {
     if (fields.world === undefined || fields.world === null) return [];
     const text = typeof fields.world === "string" ? fields.world : JSON.stringify(fields.world, null, 1);
-    return [folded("World after it", make("pre", { dir: "auto" }, visible(text)))];
+    return [folded("World state after it", make("pre", { dir: "auto" }, visible(text)))];
   }
 
   calls(tree, node) {
     const calls = tree.calls(node);
     if (!calls.length) {
-      const why = tree.saved.calls ? "No call was about this thought." : "Prompts and replies were not kept in this tree.";
+      const why = tree.saved.calls ? "No model call is about this thought." : "Prompts and replies were not kept in this tree.";
       return node.parent === null ? [] : [make("p", { class: "quiet" }, why)];
     }
-    return [make("h3", { class: "section" }, "Asked about it"), ...calls.map((call) => this.call(call))];
+    return [make("h3", { class: "section" }, "Model calls"), ...calls.map((call) => this.call(call))];
   }
 
   call(call) {
@@ -168,7 +168,7 @@ class Panel {
   }
 }
 
-/** Names and numbers in two columns; those that are not known are left out. */
+/** Names and numbers in two columns, without unknown values. */
 function grid(rows) {
   const known = rows.filter(([, value]) => value !== undefined && value !== null);
   if (!known.length) return [];
@@ -178,7 +178,7 @@ function grid(rows) {
   return [make("dl", { class: "numbers" }, ...cells)];
 }
 
-/** A stretch of a reply, shown as what it is: exact, approximate, never decoded, a trigger, a step, thinking. */
+/** A part of a reply, marked by kind: exact, approximate, undecoded, trigger, step or thinking. */
 function part({ kind, text, tokens }) {
   const title = EXPLAINED[kind] ?? kind;
   const known = kind in EXPLAINED ? kind : "exact";
@@ -186,7 +186,7 @@ function part({ kind, text, tokens }) {
   return make("span", { class: known, title }, visible(text));
 }
 
-/** The choices that were scored, by how likely they are among themselves. */
+/** The scored choices, with probabilities normalized over the choices. */
 function choices(scored) {
   const known = scored.filter(([, logprob]) => Number.isFinite(logprob));
   if (!known.length) return null;
@@ -205,7 +205,7 @@ function message({ role, content }) {
   return make("div", { class: "message" }, make("h5", {}, role), make("pre", { dir: "auto" }, visible(content)));
 }
 
-/** Something long behind its name; made only when it is opened. */
+/** A collapsed section, filled when it is first opened. */
 function folded(name, ...children) {
   const details = make("details", {}, make("summary", {}, name));
   details.addEventListener("toggle", () => details.append(...children), { once: true });

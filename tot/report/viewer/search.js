@@ -1,4 +1,4 @@
-// Search within thoughts: every match counted and marked, and a way from one to the next.
+// Search within thoughts: count and mark the matches, and step through them.
 
 class Search {
   constructor(view, onFound) {
@@ -9,7 +9,7 @@ class Search {
     this.at = -1;
   }
 
-  /** Look for `query` in the texts of all thoughts, shown or not, and go to the first match. */
+  /** Search all thoughts, visible or not, for `query`, and select the first match. */
   run(query) {
     const { tree } = this.view;
     this.query = query.toLowerCase();

@@ -1,11 +1,11 @@
 "use strict";
-// Elements from text. Nothing here, or anywhere on this page, reads text as markup: strings become text nodes.
+// Elements from text. No code of this page parses text as markup: strings become text nodes.
 
 const SVG = "http://www.w3.org/2000/svg";
 
 const byId = (id) => document.getElementById(id);
 
-/** An element with attributes and children; a child that is no element is shown as text. */
+/** An element with attributes and children; children that aren't elements become text. */
 function make(tag, attributes = {}, ...children) {
   return filled(document.createElement(tag), attributes, children);
 }
@@ -22,14 +22,14 @@ function filled(element, attributes, children) {
   return element;
 }
 
-/** Control characters made visible, those that turn the direction of text among them. */
+/** Make control characters visible, including bidirectional controls. */
 function visible(text) {
   return text
     .replace(/[\x00-\x08\x0b-\x1f]/g, (character) => String.fromCharCode(0x2400 + character.charCodeAt(0)))
     .replace(/[\x7f-\x9f\u202a-\u202e\u2066-\u2069]/g, (character) => `⟨U+${character.charCodeAt(0).toString(16).toUpperCase().padStart(4, "0")}⟩`);
 }
 
-/** Text as pieces, those that hold `query` marked. */
+/** Split text into pieces, with the matches of `query` marked. */
 function marked(text, query) {
   if (!query) return [visible(text)];
   const pieces = [];
@@ -42,14 +42,14 @@ function marked(text, query) {
   return [...pieces, visible(text.slice(from))];
 }
 
-/** The beginning of a text, on one line, never cut within a character. */
+/** The beginning of a text, on one line, never cut within a code point. */
 function brief(text, length) {
   const line = text.slice(0, 4 * length).replace(/\s+/g, " ").trim();
   const characters = [...line];
   return visible(characters.length > length ? `${characters.slice(0, length - 1).join("")}…` : line);
 }
 
-/** A number with three digits that count; what is none (an infinity, say) as it is written. */
+/** Format a number with three significant digits; other values (such as infinities) as text. */
 function shortNumber(value) {
   if (value === null || value === undefined) return "–";
   if (typeof value !== "number") return String(value);

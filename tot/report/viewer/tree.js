@@ -1,7 +1,7 @@
-// A saved tree in memory: which of it is open, and where each open thought stands. Knows no elements.
+// A saved tree in memory: which nodes are expanded, and their positions. Independent of the DOM.
 
 const CARD = { width: 248, height: 88, across: 76, down: 16 };
-const FIRST = 2000; // thoughts that are open at first, at most
+const FIRST = 2000; // maximum number of thoughts shown at first
 
 class Tree {
   constructor(saved) {
@@ -29,7 +29,7 @@ class Tree {
     this.openFirst();
   }
 
-  /** All that is reached from the root, parents before children, in the order in which they are drawn. */
+  /** All nodes reachable from the root, parents before children, in drawing order. */
   walk(children) {
     const order = [];
     const waiting = [this.root];
@@ -59,12 +59,12 @@ class Tree {
     return node.open ? node.children : [];
   }
 
-  /** Open the way to a node. */
+  /** Expand the ancestors of a node. */
   reveal(node) {
     for (let child = node; child.parent !== null; child = child.parent) child.parent.open = true;
   }
 
-  /** Give every open node its `x` and `y`: columns by depth, leaves in rows, parents in the middle of their children. */
+  /** Set `x` and `y` of every visible node: columns by depth, leaves in rows, parents midway between their children. */
   layOut() {
     const cards = this.walk((node) => this.shown(node));
     let [rows, deepest] = [0, 0];
@@ -82,7 +82,7 @@ class Tree {
     return { cards, width, height: rows * (CARD.height + CARD.down) - CARD.down };
   }
 
-  /** The calls about a node, with whole prompts: texts are saved as what they share with the one before, and the rest. */
+  /** The calls about a node, with full prompts: each text is saved as the length shared with the previous one, and the rest. */
   calls(node) {
     this.texts ??= (this.saved.texts ?? []).reduce((texts, [shared, rest]) => {
       texts.push(beginning(texts[texts.length - 1] ?? "", shared) + rest);
@@ -97,7 +97,7 @@ class Tree {
     }));
   }
 
-  /** What nodes can be coloured by: [name, field], those that some nodes differ in. */
+  /** The measures that nodes can be coloured by, as [name, field], if some node has a finite value. */
   measures() {
     const known = [
       ["value", "value"],
@@ -114,7 +114,7 @@ class Tree {
     return known.filter(([, field]) => this.nodes.some((node) => Number.isFinite(node.fields[field])));
   }
 
-  /** From a node to its place between the least (0) and the greatest (1) of a measure; null where it has none. */
+  /** A function from a node to its position between the minimum (0) and maximum (1) of a measure; null without a value. */
   scale(field) {
     let low = Infinity;
     let high = -Infinity;
@@ -132,14 +132,14 @@ class Tree {
   }
 }
 
-/** Where a node stands: sibling numbers from the root, such as "0.2.1". */
+/** A node's position as sibling numbers from the root, such as "0.2.1". */
 function placeOf(node) {
   const numbers = [];
   for (let step = node; step !== null; step = step.parent) numbers.unshift(step.fields.index ?? 0);
   return numbers.join(".");
 }
 
-/** The first characters of a text, counted as Unicode does, not JavaScript. */
+/** The first characters of a text, counted as Unicode code points, not UTF-16 units. */
 function beginning(text, count) {
   return /[\ud800-\udfff]/.test(text) ? [...text].slice(0, count).join("") : text.slice(0, count);
 }

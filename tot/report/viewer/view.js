@@ -1,5 +1,5 @@
-// The picture: cards and edges of what is in the window, moved and zoomed. Only these are elements, so that a tree of
-// thousands stays light; from afar cards are blocks of colour, with numbers and without.
+// The tree view: pan and zoom over cards and edges. Only visible nodes have elements, so that trees of thousands stay
+// fast; when zoomed out, cards become blocks of colour, with or without numbers.
 
 const ZOOM = { least: 0.002, numbers: 0.15, texts: 0.4, first: 0.75, most: 2.5 };
 
@@ -37,7 +37,7 @@ class TreeView {
     if (this.selected) this.onSelect(this.selected);
   }
 
-  /** Lay out anew, after something was opened or closed; `still` stays where it is in the window. */
+  /** Update the layout after expanding or collapsing; `still` keeps its position in the window. */
   arrange(still = null) {
     const before = still && this.toWindow(still);
     this.layout = this.tree.layOut();
@@ -49,7 +49,7 @@ class TreeView {
     this.forget();
   }
 
-  /** Draw every card anew. */
+  /** Redraw every card. */
   forget() {
     this.elements.clear();
     this.cards.replaceChildren();
@@ -60,7 +60,7 @@ class TreeView {
     return { x: this.at.x + node.x * this.at.zoom, y: this.at.y + node.y * this.at.zoom };
   }
 
-  // -- moving ---------------------------------------------------------------------------------------------------
+  // -- pan and zoom ---------------------------------------------------------------------------------------------
 
   move(x, y) {
     this.at.x += x;
@@ -75,7 +75,7 @@ class TreeView {
     this.later();
   }
 
-  /** All of it where that can still be read; else its beginning. */
+  /** Fit the whole tree if it stays readable; otherwise show its beginning. */
   fit(whole = false) {
     const { clientWidth: width, clientHeight: height } = this.canvas;
     const margin = 40;
@@ -90,7 +90,7 @@ class TreeView {
     this.later();
   }
 
-  /** Bring a node into the window, if it is not there. */
+  /** Scroll a node into the window. */
   seek(node) {
     const margin = 24;
     const { x, y } = this.toWindow(node);
@@ -110,7 +110,7 @@ class TreeView {
     this.onSelect(node);
   }
 
-  /** Open or close what grew from a node. */
+  /** Expand or collapse a node. */
   toggle(node) {
     if (!node.children.length) return;
     node.open = !node.open;
@@ -124,7 +124,7 @@ class TreeView {
     return node === top;
   }
 
-  /** Show a node wherever it is, opening the way to it. */
+  /** Select a node, expanding its ancestors. */
   reveal(node) {
     this.tree.reveal(node);
     this.arrange(this.selected);
@@ -241,7 +241,7 @@ class TreeView {
     return notes;
   }
 
-  /** How many thoughts grew from a node. */
+  /** The number of descendants of a node. */
   below(node) {
     let count = 0;
     const waiting = [node];
@@ -277,7 +277,7 @@ class TreeView {
     for (const [kind, parts] of Object.entries(lines)) this.paths[kind].setAttribute("d", parts.join(""));
   }
 
-  // -- the pointer ----------------------------------------------------------------------------------------------
+  // -- pointer --------------------------------------------------------------------------------------------------
 
   listen() {
     const { canvas } = this;
@@ -292,7 +292,7 @@ class TreeView {
       { passive: false },
     );
     let from = null;
-    const down = new Map(); // the pointers that touch, by id
+    const down = new Map(); // pressed pointers, by id
     canvas.addEventListener("pointerdown", (event) => {
       if (event.button !== 0) return;
       down.set(event.pointerId, { x: event.clientX, y: event.clientY });
@@ -341,7 +341,7 @@ class TreeView {
   }
 }
 
-/** The middle between two pointers, and how far apart they are; of one, itself. */
+/** The midpoint and distance of two pointers; for one pointer, its position. */
 function grip(pointers) {
   const [one, other = one] = pointers.values();
   if (!one) return null;
