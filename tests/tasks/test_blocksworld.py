@@ -182,8 +182,8 @@ def test_other_prompts_contain_the_plan_the_facts_or_the_candidates(task: Blocks
 def test_no_prompt_reveals_the_plan_length(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
     for row in rows[::50]:
         state = task.start(row["pddl"])
-        shown = "".join(message.content for message in task.prompt("action", state)).partition(render_of(row))[2]
-        assert re.findall(r"\d+", shown) == ["1"]
+        prompt_text = "".join(message.content for message in task.prompt("action", state)).partition(render_of(row))[2]
+        assert re.findall(r"\d+", prompt_text) == ["1"]
 
 
 def render_of(row: dict[str, Any]) -> str:
@@ -367,9 +367,9 @@ def problem(init: str) -> str:
 @pytest.mark.parametrize("hand", ["handempty", "hand-empty", "arm-empty", "armempty", "emptyhand", "hand_empty"])
 @pytest.mark.parametrize("table", ["ontable", "on-table", "on_table"])
 def test_predicate_names_of_other_domains_are_accepted(hand: str, table: str) -> None:
-    found = solve("blocksworld", "\ufeff" + problem(f"({hand}) ({table} a)"), model=None)
-    assert found.solved
-    assert found.answer == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+    solution = solve("blocksworld", "\ufeff" + problem(f"({hand}) ({table} a)"), model=None)
+    assert solution.solved
+    assert solution.answer == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
 
 
 @pytest.mark.parametrize(

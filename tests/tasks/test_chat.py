@@ -33,10 +33,10 @@ def test_solution_prompts_have_no_demonstrations(name: str) -> None:
 def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None:
     task = load_task(name).in_chat()
     about: dict[str, Any] = {"candidates": ["one", "two"]} if template == "vote" else {}
-    seen = {"chain": "So it is."} if template in ("value", "explain") else {}
+    parts = {"chain": "So it is."} if template in ("value", "explain") else {}
     if template == "explain" and not task.has_template("explain"):
         pytest.skip("it has no such template")
-    messages = rendered(task, template, Thought(parts={"chain": "So it is."}), **about, **seen)
+    messages = rendered(task, template, Thought(parts={"chain": "So it is."}), **about, **parts)
     assert (
         "So it is." in messages[-1].content
         or template == "vote"

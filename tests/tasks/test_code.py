@@ -112,7 +112,7 @@ BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (">>> f(1)\n    2", ["assert f(1) == 2"]),
         (">>> f(1)\n    2\n    >>> f('a')\n    [1, 'b']", ["assert f(1) == 2", "assert f('a') == [1, 'b']"]),
@@ -136,8 +136,8 @@ BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
         ("f(1 -> 2", []),
     ],
 )
-def test_examples_are_calls_with_literals_and_their_results(text: str, found: list[str]) -> None:
-    assert examples(BEGUN % text) == tuple(found)
+def test_examples_are_calls_with_literals_and_their_results(text: str, expected: list[str]) -> None:
+    assert examples(BEGUN % text) == tuple(expected)
 
 
 def test_asserts_in_a_question_are_examples_with_their_imports() -> None:
@@ -150,7 +150,7 @@ def test_an_assert_may_end_a_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("question", "found"),
+    ("question", "expected"),
     [
         ("Write f.\n\nassert(f(3) == True)", ("assert(f(3) == True)",)),
         ("Write f. assert(f(3)==True), 'why'", ("assert(f(3)==True), 'why'",)),
@@ -162,8 +162,8 @@ def test_an_assert_may_end_a_sentence() -> None:
         ("We assert correctness. You assert", ()),
     ],
 )
-def test_asserts_are_found_in_sentences_and_across_lines(question: str, found: tuple[str, ...]) -> None:
-    assert examples(question) == found
+def test_asserts_are_found_in_sentences_and_across_lines(question: str, expected: tuple[str, ...]) -> None:
+    assert examples(question) == expected
 
 
 def test_a_value_may_contain_a_hash_sign() -> None:
@@ -184,8 +184,12 @@ def test_only_the_last_function_stub_is_called() -> None:
 
 @confined
 def test_a_program_that_passes_all_examples_is_verified() -> None:
-    seen = acted(QUESTION, RIGHT)
-    assert (seen.text, seen.verified, seen.data) == ("All 2 examples pass.", True, {"passed": 2, "failed": 0})
+    observation = acted(QUESTION, RIGHT)
+    assert (observation.text, observation.verified, observation.data) == (
+        "All 2 examples pass.",
+        True,
+        {"passed": 2, "failed": 0},
+    )
 
 
 @confined
@@ -206,12 +210,12 @@ def test_a_program_that_passes_all_examples_is_verified() -> None:
     ],
 )
 def test_a_failing_program_reports_its_errors(program: str, messages: list[str], failed: int) -> None:
-    seen = acted(QUESTION, program)
-    assert all(piece in seen.text for piece in messages), seen.text
-    assert not seen.verified
-    assert isinstance(seen.data, dict)
-    assert seen.data["failed"] == failed
-    assert len(seen.text) < 2500
+    observation = acted(QUESTION, program)
+    assert all(piece in observation.text for piece in messages), observation.text
+    assert not observation.verified
+    assert isinstance(observation.data, dict)
+    assert observation.data["failed"] == failed
+    assert len(observation.text) < 2500
 
 
 @confined
@@ -224,15 +228,15 @@ def test_an_endless_program_reports_the_time_limit() -> None:
 @confined
 def test_printed_output_is_not_a_result() -> None:
     noise = "def double(x):\n    print('null'); print(); print('\\n' * 3 + 'null')\n    return 0"
-    seen = acted(QUESTION, noise)
-    assert seen.data == {"passed": 0, "failed": 2}
+    observation = acted(QUESTION, noise)
+    assert observation.data == {"passed": 0, "failed": 2}
 
 
 @confined
 def test_without_examples_a_program_that_runs_is_terminal_and_unverified() -> None:
-    seen = acted("Write a program.", "x = 1")
-    assert (seen.text, seen.verified) == ("It runs; there are no examples to try it on.", False)
-    state = State(question="q").then(Thought(parts={"program": "x = 1"}, observation=seen))
+    observation = acted("Write a program.", "x = 1")
+    assert (observation.text, observation.verified) == ("It runs; there are no examples to try it on.", False)
+    state = State(question="q").then(Thought(parts={"program": "x = 1"}, observation=observation))
     assert TASK.is_terminal(state)
 
 
@@ -419,7 +423,7 @@ def test_every_code_task_loads_by_name_and_has_an_example(name: str) -> None:
 @confined
 def test_a_real_model_writes_programs_that_are_executed(smollm2: str) -> None:
     solution = solve("code", TASK.example(), model=smollm2, max_tokens=48, search="refine:thoughts=2")
-    seen = [node.thought.observation for node in solution.tree if node.thought is not None]
-    assert seen
-    assert all(one is not None and isinstance(one.data, dict) for one in seen)
-    assert all(one is not None and one.verified for one in seen) or not solution.solved or len(seen) > 1
+    observations = [node.thought.observation for node in solution.tree if node.thought is not None]
+    assert observations
+    assert all(one is not None and isinstance(one.data, dict) for one in observations)
+    assert all(one is not None and one.verified for one in observations) or not solution.solved or len(observations) > 1

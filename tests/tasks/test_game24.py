@@ -194,8 +194,8 @@ def test_a_path_of_actions_reaches_the_goal_and_its_answer_verifies() -> None:
             reached = TASK.step(state, Thought(parts={"move": action}))
             assert reached is not None
             assert TASK.heuristic(reached) <= TASK.heuristic(state)
-            if found := search(reached):
-                return found
+            if answer := search(reached):
+                return answer
         return None
 
     for question in ("4 9 10 13", "3 3 8 8", "1.5 2 8", "0.5 12", "1 5 5 5"):

@@ -36,9 +36,9 @@ def won(task: TextWorld) -> list[str]:
 def after(task: TextWorld, state: State, *commands: str) -> State:
     for command in commands:
         thought = Thought(parts={"action": command})
-        seen = asyncio.run(task.act(state, thought))
-        step = task.step(state, thought.model_copy(update={"observation": seen}))
-        assert step is not None, seen.text
+        observation = asyncio.run(task.act(state, thought))
+        step = task.step(state, thought.model_copy(update={"observation": observation}))
+        assert step is not None, observation.text
         state = step
     return state
 
@@ -90,9 +90,9 @@ def test_a_command_without_effect_leads_to_an_equal_state(task: TextWorld, won: 
 def test_only_commands_that_the_game_allows_are_executed(task: TextWorld, command: str) -> None:
     root = task.start(GAME)
     thought = Thought(parts={"action": command})
-    seen = asyncio.run(task.act(root, thought))
-    assert seen.text.startswith("You can't do that. You can: ")
-    assert task.step(root, thought.model_copy(update={"observation": seen})) is None
+    observation = asyncio.run(task.act(root, thought))
+    assert observation.text.startswith("You can't do that. You can: ")
+    assert task.step(root, thought.model_copy(update={"observation": observation})) is None
 
 
 def test_prompts_contain_the_commands_and_their_results(task: TextWorld, won: list[str]) -> None:
