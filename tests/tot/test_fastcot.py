@@ -96,7 +96,7 @@ def test_a_rationale_ends_at_a_trigger_that_the_model_writes() -> None:
 def made_up(right: float, unchanged: float) -> Answers:
     """Make ten questions answered "a" if whole and correct.
 
-    Of them, `right` are correct and `unchanged` keep their answer after a part.
+    After a part of the rationale, a share `right` is still correct, and a share `unchanged` has the same answer.
     """
     records = [Rationale(Task(), None, "a")] * 5 + [Rationale(Task(), None, "b")] * 5  # type: ignore[arg-type]
     whole = ["a"] * 5 + ["x"] * 5

@@ -155,7 +155,7 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("program", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_a_program_cannot(program: str, server: int, by: str) -> None:
+def test_a_program_is_stopped_that(program: str, server: int, by: str) -> None:
     result = run(program.replace("PORT", str(server)))
     assert not result.ok
     assert not Path("/tmp/escaped").exists()
@@ -194,7 +194,7 @@ HARMFUL = {
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
 @pytest.mark.parametrize("call", HARMFUL.values(), ids=HARMFUL)
-def test_the_kernel_rejects(call: str, by: str, tmp_path: Path) -> None:
+def test_a_call_is_rejected_that(call: str, by: str, tmp_path: Path) -> None:
     place = tmp_path / "mine"
     place.write_text("kept")
     before = place.stat()

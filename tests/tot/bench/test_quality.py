@@ -197,7 +197,7 @@ class Letter(Task):
 def test_ways_with_different_prompts_are_reported() -> None:
     specs = ["a: prompts=chat", "b: decoder=pdos", "c: prompts=chat"]
     parsed = QualityOptions(data="rows.jsonl", model="smollm2-135m", way=specs)
-    works = {name: way(parsed, options) for name, options in options_of_run.ways.items()}
+    works = {name: way(parsed, options) for name, options in parsed.ways.items()}
     assert "prompts differ: a chat, b papers, c chat" in prompts_told(works)
     del works["b"]
     assert prompts_told(works) == ""
@@ -244,7 +244,7 @@ def test_leaves_of_a_tree_vote_at_the_cost_of_the_whole_tree() -> None:
 
 
 def test_the_best_leaf_has_the_highest_value() -> None:
-    """Two votes of 0.4 outweigh one of 0.7, and leaves without an answer do not count."""
+    """Every leaf needs a value. Two votes of 0.4 outweigh one of 0.7."""
     values = (("a", 0.7), ("b", 0.4), ("b", 0.4), (None, 0.9))
     leaves = tuple(Leaf(answer, float(answer == "a"), value, None, 5) for answer, value in values)
     replays = replayed("votes", {"q": Answered(0.0, 20, "b", thoughts=4, leaves=leaves)}, Letter())
