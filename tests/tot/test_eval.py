@@ -59,7 +59,8 @@ def test_a_folder_has_configuration_samples_trees_and_results(run: Any, scripted
     usage = {purpose: {"calls": calls, "prompt_tokens": 0, "new_tokens": 5 * calls} for purpose, calls in
              (("generate", 4), ("evaluate", 4), ("answer", 1))}  # fmt: skip
     assert first == {
-        "id": "0-0", "index": 0, "repeat": 0, "question": "what is 0?", "reference": "no", "answer": "b/c",
+        "id": "0-0", "index": 0, "repeat": 0, "question": "what is 0?",  # language: ok
+        "reference": "no", "answer": "b/c",
         "score": 0.0, "solved": False, "parse_failure": False, "unreadable": 0, "thoughts": 4, "stopped": None,
         "error": None, "usage": usage,
     }  # fmt: skip

@@ -142,7 +142,8 @@ def test_resuming_a_missing_folder_starts_the_run(run: Any, scripted: Any) -> No
 
 def test_ten_thousand_samples_are_resumed(letters: Any, scripted: Any, tmp_path: Path) -> None:
     data = tmp_path / "many.jsonl"
-    data.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(10_001)))
+    questions = (json.dumps({"question": f"what is {i}?", "answer": "b"}) for i in range(10_001))  # language: ok
+    data.write_text("".join(f"{question}\n" for question in questions))
     options = {"out": tmp_path / "out", "decoder": scripted({}), **SEARCH}
     evaluate(letters, data, limit=1, **options)
     config = tmp_path / "out" / "config.yaml"
