@@ -1,4 +1,4 @@
-"""The Blocksworld task: questions, prompts, what is read from replies, and its world."""
+"""The Blocksworld task: questions, prompts, parsing of replies, and its world."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def prompt(task: Blocksworld, template: str, steps: int) -> dict[str, str]:
     extras: dict[str, dict[str, Any]] = {
         "propose": {"count": 3},
         "vote": {"candidates": ["pick up c\nput down c", "unstack b from a"]},
-        "value": {"action": "what a state evaluator adds"},
+        "value": {"action": "what a state evaluator adds"},  # language: ok
     }
     extra = extras.get(template, {})
     return {message.role: message.content for message in task.prompt(template, after(task, steps), **extra)}
@@ -64,7 +64,7 @@ def prompt(task: Blocksworld, template: str, steps: int) -> dict[str, str]:
 # -- questions --------------------------------------------------------------------------------------------------
 
 
-def test_a_problem_is_asked_in_pddl_or_in_words(task: Blocksworld) -> None:
+def test_a_question_may_be_pddl_or_words(task: Blocksworld) -> None:
     assert render(read_problem(PDDL)) == TEXT
     for question in (PDDL, TEXT, f"\n {TEXT}\n", f"; a comment\n{PDDL}", TEXT.upper().replace("\n", "\r\n\n")):
         state = task.start(question)
@@ -81,7 +81,7 @@ def test_real_and_generated_problems_keep_their_meaning_in_words(rows: list[dict
         assert "(" not in render(problem)
 
 
-def test_all_kinds_of_facts_are_said_in_words() -> None:
+def test_all_kinds_of_facts_are_written_in_words() -> None:
     problem = Problem(("a", "b-1"), frozenset({("holding", "a"), ("ontable", "b-1"), ("clear", "b-1")}), frozenset())
     goal = frozenset({("handempty",), ("clear", "a"), ("ontable", "b-1")})
     assert "the hand holds a, b-1 is clear" in render(problem)
@@ -106,7 +106,7 @@ def test_all_kinds_of_facts_are_said_in_words() -> None:
         ("a is on c", "a is on c, c is on a", "can't be solved: c, a stand on each other in a circle"),
     ],
 )
-def test_a_fault_in_a_question_is_named(task: Blocksworld, old: str, new: str, message: str) -> None:
+def test_a_question_error_names_the_fault(task: Blocksworld, old: str, new: str, message: str) -> None:
     assert old in TEXT
     with pytest.raises(TaskError) as caught:
         task.start(TEXT.replace(old, new))
@@ -123,7 +123,7 @@ def test_a_fault_in_a_question_is_named(task: Blocksworld, old: str, new: str, m
         (PDDL.replace("(handempty)", ""), "the start is not possible: the hand holds nothing"),
     ],
 )
-def test_a_question_that_cannot_be_answered_is_refused(task: Blocksworld, question: str, message: str) -> None:
+def test_a_question_without_a_solution_is_rejected(task: Blocksworld, question: str, message: str) -> None:
     with pytest.raises(TaskError, match=re.escape(message)):
         task.start(question)
 
@@ -162,11 +162,11 @@ STEPS = "Action 1: unstack b from a\nAction 2: put down b\n"
         ("answer", 0, "My plan is as follows:\nAction 1:"),
     ],
 )
-def test_the_model_goes_on_with_the_plan_so_far(task: Blocksworld, template: str, steps: int, prefix: str) -> None:
+def test_prompts_end_in_the_plan_so_far(task: Blocksworld, template: str, steps: int, prefix: str) -> None:
     assert prompt(task, template, steps)["assistant"] == prefix
 
 
-def test_other_prompts_show_the_plan_the_facts_or_the_candidates(task: Blocksworld) -> None:
+def test_other_prompts_contain_the_plan_the_facts_or_the_candidates(task: Blocksworld) -> None:
     proposed = prompt(task, "propose", 1)["assistant"]
     now = "a is on the table, c is on the table, the hand holds b, a is clear, c is clear"
     assert f"Action 1: unstack b from a\n\nNow {now}.\nUp to 3 actions" in proposed
@@ -179,18 +179,18 @@ def test_other_prompts_show_the_plan_the_facts_or_the_candidates(task: Blockswor
     assert answered.endswith(":\nAction 1:")
 
 
-def test_no_prompt_says_how_long_a_plan_is(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
+def test_no_prompt_reveals_the_plan_length(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
     for row in rows[::50]:
         state = task.start(row["pddl"])
-        shown = "".join(message.content for message in task.prompt("action", state)).partition(render_of(row))[2]
-        assert re.findall(r"\d+", shown) == ["1"]
+        prompt_text = "".join(message.content for message in task.prompt("action", state)).partition(render_of(row))[2]
+        assert re.findall(r"\d+", prompt_text) == ["1"]
 
 
 def render_of(row: dict[str, Any]) -> str:
     return render(read_problem(row["pddl"]))
 
 
-def test_the_demonstrations_are_right(task: Blocksworld) -> None:
+def test_the_demonstrations_are_correct(task: Blocksworld) -> None:
     judged = []
     for demonstration in task.data("demonstrations"):
         problem, actions = read_text(demonstration["question"]), demonstration["actions"]
@@ -217,7 +217,7 @@ def test_the_demonstrations_are_right(task: Blocksworld) -> None:
     assert len(task.data("demonstrations")) == 4
 
 
-def test_an_example_question_comes_with_the_task(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
+def test_the_task_has_an_example_question(task: Blocksworld, rows: list[dict[str, Any]]) -> None:
     questions = [entry["question"] for entry in task.data("questions")]
     assert task.example() == questions[0]
     theirs = {read_problem(row["pddl"]) for row in rows}
@@ -239,11 +239,11 @@ def test_an_example_question_comes_with_the_task(task: Blocksworld, rows: list[d
         ("", None),
     ],
 )
-def test_a_thought_is_one_action_in_its_one_form(task: Blocksworld, text: str, thought: str | None) -> None:
+def test_a_thought_is_one_action_in_canonical_form(task: Blocksworld, text: str, thought: str | None) -> None:
     assert task.parse_thought("action", text) == thought
 
 
-def test_proposals_are_the_lines_that_are_actions_each_once(task: Blocksworld) -> None:
+def test_proposals_are_the_distinct_lines_that_are_actions(task: Blocksworld) -> None:
     reply = " Unstack b from a\n2. pick up c\nperhaps\n3) (pick-up c)\n* put a down"
     assert task.parse_proposals(reply) == ["unstack b from a", "pick up c", "put down a"]
 
@@ -267,13 +267,13 @@ def test_a_value_is_good_or_bad(task: Blocksworld, reply: str, value: float | No
         "unstack b from a\n\nput b on the table\n(PICK-UP A)\nwell\nstack a on c",
     ],
 )
-def test_a_plan_is_found_however_it_is_separated(task: Blocksworld, text: str) -> None:
+def test_a_plan_is_parsed_with_any_separator(task: Blocksworld, text: str) -> None:
     assert task.parse_answer(text) == ANSWER
     assert task.verify(PDDL, text)
     assert task.canonical(text) == task.canonical(ANSWER) == task.canonical(PLAN) == tuple(ANSWER)
 
 
-def test_a_text_without_actions_holds_no_answer(task: Blocksworld) -> None:
+def test_a_text_without_actions_has_no_answer(task: Blocksworld) -> None:
     assert task.parse_answer("no idea (at all)") is None
     assert not task.verify(PDDL, "no idea (at all)")
 
@@ -282,7 +282,7 @@ def test_a_text_without_actions_holds_no_answer(task: Blocksworld) -> None:
     st.text()
     | st.lists(st.sampled_from(["stack ", "a ", "on ", "1. ", "(", ")", "\n", "then ", "Action"])).map("".join)
 )
-def test_no_reply_makes_the_readers_raise(text: str) -> None:
+def test_parsers_accept_any_reply(text: str) -> None:
     task = Blocksworld()
     answer = task.parse_answer(text)
     assert answer is None or all(parse_action(step) for step in answer)
@@ -296,7 +296,7 @@ def test_no_reply_makes_the_readers_raise(text: str) -> None:
 # -- the world --------------------------------------------------------------------------------------------------
 
 
-def test_the_world_follows_the_actions(task: Blocksworld) -> None:
+def test_actions_change_the_world(task: Blocksworld) -> None:
     start = task.start(PDDL)
     assert task.actions(start) == ["unstack b from a", "pick up c"]
     loose = task.step(start, Thought(parts={"action": "Unstack the b block from a."}))
@@ -312,7 +312,7 @@ def test_the_world_follows_the_actions(task: Blocksworld) -> None:
     assert task.key(back) == task.key(start) != task.key(loose)
 
 
-def test_a_plan_is_the_answer_where_the_goal_is_reached(task: Blocksworld) -> None:
+def test_the_plan_is_the_answer_once_the_goal_is_reached(task: Blocksworld) -> None:
     states = [after(task, steps) for steps in range(5)]
     assert [task.is_terminal(state) for state in states] == [False] * 4 + [True]
     assert [task.is_goal(state) for state in states] == [False] * 4 + [True]
@@ -323,7 +323,7 @@ def test_a_plan_is_the_answer_where_the_goal_is_reached(task: Blocksworld) -> No
     assert after(task, 4, TEXT).world == states[4].world
 
 
-def test_a_goal_that_holds_already_needs_no_plan(task: Blocksworld) -> None:
+def test_a_goal_that_already_holds_needs_no_plan(task: Blocksworld) -> None:
     question = PDDL.replace("(on a c) (ontable b)", "(on b a)")
     state = task.start(question)
     assert task.is_terminal(state)
@@ -332,14 +332,14 @@ def test_a_goal_that_holds_already_needs_no_plan(task: Blocksworld) -> None:
     assert not task.verify(question, "no idea")
 
 
-def test_only_a_right_plan_scores(task: Blocksworld) -> None:
+def test_only_a_correct_plan_scores(task: Blocksworld) -> None:
     detour = ["(pick-up c)", "(put-down c)", *ANSWER]
     assert [task.score(answer, PDDL) for answer in (ANSWER, PLAN, detour)] == [1, 1, 1]
     assert [task.score(answer, PDDL) for answer in (ANSWER[:3], ANSWER[1:], [], ["fly"], None, 7)] == [0] * 6
     assert task.canonical(detour) != task.canonical(ANSWER)
 
 
-def test_its_own_search_finds_a_shortest_plan_and_asks_no_model() -> None:
+def test_the_default_search_finds_a_shortest_plan_without_a_model() -> None:
     task = Blocksworld()
     problem = task.instance(24)
     solution = solve(task, problem["question"], decoder=Silent())
@@ -347,13 +347,13 @@ def test_its_own_search_finds_a_shortest_plan_and_asks_no_model() -> None:
     assert usage_line(solution) == f"{len(solution.tree) - 1} thoughts, no model calls"
 
 
-def test_who_names_a_generator_has_the_model_asked() -> None:
+def test_a_named_generator_calls_the_model() -> None:
     with pytest.raises(RequestError, match="decoder Silent raised AssertionError: asked"):
         solve("blocksworld", Blocksworld().instance(24)["question"], decoder=Silent(), generator="enumerate")
 
 
 class Silent:
-    """Is not to be asked."""
+    """Fail on any request."""
 
     def generate(self, requests: Any) -> Any:
         raise AssertionError("asked")
@@ -366,10 +366,10 @@ def problem(init: str) -> str:
 
 @pytest.mark.parametrize("hand", ["handempty", "hand-empty", "arm-empty", "armempty", "emptyhand", "hand_empty"])
 @pytest.mark.parametrize("table", ["ontable", "on-table", "on_table"])
-def test_predicates_may_have_the_names_of_other_domains(hand: str, table: str) -> None:
-    found = solve("blocksworld", "\ufeff" + problem(f"({hand}) ({table} a)"), model=None)
-    assert found.solved
-    assert found.answer == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+def test_predicate_names_of_other_domains_are_accepted(hand: str, table: str) -> None:
+    solution = solve("blocksworld", "\ufeff" + problem(f"({hand}) ({table} a)"), model=None)
+    assert solution.solved
+    assert solution.answer == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
 
 
 @pytest.mark.parametrize(
@@ -384,7 +384,7 @@ def test_predicates_may_have_the_names_of_other_domains(hand: str, table: str) -
         "unstack(b, a)\nput-down(b)\npick-up(a)\nstack(a, b)",
     ],
 )
-def test_a_plan_may_have_words_of_order_and_reasons(plan: str) -> None:
+def test_a_plan_may_contain_order_words_and_reasons(plan: str) -> None:
     task = Blocksworld()
     assert task.verify(problem("(handempty) (ontable a)"), task.parse_answer(plan))
 
@@ -400,11 +400,11 @@ def test_a_plan_may_have_words_of_order_and_reasons(plan: str) -> None:
         "Unstack b from a and put down b.\nPick up a, and then stack a on b.",
     ],
 )
-def test_a_plan_may_be_written_as_people_would_say_it(plan: str) -> None:
+def test_a_plan_may_be_written_in_everyday_language(plan: str) -> None:
     task = Blocksworld()
     assert task.verify(problem("(handempty) (ontable a)"), task.parse_answer(plan))
 
 
 @pytest.mark.parametrize("line", ["do not unstack b from a", "if we unstack b from a", "you could unstack b from a"])
-def test_an_action_that_is_not_done_is_none(line: str) -> None:
+def test_a_negated_or_conditional_action_is_not_part_of_the_plan(line: str) -> None:
     assert Blocksworld().parse_answer(line) is None

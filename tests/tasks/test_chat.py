@@ -1,4 +1,4 @@
-"""The prompts for chat models: each task has them, they ask in one message, and what a model wrote is gone on with."""
+"""Prompts for chat models: every task has them, with one user message and the model's text continued as a prefix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def rendered(task: Task, template: str, thought: Thought | None = None, **variab
 
 
 @pytest.mark.parametrize("name", TASKS)
-def test_a_solution_is_asked_for_without_demonstrations(name: str) -> None:
+def test_solution_prompts_have_no_demonstrations(name: str) -> None:
     papers, chat = rendered(load_task(name), "chain"), rendered(load_task(name).in_chat(), "chain")
     assert chat[0].role == "user"
     assert len(chat[0].content) < len(papers[0].content) / 1.5
@@ -33,10 +33,10 @@ def test_a_solution_is_asked_for_without_demonstrations(name: str) -> None:
 def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None:
     task = load_task(name).in_chat()
     about: dict[str, Any] = {"candidates": ["one", "two"]} if template == "vote" else {}
-    seen = {"chain": "So it is."} if template in ("value", "explain") else {}
+    parts = {"chain": "So it is."} if template in ("value", "explain") else {}
     if template == "explain" and not task.has_template("explain"):
         pytest.skip("it has no such template")
-    messages = rendered(task, template, Thought(parts={"chain": "So it is."}), **about, **seen)
+    messages = rendered(task, template, Thought(parts={"chain": "So it is."}), **about, **parts)
     assert (
         "So it is." in messages[-1].content
         or template == "vote"
@@ -45,7 +45,7 @@ def test_every_prompt_renders_after_a_solution(name: str, template: str) -> None
 
 
 @pytest.mark.parametrize("name", IN_PIECES)
-def test_pieces_are_the_assistants_own_message(name: str) -> None:
+def test_pieces_form_one_assistant_message(name: str) -> None:
     task = load_task(name).in_chat()
     assert task.generator.startswith("continue")
     state = task.start(task.example())
@@ -62,7 +62,7 @@ def test_pieces_are_the_assistants_own_message(name: str) -> None:
 
 @pytest.mark.parametrize("name", IN_PIECES)
 @pytest.mark.parametrize("template", ["value", "explain", "self_eval", "vote"])
-def test_judges_are_shown_pieces_and_no_demonstrations(name: str, template: str) -> None:
+def test_evaluation_prompts_contain_pieces_and_no_demonstrations(name: str, template: str) -> None:
     task, piece = load_task(name).in_chat(), Thought(parts={"step": "Then 63 - 15 = 48."})
     about: dict[str, Any] = {"candidates": [piece.text, "No."]} if template == "vote" else {"step": piece.text}
     (message,) = rendered(task, template, piece, **about)
@@ -71,7 +71,7 @@ def test_judges_are_shown_pieces_and_no_demonstrations(name: str, template: str)
     assert message.content.startswith(task.start(task.example()).question)
 
 
-def test_a_task_of_ones_own_has_none_unless_it_says_so() -> None:
+def test_a_custom_task_needs_its_own_chat_prompts() -> None:
     class Mine(GSM8K):
         templates = {"chain": "my {{ question }}"}  # noqa: RUF012
 
@@ -97,7 +97,7 @@ def test_a_task_of_ones_own_has_none_unless_it_says_so() -> None:
         ("So it is \\boxed{?}\n", False),
     ],
 )
-def test_a_message_that_has_its_answer_needs_nothing_more(message: str, answered: bool) -> None:
+def test_is_answered_detects_a_complete_answer(message: str, answered: bool) -> None:
     assert GSM8K().is_answered(message) is answered
 
 

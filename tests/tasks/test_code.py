@@ -1,4 +1,4 @@
-"""Programs: what is read of a reply, the examples of a question, what running them shows, and what counts as right."""
+"""Code tasks: parsing of replies, examples in questions, test results, and scoring."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RIGHT, WRONG = "def double(x):\n    return x + x", "def double(x):\n    return x
 
 @pytest.fixture
 def _confined() -> None:
-    """Where programs can be confined; in CI they have to be."""
+    """Skip if programs cannot be sandboxed; fail in CI."""
     try:
         confines()
     except OptionError as error:
@@ -45,7 +45,7 @@ def acted(question: str, program: str) -> Observation:
     return run_to_end(TASK.act(State(question=question), Thought(parts={"program": program})))
 
 
-# -- what is read of a reply ------------------------------------------------------------------------------------
+# -- parsing of replies -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -61,7 +61,7 @@ def acted(question: str, program: str) -> Observation:
         f"\n\n{RIGHT}\n\n",
     ],
 )
-def test_a_program_is_the_python_in_a_reply(reply: str) -> None:
+def test_a_program_is_the_python_code_in_a_reply(reply: str) -> None:
     assert TASK.parse_thought("program", reply) == RIGHT
 
 
@@ -80,7 +80,7 @@ def test_a_program_is_the_python_in_a_reply(reply: str) -> None:
         f"```{{.python}}\r\n{RIGHT}\r\n```",
     ],
 )
-def test_a_program_is_found_however_its_block_is_marked(reply: str) -> None:
+def test_any_marking_of_the_code_block_is_accepted(reply: str) -> None:
     assert TASK.parse_thought("program", reply.replace("\r\n", "\n")) == RIGHT
 
 
@@ -91,18 +91,18 @@ def test_a_fence_within_a_string_does_not_end_the_block(fence: str) -> None:
 
 
 @pytest.mark.parametrize("reply", ["```\n" * 500, "```python\n" * 300, "`" * 5000, "assert (" * 500, "(" * 5000])
-def test_replies_of_nothing_but_marks_are_read_in_time(reply: str) -> None:
+def test_replies_of_only_fences_are_parsed_in_linear_time(reply: str) -> None:
     TASK.parse_thought("program", reply)
     assert examples(reply) == ()
 
 
-def test_functions_in_several_blocks_are_one_program() -> None:
+def test_functions_in_several_blocks_form_one_program() -> None:
     reply = "```python\ndef a(): return 1\n```\nand\n```python\ndef b(): return a()\n```\n```python\nprint(b())\n```"
     assert TASK.parse_thought("program", reply) == "def a(): return 1\n\ndef b(): return a()"
 
 
 @pytest.mark.parametrize("reply", ["", "  \n ", "```python\n```"])
-def test_nothing_is_no_program(reply: str) -> None:
+def test_an_empty_reply_is_not_a_program(reply: str) -> None:
     assert TASK.parse_thought("program", reply) is None
 
 
@@ -112,7 +112,7 @@ BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         (">>> f(1)\n    2", ["assert f(1) == 2"]),
         (">>> f(1)\n    2\n    >>> f('a')\n    [1, 'b']", ["assert f(1) == 2", "assert f('a') == [1, 'b']"]),
@@ -136,21 +136,21 @@ BEGUN = 'def f(x, y=0):\n    """What f does.\n    %s\n    """\n'
         ("f(1 -> 2", []),
     ],
 )
-def test_examples_are_calls_with_literals_and_what_they_give(text: str, found: list[str]) -> None:
-    assert examples(BEGUN % text) == tuple(found)
+def test_examples_are_calls_with_literals_and_their_results(text: str, expected: list[str]) -> None:
+    assert examples(BEGUN % text) == tuple(expected)
 
 
-def test_asserts_in_a_question_are_examples_with_what_they_import() -> None:
+def test_asserts_in_a_question_are_examples_with_their_imports() -> None:
     question = "Write an area.\n\nimport math\nassert math.isclose(area(1), 3.14)\nassert area(\nassert that it works"
     assert examples(question) == ("import math\nassert math.isclose(area(1), 3.14)",)
 
 
-def test_an_assert_may_stand_at_the_end_of_a_sentence() -> None:
+def test_an_assert_may_end_a_sentence() -> None:
     assert examples("Write area(r). assert area(0) == 0") == ("assert area(0) == 0",)
 
 
 @pytest.mark.parametrize(
-    ("question", "found"),
+    ("question", "expected"),
     [
         ("Write f.\n\nassert(f(3) == True)", ("assert(f(3) == True)",)),
         ("Write f. assert(f(3)==True), 'why'", ("assert(f(3)==True), 'why'",)),
@@ -162,11 +162,11 @@ def test_an_assert_may_stand_at_the_end_of_a_sentence() -> None:
         ("We assert correctness. You assert", ()),
     ],
 )
-def test_asserts_are_found_in_sentences_and_over_several_lines(question: str, found: tuple[str, ...]) -> None:
-    assert examples(question) == found
+def test_asserts_are_found_in_sentences_and_across_lines(question: str, expected: tuple[str, ...]) -> None:
+    assert examples(question) == expected
 
 
-def test_a_value_may_have_a_hash_sign_in_it() -> None:
+def test_a_value_may_contain_a_hash_sign() -> None:
     question = BEGUN % ">>> f('#x')  # mark it\n    '#x#'  # so\n    >>> f('a')\n    '#a'"
     assert examples(question) == ("assert f('#x') == '#x#'", "assert f('a') == '#a'")
 
@@ -175,22 +175,26 @@ def test_a_question_without_examples_has_none() -> None:
     assert examples("Write a poem about f(1) and f(2).") == ()
 
 
-def test_only_the_last_function_that_is_begun_is_called() -> None:
+def test_only_the_last_function_stub_is_called() -> None:
     assert examples("def g(x):\n    return x\n\n" + BEGUN % "g(1) -> 1 and\n    f(1) -> 2") == ("assert f(1) == 2",)
 
 
-# -- what running shows -----------------------------------------------------------------------------------------
+# -- test results -----------------------------------------------------------------------------------------------
 
 
 @confined
 def test_a_program_that_passes_all_examples_is_verified() -> None:
-    seen = acted(QUESTION, RIGHT)
-    assert (seen.text, seen.verified, seen.data) == ("All 2 examples pass.", True, {"passed": 2, "failed": 0})
+    observation = acted(QUESTION, RIGHT)
+    assert (observation.text, observation.verified, observation.data) == (
+        "All 2 examples pass.",
+        True,
+        {"passed": 2, "failed": 0},
+    )
 
 
 @confined
 @pytest.mark.parametrize(
-    ("program", "said", "failed"),
+    ("program", "messages", "failed"),
     [
         ("def double(x): return x * 3", ["double(2) is 6, not 4", "double('ab') is 'ababab', not 'abab'"], 2),
         (WRONG, ["fails: TypeError: unsupported operand type", "in the line: return x ** 2"], 1),
@@ -205,39 +209,39 @@ def test_a_program_that_passes_all_examples_is_verified() -> None:
         ("def double(x): return 'y' * 5000", ["double(2) is 'yyy", "..., not 4"], 2),
     ],
 )
-def test_others_say_what_went_wrong(program: str, said: list[str], failed: int) -> None:
-    seen = acted(QUESTION, program)
-    assert all(piece in seen.text for piece in said), seen.text
-    assert not seen.verified
-    assert isinstance(seen.data, dict)
-    assert seen.data["failed"] == failed
-    assert len(seen.text) < 2500
+def test_a_failing_program_reports_its_errors(program: str, messages: list[str], failed: int) -> None:
+    observation = acted(QUESTION, program)
+    assert all(piece in observation.text for piece in messages), observation.text
+    assert not observation.verified
+    assert isinstance(observation.data, dict)
+    assert observation.data["failed"] == failed
+    assert len(observation.text) < 2500
 
 
 @confined
-def test_a_program_that_never_ends_is_told_so() -> None:
+def test_an_endless_program_reports_the_time_limit() -> None:
     checked = check("while True: pass", ["assert True"], Sandbox(seconds=0.5))
     assert checked.failures == ("The program can't be tested: it did not end within 0.5 s.",)
     assert checked.passed == 0
 
 
 @confined
-def test_what_a_program_prints_is_no_result() -> None:
+def test_printed_output_is_not_a_result() -> None:
     noise = "def double(x):\n    print('null'); print(); print('\\n' * 3 + 'null')\n    return 0"
-    seen = acted(QUESTION, noise)
-    assert seen.data == {"passed": 0, "failed": 2}
+    observation = acted(QUESTION, noise)
+    assert observation.data == {"passed": 0, "failed": 2}
 
 
 @confined
-def test_without_examples_a_program_that_runs_is_an_end_and_nothing_is_verified() -> None:
-    seen = acted("Write a program.", "x = 1")
-    assert (seen.text, seen.verified) == ("It runs; there are no examples to try it on.", False)
-    state = State(question="q").then(Thought(parts={"program": "x = 1"}, observation=seen))
+def test_without_examples_a_program_that_runs_is_terminal_and_unverified() -> None:
+    observation = acted("Write a program.", "x = 1")
+    assert (observation.text, observation.verified) == ("It runs; there are no examples to try it on.", False)
+    state = State(question="q").then(Thought(parts={"program": "x = 1"}, observation=observation))
     assert TASK.is_terminal(state)
 
 
 @confined
-def test_what_the_question_begins_stands_before_the_program() -> None:
+def test_code_in_the_question_is_put_before_the_program() -> None:
     question = "from math import tau\n\ndef helper(x):\n    return x + 1\n\n\n" + BEGUN % ">>> f(1)\n    2"
     assert acted(question, "def f(x, y=0):\n    return helper(x) if tau else 0").verified
     assert whole("Write f.", "def f(): pass") == "def f(): pass\n"
@@ -254,24 +258,24 @@ def test_what_the_question_begins_stands_before_the_program() -> None:
         "from fractions import Fraction\n\n\ndef double(x):\n    return x * (Fraction(2) if x == 2 else 2)",
     ],
 )
-def test_programs_may_have_classes_that_look_for_their_module_and_plain_results(program: str) -> None:
+def test_programs_may_use_module_lookups_and_results_of_any_type(program: str) -> None:
     assert acted(QUESTION, program).verified
 
 
 @confined
 @pytest.mark.parametrize("body", ["    return x + x", "    y = x + x\n    return y", "return x + x"])
-def test_a_body_alone_belongs_to_the_function_that_the_question_begins(body: str) -> None:
+def test_a_bare_body_completes_the_function_stub_of_the_question(body: str) -> None:
     program = TASK.parse_thought("program", f"```python\n{body}\n```")
     assert program is not None
     assert acted(QUESTION, program).verified
 
 
 @confined
-def test_imports_from_the_future_stand_before_the_question() -> None:
+def test_future_imports_are_put_before_the_question() -> None:
     assert acted(QUESTION, f"from __future__ import annotations\n\n{RIGHT}").verified
 
 
-# -- programs that deceive --------------------------------------------------------------------------------------
+# -- programs that cheat ----------------------------------------------------------------------------------------
 
 EQUAL = "class E(int):\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
 DECEITS = {
@@ -301,13 +305,13 @@ HIDDEN = (
 
 @confined
 @pytest.mark.parametrize("program", DECEITS.values(), ids=DECEITS)
-def test_a_wrong_program_is_not_right_by(program: str) -> None:
+def test_a_wrong_program_cannot_cheat_by(program: str) -> None:
     assert MBPP().score(program, HIDDEN) == 0
     assert MBPP().score(program, "assert add(1, 2) == 3\nassert set([add(5, 7)]) == {12}") == 0
 
 
 @confined
-def test_a_program_replaces_no_function_of_the_prompt() -> None:
+def test_a_program_cannot_replace_a_function_of_the_prompt() -> None:
     row = {
         "prompt": 'import math\n\n\ndef poly(x):\n    return x - 2\n\n\ndef root():\n    """Where poly is 0."""\n',
         "test": "def check(candidate):\n    assert math.isclose(poly(candidate()), 0)\n",
@@ -335,14 +339,14 @@ def test_a_program_replaces_no_function_of_the_prompt() -> None:
         ("def make(n): return lambda x: x + n", "assert make(2)(3) == 5"),
     ],
 )  # fmt: skip
-def test_honest_programs_pass_with_all_kinds_of_values(program: str, tests: str) -> None:
+def test_correct_programs_pass_with_values_of_all_types(program: str, tests: str) -> None:
     assert check(program, [tests], Sandbox(seconds=30)).failures == ()
 
 
 # -- data sets --------------------------------------------------------------------------------------------------
 
 
-def test_the_data_sets_questions_have_examples(human_eval: list[dict[str, Any]], data: Path) -> None:
+def test_questions_of_the_data_sets_have_examples(human_eval: list[dict[str, Any]], data: Path) -> None:
     assert len(human_eval) == 164
     assert sum(bool(examples(HumanEval().question_of(row))) for row in human_eval) >= 138
     mbpp = list(rows(data / "mbpp_dev.jsonl"))
@@ -351,7 +355,7 @@ def test_the_data_sets_questions_have_examples(human_eval: list[dict[str, Any]],
 
 
 @confined
-def test_data_sets_own_solutions_pass_and_empty_ones_fail(human_eval: list[dict[str, Any]], data: Path) -> None:
+def test_reference_solutions_pass_and_empty_ones_fail(human_eval: list[dict[str, Any]], data: Path) -> None:
     for row in human_eval[:8]:
         reference = HumanEval().reference_of(row)
         assert HumanEval().score(row["prompt"] + row["canonical_solution"], reference) == 1
@@ -363,8 +367,8 @@ def test_data_sets_own_solutions_pass_and_empty_ones_fail(human_eval: list[dict[
 
 
 @confined
-def test_a_hidden_test_verifies_nothing(scripted_code: Any) -> None:
-    """What passes the example, and not the hidden tests, is an answer that search takes for right, and scores 0."""
+def test_hidden_tests_do_not_verify(scripted_code: Any) -> None:
+    """A program that passes the examples but fails the hidden tests ends the search and scores 0."""
     solution = solve("code", QUESTION, decoder=scripted_code(f"```python\n{RIGHT}\n```"))
     assert (solution.solved, TASK.score(solution.answer, "assert double(1) == 3")) == (True, 0.0)
 
@@ -380,14 +384,14 @@ def scripted_code() -> Any:
 
         def generate(self, requests: Any) -> list[Completion]:
             self.prompts += [request.prompt[-1].content for request in requests]
-            said = [self.replies.pop(0) for request in requests for _ in range(request.sampling.n)]
-            return [Completion(text, (), 0.0, "eos", Usage(new_tokens=5)) for text in said]
+            messages = [self.replies.pop(0) for request in requests for _ in range(request.sampling.n)]
+            return [Completion(text, (), 0.0, "eos", Usage(new_tokens=5)) for text in messages]
 
     return Scripted
 
 
 @confined
-def test_a_search_mends_a_program_by_what_it_did(scripted_code: Any) -> None:
+def test_refine_repairs_a_program_from_its_test_results(scripted_code: Any) -> None:
     decoder = scripted_code(WRONG, *["def double(x):\n    return 4"] * 5, WRONG, RIGHT, WRONG, WRONG, WRONG)
     solution = solve("code", QUESTION, decoder=decoder, search="refine:thoughts=5,depth=3")
     assert solution.solved
@@ -396,7 +400,7 @@ def test_a_search_mends_a_program_by_what_it_did(scripted_code: Any) -> None:
     assert str(solution.answer).endswith(RIGHT + "\n")
 
 
-def test_a_question_is_refused_where_programs_cannot_be_confined(
+def test_a_question_is_rejected_if_programs_cannot_be_sandboxed(
     monkeypatch: pytest.MonkeyPatch, scripted_code: Any
 ) -> None:
     confines.cache_clear()
@@ -409,7 +413,7 @@ def test_a_question_is_refused_where_programs_cannot_be_confined(
 
 
 @pytest.mark.parametrize("name", ["code", "humaneval", "mbpp"])
-def test_each_is_a_task_by_name_with_an_example(name: str) -> None:
+def test_every_code_task_loads_by_name_and_has_an_example(name: str) -> None:
     task = load_task(name)
     assert isinstance(task, Task)
     assert examples(task.example())
@@ -417,9 +421,9 @@ def test_each_is_a_task_by_name_with_an_example(name: str) -> None:
 
 @pytest.mark.real
 @confined
-def test_a_real_model_writes_programs_that_are_run(smollm2: str) -> None:
+def test_a_real_model_writes_programs_that_are_executed(smollm2: str) -> None:
     solution = solve("code", TASK.example(), model=smollm2, max_tokens=48, search="refine:thoughts=2")
-    seen = [node.thought.observation for node in solution.tree if node.thought is not None]
-    assert seen
-    assert all(one is not None and isinstance(one.data, dict) for one in seen)
-    assert all(one is not None and one.verified for one in seen) or not solution.solved or len(seen) > 1
+    observations = [node.thought.observation for node in solution.tree if node.thought is not None]
+    assert observations
+    assert all(one is not None and isinstance(one.data, dict) for one in observations)
+    assert all(one is not None and one.verified for one in observations) or not solution.solved or len(observations) > 1

@@ -1,4 +1,4 @@
-"""Rows of HumanEval and MBPP that a task cannot use are refused, naming the column, before anything is asked."""
+"""Unusable rows of HumanEval and MBPP are rejected before any request, with the column's name."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from tot.tasks import MBPP, HumanEval
         (HumanEval, {"prompt": "p", "test": ["t"], "entry_point": "f"}, r"its test is \['t'\], not text"),
     ],
 )
-def test_a_row_that_is_not_made_of_texts_is_refused(task: type[Task], row: dict[str, Any], message: str) -> None:
+def test_a_row_with_values_that_are_not_texts_is_rejected(task: type[Task], row: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError, match=message):
         (task().question_of(row), task().reference_of(row))
 
 
-def test_a_row_needs_no_imports() -> None:
+def test_imports_are_optional_in_a_row() -> None:
     assert MBPP().question_of({"prompt": "p", "test_list": ["assert f(1)"]}) == "p\n\nassert f(1)"

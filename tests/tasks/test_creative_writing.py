@@ -1,4 +1,4 @@
-"""Creative Writing: which passages end as they must, how scores are read, and what the model is asked."""
+"""Creative Writing: verification of endings, parsing of scores, and prompts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tot.tree.thought import State, Thought
 
 TASK = CreativeWriting()
 CHAT = CreativeWriting().in_chat()
-SENTENCES = ["The soup was cold.", "I’m a living furnace.", 'He said "go".', "Nobody came."]
+SENTENCES = ["The soup was cold.", "I’m a living furnace.", 'He said "go".', "Nobody came."]  # language: ok
 QUESTION = " ".join(SENTENCES)
 PASSAGE = "\n\n".join(f"Some words first. {sentence}" for sentence in SENTENCES)
 FIRST = Thought(parts={"plan": "A plan.", "passage": "One.\n\nTwo."})
@@ -38,21 +38,21 @@ def prompt(template: str, thoughts: int = 0) -> dict[str, str]:
     return {message.role: message.content for message in TASK.prompt(template, state, **ASKED[template])}
 
 
-# -- what is required -------------------------------------------------------------------------------------------
+# -- required sentences -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("question", [QUESTION, "\n".join(SENTENCES), json.dumps(SENTENCES), "\n\n".join(SENTENCES)])
-def test_sentences_come_in_a_line_one_a_line_or_as_json(question: str) -> None:
+def test_sentences_may_be_one_line_several_lines_or_json(question: str) -> None:
     assert required(question) == SENTENCES
     assert endings(question, PASSAGE) == [True] * 4
 
 
 @pytest.mark.parametrize("question", ["[1, 2]", "[]", '["a", ""]', "[" * 100_000, '["a"', '{"a": 1}'])
-def test_what_is_no_list_of_texts_is_taken_as_a_line(question: str) -> None:
+def test_invalid_json_is_parsed_as_a_line(question: str) -> None:
     assert required(question) == split(question)
 
 
-def test_a_line_that_does_not_split_into_four_is_taken_as_it_is(data: Path) -> None:
+def test_a_line_without_four_sentences_is_used_as_it_is(data: Path) -> None:
     lines = (data / "creative_writing_0_60.txt").read_text(encoding="utf-8").splitlines()
     assert sorted(len(required(line)) for line in lines) == [3] * 4 + [4] * 56
     for line in lines:
@@ -62,19 +62,19 @@ def test_a_line_that_does_not_split_into_four_is_taken_as_it_is(data: Path) -> N
         passage = "\n\n".join(f"So it was. {sentence}" for sentence in required(question))
         assert TASK.verify(question, passage)
         assert TASK.score(passage, reference) == 1
-        spoilt = passage.replace("\n\n", " Or not.\n\n")  # only the last is left as it was
+        spoilt = passage.replace("\n\n", " Or not.\n\n")  # only the last ending is unchanged
         assert TASK.score(spoilt, reference) == 1 / len(required(question))
         assert f"Sentences: {line}" in TASK.prompt("plan", TASK.start(question))[0].content
 
 
-def test_a_row_may_have_its_sentences_as_the_question() -> None:
+def test_a_row_may_have_its_sentences_in_the_question_column() -> None:
     assert TASK.question_of({"question": QUESTION}) == TASK.reference_of({"question": QUESTION}) == QUESTION
 
 
 # -- endings ----------------------------------------------------------------------------------------------------
 
 
-def test_a_passage_with_every_ending_in_place_is_exact() -> None:
+def test_a_passage_with_all_endings_is_verified() -> None:
     assert endings(QUESTION, PASSAGE) == [True] * 4
     assert TASK.verify(QUESTION, PASSAGE)
     assert TASK.score(PASSAGE, QUESTION) == 1
@@ -83,30 +83,30 @@ def test_a_passage_with_every_ending_in_place_is_exact() -> None:
 @pytest.mark.parametrize(
     ("last", "exact"),
     [
-        ("Some words. Nobody came.", True),
-        ("Nobody came.", True),
-        ("Nobody  came. ", True),
-        ("nobody came.", False),
-        ("Some words. Nobody came", False),
+        ("Some words. Nobody came.", True),  # language: ok
+        ("Nobody came.", True),  # language: ok
+        ("Nobody  came. ", True),  # language: ok
+        ("nobody came.", False),  # language: ok
+        ("Some words. Nobody came", False),  # language: ok
         ("Somebody came.", False),
-        ("Nobody came. Then they did.", False),
-        ("Then: AntiNobody came.", False),
+        ("Nobody came. Then they did.", False),  # language: ok
+        ("Then: AntiNobody came.", False),  # language: ok
     ],
 )
-def test_an_ending_is_exact_word_for_word(last: str, exact: bool) -> None:
+def test_an_ending_must_match_exactly(last: str, exact: bool) -> None:
     passage = "\n\n".join([*(f"So. {sentence}" for sentence in SENTENCES[:3]), last])
     assert endings(QUESTION, passage) == [True, True, True, exact]
     assert TASK.verify(QUESTION, passage) is exact
     assert TASK.score(passage, QUESTION) == (1 if exact else 0.75)
 
 
-def test_the_kind_of_quotes_does_not_count() -> None:
+def test_quote_styles_are_equivalent() -> None:
     passage = PASSAGE.replace("’", "'").replace('"go"', "“go”")
     assert passage != PASSAGE
     assert TASK.verify(QUESTION, passage)
 
 
-def test_missing_paragraphs_count_as_wrong() -> None:
+def test_missing_paragraphs_are_wrong() -> None:
     short = "\n\n".join(PASSAGE.split("\n\n")[:2])
     assert endings(QUESTION, short) == [True, True, False, False]
     assert TASK.score(short, QUESTION) == 0.5
@@ -114,25 +114,25 @@ def test_missing_paragraphs_count_as_wrong() -> None:
     assert TASK.score("", QUESTION) == TASK.score(None, QUESTION) == 0
 
 
-def test_a_paragraph_too_many_does_not_verify_but_keeps_its_score() -> None:
+def test_an_extra_paragraph_is_not_verified_but_keeps_the_score() -> None:
     assert not TASK.verify(QUESTION, f"{PASSAGE}\n\nThe end.")
     assert TASK.score(f"{PASSAGE}\n\nThe end.", QUESTION) == 1
-    assert TASK.score(f"One more. It rained.\n\n{PASSAGE}", QUESTION) == 0  # each ending is one paragraph late
+    assert TASK.score(f"One more. It rained.\n\n{PASSAGE}", QUESTION) == 0  # every ending is one paragraph late
 
 
 @pytest.mark.parametrize("before", ["Title", "# Title", "**Title**", "*Title*", "Title: A Day", "Here is the passage:"])
-def test_a_title_or_introduction_is_no_paragraph(before: str) -> None:
+def test_a_title_or_introduction_is_not_a_paragraph(before: str) -> None:
     assert TASK.score(f"{before}\n\n{PASSAGE}", QUESTION) == 1
     assert TASK.verify(QUESTION, f"{before}\n\n{PASSAGE}")
 
 
 @pytest.mark.parametrize("mark", ["**", "*", "_"])
-def test_the_sentence_may_be_emphasized_and_rules_may_part_paragraphs(mark: str) -> None:
+def test_emphasis_and_horizontal_rules_are_ignored(mark: str) -> None:
     passage = "\n\n---\n\n".join(f"Some words. {mark}{one}{mark}" for one in required(QUESTION))
     assert TASK.score(passage, QUESTION) == 1
 
 
-def test_a_checked_passage_is_said_to_meet_its_constraints() -> None:
+def test_the_check_of_a_correct_passage_reports_success() -> None:
     assert TASK.verdict == "constraints met"
 
 
@@ -143,12 +143,12 @@ def test_endings_in_the_wrong_order_are_wrong() -> None:
 
 
 @pytest.mark.parametrize("answer", [None, 4, [PASSAGE]])
-def test_what_is_not_text_is_no_answer(answer: object) -> None:
+def test_an_answer_that_is_not_text_scores_0(answer: object) -> None:
     assert not TASK.verify(QUESTION, answer)
     assert TASK.score(answer, QUESTION) == 0
 
 
-# -- reading ----------------------------------------------------------------------------------------------------
+# -- parsing ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -171,7 +171,7 @@ def test_what_is_not_text_is_no_answer(answer: object) -> None:
         ("", None),
     ],
 )
-def test_the_value_is_the_score_announced_last(reply: str, value: float | None) -> None:
+def test_the_value_is_the_last_announced_score(reply: str, value: float | None) -> None:
     assert TASK.parse_value(reply) == value
 
 
@@ -192,7 +192,7 @@ def test_the_answer_is_the_passage_without_its_plan(text: str, answer: str | Non
 
 
 @given(st.text(max_size=80), st.text(max_size=80))
-def test_no_text_raises(question: str, text: str) -> None:
+def test_parsers_accept_any_text(question: str, text: str) -> None:
     TASK.parse_answer(text)
     TASK.parse_value(text)
     assert len(endings(question, text)) == len(required(question))
@@ -200,7 +200,7 @@ def test_no_text_raises(question: str, text: str) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("unit", ["passage: ", "score is ", "\n", " ", "*", "8/10 ", "1", ". ", "The score of "])
-def test_hostile_text_takes_linear_time(unit: str) -> None:
+def test_adversarial_text_takes_linear_time(unit: str) -> None:
     text = unit * (300_000 // len(unit))
     TASK.parse_answer(text)
     TASK.parse_value(text)
@@ -213,7 +213,7 @@ def test_the_answer_of_a_state_is_its_last_passage() -> None:
     assert TASK.answer_at(state.then(FIRST).then(Thought(parts={"plan": "b", "passage": "Three."}))) == "Three."
 
 
-def test_the_heuristic_counts_endings_that_are_missing() -> None:
+def test_the_heuristic_counts_missing_endings() -> None:
     state = State(question=QUESTION)
     assert TASK.heuristic(state) == 4
     assert TASK.heuristic(state.then(Thought(parts={"plan": "a", "passage": PASSAGE}))) == 0
@@ -234,7 +234,7 @@ def write(*leads: str) -> State | None:
     return state
 
 
-def test_a_chat_models_paragraphs_end_in_their_sentences() -> None:
+def test_paragraphs_of_a_chat_model_end_in_the_required_sentences() -> None:
     first, second, third, fourth = required(QUESTION)
     begun = write("Some words.", f"**Paragraph 2:** Others. {second}\n\nAnd more.")
     assert begun is not None
@@ -253,7 +253,7 @@ def test_a_chat_models_paragraphs_end_in_their_sentences() -> None:
 
 
 class Writer:
-    """Votes for the second, and writes what tells samples apart."""
+    """Vote for the second candidate, and write texts that differ by sample."""
 
     def generate(self, requests: Sequence[Request]) -> list[Completion]:
         texts = [
@@ -264,7 +264,7 @@ class Writer:
         return [Completion(text, (), 0.0, "eos", Usage()) for text in texts]
 
 
-def test_a_chat_model_writes_a_passage_that_is_verified() -> None:
+def test_a_chat_model_writes_a_verified_passage() -> None:
     solution = solve("creative_writing", QUESTION, decoder=Writer(), prompts="chat")
     assert solution.solved
     assert endings(QUESTION, solution.answer) == [True] * 4
@@ -294,46 +294,46 @@ def test_all_prompts_about_a_question_begin_with_the_same_message() -> None:
         ("answer", 1, "Plan: A plan.\nPassage:"),
     ],
 )
-def test_the_model_goes_on_with_a_plan_or_its_passage(template: str, thoughts: int, prefix: str) -> None:
+def test_prompts_end_in_the_plan_or_the_passage(template: str, thoughts: int, prefix: str) -> None:
     assert prompt(template, thoughts)["assistant"] == prefix
 
 
-def test_the_evaluator_sees_the_passage_and_has_room_to_analyse_it() -> None:
-    asked = prompt("value", 1)["assistant"]
-    assert asked.startswith("Passage:\nThree.\n\nFour.\n\n")
-    assert asked.endswith("\nAnalysis:")
-    assert "Thus the coherency score is s" in asked
+def test_the_evaluator_gets_the_passage_and_room_for_an_analysis() -> None:
+    prefix_text = prompt("value", 1)["assistant"]
+    assert prefix_text.startswith("Passage:\nThree.\n\nFour.\n\n")
+    assert prefix_text.endswith("\nAnalysis:")
+    assert "Thus the coherency score is s" in prefix_text
     assert TASK.sampling["value"]["max_tokens"] >= 160
 
 
-def test_candidates_are_numbered_and_one_number_is_asked_for() -> None:
-    asked = prompt("vote")["assistant"]
-    assert asked.startswith("Choice 1:\nOne.\n\nTwo.\n\nChoice 2:\nThree.\n\n")
-    assert asked.endswith("The best choice is")
+def test_vote_prompts_number_the_candidates() -> None:
+    prefix_text = prompt("vote")["assistant"]
+    assert prefix_text.startswith("Choice 1:\nOne.\n\nTwo.\n\nChoice 2:\nThree.\n\n")
+    assert prefix_text.endswith("The best choice is")
 
 
-def test_voters_see_passages_without_plans() -> None:
+def test_vote_prompts_contain_passages_without_plans() -> None:
     assert TASK.candidate(State(question=QUESTION, thoughts=(FIRST,))) == "One.\n\nTwo."
 
 
-def test_a_plan_stops_before_its_passage_and_a_passage_before_its_analysis() -> None:
+def test_stop_strings_separate_plan_passage_and_analysis() -> None:
     assert "\nPassage:" in TASK.sampling["plan"]["stop"]
     assert "\nAnalysis:" in TASK.sampling["passage"]["stop"]
     assert TASK.sampling["passage"]["max_tokens"] == 400
 
 
-def test_the_demonstrations_do_what_is_asked() -> None:
-    for shown in TASK.data("demonstrations"):
-        question, passage = "\n".join(shown["sentences"]), "\n\n".join(shown["paragraphs"])
+def test_the_demonstrations_follow_the_instructions() -> None:
+    for demo in TASK.data("demonstrations"):
+        question, passage = "\n".join(demo["sentences"]), "\n\n".join(demo["paragraphs"])
         assert TASK.verify(question, passage)
-        assert split(" ".join(shown["sentences"])) == shown["sentences"]
+        assert split(" ".join(demo["sentences"])) == demo["sentences"]
         assert len(paragraphs(passage)) == 4
         head = prompt("plan")["user"]
-        assert f"\nPlan: {shown['plan']}\nPassage:\n{passage}\nAnalysis: {shown['analysis']} Thus the " in head
-        assert TASK.parse_value(f"{shown['analysis']} Thus the coherency score is {shown['score']}.") == shown["score"]
+        assert f"\nPlan: {demo['plan']}\nPassage:\n{passage}\nAnalysis: {demo['analysis']} Thus the " in head
+        assert TASK.parse_value(f"{demo['analysis']} Thus the coherency score is {demo['score']}.") == demo["score"]
 
 
-def test_what_ships_with_the_task_is_its_own(data: Path) -> None:
+def test_demonstrations_are_not_from_the_data_set(data: Path) -> None:
     theirs = set(split((data / "creative_writing_0_60.txt").read_text(encoding="utf-8").replace("\n", " ")))
     questions = [required(row["question"]) for row in TASK.data("questions")]
     assert [len(sentences) for sentences in questions] == [4, 4, 4]
@@ -346,7 +346,7 @@ def test_what_ships_with_the_task_is_its_own(data: Path) -> None:
     "before", ["Sure!", "Certainly! Here is a passage that meets them.", '"A Day"', "A Day\n=====", "Sure!\n\n# A Day"]
 )
 @pytest.mark.parametrize("after", ["", "\n\n(Each paragraph ends as asked.)", "\n\nNote: it is coherent."])
-def test_what_is_said_around_a_passage_is_no_paragraph(before: str, after: str) -> None:
+def test_text_around_a_passage_is_not_a_paragraph(before: str, after: str) -> None:
     passage = f"{before}\n\n{PASSAGE}{after}"
     assert TASK.score(passage, QUESTION) == 1
     assert TASK.verify(QUESTION, passage)

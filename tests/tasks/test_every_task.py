@@ -1,5 +1,4 @@
-"""What holds for every installed task: its class can be imported, and each search, generator and evaluator that it has
-templates for runs on it."""
+"""Every installed task can be imported and runs with each search, generator and evaluator that it has templates for."""
 
 from __future__ import annotations
 
@@ -49,10 +48,10 @@ def test_importing_the_tasks_imports_no_torch() -> None:
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", TASKS)
-def test_the_tasks_own_search_grows_a_tree(name: str, decoder: LocalDecoder) -> None:
+def test_the_default_search_of_a_task_grows_a_tree(name: str, decoder: LocalDecoder) -> None:
     solution = run(name, decoder)
     assert len(solution.tree) > 1 or solution.parse_failures + solution.rejected > 0
-    assert solution.calls > 0 or solution.solved  # A* asks no model
+    assert solution.calls > 0 or solution.solved  # A* needs no model
 
 
 @pytest.mark.real
@@ -75,7 +74,7 @@ def test_the_baselines_write_whole_solutions(name: str, search: str, decoder: Lo
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", TASKS)
-def test_every_task_can_be_proposed_and_voted_on(name: str, decoder: LocalDecoder) -> None:
+def test_every_task_supports_propose_and_vote(name: str, decoder: LocalDecoder) -> None:
     solution = run(name, decoder, search="bfs:thoughts=2,breadth=1,depth=2", generator="propose", evaluator="vote")
     values = [node.value for node in solution.tree if node.parent is not None]
     assert sum(value or 0 for value in values) <= 1 + 1e-9
@@ -84,7 +83,7 @@ def test_every_task_can_be_proposed_and_voted_on(name: str, decoder: LocalDecode
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["gsm8k", "blocksworld"])
-def test_rap_is_a_configuration_of_mcts(name: str, decoder: LocalDecoder) -> None:
+def test_rap_is_an_mcts_configuration(name: str, decoder: LocalDecoder) -> None:
     parts: dict[str, Any] = rap(name)
     short = parts["search"].model_copy(update={"iterations": 2, "depth": 3})
     solution = run(name, decoder, **parts | {"search": short})
@@ -93,7 +92,7 @@ def test_rap_is_a_configuration_of_mcts(name: str, decoder: LocalDecoder) -> Non
     assert all(node.reward is not None and node.q is not None for node in visited)
 
 
-def test_a_search_without_a_model_solves_what_can_be_enumerated() -> None:
+def test_enumerable_tasks_are_solved_without_a_model() -> None:
     for name, search in (("blocksworld", "best-first"), ("game24", "dfs:thoughts=none")):
         task = load_task(name)
         solution = solve(

@@ -1,4 +1,4 @@
-"""Game of 24: its moves, its prompts, and which answers count."""
+"""Game of 24: moves, prompts and answers."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def after(question: str, *moves: str) -> State:
 
 
 def solution_of(state: State) -> str | None:
-    """An expression for 24, by trying everything; None where there is none."""
+    """Return an expression for 24 by exhaustive search, or None if the puzzle has no solution."""
     if TASK.is_terminal(state):
         return TASK.answer_at(state)
     reached = (TASK.step(state, Thought(parts={"move": move})) for move in TASK.actions(state))
@@ -51,7 +51,7 @@ def prompt(template: str, *moves: str) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("text", ["4 9 10 13", "4, 9, 10, 13", "[4, 9, 10, 13]", "(4 9 10 13)", " 4\t9;10\n13 "])
-def test_numbers_may_be_parted_by_commas_and_put_in_brackets(text: str) -> None:
+def test_numbers_may_be_separated_by_commas_and_enclosed_in_brackets(text: str) -> None:
     state = TASK.start(text)
     assert state.question == "4 9 10 13"
     assert state.world == {"left": ["4", "9", "10", "13"], "terms": ["4", "9", "10", "13"]}
@@ -71,7 +71,7 @@ def test_numbers_may_be_parted_by_commas_and_put_in_brackets(text: str) -> None:
         ("9" * 10_000, "is not a number from 0"),
     ],
 )
-def test_what_is_no_puzzle_is_refused_with_its_value(text: str, message: str) -> None:
+def test_an_invalid_puzzle_error_names_the_value(text: str, message: str) -> None:
     with pytest.raises(TaskError, match=message) as error:
         TASK.start(text)
     assert len(str(error.value)) < 300
@@ -108,11 +108,11 @@ def test_what_is_no_puzzle_is_refused_with_its_value(text: str, message: str) ->
         ("", None),
     ],
 )
-def test_a_move_is_read_as_one_operation_and_its_result(text: str, move: str | None) -> None:
+def test_a_move_is_one_operation_and_its_result(text: str, move: str | None) -> None:
     assert TASK.parse_thought("move", text) == move
 
 
-def test_a_reply_lists_moves_each_once() -> None:
+def test_proposals_are_distinct_moves() -> None:
     reply = (
         " 4 + 9 = 13\n2. 13 - 9 = 4 (left: 4 4 10)\n3. nothing\n4. 4+9=13\n5. 10 - 4 = 6, 4 * 6 = 24\n6. 1 + 2 + 3 = 6"
     )
@@ -120,7 +120,7 @@ def test_a_reply_lists_moves_each_once() -> None:
 
 
 @given(st.text(alphabet="0123456789./+-*=()x \n,−", max_size=80))
-def test_what_is_read_as_a_move_reads_back_as_itself(text: str) -> None:
+def test_a_parsed_move_parses_back_to_itself(text: str) -> None:
     for move in TASK.parse_proposals(text):
         assert TASK.parse_proposals(move) == [move]
     TASK.parse_answer(text)
@@ -128,14 +128,14 @@ def test_what_is_read_as_a_move_reads_back_as_itself(text: str) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("unit", ["1 + 1 = 2 ", "1", " ", "(", "1 +", "answer ", "= ", "1.", "-", "\n"])
-def test_hostile_text_takes_linear_time(unit: str) -> None:
+def test_adversarial_text_takes_linear_time(unit: str) -> None:
     text = unit * (400_000 // len(unit))
     assert set(TASK.parse_proposals(text)) <= {"1 + 1 = 2"}
     TASK.parse_answer(text)
     TASK.parse_value(text)
 
 
-def test_a_move_leaves_its_result_and_where_it_came_from() -> None:
+def test_a_move_replaces_two_numbers_by_its_result() -> None:
     state = after("4 9 10 13", "13 - 9 = 4")
     assert state.world == {"left": ["4", "4", "10"], "terms": ["4", "(13 - 9)", "10"]}
     state = after("3 3 8 8", "8 / 3 = 8/3")
@@ -146,14 +146,14 @@ def test_a_move_leaves_its_result_and_where_it_came_from() -> None:
     "move",
     [
         "13 - 9 = 5",  # wrong
-        "13 - 8 = 5",  # there is no 8
-        "4 + 4 = 8",  # there is one 4
-        "10 / 4 = 2",  # not exactly
+        "13 - 8 = 5",  # 8 is missing
+        "4 + 4 = 8",  # 4 occurs only once
+        "10 / 4 = 2",  # not exact
         "10 / 4 = 2.5 (left: 24)",
         "nothing",
     ],
 )
-def test_a_wrong_move_leads_nowhere_and_what_the_model_says_is_left_is_ignored(move: str) -> None:
+def test_a_wrong_move_is_rejected_and_the_models_list_of_numbers_is_ignored(move: str) -> None:
     state = TASK.start("4 9 10 13")
     reached = TASK.step(state, Thought(parts={"move": move}))
     if "24" in move:
@@ -163,7 +163,7 @@ def test_a_wrong_move_leads_nowhere_and_what_the_model_says_is_left_is_ignored(m
         assert reached is None
 
 
-def test_every_action_is_legal_and_written_as_it_is_read() -> None:
+def test_every_action_is_legal_and_parses_to_itself() -> None:
     state = TASK.start("4 9 10 13")
     actions = TASK.actions(state)
     assert len(actions) == 36
@@ -176,17 +176,17 @@ def test_every_action_is_legal_and_written_as_it_is_read() -> None:
 
 def test_equal_numbers_and_results_give_one_action() -> None:
     assert TASK.actions(TASK.start("2 2")) == ["2 + 2 = 4", "2 - 2 = 0", "2 / 2 = 1"]
-    assert TASK.actions(TASK.start("0 5")) == ["0 + 5 = 5", "0 - 5 = -5", "0 * 5 = 0"]  # and nothing over 0
+    assert TASK.actions(TASK.start("0 5")) == ["0 + 5 = 5", "0 - 5 = -5", "0 * 5 = 0"]  # and nothing is divided by 0
     assert TASK.actions(after("4 6", "4 * 6 = 24")) == []
 
 
-def test_states_with_the_same_numbers_left_are_the_same() -> None:
+def test_states_with_equal_numbers_left_have_the_same_key() -> None:
     one, other = after("2 2 5 6", "2 + 2 = 4"), after("2 2 5 6", "2 * 2 = 4")
     assert TASK.key(one) == TASK.key(other) == ("4", "5", "6")
     assert TASK.key(one) != TASK.key(after("2 2 5 6", "5 - 2 = 3"))
 
 
-def test_some_path_of_actions_reaches_the_goal_and_its_answer_verifies() -> None:
+def test_a_path_of_actions_reaches_the_goal_and_its_answer_verifies() -> None:
     def search(state: State) -> State | None:
         if TASK.is_terminal(state):
             return state if TASK.is_goal(state) else None
@@ -194,8 +194,8 @@ def test_some_path_of_actions_reaches_the_goal_and_its_answer_verifies() -> None
             reached = TASK.step(state, Thought(parts={"move": action}))
             assert reached is not None
             assert TASK.heuristic(reached) <= TASK.heuristic(state)
-            if found := search(reached):
-                return found
+            if answer := search(reached):
+                return answer
         return None
 
     for question in ("4 9 10 13", "3 3 8 8", "1.5 2 8", "0.5 12", "1 5 5 5"):
@@ -205,7 +205,7 @@ def test_some_path_of_actions_reaches_the_goal_and_its_answer_verifies() -> None
     assert search(TASK.start("1 1 1 1")) is None
 
 
-def test_the_goal_is_24_and_nothing_else() -> None:
+def test_only_24_is_the_goal() -> None:
     start, goal = TASK.start("4 6"), after("4 6", "4 * 6 = 24")
     other = after("4 6", "4 + 6 = 10")
     assert [TASK.is_terminal(state) for state in (start, goal, other)] == [False, True, True]
@@ -214,7 +214,7 @@ def test_the_goal_is_24_and_nothing_else() -> None:
     assert [TASK.answer_at(state) for state in (start, goal, other)] == [None, "4 * 6", None]
 
 
-def test_a_state_without_a_world_is_refused() -> None:
+def test_a_state_without_a_world_is_rejected() -> None:
     with pytest.raises(TaskError, match=r"make it with start\(\)"):
         TASK.actions(State(question="4 6"))
 
@@ -238,7 +238,7 @@ def test_a_state_without_a_world_is_refused() -> None:
         ("", None),
     ],
 )
-def test_the_answer_is_the_expression_announced(text: str, answer: str | None) -> None:
+def test_the_answer_is_the_announced_expression(text: str, answer: str | None) -> None:
     assert TASK.parse_answer(text) == answer
 
 
@@ -248,7 +248,7 @@ def test_the_answer_is_the_expression_announced(text: str, answer: str | None) -
         ("(13 - 9) * (10 - 4)", True),
         ("(13-9)×(10−4)", True),
         ("(10 - 4) * (13 - 9)", True),
-        ("(13 - 9) * 6", False),  # 6 is not given
+        ("(13 - 9) * 6", False),  # 6 is not one of the numbers
         ("13 + 10 + 4 - 9", False),  # 18
         ("(13 - 9) * (10 - 4) + 9 - 9", False),  # 9 three times
         ("4 * 6", False),
@@ -261,12 +261,12 @@ def test_the_answer_is_the_expression_announced(text: str, answer: str | None) -
         (24, False),
     ],
 )
-def test_an_answer_uses_each_number_once_and_equals_24(answer: object, right: bool) -> None:
+def test_a_correct_answer_uses_each_number_once_and_equals_24(answer: object, right: bool) -> None:
     assert TASK.verify("4 9 10 13", answer) is right
     assert TASK.score(answer, "4 9 10 13") == float(right)
 
 
-def test_a_number_given_twice_is_used_twice_and_digits_are_not_joined() -> None:
+def test_a_repeated_number_is_used_twice_and_digits_are_not_joined() -> None:
     assert TASK.verify("4 4 4 4", "4 * 4 + 4 + 4")
     assert not TASK.verify("4 4 4 4", "4 * (4 + 4 / 2)")
     assert not TASK.verify("1 2 12 1", "12 + 12")
@@ -275,7 +275,7 @@ def test_a_number_given_twice_is_used_twice_and_digits_are_not_joined() -> None:
     assert not TASK.verify("a b", "24 + 0")
 
 
-def test_rows_of_the_data_set_are_puzzles_and_score_by_their_numbers(data: Path) -> None:
+def test_rows_of_the_data_set_are_puzzles_and_answers_are_scored_by_their_numbers(data: Path) -> None:
     with (data / "game24.csv").open(encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
     assert len(rows) == 1362
@@ -300,7 +300,7 @@ def test_rows_of_the_data_set_are_puzzles_and_score_by_their_numbers(data: Path)
         ("", None),
     ],
 )
-def test_a_value_is_the_worth_of_the_last_label(reply: str, value: float | None) -> None:
+def test_a_value_is_the_weight_of_the_last_label(reply: str, value: float | None) -> None:
     assert TASK.parse_value(reply) == value
 
 
@@ -327,28 +327,28 @@ def test_all_prompts_about_a_puzzle_begin_with_the_same_message() -> None:
         ("value", ("13 - 9 = 4", "10 - 4 = 6", "4 * 6 = 24"), "Finished (13 - 9) * (10 - 4):"),
     ],
 )
-def test_the_model_goes_on_from_what_is_left(template: str, moves: tuple[str, ...], prefix: str) -> None:
+def test_prompts_end_in_the_numbers_left(template: str, moves: tuple[str, ...], prefix: str) -> None:
     assert prompt(template, *moves)["assistant"] == prefix
 
 
-def test_states_that_are_the_same_are_judged_by_the_same_prompt() -> None:
+def test_equal_states_have_the_same_evaluation_prompt() -> None:
     states = after("2 2 5 6", "2 + 2 = 4"), after("2 2 5 6", "2 * 2 = 4")
     assert TASK.prompt("value", states[0]) == TASK.prompt("value", states[1])
 
 
-def test_voters_see_all_moves_and_what_they_leave() -> None:
+def test_vote_prompts_contain_all_moves_and_the_numbers_left() -> None:
     assert TASK.candidate(after("4 9 10 13", "13 - 9 = 4", "10 - 4 = 6")) == "13 - 9 = 4\n10 - 4 = 6 (left: 4 6)"
 
 
-def test_candidates_are_numbered_and_one_number_is_asked_for() -> None:
-    asked = prompt("vote")["assistant"]
-    assert "\n1. 13 - 9 = 4, then 10 - 4 = 6\n2. 4 + 9 = 13\n" in asked
-    assert asked.endswith("The best choice is")
+def test_vote_prompts_number_the_candidates() -> None:
+    prefix_text = prompt("vote")["assistant"]
+    assert "\n1. 13 - 9 = 4, then 10 - 4 = 6\n2. 4 + 9 = 13\n" in prefix_text
+    assert prefix_text.endswith("The best choice is")
 
 
-def test_the_demonstrations_are_right() -> None:
-    shown = TASK.data("demonstrations")
-    for solution in shown["solutions"]:
+def test_the_demonstrations_are_correct() -> None:
+    demonstrations = TASK.data("demonstrations")
+    for solution in demonstrations["solutions"]:
         state = TASK.start(solution["question"])
         for step in solution["steps"]:
             reached = TASK.step(state, Thought(parts={"move": step["move"]}))
@@ -357,19 +357,19 @@ def test_the_demonstrations_are_right() -> None:
             assert step["left"] == TASK.variables(state)["left"]
         assert TASK.answer_at(state) is not None
         assert TASK.verify(solution["question"], solution["answer"])
-    for proposal in shown["proposals"]:
+    for proposal in demonstrations["proposals"]:
         for move in proposal["moves"]:
             assert TASK.step(TASK.start(proposal["left"]), Thought(parts={"move": move})) is not None
-    for judged in shown["judgements"]:
+    for judged in demonstrations["judgements"]:
         expression = solution_of(TASK.start(judged["left"]))
         assert judged["label"] in TASK.labels
         assert judged["label"] == "likely" or (expression is not None) == (judged["label"] == "sure")
-    for check in shown["checks"]:
+    for check in demonstrations["checks"]:
         assert evaluate(check["expression"]) == int(check["value"])
         assert (check["label"] == "sure") == (check["value"] == "24")
 
 
-def test_what_ships_is_solvable_and_not_from_the_data_set(data: Path) -> None:
+def test_demonstrations_are_solvable_and_not_from_the_data_set(data: Path) -> None:
     with (data / "game24.csv").open(encoding="utf-8") as file:
         theirs = {tuple(sorted(map(int, row["Puzzles"].split()))) for row in csv.DictReader(file)}
     ours = [row["question"] for row in (*TASK.data("questions"), *TASK.data("demonstrations")["solutions"])]
@@ -390,11 +390,11 @@ def test_what_ships_is_solvable_and_not_from_the_data_set(data: Path) -> None:
         "Answer: (4 + 4)(4 - 1) = 24",
     ],
 )
-def test_an_expression_is_read_in_latex_and_any_brackets(reply: str) -> None:
+def test_latex_and_all_kinds_of_brackets_are_parsed(reply: str) -> None:
     assert TASK.verify("4 4 4 1", TASK.parse_answer(reply))
 
 
-def test_fractions_in_latex_divide() -> None:
+def test_latex_fractions_are_divisions() -> None:
     assert TASK.verify("3 3 8 8", TASK.parse_answer(r"Answer: \frac{8}{3 - \frac{8}{3}} = 24"))
 
 
@@ -412,15 +412,15 @@ def test_fractions_in_latex_divide() -> None:
         r"Answer: \text{(4 + 4)} \times (4 - 1)",
     ],
 )
-def test_a_solution_is_read_whatever_its_signs_and_marks(reply: str) -> None:
+def test_solutions_are_parsed_with_any_signs_and_marks(reply: str) -> None:
     task = Game24()
     assert task.verify("4 4 4 1", task.parse_answer(reply))
 
 
 @pytest.mark.parametrize("reply", ["2^4 * 6", "2^6*4*6", "4 * 6^1", "√4 * 6", r"\sqrt{4} * 6", "sqrt(4)*6", "4 * 6²"])
-def test_no_part_of_a_power_or_a_root_is_an_answer(reply: str) -> None:
+def test_part_of_a_power_or_a_root_is_not_an_answer(reply: str) -> None:
     assert Game24().parse_answer(f"Answer: {reply}") is None
 
 
-def test_a_number_may_stand_before_a_parenthesis() -> None:
+def test_a_number_may_precede_a_parenthesis() -> None:
     assert Game24().parse_answer("2(3 + 4 + 5) = 24") == "2*(3 + 4 + 5)"

@@ -1,4 +1,4 @@
-"""GSM8K: its prompts, its scores against real references, and one real search."""
+"""GSM8K: prompts, scores against real references, and a real search."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_all_prompts_about_a_question_begin_with_the_same_message(task: GSM8K) -
     assert head.count("Question: ") == len(task.data("demonstrations")) + 1
 
 
-def test_the_demonstrations_are_written_as_the_model_is_to_write(task: GSM8K) -> None:
+def test_the_demonstrations_have_the_format_that_is_parsed(task: GSM8K) -> None:
     head = prompt(task, "answer")["user"]
     first = task.data("demonstrations")[0]
     steps = [
@@ -97,19 +97,19 @@ def test_the_demonstrations_are_written_as_the_model_is_to_write(task: GSM8K) ->
         ),
     ],
 )
-def test_the_model_goes_on_with_the_steps_taken_so_far(
+def test_prompts_end_in_the_steps_so_far(
     task: GSM8K, template: str, thoughts: int, parts: dict[str, str], prefix: str
 ) -> None:
     assert prompt(task, template, thoughts, **parts)["assistant"] == prefix
 
 
-def test_the_evaluator_is_shown_the_steps_and_asked_for_a_number_on_the_scale(task: GSM8K) -> None:
+def test_the_value_prompt_contains_the_steps_and_asks_for_a_number_on_the_scale(task: GSM8K) -> None:
     state = State(question="How many marbles?", thoughts=THOUGHTS)
-    asked = Likelihood().prompt(task, state)[-1]
+    prefix_message = Likelihood().prompt(task, state)[-1]
     steps = prompt(task, "answer", 2)["assistant"].removesuffix("The answer is")
-    assert asked.role == "assistant"
-    assert asked.content.startswith(steps)
-    wish = asked.content.removeprefix(steps)
+    assert prefix_message.role == "assistant"
+    assert prefix_message.content.startswith(steps)
+    wish = prefix_message.content.removeprefix(steps)
     low, high = task.scale
     assert re.search(rf"\b{low}\b.*\b{high}\b", wish)
     assert wish == wish.rstrip()
@@ -122,7 +122,7 @@ def test_a_step_is_one_line(task: GSM8K) -> None:
     assert task.parse_thought("sub_answer", "  ") is None
 
 
-def test_the_demonstrations_compute_right_and_end_in_their_answer(task: GSM8K) -> None:
+def test_the_demonstrations_compute_correctly_and_end_in_their_answer(task: GSM8K) -> None:
     sums = 0
     for demonstration in task.data("demonstrations"):
         for step in demonstration["steps"]:
@@ -134,20 +134,20 @@ def test_the_demonstrations_compute_right_and_end_in_their_answer(task: GSM8K) -
 
 
 def arithmetic(node: Any) -> float:
-    """The value of numbers joined by + - * and /."""
+    """Evaluate numbers joined by + - * and /."""
     if isinstance(node, ast.Constant):
         return float(node.value)
     a, b = arithmetic(node.left), arithmetic(node.right)
     return {ast.Add: a + b, ast.Sub: a - b, ast.Mult: a * b, ast.Div: a / b}[type(node.op)]
 
 
-def test_an_example_question_comes_with_the_task(task: GSM8K) -> None:
+def test_the_task_has_an_example_question(task: GSM8K) -> None:
     questions = task.data("questions")
     assert task.example() == questions[0]["question"]
     assert all(task.score(entry["answer"], entry["answer"]) == 1 for entry in questions)
 
 
-def test_what_ships_with_the_task_is_its_own(task: GSM8K, rows: list[dict[str, str]]) -> None:
+def test_demonstrations_are_not_from_the_data_set(task: GSM8K, rows: list[dict[str, str]]) -> None:
     theirs = {row["question"] for row in rows}
     assert not theirs & {entry["question"] for name in ("questions", "demonstrations") for entry in task.data(name)}
 
@@ -155,7 +155,7 @@ def test_what_ships_with_the_task_is_its_own(task: GSM8K, rows: list[dict[str, s
 # -- scores -----------------------------------------------------------------------------------------------------
 
 
-def test_every_reference_scores_1_against_itself_and_0_against_its_neighbours(
+def test_every_reference_scores_1_against_itself_and_0_against_its_neighbour(
     task: GSM8K, rows: list[dict[str, str]]
 ) -> None:
     assert len(rows) == 400
@@ -169,7 +169,7 @@ def test_every_reference_scores_1_against_itself_and_0_against_its_neighbours(
 
 
 @pytest.mark.parametrize(
-    ("text", "kept"),
+    ("text", "thought"),
     [
         (" How many red?", "How many red?"),
         ("How many red? Sub-answer 2: 4", "How many red?"),
@@ -180,8 +180,8 @@ def test_every_reference_scores_1_against_itself_and_0_against_its_neighbours(
         ("", None),
     ],
 )
-def test_a_sub_question_ends_where_it_ends_and_what_asks_nothing_is_none(text: str, kept: str | None) -> None:
-    assert GSM8K().parse_thought("sub_question", text) == kept
+def test_a_sub_question_ends_at_its_first_question_mark(text: str, thought: str | None) -> None:
+    assert GSM8K().parse_thought("sub_question", text) == thought
     assert GSM8K().parse_thought("sub_answer", text) == (text.strip() or None)
 
 
@@ -200,7 +200,7 @@ def test_a_sub_question_ends_where_it_ends_and_what_asks_nothing_is_none(text: s
         ("18", "no number", 0),
     ],
 )
-def test_an_answer_is_right_where_the_numbers_are_equal(
+def test_an_answer_is_correct_if_the_numbers_are_equal(
     task: GSM8K, answer: str | None, reference: str, score: float
 ) -> None:
     assert task.score(answer, reference) == score
@@ -216,7 +216,7 @@ def test_an_answer_is_right_where_the_numbers_are_equal(
         ("nothing", None),
     ],
 )
-def test_the_answer_is_the_number_announced(task: GSM8K, text: str, answer: str | None) -> None:
+def test_the_answer_is_the_announced_number(task: GSM8K, text: str, answer: str | None) -> None:
     assert task.parse_answer(text) == answer
 
 
@@ -262,7 +262,7 @@ def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: G
         assert all(part == part.strip() != "" and "\n" not in part for part in node.thought.parts.values())
         assert node.value is not None
         assert 1 <= node.value <= 10
-        assert 2 <= node.new_tokens <= 30  # the sub-question, the sub-answer and its number, of 10 each
+        assert 2 <= node.new_tokens <= 30  # the sub-question, the sub-answer and its number, 10 tokens each
     chosen = [node for node in tree if node.chosen]
     assert [node.depth for node in chosen] == [0, 1, 2]
     assert first.value == chosen[-1].value == max(node.value or 0 for node in tree if node.depth == 2)
@@ -274,14 +274,14 @@ def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: G
     assert again.answer == first.answer
     assert [node.value or 0 for node in again.tree] == pytest.approx([node.value or 0 for node in tree], rel=1e-4)
     assert texts(other)[1:3] != texts(first)[1:3]
-    assert again.usage.reused_prompt_tokens > first.usage.reused_prompt_tokens  # its prompts were there already
+    assert again.usage.reused_prompt_tokens > first.usage.reused_prompt_tokens  # its prompts were cached
 
 
 # -- programs ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("reply", "said", "answer"),
+    ("reply", "observation", "answer"),
     [
         ("```python\nn = 3 * 12\nprint(n - 5)\n```", "31", "31"),
         ("n = 3 * 12\nprint('Eggs:', n / 2)", "Eggs: 18.0", "18"),
@@ -294,25 +294,25 @@ def test_a_real_search_ends_with_an_answer_and_a_tree_of_the_right_shape(task: G
         ("", "", None),
     ],
 )
-def test_a_program_says_what_it_prints_last(
-    task: GSM8K, monkeypatch: pytest.MonkeyPatch, reply: str, said: str, answer: str | None
+def test_the_observation_of_a_program_is_its_last_output(
+    task: GSM8K, monkeypatch: pytest.MonkeyPatch, reply: str, observation: str, answer: str | None
 ) -> None:
     seconds = 1 if "while True" in reply else 60
     monkeypatch.setattr("tot.tasks.gsm8k.SANDBOX", Sandbox(seconds=seconds))
     state, thought = task.start("How many eggs?"), Thought(parts={"program": reply}, ended=True)
     seen = asyncio.run(task.act(state, thought))
     assert seen is not None
-    assert (seen.text, seen.data, seen.verified) == (said, answer, False)
+    assert (seen.text, seen.data, seen.verified) == (observation, answer, False)
     after = state.then(thought.model_copy(update={"observation": seen}))
     assert CheckedTask(task).answer_at(after) == answer
 
 
-def test_what_is_no_program_is_not_run(task: GSM8K) -> None:
+def test_a_thought_that_is_not_a_program_is_not_executed(task: GSM8K) -> None:
     assert asyncio.run(task.act(task.start("How many?"), Thought(parts={"chain": "print(1)"}))) is None
 
 
 @pytest.mark.parametrize("prompts", [GSM8K(), GSM8K().in_chat()], ids=["papers", "chat"])
-def test_programs_are_asked_for_up_to_the_end_of_their_block(prompts: GSM8K) -> None:
+def test_program_prompts_stop_at_the_end_of_the_code_block(prompts: GSM8K) -> None:
     *_, user, prefix = prompts.prompt("program", prompts.start("How many eggs?"))
     assert "How many eggs?" in user.content
     assert (prefix.role, prefix.content) == ("assistant", "```python")

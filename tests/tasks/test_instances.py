@@ -1,4 +1,4 @@
-"""Questions that a task makes up: solvable, different, reproducible, none of those that are kept apart."""
+"""Generated questions: solvable, distinct, reproducible, and disjoint from the excluded ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tot.tasks.blocksworld import Blocksworld, DirectBlocksworld, read_text
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_a_made_up_problem_comes_with_a_shortest_plan(seed: int) -> None:
+def test_a_generated_problem_has_a_shortest_plan(seed: int) -> None:
     task = Blocksworld()
     row = task.instance(seed)
     question = task.question_of(row)
@@ -25,7 +25,7 @@ def test_a_made_up_problem_comes_with_a_shortest_plan(seed: int) -> None:
 
 
 @pytest.mark.parametrize("task", [Blocksworld(), DirectBlocksworld()], ids=["chain", "direct"])
-def test_a_solution_is_what_a_model_should_write_after_the_prompt(task: Blocksworld) -> None:
+def test_a_solution_continues_the_prompt(task: Blocksworld) -> None:
     row = task.instance(3)
     prompt = task.prompt(task.chain, task.start(row["question"]))
     whole = prompt[-1].content + task.solution_of(row)
@@ -35,7 +35,7 @@ def test_a_solution_is_what_a_model_should_write_after_the_prompt(task: Blockswo
     assert task.parse_answer(whole) == plain_plan(read_text(row["question"]))
 
 
-def test_the_direct_task_asks_the_problem_alone() -> None:
+def test_the_direct_prompt_is_the_problem_alone() -> None:
     task = DirectBlocksworld()
     question = task.instance(3)["question"]
     prompt = task.prompt(task.chain, task.start(question))
@@ -44,7 +44,7 @@ def test_the_direct_task_asks_the_problem_alone() -> None:
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "creative_writing"])
-def test_tasks_that_make_nothing_up_say_so(name: str) -> None:
+def test_tasks_without_generated_instances_raise(name: str) -> None:
     task = load_task(name)
     with pytest.raises(TaskError, match="can't generate questions"):
         task.instance(0)
@@ -52,7 +52,7 @@ def test_tasks_that_make_nothing_up_say_so(name: str) -> None:
         task.solution_of({})
 
 
-def test_a_file_of_instances_has_none_twice_and_none_of_those_left_out(
+def test_instances_are_distinct_and_exclude_those_of_another_file(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     first, second = tmp_path / "first.jsonl", tmp_path / "second.jsonl"
@@ -65,7 +65,7 @@ def test_a_file_of_instances_has_none_twice_and_none_of_those_left_out(
     assert "can't generate questions" in capfd.readouterr().err
 
 
-def test_a_task_without_more_questions_says_how_many_it_has(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_too_few_distinct_questions_are_an_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "few.py").write_text(
         "from tot import Task\n\n\nclass Few(Task):\n    templates = {'chain': '{{ question }}'}\n\n"
         "    def instance(self, seed):\n        return {'question': str(seed % 5)}\n"

@@ -1,4 +1,4 @@
-"""Multiple choice: every form of row, real rows, and which letters in a model's text are an answer."""
+"""Multiple choice: all row formats, real rows, and which letters of a reply are the answer."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ TYPED = {"question": QUESTION, "answer": "B"}
 
 
 @pytest.mark.parametrize("row", [AQUA, PUBLISHED, HUB, NUMBERED, BARE, TYPED])
-def test_every_form_of_row_becomes_the_same_text_and_label(row: dict[str, Any]) -> None:
+def test_every_row_format_gives_the_same_text_and_label(row: dict[str, Any]) -> None:
     assert TASK.question_of(row) == QUESTION
     assert TASK.reference_of(row) == "B"
     assert options(TASK.question_of(row)) == {"A": "5 km", "B": "6 km", "C": "7 km"}
@@ -86,18 +86,18 @@ def test_a_yes_or_no_question_gets_the_options_yes_and_no(answer: bool, label: s
         ({"question": "How?", "choices": "AB"}, "the options 'AB' are in no known form"),
     ],
 )
-def test_a_row_in_no_known_form_is_refused(row: dict[str, Any], message: str) -> None:
+def test_an_unknown_row_format_is_rejected(row: dict[str, Any], message: str) -> None:
     with pytest.raises(TaskError, match=message):
         TASK.question_of(row)
 
 
 @pytest.mark.parametrize("right", [{}, {"answerKey": ""}, {"correct": "D"}, {"answer": None}])
-def test_a_row_without_a_right_option_has_no_reference(right: dict[str, Any]) -> None:
+def test_a_row_without_a_correct_option_has_no_reference(right: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match="does not name its right option: give its label"):
         TASK.reference_of({"question": "How far?", "options": ["A)5", "B)6"], **right})
 
 
-def test_all_real_rows_render_read_back_and_score(rows: list[dict[str, Any]]) -> None:
+def test_all_real_rows_render_parse_and_score(rows: list[dict[str, Any]]) -> None:
     assert len(rows) == 254
     for row in rows:
         question, reference = TASK.question_of(row), TASK.reference_of(row)
@@ -105,17 +105,17 @@ def test_all_real_rows_render_read_back_and_score(rows: list[dict[str, Any]]) ->
         assert state.question == question.strip()
         assert state.world is None
         assert question.startswith(row["question"].strip())
-        found = options(state.question)
-        assert [f"{label}){text}".replace(" ", "") for label, text in found.items()] == [
+        labels = options(state.question)
+        assert [f"{label}){text}".replace(" ", "") for label, text in labels.items()] == [
             "".join(option.split()) for option in row["options"]
         ]
         assert reference == row["correct"]
-        assert [TASK.score(label, reference) for label in found] == [float(label == reference) for label in found]
+        assert [TASK.score(label, reference) for label in labels] == [float(label == reference) for label in labels]
         assert question in TASK.prompt("answer", state)[0].content
 
 
-def test_the_answer_of_nearly_every_real_rationale_is_read_and_none_is_read_wrong(rows: list[dict[str, Any]]) -> None:
-    """The other 14 rationales name no option, but for two whose last letter follows a sum."""
+def test_answers_of_real_rationales_are_never_misread(rows: list[dict[str, Any]]) -> None:
+    """The other 14 rationales name no option, except two whose last letter follows a sum."""
     read = [(TASK.parse_answer(row["rationale"]), row["correct"]) for row in rows]
     assert [pair for pair in read if pair[0] not in (None, pair[1])] == []
     assert sum(answer == right for answer, right in read) == 240
@@ -137,7 +137,7 @@ def test_options_may_be_marked_in_several_ways(text: str) -> None:
     assert TASK.start(text).question == QUESTION
 
 
-def test_lines_marked_in_another_way_belong_to_the_question() -> None:
+def test_lines_with_other_marks_belong_to_the_question() -> None:
     question = "Which holds?\nI. one\nX. two\nA) I only\nB) X only"
     assert TASK.start(question).question == question
     assert options(question) == {"A": "I only", "B": "X only"}
@@ -155,7 +155,7 @@ def test_lines_marked_in_another_way_belong_to_the_question() -> None:
         ("", "the question is empty"),
     ],
 )
-def test_a_question_without_proper_options_is_refused(question: str, message: str) -> None:
+def test_a_question_without_valid_options_is_rejected(question: str, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         TASK.start(question)
 
@@ -205,7 +205,7 @@ def test_a_question_without_proper_options_is_refused(question: str, message: st
         ("", None),
     ],
 )
-def test_a_letter_is_the_answer_only_where_it_is_announced_as_a_label(text: str, label: str | None) -> None:
+def test_a_letter_is_the_answer_only_if_it_is_announced_as_a_label(text: str, label: str | None) -> None:
     assert TASK.parse_answer(text) == label
 
 
@@ -213,15 +213,15 @@ def test_a_letter_is_the_answer_only_where_it_is_announced_as_a_label(text: str,
     ("answer", "reference", "score"),
     [("B", "B", 1), ("b", "B", 1), ("(B)", "B", 1), ("B)", "b", 1), ("A", "B", 0), ("", "B", 0), (None, "B", 0)],
 )
-def test_an_answer_is_right_where_the_labels_are_equal(answer: str | None, reference: str, score: float) -> None:
+def test_an_answer_is_correct_if_the_labels_are_equal(answer: str | None, reference: str, score: float) -> None:
     assert TASK.score(answer, reference) == score
 
 
-def test_votes_for_a_label_are_counted_together() -> None:
+def test_equal_labels_are_the_same_vote() -> None:
     assert {TASK.canonical(answer) for answer in ("b", " B ", "(B)", "B.")} == {"B"}
 
 
-def test_the_choices_are_the_labels_which_can_follow_the_prompt() -> None:
+def test_the_choices_are_the_labels_and_can_follow_the_prompt() -> None:
     assert TASK.choices(TASK.start(QUESTION)) == ("A", "B", "C")
     assert prompt("answer", 1)["assistant"].endswith("\nAnswer:")
     read = [TASK.parse_answer(f"{prompt('answer', 1)['assistant']} {label}") for label in ("A", "B", "C")]
@@ -229,7 +229,7 @@ def test_the_choices_are_the_labels_which_can_follow_the_prompt() -> None:
 
 
 @given(st.text(alphabet="ABIabi ).(:\nanswerisoption*$\\", max_size=80))
-def test_no_text_raises_and_an_answer_is_one_capital(text: str) -> None:
+def test_any_text_is_parsed_and_an_answer_is_one_capital(text: str) -> None:
     label = TASK.parse_answer(text)
     assert label is None or (len(label) == 1 and label in "ABCDEFGHIJKLMNOPQRSTUVWXYZ")
     try:
@@ -242,7 +242,7 @@ def test_no_text_raises_and_an_answer_is_one_capital(text: str) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("unit", ["answer is ", "(A", " ", "A) ", "option ", "'", "\n", "A is ", "\nA) x", "\\text"])
-def test_hostile_text_takes_linear_time(unit: str) -> None:
+def test_adversarial_text_takes_linear_time(unit: str) -> None:
     for text in (unit * (200_000 // len(unit)), "answer" + unit * (200_000 // len(unit)) + "!"):
         TASK.parse_answer(text)
         with pytest.raises(TaskError):
@@ -272,25 +272,25 @@ def test_all_prompts_about_a_question_begin_with_the_same_message() -> None:
         ("propose", 1, "Rationale: 2 + 4 = 6.\n\n3 different rationales, one a line:\n1."),
     ],
 )
-def test_the_model_goes_on_with_the_reasoning_so_far(template: str, thoughts: int, prefix: str) -> None:
+def test_prompts_end_in_the_reasoning_so_far(template: str, thoughts: int, prefix: str) -> None:
     assert prompt(template, thoughts)["assistant"] == prefix
 
 
-def test_the_evaluator_is_asked_for_a_number_on_the_scale() -> None:
-    asked = prompt("value", 2)["assistant"]
-    assert asked.startswith("Rationale: 2 + 4 = 6.\nRationale: And it is km.\n\n")
-    assert "from 1 (wrong) to 10 (certain)" in asked
-    assert asked.endswith("The number is:")
+def test_the_value_prompt_asks_for_a_number_on_the_scale() -> None:
+    prefix_text = prompt("value", 2)["assistant"]
+    assert prefix_text.startswith("Rationale: 2 + 4 = 6.\nRationale: And it is km.\n\n")
+    assert "from 1 (wrong) to 10 (certain)" in prefix_text
+    assert prefix_text.endswith("The number is:")
     assert [TASK.parse_value(reply) for reply in (" 8.", "7/10", "11", "good")] == [8, 7, None, None]
 
 
-def test_candidates_are_numbered_and_one_number_is_asked_for() -> None:
-    asked = prompt("vote")["assistant"]
-    assert "\n1. 2 + 4 = 6. So 6.\n2. It is 5.\n" in asked
-    assert asked.endswith("The best choice is")
+def test_vote_prompts_number_the_candidates() -> None:
+    prefix_text = prompt("vote")["assistant"]
+    assert "\n1. 2 + 4 = 6. So 6.\n2. It is 5.\n" in prefix_text
+    assert prefix_text.endswith("The best choice is")
 
 
-def test_the_demonstrations_are_written_as_the_model_is_to_write() -> None:
+def test_the_demonstrations_have_the_format_that_is_parsed() -> None:
     head = prompt("answer")["user"]
     for row in TASK.data("demonstrations"):
         written = f"Question: {TASK.question_of(row)}\nRationale: {row['rationale']}\nAnswer: {row['correct']}\n\n"
@@ -299,7 +299,7 @@ def test_the_demonstrations_are_written_as_the_model_is_to_write() -> None:
         assert "\n" not in row["rationale"]
 
 
-def test_what_ships_with_the_task_is_its_own(rows: list[dict[str, Any]]) -> None:
+def test_demonstrations_are_not_from_the_data_set(rows: list[dict[str, Any]]) -> None:
     ours = [*TASK.data("questions"), *TASK.data("demonstrations")]
     assert not {row["question"] for row in rows} & {row["question"] for row in ours}
     for row in TASK.data("questions"):
@@ -319,18 +319,18 @@ def test_what_ships_with_the_task_is_its_own(rows: list[dict[str, Any]]) -> None
         ("B is correct. No, wait: C is correct.", "C"),
     ],
 )
-def test_an_announced_label_wins_over_one_called_right_in_passing(reply: str, label: str) -> None:
+def test_an_announced_label_wins_over_one_mentioned_in_passing(reply: str, label: str) -> None:
     assert TASK.parse_answer(reply) == label
 
 
-def test_a_truncated_reply_has_only_an_announced_label() -> None:
+def test_only_an_announced_label_counts_in_a_truncated_reply() -> None:
     assert TASK.parse_truncated("Option B looks right, and (C)") is None
     assert TASK.parse_truncated("The answer is B. Some may") == "B"
     assert TASK.parse_truncated(r"so \boxed{B}") == "B"
 
 
 @pytest.mark.parametrize("empty", ["", " ", None, float("nan")])
-def test_an_empty_option_is_refused(empty: object) -> None:
+def test_an_empty_option_is_rejected(empty: object) -> None:
     with pytest.raises(TaskError, match="empty option B"):
         TASK.question_of({"question": "Which?", "options": ["x", empty, "y"], "correct": "A"})
 
@@ -338,24 +338,24 @@ def test_an_empty_option_is_refused(empty: object) -> None:
 @pytest.mark.parametrize(
     "stem", ["All cats are black.\nQ) Some cats are black.", "Given that\nX) it rains\ni) it is wet"]
 )
-def test_a_last_line_of_the_question_that_looks_like_an_option_is_none(stem: str) -> None:
+def test_a_line_of_the_question_that_looks_like_an_option_is_not_one(stem: str) -> None:
     question = TASK.start(TASK.question_of({"question": stem, "options": ["yes", "no"]})).question
     assert options(question) == {"A": "yes", "B": "no"}
     assert question.startswith(stem)
 
 
 @pytest.mark.parametrize("right", [2, "D", "15", ["A"]])
-def test_a_right_option_that_the_question_does_not_have_is_refused(right: object) -> None:
+def test_a_correct_option_that_is_missing_in_the_question_is_rejected(right: object) -> None:
     with pytest.raises(TaskError, match="does not name its right option"):
         MultipleChoice().reference_of({"question": "Which?\nA) 15\nB) 16", "answer": right})
 
 
 @pytest.mark.parametrize("right", ["B", "b", "(B)", "B)", "B."])
-def test_a_right_option_may_be_marked_as_a_label(right: str) -> None:
+def test_the_correct_option_may_have_the_marks_of_a_label(right: str) -> None:
     for row in ({"question": "Which?\nA) 15\nB) 16"}, {"question": "Which?", "options": ["15", "16"]}):
         assert MultipleChoice().reference_of({**row, "answer": right}) == "B"
 
 
-def test_an_option_that_is_a_list_is_refused() -> None:
+def test_an_option_that_is_a_list_is_rejected() -> None:
     with pytest.raises(TaskError, match=r"the option \[1\] is not text"):
         MultipleChoice().question_of({"question": "Which?", "options": [[1], [2]], "correct": "A"})

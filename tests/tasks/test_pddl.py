@@ -1,4 +1,4 @@
-"""PDDL problems: what is read, and how each fault is named."""
+"""PDDL problems: parsing, and errors that name the fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def error(text: str) -> str:
     return str(caught.value)
 
 
-def test_a_problem_is_its_objects_facts_and_goal() -> None:
+def test_a_problem_has_objects_facts_and_a_goal() -> None:
     assert read_problem(TEXT) == PROBLEM
 
 
@@ -49,12 +49,12 @@ def test_a_problem_is_its_objects_facts_and_goal() -> None:
         ("\n", "\r\n"),
     ],
 )
-def test_the_same_problem_is_written_in_many_ways(old: str, new: str) -> None:
+def test_other_notations_give_the_same_problem(old: str, new: str) -> None:
     assert old in TEXT
     assert read_problem(TEXT.replace(old, new)) == PROBLEM
 
 
-def test_every_kind_of_fact_may_be_in_a_goal() -> None:
+def test_a_goal_may_contain_every_kind_of_fact() -> None:
     text = TEXT.replace("(on a b)", "(ontable b) (clear a) (handempty) (holding a)")
     assert read_problem(text).goal == {("ontable", "b"), ("clear", "a"), ("handempty",), ("holding", "a")}
 
@@ -95,40 +95,40 @@ def test_every_kind_of_fact_may_be_in_a_goal() -> None:
         ("(define", "(defin", "line 1: '(defin (problem two)"),
     ],
 )
-def test_a_fault_is_named_with_its_line(old: str, new: str, message: str) -> None:
+def test_an_error_names_the_fault_and_its_line(old: str, new: str, message: str) -> None:
     assert old in TEXT
     assert message in error(TEXT.replace(old, new, 1))
 
 
-def test_a_missing_start_is_named() -> None:
+def test_a_missing_start_is_an_error() -> None:
     start, end = TEXT.index("(:init"), TEXT.index("(:goal")
     assert "the problem has no :init" in error(TEXT[:start] + TEXT[end:])
 
 
 @pytest.mark.parametrize("text", ["", "  ; nothing\n", "()", "define", ")", "(", "(()", "\x00"])
-def test_what_is_no_problem_is_refused(text: str) -> None:
+def test_text_that_is_not_a_problem_is_rejected(text: str) -> None:
     assert error(text).startswith("line 1: ")
 
 
-def test_deep_nesting_is_refused_at_once() -> None:
+def test_deep_nesting_is_rejected_at_once() -> None:
     assert error("(" * 100_000).startswith("line 1: '(': more than 31 deep")
     assert error("(\n" * 100_000).startswith("line 32: '(': more than 31 deep")
     assert error("(define " + "(" * 100_000 + ")" * 100_001).startswith("line 1: '(': more than 31 deep")
 
 
-def test_a_long_fault_is_shortened() -> None:
+def test_a_long_fault_is_shortened_in_the_error() -> None:
     assert len(error(TEXT.replace("(on b a)", "(on " + "b" * 10_000 + " a)"))) < 300
     assert len(error(TEXT.replace("(on b a)", "(on" + " b" * 10_000 + ")"))) < 200
 
 
 @given(st.text(st.sampled_from("()ab;- \n:"), max_size=60) | st.text(max_size=40))
-def test_any_text_is_a_problem_or_a_task_error(text: str) -> None:
+def test_any_text_gives_a_problem_or_a_task_error(text: str) -> None:
     with pytest.raises(TaskError, match="line"):
         read_problem(text)
     assert read_problem(TEXT.replace("(:domain", "; " + text.replace("\n", " ") + "\n(:domain")) == PROBLEM
 
 
-def test_real_problems_are_read(data: Path) -> None:
+def test_real_problems_are_parsed(data: Path) -> None:
     lines = (data / "blocksworld_dev.jsonl").read_text(encoding="utf-8").splitlines()
     problems = [read_problem(json.loads(line)["pddl"]) for line in lines]
     assert len(problems) == 352

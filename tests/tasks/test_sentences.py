@@ -1,4 +1,4 @@
-"""Sentences: tables of what ends one and what does not, real lines, and time on hostile text."""
+"""Splitting text into sentences and paragraphs, in linear time on adversarial text."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tot.tasks.sentences import paragraphs, split, typed
 
-# Sentences are parted by "|": the text is the same without it.
+# Sentences are separated by "|": the text is the same without it.
 TEXTS = [
     "It rained. |We left.",
     "The U.S. Army marched at dawn. |It rained.",
@@ -47,23 +47,23 @@ TEXTS = [
 
 
 @pytest.mark.parametrize("marked", TEXTS)
-def test_a_text_splits_where_its_sentences_end(marked: str) -> None:
+def test_a_text_is_split_at_the_ends_of_its_sentences(marked: str) -> None:
     assert split(marked.replace("|", "")) == [sentence.strip() for sentence in marked.split("|")]
 
 
-def test_a_blank_line_ends_a_sentence_and_a_line_end_does_not() -> None:
+def test_a_blank_line_ends_a_sentence_and_a_line_break_does_not() -> None:
     assert split("It rained\n\nWe left") == ["It rained", "We left"]
     assert split("It rained\n   all day. We left.") == ["It rained all day.", "We left."]
     assert split("") == split(" \n\n ") == []
 
 
 @given(st.text(alphabet='Ab1.!?…"” (\n)D r', max_size=60))
-def test_splitting_loses_nothing_but_space(text: str) -> None:
+def test_splitting_only_drops_whitespace(text: str) -> None:
     assert "".join("".join(split(text)).split()) == "".join(text.split())
     assert all(sentence == " ".join(sentence.split()) != "" for sentence in split(text))
 
 
-def test_56_of_the_60_real_lines_split_into_four_and_the_others_lack_a_full_stop(data: Path) -> None:
+def test_56_of_60_real_lines_have_four_sentences_and_the_others_lack_a_full_stop(data: Path) -> None:
     lines = (data / "creative_writing_0_60.txt").read_text(encoding="utf-8").splitlines()
     assert len(lines) == 60
     others = {number: split(line) for number, line in enumerate(lines) if len(split(line)) != 4}
@@ -90,7 +90,7 @@ def test_56_of_the_60_real_lines_split_into_four_and_the_others_lack_a_full_stop
         (" \n ", []),
     ],
 )
-def test_paragraphs_are_parted_by_blank_lines_or_else_by_line_ends(text: str, parts: list[str]) -> None:
+def test_paragraphs_are_separated_by_blank_lines_or_else_by_line_breaks(text: str, parts: list[str]) -> None:
     assert paragraphs(text) == parts
 
 
@@ -103,7 +103,7 @@ def test_typed_text_keeps_its_case() -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("unit", [". ", '."', "A. ", ".", "\n\n", '"', " ", "\n ", "Dr. ", "?!", "a", ".)x", ".x"])
-def test_hostile_text_takes_linear_time(unit: str) -> None:
+def test_adversarial_text_takes_linear_time(unit: str) -> None:
     text = unit * (400_000 // len(unit)) + "x"
     assert sum(map(len, split(text))) <= len(text)
     assert sum(map(len, paragraphs(text))) <= len(text)

@@ -1,4 +1,4 @@
-"""TextWorld: commands played in the real thing."""
+"""TextWorld: commands executed in real games."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def task() -> TextWorld:
 
 @pytest.fixture(scope="module")
 def won(task: TextWorld) -> list[str]:
-    """Commands that win the game, found by trying."""
+    """Commands that win the game, found by exhaustive search."""
     solution = solve(task, GAME, search="bfs:thoughts=none,breadth=100,select=all", **BY_CHANCE)
     assert solution.solved
     return list(solution.answer)
@@ -36,14 +36,14 @@ def won(task: TextWorld) -> list[str]:
 def after(task: TextWorld, state: State, *commands: str) -> State:
     for command in commands:
         thought = Thought(parts={"action": command})
-        seen = asyncio.run(task.act(state, thought))
-        step = task.step(state, thought.model_copy(update={"observation": seen}))
-        assert step is not None, seen.text
+        observation = asyncio.run(task.act(state, thought))
+        step = task.step(state, thought.model_copy(update={"observation": observation}))
+        assert step is not None, observation.text
         state = step
     return state
 
 
-def test_commands_that_win_do_so_again_where_the_game_is_played_anew(task: TextWorld, won: list[str]) -> None:
+def test_winning_commands_win_again_in_a_fresh_game(task: TextWorld, won: list[str]) -> None:
     _COPIES.clear()
     _begun.cache_clear()
     state = after(task, task.start(GAME), *won)
@@ -51,7 +51,7 @@ def test_commands_that_win_do_so_again_where_the_game_is_played_anew(task: TextW
     assert (task.answer_at(state), task.score(won, GAME)) == (won, 1.0)
 
 
-def test_copies_that_were_let_go_of_are_played_again(
+def test_evicted_copies_of_the_game_are_replayed(
     task: TextWorld, won: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _COPIES.clear()
@@ -62,17 +62,17 @@ def test_copies_that_were_let_go_of_are_played_again(
     assert task.is_goal(after(task, last, won[-1]))
 
 
-def test_all_but_the_last_command_win_nothing(task: TextWorld, won: list[str]) -> None:
+def test_a_win_needs_the_last_command(task: TextWorld, won: list[str]) -> None:
     assert not task.is_terminal(after(task, task.start(GAME), *won[:-1]))
     assert task.score(won[:-1], GAME) == 0
 
 
 @pytest.mark.parametrize("answer", [None, [], ["save game"], ["fly to the moon"]])
-def test_what_wins_nothing_scores_nothing(task: TextWorld, answer: list[str] | None) -> None:
+def test_an_answer_that_does_not_win_scores_0(task: TextWorld, answer: list[str] | None) -> None:
     assert task.score(answer, GAME) == 0
 
 
-def test_branches_leave_each_other_alone(task: TextWorld, won: list[str]) -> None:
+def test_branches_are_independent(task: TextWorld, won: list[str]) -> None:
     root = task.start(GAME)
     for command in task.actions(root):
         after(task, root, command)
@@ -80,29 +80,29 @@ def test_branches_leave_each_other_alone(task: TextWorld, won: list[str]) -> Non
     assert task.start(GAME) == root
 
 
-def test_a_command_that_changes_nothing_leads_to_an_equal_state(task: TextWorld, won: list[str]) -> None:
+def test_a_command_without_effect_leads_to_an_equal_state(task: TextWorld, won: list[str]) -> None:
     root = task.start(GAME)
     assert task.key(after(task, root, "look")) == task.key(root)
     assert task.key(after(task, root, won[0])) != task.key(root)
 
 
 @pytest.mark.parametrize("command", ["save", "restore", "quit", "fly to the moon", "look\nquit", "\x00", "é" * 5000])
-def test_only_what_the_game_allows_is_played(task: TextWorld, command: str) -> None:
+def test_only_commands_that_the_game_allows_are_executed(task: TextWorld, command: str) -> None:
     root = task.start(GAME)
     thought = Thought(parts={"action": command})
-    seen = asyncio.run(task.act(root, thought))
-    assert seen.text.startswith("You can't do that. You can: ")
-    assert task.step(root, thought.model_copy(update={"observation": seen})) is None
+    observation = asyncio.run(task.act(root, thought))
+    assert observation.text.startswith("You can't do that. You can: ")
+    assert task.step(root, thought.model_copy(update={"observation": observation})) is None
 
 
-def test_a_prompt_tells_what_was_done_and_what_came_of_it(task: TextWorld, won: list[str]) -> None:
+def test_prompts_contain_the_commands_and_their_results(task: TextWorld, won: list[str]) -> None:
     (user, prefix) = task.prompt("action", after(task, task.start(GAME), "inventory"))
     assert "> inventory\nYou are carrying" in user.content
     assert all(command in user.content for command in won[:1])
     assert (prefix.role, prefix.content) == ("assistant", ">")
 
 
-def test_a_search_that_is_gone_on_with_plays_nothing_twice(task: TextWorld, won: list[str], tmp_path: Path) -> None:
+def test_a_resumed_search_executes_no_command_twice(task: TextWorld, won: list[str], tmp_path: Path) -> None:
     class Counting(TextWorld):
         played = 0
 
@@ -121,12 +121,12 @@ def test_a_search_that_is_gone_on_with_plays_nothing_twice(task: TextWorld, won:
 
 
 @pytest.mark.parametrize("question", ["Find the key", "rooms=0 objects=4 quest=3 seed=5", "rooms=2 objects=4 quest=3"])
-def test_what_is_no_game_is_refused(task: TextWorld, question: str) -> None:
+def test_an_invalid_game_is_rejected(task: TextWorld, question: str) -> None:
     with pytest.raises(TaskError, match="is no game: write one as 'rooms=3"):
         task.start(question)
 
 
-def test_a_game_that_cannot_be_made_is_refused(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_game_that_cannot_be_made_is_rejected(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(game: object, options: object) -> None:
         raise RuntimeError("Too much text in quotation marks")
 
@@ -137,13 +137,13 @@ def test_a_game_that_cannot_be_made_is_refused(task: TextWorld, monkeypatch: pyt
         task.start("rooms=2 objects=4 quest=3 seed=78")
 
 
-def test_without_textworld_it_says_what_to_install(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_textworld_the_error_says_how_to_install_it(task: TextWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "textworld", None)
     with pytest.raises(OptionError, match="pip install textworld"):
         task.start("rooms=2 objects=4 quest=3 seed=77")
 
 
-def test_games_are_made_up_from_seeds(task: TextWorld, tmp_path: Path) -> None:
+def test_games_are_generated_from_seeds(task: TextWorld, tmp_path: Path) -> None:
     assert main(["instances", "textworld", "--count", "2", "--seed", "7", "--out", str(tmp_path / "games.jsonl")]) == 0
     games = [json.loads(line)["question"] for line in (tmp_path / "games.jsonl").read_text().splitlines()]
     assert len(set(games)) == 2

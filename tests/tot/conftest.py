@@ -1,6 +1,6 @@
 """A scripted decoder, and a task whose prompts are paths in the tree.
 
-Import mode is importlib, so what tests share are fixtures: classes and factories.
+Shared classes and factories are fixtures because the import mode is importlib.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ TWO_LEVELS = {
     "value a/f": "5",
     "answer b/d": "the end",
 }
-"""What a decoder replies to Letters, two thoughts at a time: b is the better one, and d the best after it."""
+"""Replies to Letters with two thoughts a state: b is the better one, and d the best after b."""
 
 
 class Letters(Task):
-    """Prompts name the purpose and the path of thoughts: "grow b/c" asks what comes after the thoughts b and c."""
+    """Prompts are a purpose and the path of thoughts: "grow b/c" asks for the thoughts after b and c."""
 
     templates: ClassVar = {"thought": f"grow {PATH}", "value": f"value {PATH}", "answer": f"answer {PATH}"}
     depth = 3
 
 
 class Scripted:
-    """A decoder that replies by a table from prompts to texts, and keeps what it was asked, batch by batch.
+    """A decoder that looks up replies by prompt and records its requests batch by batch.
 
-    A prompt's entry is a text, a list of texts (one a sample), or whole completions in their place. A prompt that isn't
-    in the table is answered with itself. Every completion made here says that it took `tokens` new tokens.
+    A table entry is a text, a list of texts (one a sample), or completions. A prompt that is missing in the table is
+    its own reply. Every completion made from a text has `tokens` new tokens.
     """
 
     def __init__(self, replies: dict[str, Any], tokens: int = 5) -> None:
@@ -70,7 +70,7 @@ class Scripted:
         return [request for batch in self.batches for request in batch]
 
     @property
-    def asked(self) -> list[list[str]]:
+    def prompts(self) -> list[list[str]]:
         """The prompts of every batch."""
         return [[request.prompt[-1].content for request in batch] for batch in self.batches]
 

@@ -1,5 +1,4 @@
-"""Thoughts that are acted on: what came of them in the tree and in prompts, once each, killed runs gone on with; and
-Refine, which tries, looks and mends."""
+"""Acting tasks: observations in the tree and in prompts, one act per thought, and resumed runs; Refine and Act."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ DRAFTS = {"try q": ["cat", "cart", "dog", "dog"], "mend cat, 2 wrong": ["doc", "
 
 
 class Spell(Task):
-    """A thought is a word, and acting on it tells how many of its letters are wrong: dog is right."""
+    """A thought is a word, and its observation counts the wrong letters: dog is correct."""
 
     templates: ClassVar = {
         "word": "{% if thoughts %}mend {{ thoughts[-1].word }}, {{ observations[-1] }}"
@@ -35,8 +34,8 @@ class Spell(Task):
         return Observation(text=f"{wrong} wrong", verified=not wrong, data=wrong)
 
     def heuristic(self, state: State) -> float:
-        seen = state.thoughts[-1].observation
-        return 9.0 if seen is None or not isinstance(seen.data, int) else float(seen.data)
+        observation = state.thoughts[-1].observation
+        return 9.0 if observation is None or not isinstance(observation.data, int) else float(observation.data)
 
     def is_terminal(self, state: State) -> bool:
         return bool(state.thoughts) and self.heuristic(state) == 0
@@ -58,22 +57,22 @@ def texts(tree: ThoughtTree) -> list[tuple[str, str | None]]:
 # -- acting -----------------------------------------------------------------------------------------------------
 
 
-def test_what_came_of_a_thought_is_in_the_tree_and_in_the_prompt_after_it(scripted: Any) -> None:
+def test_an_observation_is_in_the_tree_and_in_later_prompts(scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dot"], "mend dot, 1 wrong": ["dog", "dig"]})
     solution = solve(Spell, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1), evaluator="heuristic")
-    assert decoder.asked == [["try q"], ["mend dot, 1 wrong"]]
+    assert decoder.prompts == [["try q"], ["mend dot, 1 wrong"]]
     assert texts(solution.tree) == [("cat", "3 wrong"), ("dot", "1 wrong"), ("dog", "0 wrong"), ("dig", "1 wrong")]
     assert (solution.answer, solution.solved) == ("dog", True)
 
 
-def test_only_what_was_observed_to_solve_it_is_verified(scripted: Any) -> None:
+def test_an_answer_is_verified_only_by_an_observation(scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dot"], "mend dot, 1 wrong": ["dig", "dot"]})
     solution = solve(Spell, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1), evaluator="heuristic")
     assert solution.answer in ("dot", "dig")
     assert not solution.solved
 
 
-def test_equal_thoughts_after_one_state_are_acted_on_once(scripted: Any) -> None:
+def test_equal_thoughts_of_a_state_are_acted_on_once(scripted: Any) -> None:
     solution = solve(
         Spell, "q", decoder=scripted({"try q": ["cat"] * 4}), search=BestOfN(samples=4), evaluator="heuristic"
     )
@@ -81,9 +80,9 @@ def test_equal_thoughts_after_one_state_are_acted_on_once(scripted: Any) -> None
     assert texts(solution.tree) == [("cat", "3 wrong")] * 4
 
 
-def test_thoughts_of_a_step_are_acted_on_side_by_side(scripted: Any) -> None:
+def test_acts_of_a_step_run_concurrently(scripted: Any) -> None:
     class Meet(Spell):
-        """Every act waits until all four are under way."""
+        """Every act waits until all four have started."""
 
         here: ClassVar[list[str]] = []
 
@@ -101,7 +100,7 @@ def test_thoughts_of_a_step_are_acted_on_side_by_side(scripted: Any) -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no such door"), TimeoutError(), OSError(5, "broken")])
-def test_what_an_act_raises_is_what_was_observed(scripted: Any, error: Exception) -> None:
+def test_an_exception_of_an_act_is_the_observation(scripted: Any, error: Exception) -> None:
     class Broken(Spell):
         async def act(self, state: State, thought: Thought) -> Observation:
             raise error
@@ -111,7 +110,7 @@ def test_what_an_act_raises_is_what_was_observed(scripted: Any, error: Exception
     assert texts(solution.tree) == [(letter, f"{type(error).__name__}: {error}") for letter in "ab"]
 
 
-def test_an_act_may_see_nothing(scripted: Any) -> None:
+def test_an_act_may_return_no_observation(scripted: Any) -> None:
     class Idle(Spell):
         async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
             return None
@@ -121,7 +120,7 @@ def test_an_act_may_see_nothing(scripted: Any) -> None:
     assert texts(solution.tree) == [("a", None), ("b", None)]
 
 
-def test_what_is_no_observation_is_refused(scripted: Any) -> None:
+def test_a_result_that_is_not_an_observation_is_rejected(scripted: Any) -> None:
     class Wrong(Spell):
         async def act(self, state: State, thought: Thought) -> Any:
             return "3 wrong"
@@ -130,7 +129,7 @@ def test_what_is_no_observation_is_refused(scripted: Any) -> None:
         solve(Wrong, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2))
 
 
-def test_errors_for_the_user_end_the_run(scripted: Any) -> None:
+def test_an_option_error_of_an_act_ends_the_run(scripted: Any) -> None:
     class Unconfined(Spell):
         async def act(self, state: State, thought: Thought) -> Observation:
             raise OptionError("no sandbox here")
@@ -139,7 +138,7 @@ def test_errors_for_the_user_end_the_run(scripted: Any) -> None:
         solve(Unconfined, "q", decoder=scripted({"try q": ["a", "b"]}), search=BFS(thoughts=2, depth=2))
 
 
-def test_a_long_observation_is_cut_and_says_so(scripted: Any) -> None:
+def test_a_long_observation_is_truncated_and_marked(scripted: Any) -> None:
     class Long(Spell):
         async def act(self, state: State, thought: Thought) -> Observation:
             return Observation(text="x" * 5_000_000)
@@ -150,7 +149,7 @@ def test_a_long_observation_is_cut_and_says_so(scripted: Any) -> None:
     assert texts(solution.tree)[0][1] == "x" * 4000 + "\n… (cut: 5000000 characters)"
 
 
-def test_halves_of_characters_spoil_neither_a_file_nor_a_prompt(scripted: Any, tmp_path: Path) -> None:
+def test_lone_surrogates_in_an_observation_are_replaced(scripted: Any, tmp_path: Path) -> None:
     class Odd(Spell):
         async def act(self, state: State, thought: Thought) -> Observation:
             raise ValueError("\ud800 wrong \x00")
@@ -163,13 +162,13 @@ def test_halves_of_characters_spoil_neither_a_file_nor_a_prompt(scripted: Any, t
     assert texts(ThoughtTree.load(tmp_path / "run.json"))[0] == ("a", "ValueError: ? wrong \x00")
 
 
-def test_tasks_that_do_not_act_have_no_observations(letters: Any, scripted: Any, two_levels: Any) -> None:
+def test_tasks_without_act_have_no_observations(letters: Any, scripted: Any, two_levels: Any) -> None:
     solution = solve(letters, "q", decoder=scripted(two_levels), search=BFS(thoughts=2, breadth=1), evaluator="value")
     assert all(node.thought is None or node.thought.observation is None for node in solution.tree)
     assert "observation" not in str(solution.tree.to_json())
 
 
-def test_observations_are_saved_and_read_with_the_tree(scripted: Any, tmp_path: Path) -> None:
+def test_observations_are_saved_and_loaded_with_the_tree(scripted: Any, tmp_path: Path) -> None:
     tree = solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
     tree.save(tmp_path / "run.json")
     again = ThoughtTree.load(tmp_path / "run.json")
@@ -177,18 +176,18 @@ def test_observations_are_saved_and_read_with_the_tree(scripted: Any, tmp_path: 
     assert again.to_json() == tree.to_json()
 
 
-def test_a_terminal_shows_them_behind_their_thoughts(scripted: Any) -> None:
-    shown = tree_text(
+def test_a_terminal_prints_observations_after_their_thoughts(scripted: Any) -> None:
+    rendered = tree_text(
         solve(Spell, "q", decoder=scripted(DRAFTS), search=Refine(thoughts=4), evaluator="heuristic").tree
     )
-    assert "dog ⇒ 0 wrong" in shown
-    assert "cart ⇒ 3 wrong" in shown
+    assert "dog ⇒ 0 wrong" in rendered
+    assert "cart ⇒ 3 wrong" in rendered
 
 
-# -- going on -----------------------------------------------------------------------------------------------------
+# -- resuming -----------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_was_killed_acts_on_no_thought_twice(scripted: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_acts_on_no_thought_twice(scripted: Any, tmp_path: Path) -> None:
     replies = {"try q": ["cow", "cat", "dot"], "mend dot, 1 wrong": ["dig", "dug", "dg"]}
     search = Refine(thoughts=3)
 
@@ -222,7 +221,7 @@ def refined(decoder: Any, **options: Any) -> Any:
     )
 
 
-def test_a_first_draft_that_solves_it_is_all_that_is_asked(scripted: Any) -> None:
+def test_a_correct_first_draft_is_the_only_request(scripted: Any) -> None:
     decoder = scripted({"try q": "dog"})
     solution = refined(decoder)
     (request,) = decoder.requests
@@ -230,18 +229,18 @@ def test_a_first_draft_that_solves_it_is_all_that_is_asked(scripted: Any) -> Non
     assert (solution.answer, solution.solved, solution.calls) == ("dog", True, 1)
 
 
-def test_then_come_drafts_and_then_mendings_of_the_best(scripted: Any) -> None:
+def test_refine_samples_drafts_and_then_repairs_the_best(scripted: Any) -> None:
     decoder = scripted({"try q": ["cow", "cat", "dot"], "mend dot, 1 wrong": ["dig", "cot", "dog"]})
     solution = refined(decoder, thoughts=3)
-    asked = [
+    requests = [
         (request.prompt[-1].content, request.sampling.n, request.sampling.temperature) for request in decoder.requests
     ]
-    assert asked == [("try q", 1, 0.0), ("try q", 3, 0.9), ("mend dot, 1 wrong", 3, 0.9)]
+    assert requests == [("try q", 1, 0.0), ("try q", 3, 0.9), ("mend dot, 1 wrong", 3, 0.9)]
     assert (solution.answer, solution.solved) == ("dog", True)
     assert [node.thought.text for node in solution.tree if node.chosen and node.thought] == ["dot", "dog"]
 
 
-def test_it_ends_at_full_depth_with_the_best_there_is(scripted: Any) -> None:
+def test_refine_ends_at_full_depth_with_the_best_draft(scripted: Any) -> None:
     replies = {"try q": ["xxx"] * 2, "mend xxx, 3 wrong": ["dxx", "yyy"], "mend dxx, 2 wrong": ["dox", "dxx"]}
     shallow, deep = scripted(replies), scripted(replies)
     assert refined(shallow, thoughts=2).answer == "dxx"
@@ -250,13 +249,13 @@ def test_it_ends_at_full_depth_with_the_best_there_is(scripted: Any) -> None:
     assert len(deep.requests) == 4
 
 
-def test_it_ends_where_mending_makes_nothing_better(scripted: Any) -> None:
+def test_refine_ends_if_no_repair_is_better(scripted: Any) -> None:
     decoder = scripted({"try q": ["dot"] * 2, "mend dot, 1 wrong": ["dxx", "dot"]})
     solution = refined(decoder, thoughts=2, depth=9)
     assert (solution.answer, solution.solved, len(decoder.requests)) == ("dot", False, 3)
 
 
-def test_a_budget_ends_it_with_the_best_so_far(scripted: Any) -> None:
+def test_a_budget_ends_refine_with_the_best_draft(scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dot", "cow"]}, tokens=10)
     search = Refine(thoughts=3)
     solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=45))
@@ -264,23 +263,23 @@ def test_a_budget_ends_it_with_the_best_so_far(scripted: Any) -> None:
     assert (solution.stopped or "").startswith("budget")
 
 
-def test_a_solution_among_what_overran_a_budget_is_the_answer(scripted: Any) -> None:
+def test_a_solution_beyond_the_budget_is_still_the_answer(scripted: Any) -> None:
     decoder = scripted({"try q": ["cat", "dog", "cow"]}, tokens=10)
     search = Refine(thoughts=3)
     solution = solve(Spell, "q", decoder=decoder, search=search, evaluator="heuristic", budget=Budget(tokens=35))
     assert (solution.answer, solution.solved) == ("dog", True)
 
 
-def test_drafts_that_cannot_be_read_leave_no_answer(scripted: Any) -> None:
+def test_unparsed_drafts_leave_no_answer(scripted: Any) -> None:
     solution = refined(scripted({"try q": ""}), thoughts=2)
     assert (solution.answer, solution.solved) == (None, False)
 
 
-# -- acting without looking ahead -----------------------------------------------------------------------------------
+# -- the act search -------------------------------------------------------------------------------------------------
 
 
 class Rooms(Task):
-    """Rooms in a row, of which the third is the goal: what is done last tells where one is."""
+    """Three rooms in a row, with the goal in the third. The last observation names the current room."""
 
     templates: ClassVar = {"move": "door {{ observations | join(', ') }}"}
     thought = ("move",)
@@ -301,14 +300,14 @@ class Rooms(Task):
         return " ".join(thought.text for thought in state.thoughts)
 
 
-def test_acting_goes_where_it_has_been_and_ends_at_the_goal(scripted: Any) -> None:
-    seen = ["door", "door room 1", "door room 1, room 0", "door room 1, room 0, room 0"]
-    replies = dict(zip([*seen, f"{seen[-1]}, room 1"], ["on", "back", "look", "on", "on"], strict=True))
+def test_act_follows_one_path_to_the_goal(scripted: Any) -> None:
+    prompts = ["door", "door room 1", "door room 1, room 0", "door room 1, room 0, room 0"]
+    replies = dict(zip([*prompts, f"{prompts[-1]}, room 1"], ["on", "back", "look", "on", "on"], strict=True))
     solution = solve(Rooms, "q", decoder=scripted(replies), search="act")
     assert (solution.answer, solution.solved, solution.calls) == ("on back look on on", True, 5)
 
 
-def test_acting_ends_at_full_depth_and_where_there_is_no_way_on(scripted: Any) -> None:
+def test_act_ends_at_full_depth_and_without_actions(scripted: Any) -> None:
     solution = solve(Rooms, "q", decoder=scripted({}), search="act", generator=Always("look"), evaluator="random")
     assert (len(solution.tree) - 1, solution.solved) == (5, False)
     solution = solve(Rooms, "q", decoder=scripted({}), search="act", generator=Always(None), evaluator="random")
@@ -323,7 +322,7 @@ class Always:
         return [list(self.moves) for _ in nodes]
 
 
-# -- by hand ----------------------------------------------------------------------------------------------------
+# -- ask and tell -----------------------------------------------------------------------------------------------
 
 
 def test_an_injected_thought_is_acted_on_and_verified() -> None:
@@ -335,7 +334,7 @@ def test_an_injected_thought_is_acted_on_and_verified() -> None:
     assert search.solved is injected
 
 
-def test_thoughts_that_are_told_by_hand_are_acted_on_once_each() -> None:
+def test_thoughts_given_to_tell_are_acted_on_once_each() -> None:
     search = BFS(thoughts=3).start(Spell(), "q")
     search.ask()
     search.tell([["cat", "dog", "cat"]])
@@ -356,12 +355,12 @@ def test_a_thought_is_injected_inside_a_running_event_loop(scripted: Any) -> Non
     assert (solution.answer, solution.solved) == ("dog", True)
 
 
-def test_refine_mends_no_draft_that_a_hook_pruned(scripted: Any) -> None:
+def test_refine_repairs_no_pruned_draft(scripted: Any) -> None:
     class Prunes:
         def on_expand(self, search: Any, nodes: list[Any]) -> list[Any]:
             return [node for node in nodes if node.thought.text != "dot"]
 
     decoder = scripted({"try q": ["dot", "dot", "cat"], "mend cat, 3 wrong": ["dog"], "mend dot, 1 wrong": ["dog"]})
     solution = solve(Spell, "q", decoder=decoder, search=Refine(thoughts=1), evaluator="heuristic", hooks=Prunes())
-    assert all("mend dot" not in prompt for batch in decoder.asked for prompt in batch)
+    assert all("mend dot" not in prompt for batch in decoder.prompts for prompt in batch)
     assert solution.answer != "dot"

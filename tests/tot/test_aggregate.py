@@ -1,4 +1,4 @@
-"""The answer of a search: the best state's, one voted for, the likeliest choice; and searches without a model."""
+"""The answer of a search: of the best state, by vote, or the likeliest choice; and searches without a model."""
 
 from __future__ import annotations
 
@@ -35,40 +35,38 @@ def grow(task: Any, decoder: Any, aggregate: Any = "vote", **options: Any) -> So
 
 
 def chosen(solution: Solution) -> str:
-    """The path that was chosen."""
+    """Return the chosen path."""
     return "/".join(node.thought.text for node in solution.tree if node.chosen and node.thought)
 
 
 # -- votes ------------------------------------------------------------------------------------------------------
 
 
-def test_complete_states_vote_with_their_values_and_the_best_of_them_may_lose(letters: Any, scripted: Any) -> None:
+def test_complete_states_vote_with_their_values_and_may_outvote_the_best(letters: Any, scripted: Any) -> None:
     replies = {"answer a": "1", "answer b": "2", "answer c": "2", "answer d": "1"}  # 9 + 2 for 1, 5 + 6 for 2
     tied = grow(letters, scripted(FOUR | replies))
     assert (tied.answer, chosen(tied)) == ("1", "a")
     lost = grow(letters, scripted(FOUR | replies | {"answer d": "3"}))  # 9 for 1, 11 for 2, 2 for 3
-    assert (lost.answer, lost.value, chosen(lost)) == ("2", 6, "c")  # the best that voted for it
+    assert (lost.answer, lost.value, chosen(lost)) == ("2", 6, "c")  # the best state that voted for it
     best = grow(letters, scripted(FOUR | replies), aggregate="best")
     assert (best.answer, best.value, chosen(best)) == ("1", 9, "a")
 
 
-def test_all_complete_states_are_asked_in_one_batch_and_each_with_a_seed_of_its_own(
-    letters: Any, scripted: Any
-) -> None:
+def test_answers_of_all_complete_states_are_one_batch_with_distinct_seeds(letters: Any, scripted: Any) -> None:
     decoder = scripted(FOUR)
     solution = grow(letters, decoder)
-    assert decoder.asked[-1] == ["answer a", "answer b", "answer c", "answer d"]
+    assert decoder.prompts[-1] == ["answer a", "answer b", "answer c", "answer d"]
     assert len({request.sampling.seed for request in decoder.batches[-1]}) == 4
     assert solution.calls == 4 + 4 + 4
 
 
-def test_answers_that_say_the_same_are_one(letters: Any, scripted: Any) -> None:
+def test_equal_answers_are_one_candidate(letters: Any, scripted: Any) -> None:
     task = type("Numbers", (letters,), {"canonical": lambda self, answer: float(answer)})
     replies = {"answer a": "1", "answer b": "2.0", "answer c": "2", "answer d": "3"}
     solution = grow(task, scripted(FOUR | replies))
     assert (solution.answer, solution.value) == ("2", 6)
     plain = grow(letters, scripted(FOUR | replies))
-    assert plain.answer == "1"  # as texts they differ, and 9 is most
+    assert plain.answer == "1"  # different texts, and 9 is the largest single value
 
 
 def test_a_state_without_an_answer_has_no_vote(letters: Any, scripted: Any) -> None:
@@ -77,18 +75,18 @@ def test_a_state_without_an_answer_has_no_vote(letters: Any, scripted: Any) -> N
     assert (solution.answer, solution.value, chosen(solution)) == ("2", 5, "b")
 
 
-def test_where_no_state_has_an_answer_the_best_states_text_is_read(letters: Any, scripted: Any) -> None:
+def test_without_any_answer_the_text_of_the_best_state_is_parsed(letters: Any, scripted: Any) -> None:
     empty = {f"answer {name}": "" for name in "abcd"}
     solution = grow(letters, scripted(FOUR | empty))
     assert (solution.answer, solution.value) == ("a", 9)
 
 
-def test_an_answer_that_a_budget_cut_off_has_no_vote(letters: Any, scripted: Any) -> None:
+def test_an_answer_cut_off_by_a_budget_has_no_vote(letters: Any, scripted: Any) -> None:
     replies = {"answer a": scripted.completion("1", "budget"), "answer b": "2", "answer c": "3", "answer d": "2"}
     assert grow(letters, scripted(FOUR | replies)).answer == "2"  # 5 + 2 against 6
 
 
-def test_a_thought_that_was_drawn_twice_votes_twice(letters: Any, scripted: Any) -> None:
+def test_a_thought_sampled_twice_votes_twice(letters: Any, scripted: Any) -> None:
     table = {"grow": ["a", "b", "b", "b"], "value a": "8", "value b": "3", "answer a": "1", "answer b": "2"}
     assert grow(letters, scripted(table)).answer == "2"  # 3 times 3 against 8
 
@@ -100,7 +98,7 @@ def test_states_that_ended_early_vote_with_the_deepest(letters: Any, scripted: A
     decoder = scripted(table)
     search = BFS(thoughts=2, breadth=2, depth=3, aggregate="vote")
     solution = solve(task, "q", decoder=decoder, search=search, evaluator=Value())
-    assert sorted(decoder.asked[-1]) == ["answer a!", "answer b/c", "answer b/d!"]
+    assert sorted(decoder.prompts[-1]) == ["answer a!", "answer b/c", "answer b/d!"]
     assert (solution.answer, solution.value) == ("2", 9)
 
 
@@ -112,15 +110,15 @@ def test_a_verified_answer_needs_no_votes(letters: Any, scripted: Any) -> None:
     decoder = scripted(FOUR)
     solution = grow(type("Sure", (letters,), fields), decoder)
     assert (solution.answer, solution.solved, chosen(solution)) == ("right", True, "d")
-    assert decoder.asked == [["grow"]]
+    assert decoder.prompts == [["grow"]]
 
 
-def test_self_consistency_takes_the_answer_of_most_chains(letters: Any, scripted: Any) -> None:
+def test_self_consistency_takes_the_most_frequent_answer(letters: Any, scripted: Any) -> None:
     templates = letters.templates | {"chain": "chain"}
     fields = {"templates": templates, "parse_answer": lambda self, text: text[-1] if text[-1].isdigit() else None}
     decoder = scripted({"chain": ["so 1", "so 2", "no idea", "thus 2", "so 3"]})
     solution = solve(type("Chained", (letters,), fields), "q", decoder=decoder, search=SelfConsistency(samples=5))
-    assert decoder.asked == [["chain"]]
+    assert decoder.prompts == [["chain"]]
     assert (solution.answer, chosen(solution)) == ("2", "so 2")
 
 
@@ -129,7 +127,7 @@ def test_self_consistency_takes_the_answer_of_most_chains(letters: Any, scripted
 
 @pytest.fixture
 def choosing(letters: Any) -> type[Task]:
-    """As Letters; the answer is yes, no or maybe."""
+    """Letters with the choices yes, no and maybe."""
     return type("Choosing", (letters,), {"choices": lambda self, state: ["yes", "no", "maybe not"]})
 
 
@@ -146,14 +144,14 @@ def test_the_likeliest_choice_is_the_answer(choosing: Any, scripted: Any) -> Non
     assert decoder.requests[-1].purpose == "answer"
 
 
-def test_the_likeliest_choice_is_that_of_the_highest_whole_probability(choosing: Any, scripted: Any) -> None:
-    decoder = scripted(FOUR | {"answer a": likelihoods(scripted, 0.2, 0.3, 0.25)})  # a token, "maybe not" has more
+def test_choices_are_ranked_by_their_total_probability(choosing: Any, scripted: Any) -> None:
+    decoder = scripted(FOUR | {"answer a": likelihoods(scripted, 0.2, 0.3, 0.25)})  # per token, "maybe not" is likelier
     assert grow(choosing, decoder, aggregate="best").answer == "no"
     tied = scripted(FOUR | {"answer a": likelihoods(scripted, 0.3, 0.3, 0.3)})
     assert grow(choosing, tied, aggregate="best").answer == "yes"
 
 
-def test_choices_after_a_prefix_begin_with_a_space_and_the_answer_does_not(choosing: Any, scripted: Any) -> None:
+def test_choices_after_a_prefix_start_with_a_space_and_the_answer_does_not(choosing: Any, scripted: Any) -> None:
     prefixed = "{% block user %}u{% endblock %}{% block assistant %}It is{% endblock %}"
     task = type("Prefixed", (choosing,), {"templates": choosing.templates | {"answer": prefixed}})
     decoder = scripted(FOUR | {"It is": likelihoods(scripted, 0.1, 0.2, 0.5)})
@@ -161,15 +159,15 @@ def test_choices_after_a_prefix_begin_with_a_space_and_the_answer_does_not(choos
     assert decoder.requests[-1].choices == (" yes", " no", " maybe not")
 
 
-def test_choices_vote_too(choosing: Any, scripted: Any) -> None:
+def test_choices_can_be_votes(choosing: Any, scripted: Any) -> None:
     yes, no = likelihoods(scripted, 0.5, 0.1, 0.1), likelihoods(scripted, 0.1, 0.5, 0.1)
     decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": yes})
-    assert grow(choosing, decoder).answer == "yes"  # 9 + 2 against 5 + 6: the first to come
+    assert grow(choosing, decoder).answer == "yes"  # 9 + 2 against 5 + 6: the first of equals
     decoder = scripted(FOUR | {"answer a": yes, "answer b": no, "answer c": no, "answer d": no})
     assert grow(choosing, decoder).answer == "no"
 
 
-def test_a_real_decoder_chooses_the_continuation_of_the_highest_likelihood(choosing: Any, tiny: Any) -> None:
+def test_a_real_decoder_selects_the_continuation_of_the_highest_likelihood(choosing: Any, tiny: Any) -> None:
     from tot.decoders import Request
 
     with tiny() as decoder:
@@ -241,27 +239,27 @@ def test_without_a_model_the_shortest_plan_is_found() -> None:
         {"generator": Enumerate(prior="uniform"), "evaluator": Value()},
     ],
 )
-def test_what_asks_a_model_says_what_to_give_where_there_is_none(options: Any) -> None:
+def test_an_option_that_needs_a_model_is_rejected_without_one(options: Any) -> None:
     every = dict.fromkeys(("thought", "value", "propose", "answer"), "text")
     task = type("Told", (Countdown,), {"templates": every})
     with pytest.raises(
-        RequestError, match=r"the search needs a model, but none was given: give model=\.\.\., or a gen"
+        RequestError, match=r"the search needs a model, but none was given: give model="
     ):
         solve(task, "5", **{"model": None, "search": BFS(thoughts=2), "evaluator": Prior()} | options)
 
 
-def test_without_a_model_and_an_answer_of_its_own_the_best_state_speaks(letters: Any) -> None:
+def test_without_a_model_the_text_of_the_best_state_is_the_answer(letters: Any) -> None:
     task = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b"]})
     options = {"generator": Enumerate(prior="uniform"), "evaluator": Prior(), "search": BFS(thoughts=2, depth=2)}
     assert solve(task, "q", model=None, **options).answer == "a"  # type: ignore[arg-type]
 
 
-def test_a_decoder_for_no_model_has_no_options_to_take() -> None:
+def test_a_decoder_by_purpose_is_checked_without_a_model() -> None:
     with pytest.raises(OptionError, match="unknown purpose 'judge'"):
         solve(Countdown, "5", model=None, decoder={"judge": "ar"}, generator=Enumerate(prior="uniform"))
 
 
-def test_values_below_zero_vote_by_their_exponentials(letters: Any, scripted: Any) -> None:
+def test_negative_values_vote_by_their_exponentials(letters: Any, scripted: Any) -> None:
     class Logs(Value):
         def read(self, task: Task, text: str) -> float:
             return math.log(float(text))

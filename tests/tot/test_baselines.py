@@ -1,4 +1,4 @@
-"""Chain of thought, self-consistency and best of n: whole solutions from the `chain` template, through solve()."""
+"""Chain of thought, self-consistency and best of n with solve(): whole solutions from the `chain` template."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tot.tasks.game24 import Game24
 
 
 class Riddle(Task):
-    """The answer is a solution's last word, whatever its case."""
+    """The answer is the last word of a solution, case-insensitive."""
 
     templates: ClassVar = {"chain": "solve {{ question }}", "value": "value {{ chain }}"}
 
@@ -26,7 +26,7 @@ class Riddle(Task):
 
 
 class Checked(Riddle):
-    """As Riddle; "yes" is right."""
+    """Riddle with a check: "yes" is correct."""
 
     def verify(self, question: str, answer: Any) -> bool:
         return bool(str(answer).lower() == "yes")
@@ -35,17 +35,17 @@ class Checked(Riddle):
 # -- chain of thought -------------------------------------------------------------------------------------------
 
 
-def test_chain_of_thought_is_one_solution_decoded_greedily_and_nothing_more_is_asked(scripted: Any) -> None:
+def test_chain_of_thought_is_one_greedy_request(scripted: Any) -> None:
     decoder = scripted({"solve q": "first this, then that, so yes"})
     solution = solve(Riddle, "q", decoder=decoder, search=ChainOfThought())
-    assert decoder.asked == [["solve q"]]
+    assert decoder.prompts == [["solve q"]]
     (request,) = decoder.requests
     assert (request.sampling.n, request.sampling.temperature, request.purpose) == (1, 0.0, "generate")
     assert (solution.answer, solution.calls, solution.stopped) == ("yes", 1, None)
     assert [(node.depth, node.terminal, node.chosen) for node in solution.tree] == [(0, False, True), (1, True, True)]
 
 
-def test_a_single_solution_is_drawn_at_a_temperature_that_was_given(scripted: Any) -> None:
+def test_a_given_temperature_applies_to_a_single_solution(scripted: Any) -> None:
     decoder = scripted({"solve q": "so yes"})
     solve(Riddle, "q", decoder=decoder, search=ChainOfThought(), generator=Sample(temperature=0.7))
     solve(Riddle, "q", decoder=decoder, search=ChainOfThought(), generator="sample:temperature=1")
@@ -56,10 +56,10 @@ def test_a_single_solution_is_drawn_at_a_temperature_that_was_given(scripted: An
 def test_a_chain_without_an_answer_gives_none(scripted: Any) -> None:
     decoder = scripted({"solve q": "well ..."})
     solution = solve(Riddle, "q", decoder=decoder, search=ChainOfThought())
-    assert (solution.answer, decoder.asked) == (None, [["solve q"]])
+    assert (solution.answer, decoder.prompts) == (None, [["solve q"]])
 
 
-def test_a_chain_is_not_put_through_the_tasks_steps(scripted: Any) -> None:
+def test_a_chain_is_not_passed_to_step(scripted: Any) -> None:
     def step(self: Task, state: State, thought: Any) -> None:
         return None
 
@@ -73,26 +73,26 @@ def test_a_chain_is_not_put_through_the_tasks_steps(scripted: Any) -> None:
 def consistent(task: Any, scripted: Any, replies: list[str]) -> Any:
     decoder = scripted({"solve q": replies})
     solution = solve(task, "q", decoder=decoder, search=SelfConsistency(samples=len(replies)))
-    assert decoder.asked == [["solve q"]]
+    assert decoder.prompts == [["solve q"]]
     assert decoder.requests[0].sampling.n == len(replies)
     assert decoder.requests[0].sampling.temperature > 0
     return solution
 
 
-def test_the_answer_is_what_most_solutions_say_however_they_write_it(scripted: Any) -> None:
-    """Three say yes in three ways; no text comes twice, but "no" would win if answers were compared as texts."""
+def test_the_majority_counts_equal_answers_not_equal_texts(scripted: Any) -> None:
+    """Three texts say yes in different ways; the text "no" would win if texts were compared."""
     solution = consistent(Riddle, scripted, ["it is no", "I say Yes", "so no", "so YES", "well, yes"])
     assert solution.answer == "Yes"
     assert [node.chosen for node in solution.tree] == [True, False, True, False, False, False]
 
 
-def test_solutions_that_are_the_same_text_are_as_many_votes(scripted: Any) -> None:
+def test_identical_texts_are_separate_votes(scripted: Any) -> None:
     solution = consistent(Riddle, scripted, ["so yes", "I say yes", "no", "no", "no"])
     assert len(solution.tree) == 6
     assert solution.answer == "no"
 
 
-def test_a_tie_goes_to_the_answer_that_came_first(scripted: Any) -> None:
+def test_a_tie_goes_to_the_first_answer(scripted: Any) -> None:
     assert consistent(Riddle, scripted, ["so no", "so yes", "thus yes", "thus no"]).answer == "no"
 
 
@@ -104,18 +104,18 @@ def test_solutions_without_an_answer_have_no_vote(scripted: Any) -> None:
 @pytest.mark.parametrize(
     "replies", [["so no", "so yes", "thus yes"], ["so yes", "so no", "thus yes"], ["so no", "thus yes", "hence yes"]]
 )
-def test_a_majority_that_is_right_is_the_answer_wherever_it_stands(replies: list[str], scripted: Any) -> None:
+def test_a_correct_majority_is_the_answer_in_any_order(replies: list[str], scripted: Any) -> None:
     solution = consistent(Checked, scripted, replies)
     assert (solution.answer, solution.solved) == ("yes", True)
 
 
-def test_an_answer_that_the_task_verifies_goes_before_the_majority(scripted: Any) -> None:
+def test_a_verified_answer_wins_over_the_majority(scripted: Any) -> None:
     solution = consistent(Checked, scripted, ["so no", "thus no", "hence yes", "no then, no"])
     assert (solution.answer, solution.solved) == ("yes", True)
     assert [node.chosen for node in solution.tree] == [True, False, False, True, False]
 
 
-def test_five_solutions_are_drawn_unless_told_otherwise(scripted: Any) -> None:
+def test_five_solutions_are_sampled_by_default(scripted: Any) -> None:
     decoder = scripted({"solve q": ["so yes"] * 5})
     solve(Riddle, "q", decoder=decoder, search="self-consistency")
     assert decoder.requests[0].sampling.n == 5
@@ -124,11 +124,11 @@ def test_five_solutions_are_drawn_unless_told_otherwise(scripted: Any) -> None:
 # -- best of n --------------------------------------------------------------------------------------------------
 
 
-def test_best_of_n_takes_the_solution_that_the_evaluator_values_most(scripted: Any) -> None:
+def test_best_of_n_takes_the_solution_with_the_highest_value(scripted: Any) -> None:
     values = {"value so no": "4", "value so yes": "8", "value maybe": "8"}
     decoder = scripted({"solve q": ["so no", "so yes", "maybe"]} | values)
     solution = solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())
-    assert decoder.asked == [["solve q"], ["value so no", "value so yes", "value maybe"]]
+    assert decoder.prompts == [["solve q"], ["value so no", "value so yes", "value maybe"]]
     assert (solution.answer, solution.value) == ("yes", 8)
 
 
@@ -138,11 +138,11 @@ def test_best_of_n_does_not_count_votes(scripted: Any) -> None:
     assert solve(Riddle, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value()).answer == "yes"
 
 
-def test_of_n_solutions_one_that_the_task_verifies_is_taken_without_asking_for_values(scripted: Any) -> None:
+def test_best_of_n_takes_a_verified_solution_without_evaluation(scripted: Any) -> None:
     decoder = scripted({"solve q": ["so no", "so yes", "maybe"]})
     solution = solve(Checked, "q", decoder=decoder, search=BestOfN(samples=3), evaluator=Value())
     assert (solution.answer, solution.solved, solution.value) == ("yes", True, None)
-    assert decoder.asked == [["solve q"]]
+    assert decoder.prompts == [["solve q"]]
 
 
 # -- tasks with a world -----------------------------------------------------------------------------------------
@@ -151,16 +151,16 @@ WRONG, RIGHT = "Answer: 13 + 9 + 10 + 4", "Answer: (13 - 9) * (10 - 4)"
 
 
 @pytest.mark.parametrize("reply", [RIGHT, WRONG])
-def test_a_chain_of_a_task_with_a_world_is_a_solution_as_any_other(reply: str, scripted: Any) -> None:
+def test_a_chain_of_a_task_with_a_world_is_an_ordinary_solution(reply: str, scripted: Any) -> None:
     prompt = Game24().prompt("chain", Game24().start("4 9 10 13"))[-1].content
     decoder = scripted({prompt: reply})
     solution = solve(Game24, "4 9 10 13", decoder=decoder, search=ChainOfThought())
     assert (solution.answer, solution.solved) == (reply.removeprefix("Answer: "), reply == RIGHT)
     assert (len(solution.tree), solution.rejected) == (2, 0)
-    assert len(decoder.asked) == 1
+    assert len(decoder.prompts) == 1
 
 
-def test_several_chains_of_a_task_with_a_world_stay_apart(scripted: Any) -> None:
+def test_several_chains_of_a_task_with_a_world_stay_separate(scripted: Any) -> None:
     prompt = Game24().prompt("chain", Game24().start("4 9 10 13"))[-1].content
     decoder = scripted({prompt: [WRONG, RIGHT, f"Easy. {RIGHT}"]})
     solution = solve(Game24, "4 9 10 13", decoder=decoder, search=SelfConsistency(samples=3))
@@ -168,24 +168,26 @@ def test_several_chains_of_a_task_with_a_world_stay_apart(scripted: Any) -> None
     assert len(solution.tree) == 4
 
 
-# -- several ways of asking -----------------------------------------------------------------------------------------
+# -- several solution templates -------------------------------------------------------------------------------------
 
 
 class Both(Riddle):
-    """A solution is written, or worked out: acting on the latter doubles its last word."""
+    """A solution is written or computed: acting on a computed one doubles its last word."""
 
     templates: ClassVar = {"chain": "solve {{ question }}", "sum": "sum {{ question }}", "value": "value"}
 
     async def act(self, state: State, thought: Thought) -> Observation | None:
-        said = thought.parts.get("sum")
-        return None if said is None else Observation(text=f"ran {said}", data=None if said == "..." else 2 * said)
+        source = thought.parts.get("sum")
+        return (
+            None if source is None else Observation(text=f"ran {source}", data=None if source == "..." else 2 * source)
+        )
 
     def answer_at(self, state: State) -> Any | None:
-        seen = state.thoughts[-1].observation if state.thoughts else None
-        return None if seen is None else seen.data
+        observation = state.thoughts[-1].observation if state.thoughts else None
+        return None if observation is None else observation.data
 
 
-def test_templates_of_solutions_take_turns(scripted: Any) -> None:
+def test_solution_templates_alternate(scripted: Any) -> None:
     decoder = scripted({"solve q": ["so aa", "so b", "so b"], "sum q": ["a", "a"]})
     search = SelfConsistency(samples=5, solutions="chain+sum")
     solution = solve(Both, "q", decoder=decoder, search=search)
@@ -199,14 +201,14 @@ def test_templates_of_solutions_take_turns(scripted: Any) -> None:
     assert solution.answer == "aa"
 
 
-def test_a_solution_that_came_to_nothing_has_no_vote_and_is_not_asked_about(scripted: Any) -> None:
+def test_a_solution_without_a_result_has_no_vote_and_no_answer_request(scripted: Any) -> None:
     decoder = scripted({"sum q": ["...", "...", "a"]})
     solution = solve(Both, "q", decoder=decoder, search=SelfConsistency(samples=3, solutions="sum"))
-    assert (solution.answer, decoder.asked) == ("aa", [["sum q"]])
+    assert (solution.answer, decoder.prompts) == ("aa", [["sum q"]])
     decoder = scripted({"sum q": "..."})
     assert solve(Both, "q", decoder=decoder, search=ChainOfThought(solutions="sum")).answer is None
 
 
-def test_a_template_of_solutions_that_is_not_there_is_named(scripted: Any) -> None:
+def test_a_missing_solution_template_is_named(scripted: Any) -> None:
     with pytest.raises(TaskError, match="product"):
         solve(Both, "q", decoder=scripted({}), search="self-consistency:samples=2,solutions=product")

@@ -1,6 +1,6 @@
-"""Best-first search: A*, by value, and by the generator's priors, on graphs worked out by hand and drawn at random.
+"""Best-first search: A*, by value, and by prior, on graphs solved by hand and random graphs.
 
-A place's roads are thoughts: "b" goes on to the place b, at the cost that the map gives.
+The roads of a place are thoughts: "b" leads to the place b, at the cost that the map gives.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ AHEAD = {"s": 7.0, "a": 6.0, "b": 4.0, "c": 2.0, "g": 0.0}
 
 
 class Roads(Task):
-    """From s to g."""
+    """A route from s to g."""
 
-    depth = 2  # which holds for no search here, since the end is named
+    depth = 2  # not a limit for these searches, since the task has terminal states
 
     def __init__(self, roads: Map, ahead: Mapping[str, float]) -> None:
         super().__init__()
@@ -62,13 +62,13 @@ class Roads(Task):
         return state.world == "g"
 
 
-def ride(search: SearchState, most: int = 10_000) -> list[str]:
-    """Answers with all roads; returns the places expanded, those of one step in one text."""
+def ride(search: SearchState, max_steps: int = 10_000) -> list[str]:
+    """Expand all roads; return the expanded places, one text a step."""
     expanded: list[str] = []
     while (step := search.ask()) is not None:
         assert isinstance(step, Expand)
         assert step.count is None
-        assert len(expanded) < most
+        assert len(expanded) < max_steps
         expanded.append("".join(str(state.world) for state in step.states))
         search.tell([search.task.actions(state) for state in step.states])
     return expanded
@@ -85,41 +85,41 @@ def length(roads: Map, path: str) -> float:
 # -- A* ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_star_finds_the_cheapest_way_and_expands_what_it_should() -> None:
+def test_a_star_finds_the_cheapest_path_and_expands_the_expected_places() -> None:
     search = BestFirst().start(Roads(HILLS, AHEAD), "q")
     assert ride(search) == ["s", "a", "b", "c"]
     assert (route(search), search.best.cost, search.best.goal, search.stopped) == ("sabcg", 8, True, None)
 
 
-def test_a_state_is_opened_again_where_the_estimate_was_inconsistent() -> None:
-    """c is taken from s for 3 at first, since a's estimate of 11 is right but c's of 0 is far too low."""
+def test_an_inconsistent_estimate_reopens_a_state() -> None:
+    """c is first reached from s at cost 3, since a's estimate of 11 is right but c's of 0 is far too low."""
     roads = {"s": {"a": 1, "c": 3}, "a": {"c": 1}, "c": {"g": 10}}
     search = BestFirst().start(Roads(roads, {"s": 0, "a": 11, "c": 0, "g": 0}), "q")
     assert ride(search) == ["s", "c", "a", "c"]
     assert (route(search), search.best.cost) == ("sacg", 12)
 
 
-def test_weight_0_is_dijkstras_algorithm_and_does_not_look_ahead() -> None:
+def test_weight_0_is_dijkstras_algorithm() -> None:
     misleading = {"s": 99.0, "a": 50.0, "b": 0.0, "c": 70.0, "g": 0.0}
     search = BestFirst(weight=0).start(Roads(HILLS, misleading), "q")
     assert ride(search) == ["s", "a", "b", "c"]  # at 0, 1, 3, 5
     assert (route(search), search.best.cost) == ("sabcg", 8)
 
 
-def test_a_large_weight_goes_by_the_estimate_and_may_pay_for_it() -> None:
+def test_a_large_weight_follows_the_estimate_to_a_worse_path() -> None:
     search = BestFirst(weight=100).start(Roads(HILLS, AHEAD), "q")
-    assert ride(search) == ["s", "b", "c"]  # the least still to come: 4 against 6, then 2 against 6
+    assert ride(search) == ["s", "b", "c"]  # the smallest estimates: 4 against 6, then 2 against 6
     assert (route(search), search.best.cost) == ("sbcg", 9)
 
 
-def test_several_states_are_expanded_at_once_and_the_way_is_still_the_cheapest() -> None:
-    """a and b go together, so g is met for 13 first; it has to wait until nothing cheaper is left."""
+def test_a_batch_of_expansions_still_finds_the_cheapest_path() -> None:
+    """a and b are expanded together, so g is first reached at cost 13 and must wait for all cheaper states."""
     search = BestFirst(batch=2).start(Roads(HILLS, AHEAD), "q")
     assert ride(search)[:2] == ["s", "ab"]
     assert (route(search), search.best.cost) == ("sabcg", 8)
 
 
-def test_roads_in_circles_end_and_their_goal_is_found() -> None:
+def test_a_search_of_a_cyclic_graph_ends_and_finds_the_goal() -> None:
     roads = {a: {b: 1.0 for b in "sabc" if b != a} for a in "sabc"} | {"c": {"s": 1.0, "g": 5.0}}
     search = BestFirst().start(Roads(roads, dict.fromkeys("sabcg", 0.0)), "q")
     ride(search)
@@ -142,9 +142,7 @@ def cheapest(roads: Map, start: str) -> float:
 
 
 @given(seed=st.integers(0, 10**6), batch=st.integers(1, 3), merge=st.booleans())
-def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too_high(
-    seed: int, batch: int, merge: bool
-) -> None:
+def test_the_path_is_the_cheapest_on_any_map_with_any_admissible_estimate(seed: int, batch: int, merge: bool) -> None:
     draw = random.Random(seed)
     places = "sabcdeg"
     roads = {a: {b: float(draw.randint(0, 9)) for b in places if b != a and draw.random() < 0.45} for a in places}
@@ -159,14 +157,14 @@ def test_on_any_map_the_way_is_the_cheapest_under_any_estimate_that_is_never_too
         assert search.stopped is None
 
 
-def test_a_map_without_a_way_is_tried_to_the_end_and_says_so() -> None:
+def test_a_map_without_a_path_is_exhausted_and_reported() -> None:
     search = BestFirst().start(Roads({"s": {"a": 1, "b": 1}, "a": {"b": 1}, "b": {"s": 1}}, AHEAD), "q")
     assert ride(search) == ["s", "b", "a"]
     assert search.stopped == "no goal: the queue is empty after 2 thoughts"
     assert route(search) == "sb"  # the closest, by the estimate
 
 
-def test_only_a_depth_given_to_the_search_is_a_limit_where_ends_are_named() -> None:
+def test_without_a_given_depth_only_terminal_states_end_a_path() -> None:
     search = BestFirst(depth=3).start(Roads(HILLS, AHEAD), "q")
     ride(search)
     assert (route(search), search.best.cost) == ("sag", 13)
@@ -176,7 +174,7 @@ def test_only_a_depth_given_to_the_search_is_a_limit_where_ends_are_named() -> N
 
 
 class Paths(Task):
-    """A state is its path; one that ends in "!" is the end."""
+    """A state is its path; one that ends in "!" is terminal."""
 
     def is_terminal(self, state: State) -> bool:
         return state.text.endswith("!")
@@ -184,7 +182,7 @@ class Paths(Task):
 
 @pytest.fixture
 def drive() -> Callable[..., list[str]]:
-    """Answers every step from tables by path; returns the paths expanded, those of one step in one text."""
+    """Answer every step from tables by path; return the expanded paths, one text a step."""
 
     def run(search: SearchState, children: Mapping[str, Any], value: Mapping[str, float]) -> list[str]:
         expanded = []
@@ -203,14 +201,14 @@ VALUES = {"a": 6, "b": 3, "a/c": 4, "a/d": 2, "a/c/f": 1, "b/e!": 0}
 
 
 @pytest.mark.parametrize("rank", ["auto", "value"])
-def test_the_most_valuable_state_of_the_whole_frontier_is_next(rank: Any, drive: Any) -> None:
+def test_the_most_valuable_state_of_the_frontier_is_next(rank: Any, drive: Any) -> None:
     search = BestFirst(rank=rank).start(Paths(), "q")
     assert drive(search, VALUED, VALUES) == ["", "a", "a/c", "b", "a/d", "a/c/f"]
-    assert search.tree.state(search.best).text == "b\ne!"  # worth least, and still the only goal
+    assert search.tree.state(search.best).text == "b\ne!"  # the lowest value, and still the only goal
     assert search.stopped is None
 
 
-def test_equals_are_expanded_in_the_order_in_which_they_came(drive: Any) -> None:
+def test_equal_states_are_expanded_in_order_of_arrival(drive: Any) -> None:
     search = BestFirst(rank="value", batch=2).start(Paths(), "q")
     assert drive(search, {"": ["a", "b", "c"]}, {"a": 1, "b": 1, "c": 1}) == ["", "a b", "c"]
 
@@ -227,7 +225,7 @@ def test_by_prior_depth_over_probability_decides(drive: Any) -> None:
     assert search.stopped == "no goal: the queue is empty after 4 thoughts"
 
 
-def test_by_prior_a_thought_without_one_is_refused() -> None:
+def test_by_prior_a_thought_without_a_prior_is_rejected() -> None:
     search = BestFirst(rank="prior").start(Paths(), "q")
     search.ask()
     search.tell([["a"]])
@@ -238,7 +236,7 @@ def test_by_prior_a_thought_without_one_is_refused() -> None:
 # -- real puzzles without a model -------------------------------------------------------------------------------
 
 
-def test_plans_for_200_piles_of_blocks_are_as_short_as_can_be() -> None:
+def test_plans_for_200_block_puzzles_are_shortest() -> None:
     task = Blocksworld()
     for seed in range(200):
         ctx = generate(seed, 3 + seed % 3, 2 + 2 * (seed % 4))
@@ -254,7 +252,7 @@ def test_plans_for_200_piles_of_blocks_are_as_short_as_can_be() -> None:
 
 
 class Plain(Evaluator):
-    """Two numbers that don't make 24 are impossible. Of more, good ones divide 24; fractions and zeros are bad."""
+    """Two numbers that do not make 24 are impossible. Divisors of 24 are good; fractions and zeros are bad."""
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         worlds: list[Any] = [node.world for node in nodes]
@@ -272,7 +270,7 @@ class Plain(Evaluator):
 
 
 @pytest.mark.parametrize("every", [20, pytest.param(1, marks=pytest.mark.slow)])
-def test_all_puzzles_of_the_game_of_24_are_solved_without_a_model(data: Path, every: int) -> None:
+def test_all_game24_puzzles_are_solved_without_a_model(data: Path, every: int) -> None:
     with (data / "game24.csv").open(encoding="utf-8") as file:
         puzzles = [row["Puzzles"] for row in csv.DictReader(file)]
     assert len(puzzles) == 1362

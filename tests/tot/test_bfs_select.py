@@ -1,4 +1,4 @@
-"""Which states breadth-first search keeps: the best, or a draw by value; the best as in ToT's published loop.
+"""Selection in breadth-first search: the best states or a sample by value, compared with ToT's published loop.
 
 Thoughts are letters; a path of them reads "ab".
 """
@@ -23,7 +23,7 @@ Values = Callable[[str], float | None]
 
 
 class Letters(Task):
-    """Any letters; no state but one at full depth is an end."""
+    """Any letters; only states at full depth are terminal."""
 
     depth = 2
 
@@ -33,7 +33,7 @@ def path(search: SearchState, node: Node) -> str:
 
 
 def kept_by(search: BFS, children: Children, value: Values, seed: int = 0) -> tuple[list[list[str]], str]:
-    """The states kept at every level, and the one that the answer is asked at."""
+    """Return the states selected at every level, and the state at which the answer is asked."""
     levels: list[list[str]] = []
 
     def listen(search: SearchState, nodes: list[Node]) -> None:
@@ -54,35 +54,35 @@ def one_level(search: BFS, values: dict[str, float | None], seed: int = 0) -> li
 
 
 @pytest.mark.parametrize(
-    ("breadth", "kept"), [(1, ["b"]), (2, ["b", "a"]), (3, ["b", "a", "c"]), (9, ["b", "a", "c", "d"])]
+    ("breadth", "selected"), [(1, ["b"]), (2, ["b", "a"]), (3, ["b", "a", "c"]), (9, ["b", "a", "c", "d"])]
 )
-def test_equals_are_kept_in_the_order_in_which_they_came(breadth: int, kept: list[str]) -> None:
-    assert one_level(BFS(breadth=breadth), {"a": 5, "b": 8, "c": 5, "d": 5}) == kept
+def test_equal_states_are_selected_in_order_of_arrival(breadth: int, selected: list[str]) -> None:
+    assert one_level(BFS(breadth=breadth), {"a": 5, "b": 8, "c": 5, "d": 5}) == selected
 
 
-def test_states_without_a_value_are_the_last_to_be_kept() -> None:
+def test_states_without_a_value_are_selected_last() -> None:
     assert one_level(BFS(breadth=3), {"a": None, "b": -2, "c": None, "d": 3}) == ["d", "b", "a"]
 
 
-# -- a draw -----------------------------------------------------------------------------------------------------
+# -- sampling ---------------------------------------------------------------------------------------------------
 
 
-def drawn(values: dict[str, float | None], breadth: int, times: int) -> Counter[tuple[str, ...]]:
+def sample_levels(values: dict[str, float | None], breadth: int, times: int) -> Counter[tuple[str, ...]]:
     search = BFS(breadth=breadth, select="sample")
     return Counter(tuple(one_level(search, values, seed)) for seed in range(times))
 
 
-def test_a_draw_keeps_no_state_twice_and_all_where_there_is_room() -> None:
-    for kept in drawn(dict(zip("abcdef", range(6), strict=True)), 4, 200):
-        assert len(set(kept)) == 4
-    assert all(sorted(kept) == ["a", "b"] for kept in drawn({"a": 1, "b": 2}, 5, 20))
+def test_a_sample_has_no_state_twice_and_all_states_if_breadth_allows() -> None:
+    for selected in sample_levels(dict(zip("abcdef", range(6), strict=True)), 4, 200):
+        assert len(set(selected)) == 4
+    assert all(sorted(selected) == ["a", "b"] for selected in sample_levels({"a": 1, "b": 2}, 5, 20))
 
 
-def test_draws_are_by_value_and_without_replacement() -> None:
+def test_samples_are_weighted_by_value_without_replacement() -> None:
     """The first is x with probability v_x / 8, the second y with v_y / (8 - v_x)."""
     values = {"a": 1.0, "b": 2.0, "c": 5.0}
     times = 2000
-    counts = drawn(dict(values), 2, times)
+    counts = sample_levels(dict(values), 2, times)
     expected = {(x, y): times * values[x] / 8 * values[y] / (8 - values[x]) for x, y in permutations("abc", 2)}
     assert sum(expected.values()) == pytest.approx(times)
     assert set(counts) <= set(expected)
@@ -91,18 +91,18 @@ def test_draws_are_by_value_and_without_replacement() -> None:
 
 
 @pytest.mark.parametrize("worthless", [0.0, None, -3.0])
-def test_where_nothing_has_worth_all_are_equally_likely(worthless: float | None) -> None:
-    counts = drawn(dict.fromkeys("abc", worthless), 1, 900)
+def test_without_positive_values_all_states_are_equally_likely(worthless: float | None) -> None:
+    counts = sample_levels(dict.fromkeys("abc", worthless), 1, 900)
     assert sum((counts[letter,] - 300) ** 2 / 300 for letter in "abc") < 13.8  # 2 degrees of freedom
 
 
-def test_states_without_worth_are_drawn_after_all_others() -> None:
-    counts = drawn({"a": None, "b": 0.0, "c": 4.0, "d": -1.0}, 2, 600)
-    assert {kept[0] for kept in counts} == {"c"}
+def test_states_without_positive_value_are_sampled_last() -> None:
+    counts = sample_levels({"a": None, "b": 0.0, "c": 4.0, "d": -1.0}, 2, 600)
+    assert {selected[0] for selected in counts} == {"c"}
     assert sum((counts["c", letter] - 200) ** 2 / 200 for letter in "abd") < 13.8
 
 
-def test_the_draw_depends_on_the_seed_alone() -> None:
+def test_the_sample_depends_on_the_seed_alone() -> None:
     search = BFS(breadth=3, select="sample", depth=4)
 
     def grown(seed: int) -> list[list[str]]:
@@ -116,26 +116,29 @@ def test_the_draw_depends_on_the_seed_alone() -> None:
 # -- all --------------------------------------------------------------------------------------------------------
 
 
-def test_all_are_kept_and_no_more_are_grown_than_there_is_room_for() -> None:
+def test_select_all_expands_only_as_many_thoughts_as_breadth_allows() -> None:
     search = BFS(thoughts=2, breadth=5, select="all", depth=7).start(Letters(), "q")
-    asked, end = [], Thought(parts={"thought": "z"}, ended=True)
+    requests, end = [], Thought(parts={"thought": "z"}, ended=True)
     while (step := search.ask()) is not None:
         if not isinstance(step, Expand):
             search.tell([0.0] * len(step.nodes))
             continue
-        asked.append((len(step.nodes), step.count))
+        requests.append((len(step.nodes), step.count))
         grown: list[Any] = [["a", "b"][: step.count] for _ in step.nodes]
-        grown[0] = {3: [end], 4: [], 5: []}.get(len(asked), grown[0])
+        grown[0] = {3: [end], 4: [], 5: []}.get(len(requests), grown[0])
         search.tell(grown)
-    assert asked == [(1, 2), (2, 2), (4, 1), (3, 1), (2, 2), (2, 2)]
+    assert requests == [(1, 2), (2, 2), (4, 1), (3, 1), (2, 2), (2, 2)]
 
 
 # -- ToT's published loop ---------------------------------------------------------------------------------------
 
 
 def published(children: Children, value: Callable[[str], float], levels: int, b: int) -> tuple[list[list[str]], str]:
-    """Level by level: the thoughts after each kept path, doubles dropped, valued; the b best, equals as they came."""
-    paths, kept = [""], []
+    """Level by level: propose thoughts after each selected path, drop duplicates, evaluate, select the b best.
+
+    Of equal values the first wins.
+    """
+    paths, selected = [""], []
     for _ in range(levels):
         new = list(dict.fromkeys(p + thought for p in paths for thought in children(p)))
         if not new:
@@ -143,13 +146,13 @@ def published(children: Children, value: Callable[[str], float], levels: int, b:
         values = [value(p) for p in new]
         order = sorted(range(len(new)), key=lambda i: values[i], reverse=True)[:b]
         paths = [new[i] for i in order]
-        kept.append(paths)
-    return kept, paths[0]
+        selected.append(paths)
+    return selected, paths[0]
 
 
 @given(seed=st.integers(0, 10**6), n=st.integers(0, 4), b=st.integers(1, 4), levels=st.integers(0, 4))
-def test_the_states_kept_are_those_of_tots_published_loop(seed: int, n: int, b: int, levels: int) -> None:
-    """Trees drawn at random, with doubles, dead ends and many values that are equal."""
+def test_selected_states_match_tots_published_loop(seed: int, n: int, b: int, levels: int) -> None:
+    """Random trees with duplicates, dead ends and many equal values."""
 
     def children(p: str) -> list[str]:
         draw = random.Random(f"{seed} children {p}")
@@ -162,8 +165,8 @@ def test_the_states_kept_are_those_of_tots_published_loop(seed: int, n: int, b: 
     assert kept_by(search, children, value) == published(children, value, levels, b)
 
 
-def test_a_thought_is_grown_after_each_kept_state_as_often_as_it_is_told() -> None:
-    """The loop above against numbers by hand: breadth 2, "ab" dropped as the third of its level."""
+def test_every_selected_state_is_expanded_the_given_number_of_times() -> None:
+    """The loop above by hand: breadth 2, so "ab" is dropped as the third of its level."""
     values: dict[str, Any] = {"a": 1, "b": 3, "ab": 2, "ba": 5, "bb": 4, "baa": 1, "bab": 1, "bba": 2, "bbb": 0}
     levels, best = kept_by(BFS(breadth=2, depth=4), lambda p: "bb" if p == "a" else "abb", lambda p: values[p])
     assert levels == [["b", "a"], ["ba", "bb"], ["bba", "baa"]]
@@ -171,8 +174,8 @@ def test_a_thought_is_grown_after_each_kept_state_as_often_as_it_is_told() -> No
     assert published(lambda p: "bb" if p == "a" else "abb", lambda p: values[p], 3, 2) == (levels, best)
 
 
-def test_a_merged_state_takes_one_place_among_those_kept() -> None:
-    """An end kept from a level above, which a cheaper way reaches again, is still one state."""
+def test_a_merged_state_takes_one_place_of_the_breadth() -> None:
+    """A terminal state kept from a level above and reached again at a lower cost is still one state."""
 
     class Roads(Letters):
         def step(self, state: Any, thought: Thought) -> Any:
@@ -194,7 +197,7 @@ def test_a_merged_state_takes_one_place_among_those_kept() -> None:
     assert levels == [["x", "y"], ["x", "z"]]
 
 
-def test_infinite_values_are_drawn_before_finite_ones() -> None:
+def test_infinite_values_are_sampled_before_finite_ones() -> None:
     search = BFS(thoughts=2, breadth=1, select="sample")
     for seed in range(5):
         levels, _ = kept_by(search, lambda text: "ab", lambda text: math.inf if text.endswith("b") else 1.0, seed)

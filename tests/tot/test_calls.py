@@ -1,4 +1,4 @@
-"""What was asked about a thought: recorded at its node, saved compactly, read back whole."""
+"""Calls about a thought: recorded at its node, saved compactly, and loaded in full."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ calls = st.builds(
 
 
 @given(st.dictionaries(st.integers(0, 50), st.lists(calls, min_size=1, max_size=3), max_size=5))
-def test_calls_are_read_as_they_were_saved(saved: dict[int, list[Call]]) -> None:
+def test_calls_round_trip(saved: dict[int, list[Call]]) -> None:
     assert calls_from_json(**json.loads(json.dumps(calls_to_json(saved)))) == saved
 
 
-def test_what_prompts_share_is_saved_once() -> None:
+def test_shared_prompt_parts_are_saved_once() -> None:
     examples = "Question: how many? Answer: 4.\n" * 200
     saved = {
         i: [Call(purpose="generate", template="t", prompt=(Message(role="user", content=f"{examples}{i}"),))]
@@ -45,14 +45,16 @@ def test_what_prompts_share_is_saved_once() -> None:
     assert calls_from_json(**calls_to_json(saved)) == saved
 
 
-def test_every_sample_and_every_evaluation_is_recorded_where_it_belongs(letters: Any, scripted: Any) -> None:
+def test_every_sample_and_evaluation_is_recorded_at_its_node(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["b", "a"], "value a": "3", "value b": "7", "grow b": ["c", "d"], "answer b/c": "!"})
     tree = solve(letters, "Q", decoder=decoder, search=BFS(thoughts=2, breadth=1), evaluator=Value()).tree
     at = {node.thought.text if node.thought else "": tree.calls.get(node.id, []) for node in tree}
-    asked = {text: [(call.purpose, call.prompt[-1].content, call.output) for call in some] for text, some in at.items()}
-    assert asked["a"] == [("generate", "grow", "a"), ("evaluate", "value a", "3")]
-    assert asked["b"] == [("generate", "grow", "b"), ("evaluate", "value b", "7")]
-    assert asked["c"] == [
+    by_text = {
+        text: [(call.purpose, call.prompt[-1].content, call.output) for call in some] for text, some in at.items()
+    }
+    assert by_text["a"] == [("generate", "grow", "a"), ("evaluate", "value a", "3")]
+    assert by_text["b"] == [("generate", "grow", "b"), ("evaluate", "value b", "7")]
+    assert by_text["c"] == [
         ("generate", "grow b", "c"),
         ("evaluate", "value b/c", "value b/c"),
         ("answer", "answer b/c", "!"),
@@ -60,7 +62,7 @@ def test_every_sample_and_every_evaluation_is_recorded_where_it_belongs(letters:
     assert ThoughtTree.from_json(json.loads(json.dumps(tree.to_json()))).calls == tree.calls
 
 
-def test_one_reply_with_several_thoughts_and_a_vote_are_recorded_once(letters: Any, scripted: Any) -> None:
+def test_a_reply_with_several_thoughts_and_a_vote_are_recorded_once(letters: Any, scripted: Any) -> None:
     class Listed(letters):  # type: ignore[misc]
         templates = letters.templates | {"propose": "list {{ count }}", "vote": "best of {{ candidates | join(', ') }}"}
         depth = 2
@@ -74,7 +76,7 @@ def test_one_reply_with_several_thoughts_and_a_vote_are_recorded_once(letters: A
     assert not [call for call in tree.calls.get(2, []) if call.purpose == "evaluate"]
 
 
-def test_what_is_approximate_in_a_reply_stays_known(letters: Any, scripted: Any) -> None:
+def test_approximate_parts_of_a_reply_are_recorded(letters: Any, scripted: Any) -> None:
     stretches = (Part("exact", "a", 1), Part("approximate", "b", 1), Part("undecoded", "", 9))
     decoder = scripted({"grow": [scripted.completion("ab", parts=stretches)] * 2})
     tree = solve(
@@ -97,7 +99,7 @@ def test_what_is_approximate_in_a_reply_stays_known(letters: Any, scripted: Any)
         {"texts": [[0, 3]]},
     ],
 )
-def test_damaged_calls_are_refused(tmp_path: Path, damage: dict[str, Any]) -> None:
+def test_damaged_calls_are_rejected(tmp_path: Path, damage: dict[str, Any]) -> None:
     tree = ThoughtTree(State(question="q"))
     tree.add(tree.root, Thought(parts={"thought": "a"}))
     (tmp_path / "t.json").write_text(json.dumps(tree.to_json() | damage))

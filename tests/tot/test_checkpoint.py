@@ -1,4 +1,4 @@
-"""Checkpoint: the lines of a run, the tree that can be read from them, and files that are refused."""
+"""Checkpoint: the lines of a run, its partial tree, and files that are rejected."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def record(letters: Any, scripted: Any, two_levels: Any, path: Path) -> Callable[..., Solution]:
-    """Runs a search into a new trace, and leaves it unfinished: record(search=..., watch=...)."""
+    """Run a search into a new trace without finishing the trace: record(search=..., watch=...)."""
 
     def run(task: Any = letters, table: Any = two_levels, search: Any = SEARCH, **options: Any) -> Solution:
         trace = Checkpoint.create(path)
@@ -49,7 +49,7 @@ def resumed(task: Any, decoder: Any, path: Path, search: Any = SEARCH, question:
         trace.close()
 
 
-# -- what is written --------------------------------------------------------------------------------------------
+# -- writing ----------------------------------------------------------------------------------------------------
 
 
 def test_every_step_is_a_line(record: Any, path: Path) -> None:
@@ -72,13 +72,13 @@ def test_every_step_is_a_line(record: Any, path: Path) -> None:
     assert path.read_text().endswith("\n")
 
 
-def test_a_step_is_on_disk_before_the_next_one_is_asked(record: Any, path: Path) -> None:
-    seen: list[int] = []
-    record(watch=lambda problem: seen.append(path.read_text().count("\n")))
-    assert seen == [2, 3, 4, 5, 6]
+def test_a_step_is_on_disk_before_the_next_request(record: Any, path: Path) -> None:
+    line_counts: list[int] = []
+    record(watch=lambda problem: line_counts.append(path.read_text().count("\n")))
+    assert line_counts == [2, 3, 4, 5, 6]
 
 
-def test_the_header_keeps_what_it_was_given(path: Path) -> None:
+def test_the_header_has_the_given_fields(path: Path) -> None:
     Checkpoint.create(path, settings={"task": "gsm8k"}).close()
     assert lines(path) == [{"format": "tot.checkpoint", "version": 1, "settings": {"task": "gsm8k"}}]
     trace = Checkpoint.resume(path)
@@ -86,7 +86,7 @@ def test_the_header_keeps_what_it_was_given(path: Path) -> None:
     trace.close()
 
 
-def test_a_finished_run_is_the_last_line(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
+def test_the_last_line_of_a_finished_run_is_its_end(letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
     trace = Checkpoint.create(path)
     solution = solve(letters, "q", decoder=scripted(two_levels), search=SEARCH, evaluator=Value(), checkpoint=trace)
     trace.finish(solution.to_json())
@@ -106,7 +106,7 @@ def test_any_text_is_one_line(record: Any, path: Path) -> None:
 
 @pytest.fixture
 def compass(letters: Any) -> type[Task]:
-    """A world where "n" and "e" may be taken in any order: equal states are met on different ways."""
+    """A world where "n" and "e" commute: equal states are reached on different paths."""
 
     class Compass(letters):  # type: ignore[misc]
         def start(self, question: str) -> State:
@@ -133,10 +133,10 @@ EITHER_WAY = {"grow": ["n", "e"], "grow n": ["n", "e"], "grow e": ["n", "e"]}
     ],
     ids=["bfs", "dfs-threshold", "mcts", "merged"],
 )
-def test_the_tree_of_a_killed_run_is_all_that_was_known_then(
+def test_the_tree_of_a_killed_run_has_all_its_completed_steps(
     record: Any, path: Path, compass: Any, search: Any, merges: bool
 ) -> None:
-    """Every field but which path was chosen, after every step: marks of pruning, visits and links too."""
+    """Compare every field but the chosen path after every step: pruning, visits and links too."""
     pairs: list[tuple[Any, Any]] = []
 
     def compare(problem: Any) -> None:
@@ -150,7 +150,7 @@ def test_the_tree_of_a_killed_run_is_all_that_was_known_then(
         assert read == grown, f"after step {number}"
 
 
-def test_a_last_line_of_which_half_was_written_is_left_out(record: Any, path: Path) -> None:
+def test_a_half_written_last_line_is_ignored(record: Any, path: Path) -> None:
     record()
     whole = path.read_text().splitlines(keepends=True)
     path.write_text("".join(whole[:-2]) + whole[-2][:40])
@@ -158,7 +158,7 @@ def test_a_last_line_of_which_half_was_written_is_left_out(record: Any, path: Pa
     assert [node.value for node in tree] == [None, 3, 7, None, None, None, None]
 
 
-def test_a_hook_may_leave_thoughts_out_and_the_tree_can_still_be_read(record: Any, path: Path) -> None:
+def test_a_trace_with_a_hook_that_drops_thoughts_can_be_read(record: Any, path: Path) -> None:
     class Second:
         def on_expand(self, search: Any, nodes: Sequence[Node]) -> Sequence[Node]:
             return nodes[1:]
@@ -168,7 +168,7 @@ def test_a_hook_may_leave_thoughts_out_and_the_tree_can_still_be_read(record: An
     assert [node.pruned for node in ThoughtTree.load(path)] == [False, True, False]
 
 
-# -- files that are refused -------------------------------------------------------------------------------------
+# -- rejected files ---------------------------------------------------------------------------------------------
 
 
 def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
@@ -179,7 +179,7 @@ def test_an_unfinished_run_is_not_overwritten(record: Any, path: Path) -> None:
     assert path.read_bytes() == before
 
 
-def test_a_refusal_leaves_the_file_free(record: Any, path: Path) -> None:
+def test_a_rejected_file_stays_unlocked(record: Any, path: Path) -> None:
     record()
     with pytest.raises(TaskError) as refused:
         Checkpoint.create(path)
@@ -196,7 +196,7 @@ def test_a_finished_run_is_overwritten(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"{}\n", b"notes of mine\n", b'{"format": "tot.tree"}\n', b"\xff\xfe\n", b"x"])
-def test_what_is_no_trace_is_neither_overwritten_nor_resumed(path: Path, content: bytes) -> None:
+def test_a_file_that_is_not_a_trace_is_neither_overwritten_nor_resumed(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(TaskError, match=r"run\.jsonl exists and is not a trace: give another file"):
         Checkpoint.create(path)
@@ -205,7 +205,7 @@ def test_what_is_no_trace_is_neither_overwritten_nor_resumed(path: Path, content
     assert path.read_bytes() == content
 
 
-def test_a_file_that_is_not_there_or_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_missing_or_unwritable_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"absent\.jsonl can't be opened: No such file or directory"):
         Checkpoint.resume(tmp_path / "absent.jsonl")
     with pytest.raises(TaskError, match=r"can't be opened: .*; give another file"):
@@ -224,7 +224,7 @@ def test_a_damaged_line_is_named(record: Any, path: Path, damage: str) -> None:
 
 
 @pytest.mark.parametrize("missing", ["results", "spent"])
-def test_a_line_that_lacks_what_it_should_hold_is_refused(
+def test_a_line_with_a_missing_field_is_rejected(
     record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path, missing: str
 ) -> None:
     record()
@@ -236,21 +236,21 @@ def test_a_line_that_lacks_what_it_should_hold_is_refused(
 
 
 @pytest.mark.parametrize("version", [0, 2, None])
-def test_another_version_is_refused_by_name(path: Path, version: Any) -> None:
+def test_another_version_is_rejected_and_named(path: Path, version: Any) -> None:
     path.write_text(json.dumps({"format": "tot.checkpoint", "version": version}) + "\n")
     for open_it in (Checkpoint.create, Checkpoint.resume):
         with pytest.raises(TaskError, match=rf"run\.jsonl has version {version}: this program reads 1"):
             open_it(path)
 
 
-def test_a_finished_run_has_nothing_to_go_on_with(path: Path) -> None:
+def test_a_finished_run_cannot_be_resumed(path: Path) -> None:
     trace = Checkpoint.create(path)
     trace.finish({})
     with pytest.raises(TaskError, match=r"holds a finished run: there is nothing to resume"):
         Checkpoint.resume(path)
 
 
-def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
+def test_a_trace_is_locked_by_one_process(python: Any, path: Path) -> None:
     code = (
         "import sys; from tot import Checkpoint; t = Checkpoint.create(sys.argv[1]); print('held', flush=True); input()"
     )
@@ -262,14 +262,14 @@ def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
             open_it(path)
     holder.kill()
     holder.wait()
-    Checkpoint.resume(path).close()  # a killed process holds nothing
+    Checkpoint.resume(path).close()  # a killed process releases its lock
 
 
-# -- a run that is another --------------------------------------------------------------------------------------
+# -- runs with other options ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("changed", "said"),
+    ("changed", "message"),
     [
         ({"seed": 1}, "its seed is 0, not 1"),
         ({"question": "other"}, "its root is .*'question': 'q'.*, not .*'question': 'other'"),
@@ -280,25 +280,27 @@ def test_a_trace_is_one_process_at_a_time(python: Any, path: Path) -> None:
         ({"max_tokens": 9}, "its max_tokens is None, not 9"),
     ],
 )
-def test_a_run_about_something_else_is_refused_with_what_differs(
-    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path, changed: Any, said: str
+def test_resuming_with_other_options_is_rejected_with_the_differences(
+    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path, changed: Any, message: str
 ) -> None:
     record()
     before, decoder = path.read_bytes(), scripted(two_levels)
-    with pytest.raises(TaskError, match=rf"run\.jsonl holds another run: {said}.*; resume it with the options"):
+    with pytest.raises(TaskError, match=rf"run\.jsonl holds another run: {message}.*; resume it with the options"):
         resumed(letters, decoder, path, **changed)
     assert decoder.batches == []
     assert path.read_bytes() == before
 
 
-def test_another_task_is_refused_by_name(record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path) -> None:
+def test_resuming_with_another_task_is_rejected_by_name(
+    record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path
+) -> None:
     record()
     other = type("Other", (letters,), {})
     with pytest.raises(TaskError, match=r"its task is 'Letters', not 'Other'"):
         resumed(other, scripted(two_levels), path)
 
 
-def test_a_task_that_has_changed_since_is_refused_where_it_shows(
+def test_a_changed_task_is_rejected_at_the_first_difference(
     record: Any, letters: Any, scripted: Any, two_levels: Any, path: Path
 ) -> None:
     record()

@@ -1,4 +1,4 @@
-"""Evaluations in words: the label that a reply names, and labels weighed by their likelihood."""
+"""Evaluations by label: the label that a reply names, and labels weighted by their likelihood."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ONE_THOUGHT = BFS(thoughts=1, breadth=1, depth=2)
 
 @pytest.fixture
 def judged(letters: Any) -> type[Task]:
-    """As Letters, with ToT's labels of the Game of 24."""
+    """Letters with ToT's labels of the Game of 24."""
     return type("Judged", (letters,), {"labels": JUDGED, "default_value": 0.25})
 
 
@@ -45,7 +45,7 @@ def evaluate(task: Any, decoder: Any, evaluator: Any) -> Solution:
         ("likely; not a sure thing", 1.0),
     ],
 )
-def test_the_last_label_that_a_reply_names_is_its_value(judged: Any, scripted: Any, reply: str, value: float) -> None:
+def test_the_value_is_the_last_label_of_a_reply(judged: Any, scripted: Any, reply: str, value: float) -> None:
     solution = evaluate(judged, scripted({"grow": "a", "value a": reply}), Classify())
     assert solution.tree[1].value == value
     assert solution.parse_failures == 0
@@ -58,15 +58,15 @@ def test_a_reply_without_a_label_is_the_default_and_counted(judged: Any, scripte
     assert solution.parse_failures == solution.tree[1].parse_failures == 1
 
 
-def test_labels_given_go_before_the_tasks(judged: Any, scripted: Any) -> None:
+def test_given_labels_replace_the_labels_of_the_task(judged: Any, scripted: Any) -> None:
     decoder = scripted({"grow": "a", "value a": "sure, that is very good (not good: good)"})
     evaluator = Classify(labels={"good": 0.5, "very good": 1.0, "bad": 0.0})
     assert evaluate(judged, decoder, evaluator).tree[1].value == 0.5
     longest = scripted({"grow": "a", "value a": "very good"})
-    assert evaluate(judged, longest, evaluator).tree[1].value == 1.0  # the longest label that fits
+    assert evaluate(judged, longest, evaluator).tree[1].value == 1.0  # the longest label that matches
 
 
-def test_a_label_may_hold_signs(letters: Any, scripted: Any) -> None:
+def test_a_label_may_contain_punctuation(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": "a", "value a": "B+"})
     assert evaluate(letters, decoder, Classify(labels={"B": 2.0, "B+": 2.3, "B.": 0.0})).tree[1].value == 2.3
 
@@ -78,12 +78,12 @@ def test_the_value_is_the_mean_of_the_samples(judged: Any, scripted: Any) -> Non
     assert solution.parse_failures == 1
 
 
-def test_without_labels_the_numbers_of_the_scale_are_read(letters: Any, scripted: Any) -> None:
+def test_without_labels_numbers_of_the_scale_are_parsed(letters: Any, scripted: Any) -> None:
     assert evaluate(letters, scripted({"grow": "a", "value a": "8/10, not 9"}), Classify()).tree[1].value == 8
     assert evaluate(letters, scripted({"grow": "a", "value a": "good"}), Classify()).tree[1].parse_failures == 1
 
 
-def test_another_template_may_be_asked(judged: Any, scripted: Any) -> None:
+def test_another_template_may_be_used(judged: Any, scripted: Any) -> None:
     task = type("Twice", (judged,), {"templates": judged.templates | {"check": "check {{ thought }}"}})
     decoder = scripted({"grow": "a", "check a": "likely"})
     assert evaluate(task, decoder, Classify(template="check")).tree[1].value == 1.0
@@ -98,8 +98,8 @@ def likelihoods(scripted: Any, *probabilities: float) -> Any:
     return scripted({"grow": "a", "value a": scripted.completion("", "stop", 0, choice_logprobs=scores)})
 
 
-def test_the_likelihood_of_yes_is_its_share_against_no(letters: Any, scripted: Any) -> None:
-    decoder = likelihoods(scripted, 0.06, 0.02)  # the rest went elsewhere
+def test_the_likelihood_of_yes_is_relative_to_no(letters: Any, scripted: Any) -> None:
+    decoder = likelihoods(scripted, 0.06, 0.02)  # the remaining probability is on other tokens
     solution = evaluate(letters, decoder, Likelihood(labels={"Yes": 1.0, "No": 0.0}))
     assert solution.tree[1].value == pytest.approx(0.75)
     (request,) = [request for request in decoder.requests if request.purpose == "evaluate"]
@@ -107,17 +107,17 @@ def test_the_likelihood_of_yes_is_its_share_against_no(letters: Any, scripted: A
     assert request.close_choices
 
 
-def test_labels_are_the_tasks_own_where_none_are_given(judged: Any, scripted: Any) -> None:
+def test_labels_of_the_task_are_the_default(judged: Any, scripted: Any) -> None:
     decoder = likelihoods(scripted, 0.1, 0.2, 0.1)
     value = evaluate(judged, decoder, Likelihood()).tree[1].value
     assert value == pytest.approx((20 * 0.1 + 1 * 0.2 + 0.001 * 0.1) / 0.4)
 
 
-# -- values that are no numbers ---------------------------------------------------------------------------------
+# -- values that are not numbers --------------------------------------------------------------------------------
 
 
 class Broken:
-    """An evaluator that gives the values it was made with."""
+    """An evaluator that gives fixed values."""
 
     def __init__(self, *values: float) -> None:
         self.values = values

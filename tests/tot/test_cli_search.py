@@ -1,4 +1,4 @@
-"""The command line on tasks that need no model: data files, task files, traces, exports, answers that are lists."""
+"""The command line on tasks without a model: data files, task files, traces, exports, and answers that are lists."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Count(Task):
 '''
 
 
-def test_a_plan_is_found_for_a_row_of_data_and_verified(tot: Any, tmp_path: Path) -> None:
+def test_a_plan_is_found_for_a_data_row_and_verified(tot: Any, tmp_path: Path) -> None:
     done = PROBLEM.replace("(on a b))))", "(on b a))))")
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"pddl": pddl}) + "\n" for pddl in (done, PROBLEM)))
     status, out, err = tot("solve", "blocksworld", "--data", "x.jsonl", "--row", "1", *SYMBOLIC)
@@ -59,11 +59,11 @@ def test_a_plan_is_found_for_a_row_of_data_and_verified(tot: Any, tmp_path: Path
     assert "Answer: no action is needed (verified)" in tot("solve", "blocksworld", "--data", "x.jsonl", *SYMBOLIC)[1]
 
 
-def test_json_holds_a_plan_as_a_list(tot: Any) -> None:
+def test_a_plan_is_a_list_in_json(tot: Any) -> None:
     status, out, _ = tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--json")
-    found = json.loads(out)
-    assert (status, found["solved"]) == (0, True)
-    assert found["answer"] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
+    run = json.loads(out)
+    assert (status, run["solved"]) == (0, True)
+    assert run["answer"] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
 
 
 def test_a_task_can_be_a_file(tot: Any, tmp_path: Path) -> None:
@@ -76,13 +76,13 @@ def test_a_task_can_be_a_file(tot: Any, tmp_path: Path) -> None:
     assert "Stopped early: no goal among 4 thoughts." in out
 
 
-def test_a_row_without_the_tasks_columns_is_refused_with_those_it_has(tot: Any, tmp_path: Path) -> None:
+def test_a_row_without_the_columns_of_the_task_is_rejected_with_its_columns(tot: Any, tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("puzzle,rank\n1 2 3 4,1\n")
     status, _, err = tot("solve", "game24", "--data", "x.csv")
     assert (status, err) == (2, "tot: x.csv, row 0 has no 'question' (it has puzzle, rank); give another row or file\n")
 
 
-def test_out_leaves_the_run_alone_or_a_trace_that_ends_in_it(tot: Any, tmp_path: Path) -> None:
+def test_out_writes_a_run_or_a_trace_that_ends_in_the_run(tot: Any, tmp_path: Path) -> None:
     arguments = ("solve", "blocksworld", PROBLEM, *SYMBOLIC)
     tot(*arguments, "--out", "run.json")
     assert [path.name for path in tmp_path.iterdir()] == ["run.json"]
@@ -97,12 +97,12 @@ def test_out_leaves_the_run_alone_or_a_trace_that_ends_in_it(tot: Any, tmp_path:
     assert last["run"]["answer"] == json.loads((tmp_path / "run.json").read_text())["answer"]
 
 
-def test_an_unfinished_run_is_not_overwritten_and_goes_on_where_it_was(tot: Any, tmp_path: Path) -> None:
+def test_an_unfinished_run_is_not_overwritten_and_can_be_resumed(tot: Any, tmp_path: Path) -> None:
     arguments = ("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.json")
     tot(*arguments[:-1], "whole.jsonl")
     *steps, _ = (tmp_path / "whole.jsonl").read_text().splitlines(keepends=True)
     killed = "".join(steps[:4]).replace("whole.jsonl", "run.json")
-    (tmp_path / "run.jsonl").write_text(killed + steps[4][:20])  # killed while it wrote its fifth line
+    (tmp_path / "run.jsonl").write_text(killed + steps[4][:20])  # killed while writing its fifth line
     status, _, err = tot(*arguments)
     assert (status, err) == (
         2,
@@ -124,7 +124,7 @@ def test_a_finished_run_is_not_resumed(tot: Any) -> None:
     assert (status, err) == (2, "tot: run.jsonl holds a finished run: there is nothing to resume\n")
 
 
-def test_what_a_task_fails_on_is_not_lost(tot: Any, tmp_path: Path) -> None:
+def test_a_run_that_fails_in_the_task_is_saved(tot: Any, tmp_path: Path) -> None:
     (tmp_path / "my_task.py").write_text(TASK_FILE.replace("state.world + {", "1 / 0 + {"))
     status, _, err = tot("solve", "my_task.py:Count", "2", "--model", "none", "--out", "run.jsonl")
     assert status == 2
@@ -137,7 +137,7 @@ def test_what_a_task_fails_on_is_not_lost(tot: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["tree.graphml", "tree.dot"])
-def test_a_run_is_written_as_a_graph(tot: Any, tmp_path: Path, name: str) -> None:
+def test_a_run_is_exported_as_a_graph(tot: Any, tmp_path: Path, name: str) -> None:
     tot("solve", "blocksworld", PROBLEM, *SYMBOLIC, "--out", "run.json")
     assert tot("report", "run.json", "--out", name)[0] == 0
     text = (tmp_path / name).read_text()
@@ -146,7 +146,7 @@ def test_a_run_is_written_as_a_graph(tot: Any, tmp_path: Path, name: str) -> Non
         assert len(nx.parse_graphml(text)) == len(ThoughtTree.load("run.json"))
 
 
-def test_a_run_that_never_began_leaves_nothing_in_the_way(tot: Any, tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_step_can_be_started_again(tot: Any, tmp_path: Path) -> None:
     arguments = ("solve", "blocksworld", PROBLEM, "--out", "run.json")
     assert tot(*arguments, "--model", "absent.gguf")[0] == 2
     assert list(tmp_path.iterdir()) == []

@@ -1,4 +1,4 @@
-"""`tot cllm collect`, `train` and `eval` one after another on a tiny model; what is wrong with the input is said."""
+"""`tot cllm collect`, `train` and `eval` in sequence on a tiny model; errors for invalid input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def base(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model."""
     folder = tmp_path_factory.mktemp("base")
     with tiny() as decoder:
-        pass  # closed, it has its own attention back
+        pass  # closing the decoder restores the model's own attention
     decoder.model.save_pretrained(folder)
     decoder.tokenizer.save_pretrained(folder)
     return folder
@@ -50,8 +50,10 @@ def base(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In an empty folder but for the model, a task and its questions; with a small store for keys and values:
-    by default there would be a million tokens, and making room for them takes a second."""
+    """Change to a folder with the model, a task and its questions; use a small key-value store.
+
+    The default of a million tokens takes a second to allocate.
+    """
     monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
     monkeypatch.chdir(tmp_path)
     Path("base").symlink_to(base)
@@ -68,7 +70,7 @@ def _here(tmp_path: Path, base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tot(capfd: pytest.CaptureFixture[str]) -> Tot:
-    """Runs `tot cllm` in this process; gives the status and what was written to standard output and error."""
+    """Run `tot cllm` in this process; return the status, standard output and standard error."""
 
     def run(*arguments: str) -> tuple[int, str, str]:
         status = main(["cllm", *arguments])
@@ -83,15 +85,15 @@ SHORT = ("--max-tokens", "24")
 
 
 def cells(printed: str) -> list[list[str]]:
-    """The rows of the tables that were printed, of each its first line."""
+    """Return the rows of the printed tables; of each row its first line."""
     rows = ([cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in printed.splitlines() if "│" in line)
-    return [row for row in rows if row[0] and row[0] != "whole"]  # that name's second line
+    return [row for row in rows if row[0] and row[0] != "whole"]  # the second line of that name
 
 
-# -- all of it -------------------------------------------------------------------------------------
+# -- the whole sequence ----------------------------------------------------------------------------
 
 
-def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(tot: Tot) -> None:
+def test_trajectories_are_collected_trained_on_and_evaluated(tot: Tot) -> None:
     status, _, err = tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *RIDDLES)
     assert (status, err) == (0, "")
     assert [path.name[:12] for path in Path("data").glob("*.parquet")] == ["shard-00000-"]
@@ -127,7 +129,7 @@ def test_trajectories_are_collected_trained_on_and_what_came_of_it_is_measured(t
     assert [rows[0][2][:5], rows[5][3][:5]] == ["1.00x", "1.00x"]
     assert [row[4] for row in rows if row[0].endswith("+ ar")] == ["1.00", "1.00"]
     same = [row[6] for row in rows[:10]]
-    assert all(share.startswith("100% (") for share in same[:5])  # in float32, methods say the same
+    assert all(share.startswith("100% (") for share in same[:5])  # in float32 all methods give the same text
     assert len(set(same[5:])) == 1
     assert all(row[5].startswith("50%") for row in rows[:10])
 
@@ -150,7 +152,7 @@ def test_a_model_against_itself_is_measured_once(tot: Tot) -> None:
     assert [row[0] for row in cells(out)] == [*(f"base + {method}" for method in METHODS), "base"]
 
 
-def test_killed_while_collecting_it_goes_on(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_collection_resumes_after_a_kill(tot: Tot, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("collect", "--model", "base", "--n", "5", "--max-tokens", "12")
     many = (*RIDDLES, *RIDDLES, *RIDDLES)  # 24 questions: two shards
     assert tot(*arguments, "--out", "whole", *many)[0] == 0
@@ -189,20 +191,20 @@ def test_questions_are_whole_solutions_of_a_task() -> None:
     assert gsm8k.same("36") == gsm8k.same("36.0")
 
 
-def test_files_are_read_as_rows_are_needed() -> None:
-    asked = questions_of(["riddle.py:Riddle=riddles.jsonl", "riddle.py:Riddle=nowhere.jsonl"], 7)
-    assert all(prompt in next(asked).request.prompt[-1].content for prompt in PROMPTS)
+def test_files_are_read_lazily() -> None:
+    questions = questions_of(["riddle.py:Riddle=riddles.jsonl", "riddle.py:Riddle=nowhere.jsonl"], 7)
+    assert all(prompt in next(questions).request.prompt[-1].content for prompt in PROMPTS)
     with pytest.raises(OptionError, match=r"nowhere\.jsonl: there is no such file"):
-        next(asked)
+        next(questions)
 
 
-def test_a_task_without_a_template_for_whole_solutions_is_refused() -> None:
+def test_a_task_without_a_template_for_whole_solutions_is_rejected() -> None:
     Path("other.py").write_text('from tot import Task\n\nclass Other(Task):\n    templates = {"thought": "x"}\n')
     with pytest.raises(TaskError, match="task Other has no template 'chain': define it in `templates`"):
         next(questions_of(["other.py:Other=riddles.jsonl"], 10))
 
 
-# -- what can't be done ----------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 NOTHING = "there are no questions: give --questions TASK=FILE, with more rows than --offset"
 BAD = [
@@ -223,7 +225,9 @@ BAD = [
 
 @pytest.mark.parametrize("command", ["collect", "eval"])
 @pytest.mark.parametrize(("arguments", "message"), BAD)
-def test_bad_questions_are_said_in_one_line(tot: Tot, command: str, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_questions_are_a_one_line_error(
+    tot: Tot, command: str, arguments: tuple[str, ...], message: str
+) -> None:
     given = () if "--model" in arguments else ("--model", "base")
     rest = ("--out", "data") if command == "collect" else ("--base", "base", "--out", "n.json")
     status, _, err = tot(command, *given, *rest, *arguments)
@@ -244,7 +248,7 @@ def test_bad_questions_are_said_in_one_line(tot: Tot, command: str, arguments: t
         ((), "--data"),
     ],
 )
-def test_bad_training_is_said_in_one_line(tot: Tot, arguments: tuple[str, ...], message: str) -> None:
+def test_invalid_training_options_are_a_one_line_error(tot: Tot, arguments: tuple[str, ...], message: str) -> None:
     given = () if "--model" in arguments else ("--model", "base")
     status, _, err = tot("train", *given, "--out", "made", *arguments)
     assert status == 2
@@ -253,7 +257,7 @@ def test_bad_training_is_said_in_one_line(tot: Tot, arguments: tuple[str, ...], 
     assert not Path("made").exists()
 
 
-def test_trajectories_of_another_model_are_refused(tot: Tot, tiny: Any) -> None:
+def test_trajectories_of_another_model_are_rejected(tot: Tot, tiny: Any) -> None:
     assert tot("collect", "--model", "base", "--out", "data", "--n", "5", *SHORT, *RIDDLES)[0] == 0
     with tiny() as decoder:
         pass
@@ -265,13 +269,13 @@ def test_trajectories_of_another_model_are_refused(tot: Tot, tiny: Any) -> None:
     assert re.search(r"data holds trajectories of base \(weights \w+\), not of other \(weights \w+\)", err)
 
 
-def test_a_folder_for_the_numbers_is_refused_before_anything_is_asked(tot: Tot) -> None:
+def test_an_output_folder_is_rejected_before_any_request(tot: Tot) -> None:
     status, _, err = tot("eval", "--model", "base", "--base", "base", *RIDDLES, "--out", "nowhere/n.json")
     assert status == 2
     assert "--out nowhere/n.json: the folder" in err
 
 
-def test_the_rows_own_solutions_are_what_a_model_is_tuned_on_first(tot: Tot) -> None:
+def test_fine_tuning_starts_on_the_solutions_of_the_rows(tot: Tot) -> None:
     status, _, err = tot("collect", "--model", "base", "--out", "data", "--solutions", *RIDDLES)
     assert (status, err) == (0, "")
     assert tot("train", "--model", "base", "--data", "data", "--out", "tuned", "--accumulate", "3")[0] == 0

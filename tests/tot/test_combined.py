@@ -1,4 +1,4 @@
-"""Evaluators that ask no model of their own, and mixtures of several: every number is worked out by hand."""
+"""Evaluators without a model, and combinations of evaluators, with values computed by hand."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ ONE_LEVEL = BFS(thoughts=2, breadth=2, depth=2)
 
 
 class Table(Evaluator):
-    """Values by the text of the last thought; keeps count of what it was asked."""
+    """Values by the text of the last thought; records the evaluated texts."""
 
     values: dict[str, float | None]
-    asked: list[str] = []  # noqa: RUF012 - pydantic copies it
+    evaluated: list[str] = []  # noqa: RUF012 - pydantic copies it
     name: str = "table"
 
     def key(self, ctx: Context, node: Node) -> Hashable | None:
@@ -45,7 +45,7 @@ class Table(Evaluator):
 
     async def evaluate(self, ctx: Context, nodes: Sequence[Node]) -> list[Evaluation]:
         texts = [node.thought.text for node in nodes if node.thought]
-        self.asked.extend(texts)
+        self.evaluated.extend(texts)
         return [Evaluation(self.values[text]) for text in texts]
 
 
@@ -54,17 +54,17 @@ def grow(task: Any, decoder: Any, evaluator: Any, search: Any = ONE_LEVEL, **opt
 
 
 def value(letters: Any, scripted: Any, evaluator: Any) -> float | None:
-    """What the evaluator gives to the one thought "a"."""
+    """Return the evaluator's value of the thought "a"."""
     decoder = scripted({"grow": ["a"]})
-    found: float | None = grow(letters, decoder, evaluator, BFS(thoughts=1, depth=2)).tree[1].value
-    return found
+    result: float | None = grow(letters, decoder, evaluator, BFS(thoughts=1, depth=2)).tree[1].value
+    return result
 
 
 def table(name: str, number: float | None) -> Table:
     return Table(values={"a": number}, name=name)
 
 
-# -- what is combined -------------------------------------------------------------------------------------------
+# -- combination rules ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -79,46 +79,46 @@ def table(name: str, number: float | None) -> Table:
         ("product", (2.0, 3.0), (2.0, 1.0), 12.0),
         ("log", (math.e, math.e**3), (0.5, 0.5), 2.0),
         ("log", (0.25, 0.64), (0.5, 0.5), math.log(0.4)),
-        ("log", (0.0, 1.0), (0.5, 0.5), 0.5 * math.log(1e-12)),  # bad beyond measure, not beyond arithmetic
+        ("log", (0.0, 1.0), (0.5, 0.5), 0.5 * math.log(1e-12)),  # far below the scale, but still finite
     ],
 )
 def test_values_are_combined_by_the_rule(
     letters: Any, scripted: Any, rule: Any, values: tuple[float, ...], weights: tuple[float, ...], combined: float
 ) -> None:
     parts = tuple(table(str(i), number) for i, number in enumerate(values))
-    found = value(letters, scripted, Combine(evaluators=parts, weights=weights, rule=rule))
-    assert found == pytest.approx(combined)
+    result = value(letters, scripted, Combine(evaluators=parts, weights=weights, rule=rule))
+    assert result == pytest.approx(combined)
 
 
-def test_the_rule_is_a_weighted_sum_where_none_is_given(letters: Any, scripted: Any) -> None:
+def test_the_default_rule_is_a_weighted_sum(letters: Any, scripted: Any) -> None:
     assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", 4)), weights=(1, 10))) == 43
 
 
 @pytest.mark.parametrize("rule", ["product", "log"])
-def test_values_below_0_can_only_be_summed(letters: Any, scripted: Any, rule: Any) -> None:
+def test_negative_values_can_only_be_summed(letters: Any, scripted: Any, rule: Any) -> None:
     parts = (table("x", -1.0), table("y", 2.0))
     with pytest.raises(OptionError, match=rf"Combine\(rule='{rule}'\) of \[-1\.0, 2\.0\]: values below 0 can only"):
         value(letters, scripted, Combine(evaluators=parts, weights=(1, 1), rule=rule))
 
 
 @pytest.mark.parametrize(("count", "weights"), [(1, (0.5, 0.5)), (2, (1.0,)), (0, ())])
-def test_evaluators_and_weights_that_do_not_match_are_refused(count: int, weights: tuple[float, ...]) -> None:
+def test_numbers_of_evaluators_and_weights_must_match(count: int, weights: tuple[float, ...]) -> None:
     with pytest.raises(
         ValidationError, match=f"{count} evaluators and {len(weights)} weights: give one weight for each"
     ):
         Combine(evaluators=tuple(table(str(i), 1) for i in range(count)), weights=weights)
 
 
-def test_where_one_part_was_cut_off_there_is_no_value(letters: Any, scripted: Any) -> None:
+def test_a_part_cut_off_by_a_budget_leaves_no_value(letters: Any, scripted: Any) -> None:
     assert value(letters, scripted, Combine(evaluators=(table("x", 3), table("y", None)), weights=(1, 1))) is None
 
 
-def test_combinations_may_be_combined(letters: Any, scripted: Any) -> None:
+def test_combinations_can_be_nested(letters: Any, scripted: Any) -> None:
     inner = Combine(evaluators=(table("x", 2), table("y", 8)), weights=(0.5, 0.5), rule="product")
     assert value(letters, scripted, Combine(evaluators=(inner, table("z", 3)), weights=(2, 1))) == pytest.approx(11)
 
 
-def test_tokens_and_failures_of_all_parts_are_the_nodes(letters: Any, scripted: Any) -> None:
+def test_tokens_and_failures_of_all_parts_count_at_the_node(letters: Any, scripted: Any) -> None:
     two = type("Two", (letters,), {"templates": letters.templates | {"other": "other"}, "default_value": 2.0})
     decoder = scripted({"grow": ["a"], "value a": "8", "other": "no idea"})
     parts = (Value(), Value(template="other", samples=1))
@@ -129,7 +129,7 @@ def test_tokens_and_failures_of_all_parts_are_the_nodes(letters: Any, scripted: 
     assert solution.parse_failures == 1
 
 
-# -- what is asked once -----------------------------------------------------------------------------------------
+# -- shared evaluations -----------------------------------------------------------------------------------------
 
 
 def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) -> None:
@@ -138,39 +138,39 @@ def test_parts_are_evaluated_once_for_equal_states(letters: Any, scripted: Any) 
     decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "c"]})
     evaluator = Combine(evaluators=(first, second), weights=(1, 1))
     solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
-    assert sorted(first.asked) == sorted(second.asked) == ["a", "b", "c"]
+    assert sorted(first.evaluated) == sorted(second.evaluated) == ["a", "b", "c"]
     texts = {"/".join(t.text for t in solution.tree.state(node).thoughts): node.value for node in solution.tree}
     assert texts == {"": None, "a": 11, "b": 22, "a/b": 22, "a/c": 33, "b/a": 11, "b/c": 33}
 
 
-def test_a_part_is_shared_even_where_another_depends_on_the_place(letters: Any, scripted: Any) -> None:
+def test_a_part_is_shared_even_if_another_depends_on_the_place(letters: Any, scripted: Any) -> None:
     part = Table(values={"a": 1, "b": 2})
     decoder = scripted({"grow": ["a", "b"], "grow a": ["b", "a"], "grow b": ["a", "b"]})
     evaluator = Combine(evaluators=(part, Prior()), weights=(1, 1))
     solution = grow(letters, decoder, evaluator, BFS(thoughts=2, breadth=2, depth=3))
-    assert sorted(part.asked) == ["a", "b"]
+    assert sorted(part.evaluated) == ["a", "b"]
     assert sorted(node.value for node in solution.tree if node.value) == [1.5, 1.5, 1.5, 2.5, 2.5, 2.5]
 
 
-def test_a_part_that_stands_there_twice_is_asked_once(letters: Any, scripted: Any) -> None:
+def test_a_repeated_part_is_evaluated_once(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b"], "value a": "3", "value b": "4"})
     solution = grow(letters, decoder, Combine(evaluators=(Value(), Value()), weights=(1, 10)))
     assert [node.value for node in solution.tree] == [None, 33, 44]
-    asked = [request.prompt[-1].content for request in decoder.requests if request.purpose == "evaluate"]
-    assert sorted(asked) == ["value a", "value b"]
+    evaluated = [request.prompt[-1].content for request in decoder.requests if request.purpose == "evaluate"]
+    assert sorted(evaluated) == ["value a", "value b"]
 
 
 # -- without a model --------------------------------------------------------------------------------------------
 
 
-def test_a_heuristic_is_worth_the_less_the_more_is_to_be_done(letters: Any, scripted: Any) -> None:
+def test_the_value_of_a_heuristic_is_its_negative(letters: Any, scripted: Any) -> None:
     task = type("Far", (letters,), {"heuristic": lambda self, state: {"a": 3, "b": 0.5}[state.text]})
     solution = grow(task, scripted({"grow": ["a", "b"]}), Heuristic())
     assert [node.value for node in solution.tree] == [None, -3, -0.5]
     assert solution.value == -0.5
 
 
-def test_a_task_without_a_heuristic_says_what_to_define(letters: Any, scripted: Any) -> None:
+def test_a_missing_heuristic_error_names_the_method(letters: Any, scripted: Any) -> None:
     with pytest.raises(TaskError, match="task Letters has no `heuristic`: define it, or choose another evaluator"):
         grow(letters, scripted({"grow": ["a", "b"]}), Heuristic())
 
@@ -188,12 +188,12 @@ def test_confidence_is_the_share_of_samples_that_agreed(letters: Any, scripted: 
     assert [node.value for node in solution.tree][1:] == pytest.approx([2 / 3, 1])
 
 
-def test_confidence_without_votes_says_how_to_get_it(letters: Any, scripted: Any) -> None:
+def test_confidence_without_votes_is_rejected_with_a_remedy(letters: Any, scripted: Any) -> None:
     with pytest.raises(OptionError, match=r"the thought generator returns no confidence: use Sample\(samples=8\)"):
         grow(letters, scripted({"grow": ["a", "b"]}), Confidence())
 
 
-def test_a_thought_without_a_prior_says_which_generators_give_one(letters: Any, scripted: Any) -> None:
+def test_a_thought_without_a_prior_is_rejected_with_a_remedy(letters: Any, scripted: Any) -> None:
     class Given:
         def on_expand(self, search: Any, nodes: Sequence[Node]) -> list[Node]:
             return [search.inject(search.tree.root, "mine")]
@@ -213,14 +213,14 @@ def test_random_values_depend_on_the_seed_and_the_place_alone(letters: Any, scri
     assert [node.value for node in renamed.tree][1:] == first
 
 
-def test_a_part_that_is_not_a_number_makes_the_default(letters: Any, scripted: Any) -> None:
+def test_a_part_that_is_not_a_number_gives_the_default(letters: Any, scripted: Any) -> None:
     careful = type("Careful", (letters,), {"default_value": 2.5})
     parts: tuple[Any, ...] = (table("x", math.nan), table("y", 1.0))
     for rule in ("sum", "product", "log"):
         assert value(careful, scripted, Combine(evaluators=parts, weights=(1, 1), rule=rule)) == 2.5
 
 
-def test_the_parts_of_a_task_may_be_used_by_name_and_by_hand(letters: Any, scripted: Any) -> None:
+def test_evaluators_can_be_named_by_the_task_or_built_in_python(letters: Any, scripted: Any) -> None:
     task: type[Task] = type("Acting", (letters,), {"actions": lambda self, state: ["a", "b"]})
     by_name = grow(task, scripted({}), "prior", generator="enumerate:prior=uniform")
     by_hand = grow(task, scripted({}), Prior(), generator=Enumerate(prior="uniform"))

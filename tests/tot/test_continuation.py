@@ -1,4 +1,4 @@
-"""Continue: thoughts are pieces of one message, in the model's own words."""
+"""Continue: thoughts are pieces of one message of the model."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def path(solution: Solution) -> list[str]:
     return [node.thought.text for node in solution.tree if node.thought]
 
 
-# -- where pieces end ---------------------------------------------------------------------------------------------
+# -- ends of pieces -----------------------------------------------------------------------------------------------
 
 
-def test_pieces_follow_one_another_until_the_model_ends_its_message(scripted: Any) -> None:
+def test_pieces_continue_until_the_model_ends_its_message(scripted: Any) -> None:
     stop = scripted.completion
     decoder = scripted(
         {"why": stop("First.\n\n", "stop"), "First.\n\n": stop("Then.\n\n", "stop"), "First.\n\nThen.\n\n": "So 7."}
@@ -49,12 +49,12 @@ def test_pieces_follow_one_another_until_the_model_ends_its_message(scripted: An
     assert path(solution) == ["First.\n\n", "Then.\n\n", "So 7."]
     assert [node.thought.ended for node in solution.tree if node.thought] == [False, False, True]
     assert solution.answer == "First.\n\nThen.\n\nSo 7."
-    assert {request.purpose for request in decoder.requests} == {"generate"}  # nothing is asked after its end
+    assert {request.purpose for request in decoder.requests} == {"generate"}  # no request after the end
     sampling = decoder.requests[1].sampling
     assert (sampling.stop, sampling.keep_stop, sampling.max_tokens) == (("\n\n",), True, 40)
 
 
-def test_a_label_is_the_beginning_of_a_thought(scripted: Any) -> None:
+def test_a_label_starts_a_thought(scripted: Any) -> None:
     stop = scripted.completion
     decoder = scripted(
         {
@@ -70,14 +70,14 @@ def test_a_label_is_the_beginning_of_a_thought(scripted: Any) -> None:
 
 
 @pytest.mark.parametrize(("until", "stops"), [("line", ("\n",)), ("; ", ("; ",))])
-def test_pieces_end_where_they_are_told_to(scripted: Any, until: str, stops: tuple[str, ...]) -> None:
+def test_pieces_end_at_the_given_boundaries(scripted: Any, until: str, stops: tuple[str, ...]) -> None:
     decoder = scripted({"why": "all"})
     grown(decoder, generator=Continue(until=until, tokens=7))
     assert (decoder.requests[0].sampling.stop, decoder.requests[0].sampling.max_tokens) == (stops, 7)
 
 
 @pytest.mark.parametrize("again", ["  first it  is.\n\n", "  \n", ""])
-def test_what_was_said_before_and_nothing_at_all_are_no_thoughts(scripted: Any, again: str) -> None:
+def test_repeated_and_empty_pieces_are_rejected(scripted: Any, again: str) -> None:
     stop = scripted.completion
     decoder = scripted({"why": stop("First it is.\n\n", "stop"), "First it is.\n\n": stop(again, "stop")})
     solution = grown(decoder)
@@ -92,21 +92,21 @@ def test_an_answer_ends_a_message(scripted: Any) -> None:
     assert (solution.answer, len(decoder.requests)) == ("7", 1)
 
 
-def test_thinking_is_a_thought_and_no_answer(scripted: Any) -> None:
+def test_thinking_is_a_thought_but_not_an_answer(scripted: Any) -> None:
     stop, task = scripted.completion, GSM8K().in_chat()
-    asked = task.prompt("step", task.start("why"))[-1].content
+    prompt = task.prompt("step", task.start("why"))[-1].content
     thinking = "<think>\nIs it \\boxed{5}?\n\n"
-    decoder = scripted({asked: stop(thinking, "stop"), thinking: "No.\n</think>\nIt is 7."})
+    decoder = scripted({prompt: stop(thinking, "stop"), thinking: "No.\n</think>\nIt is 7."})
     solution = grown(decoder, task=task)
     assert (path(solution), solution.answer) == ([thinking, "No.\n</think>\nIt is 7."], "7")
 
 
-def test_thinking_has_room_of_its_own_beside_that_of_the_message(scripted: Any) -> None:
+def test_thinking_has_its_own_token_limit(scripted: Any) -> None:
     stop, task = scripted.completion, GSM8K().in_chat()
-    asked = task.prompt("chain", task.start("why"))[-1].content
+    prompt = task.prompt("chain", task.start("why"))[-1].content
     decoder = scripted(
         {
-            asked: stop("<think>\nIs it 5", "length"),
+            prompt: stop("<think>\nIs it 5", "length"),
             "<think>\nIs it 5": stop("? No.</think>", "stop"),
             "<think>\nIs it 5? No.</think>": "It is \\boxed{7}.",
         }
@@ -120,17 +120,17 @@ def test_thinking_has_room_of_its_own_beside_that_of_the_message(scripted: Any) 
 
 
 @pytest.mark.parametrize(
-    ("text", "asked"), [("Is it 5", 1), ("<think>5</think>It", 2), ("<think>5", 2), ("We think: 5</think", 1)]
+    ("text", "count"), [("Is it 5", 1), ("<think>5</think>It", 2), ("<think>5", 2), ("We think: 5</think", 1)]
 )
-def test_only_thinking_that_was_cut_is_gone_on_with(scripted: Any, text: str, asked: int) -> None:
+def test_only_truncated_thinking_is_continued(scripted: Any, text: str, count: int) -> None:
     decoder = scripted({"why": scripted.completion(text, "length"), text: scripted.completion(" more", "length")})
     solution = solve(Letter(), "why", decoder=decoder, search="cot")
-    assert path(solution) == [text + " more" * (asked - 1)]
-    assert len(decoder.requests) == asked
+    assert path(solution) == [text + " more" * (count - 1)]
+    assert len(decoder.requests) == count
 
 
 @pytest.mark.parametrize(("cut", "depth"), [("<think>\nIs it 5?\n\n", 3), ("Is it 5?\n\n", 1)])
-def test_pieces_of_thinking_have_that_room_too(scripted: Any, cut: str, depth: int) -> None:
+def test_pieces_of_thinking_share_the_token_limit(scripted: Any, cut: str, depth: int) -> None:
     """The first piece has all the tokens of a message."""
     long = Completion(cut, tuple(range(40)), -1.0, "stop", Usage(new_tokens=40))
     rest = "No.</think>\n\n"
@@ -146,23 +146,23 @@ def test_pieces_of_thinking_have_that_room_too(scripted: Any, cut: str, depth: i
         (["<think>It is 5."], None),
     ],
 )
-def test_thinking_does_not_vote(scripted: Any, chains: list[str], answer: str | None) -> None:
+def test_thinking_has_no_vote(scripted: Any, chains: list[str], answer: str | None) -> None:
     task = GSM8K().in_chat()
     decoder = scripted({task.prompt("chain", task.start("why"))[-1].content: chains})
     assert solve(task, "why", decoder=decoder, search=SelfConsistency(samples=len(chains))).answer == answer
 
 
-# -- judged by what they say --------------------------------------------------------------------------------------
+# -- values of texts ----------------------------------------------------------------------------------------------
 
 
-def drawn(text: str, *logprobs: float) -> Completion:
+def completion(text: str, *logprobs: float) -> Completion:
     tokens = tuple(range(len(logprobs)))
     return Completion(text, tokens, sum(logprobs), "eos", Usage(new_tokens=5), logprobs=logprobs)
 
 
 @pytest.mark.parametrize(("window", "best"), [(None, "b"), (1, "a")])
-def test_texts_are_judged_by_their_own_probability(scripted: Any, window: int | None, best: str) -> None:
-    decoder = scripted({"why": [drawn("a", -1.0, -1.0), drawn("b", -1.5, -0.1)]})
+def test_texts_are_valued_by_their_own_probability(scripted: Any, window: int | None, best: str) -> None:
+    decoder = scripted({"why": [completion("a", -1.0, -1.0), completion("b", -1.5, -0.1)]})
     solution = grown(decoder, thoughts=2, evaluator=LogProb(window=window))
     assert solution.answer == best
     values = {node.thought.text: node.value for node in solution.tree if node.thought}
@@ -170,7 +170,7 @@ def test_texts_are_judged_by_their_own_probability(scripted: Any, window: int | 
     assert values["b"] == pytest.approx(0.4493 if window is None else 0.2231, abs=1e-4)
 
 
-def test_branches_that_agree_are_worth_more(scripted: Any) -> None:
+def test_agreeing_branches_have_higher_values(scripted: Any) -> None:
     decoder = scripted({"why": ["So 7", "Thus 7", "So 8"]})
     values = {
         n.thought.text: n.value
@@ -181,7 +181,7 @@ def test_branches_that_agree_are_worth_more(scripted: Any) -> None:
 
 
 class Numbers(Letter):
-    """Its answer is a number."""
+    """The answer is a number."""
 
     def parse_answer(self, text: str) -> str | None:
         return text.split()[-1]
@@ -191,18 +191,18 @@ class Numbers(Letter):
     ("weighted", "aggregate", "answer"),
     [(False, "vote", "7"), (True, "vote", "8"), (True, "majority", "7"), (True, "best", "8")],
 )
-def test_votes_may_be_weighted(scripted: Any, weighted: bool, aggregate: Any, answer: str) -> None:
-    decoder = scripted({"why": [drawn("So 7", -3.0), drawn("Thus 7", -3.0), drawn("So 8", -0.1)]})
+def test_votes_can_be_weighted(scripted: Any, weighted: bool, aggregate: Any, answer: str) -> None:
+    decoder = scripted({"why": [completion("So 7", -3.0), completion("Thus 7", -3.0), completion("So 8", -0.1)]})
     search = SelfConsistency(samples=3, weighted=weighted, aggregate=aggregate)
     solution = solve(Numbers(), "why", decoder=decoder, search=search, generator=Sample(), evaluator=LogProb())
     assert solution.answer == answer
 
 
-# -- several listed at once ---------------------------------------------------------------------------------------
+# -- several pieces in one reply ----------------------------------------------------------------------------------
 
 
-def test_what_one_reply_lists_are_lines_of_the_message(scripted: Any) -> None:
-    """The prompt for it is one of its own, and the answer goes on after the lines that were chosen."""
+def test_listed_thoughts_are_lines_of_the_message(scripted: Any) -> None:
+    """Listing has its own prompt, and the answer continues after the selected lines."""
     first = "How many?\n\nGive 2 different next steps of the answer, each in one line, with its calculation."
     then = first.replace("Give", "This is how the answer begins:\n\nHalf is 3.\n\nGive")
     decoder = scripted({first: "1. Half is 3.", then: "- Twice is 6.", "Half is 3.\nTwice is 6.\n": "So \\boxed{9}."})
@@ -214,12 +214,12 @@ def test_what_one_reply_lists_are_lines_of_the_message(scripted: Any) -> None:
     assert solution.answer == "9"
 
 
-def test_lists_are_pieces_of_a_message_where_the_tasks_generator_has_options(scripted: Any) -> None:
+def test_listed_thoughts_are_pieces_if_the_generator_of_the_task_has_options(scripted: Any) -> None:
     for generator in ("continue", "continue:until=line"):
         task = type("Listed", (Numbers,), {"generator": generator})()
         decoder = scripted({})
         decoder.generate = lambda requests: [scripted.completion("1. one\n2. two\n")] * len(requests)
-        found = solve(
+        solution = solve(
             task, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), generator=Propose(), evaluator=Random()
         )
-        assert [node.thought.text for node in found.tree if node.thought] == ["one\n", "two\n"]
+        assert [node.thought.text for node in solution.tree if node.thought] == ["one\n", "two\n"]

@@ -1,4 +1,4 @@
-"""Rows of data sets in local files of every kind, and files that can't be read."""
+"""Rows of data sets in local files of all formats, and unreadable files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ ROWS = [{"question": "2 + 2?", "answer": 4}, {"question": "a, b\nor é?", "answe
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """The same two rows in every format; lines of text."""
+    """The same two rows in every format, and lines of text."""
     (tmp_path / "a.jsonl").write_text("".join(json.dumps(one) + "\n" for one in ROWS))
     (tmp_path / "a.json").write_text(json.dumps(ROWS, indent=1))
     (tmp_path / "a.csv").write_text('question,answer\n2 + 2?,4\n"a, b\nor é?",5\n', encoding="utf-8")
@@ -32,20 +32,20 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.json", "a.csv"])
 def test_rows_are_the_same_in_every_format(folder: Path, name: str) -> None:
-    wanted = [{**one, "answer": str(one["answer"])} for one in ROWS] if name == "a.csv" else ROWS  # a cell is text
+    wanted = [{**one, "answer": str(one["answer"])} for one in ROWS] if name == "a.csv" else ROWS  # CSV cells are text
     assert list(rows(folder / name)) == wanted
     assert row(folder / name, 0) == wanted[0]
     assert row(str(folder / name), 1) == wanted[1]
 
 
-def test_a_parquet_file_is_read_too(tmp_path: Path) -> None:
+def test_a_parquet_file_is_read(tmp_path: Path) -> None:
     from datasets import Dataset
 
     Dataset.from_list(ROWS).to_parquet(str(tmp_path / "a.parquet"))
     assert list(rows(tmp_path / "a.parquet")) == ROWS
 
 
-def test_a_packed_file_is_read_line_by_line_too(tmp_path: Path) -> None:
+def test_a_compressed_file_is_read_line_by_line(tmp_path: Path) -> None:
     packed = tmp_path / "a.jsonl.gz"
     packed.write_bytes(gzip.compress("".join(json.dumps(one) + "\n" for one in ROWS).encode()))
     assert list(rows(packed)) == ROWS
@@ -74,11 +74,11 @@ def test_lines_of_text_are_rows(folder: Path) -> None:
     assert list(rows(folder / "a.txt")) == [{"text": "first line"}, {"text": "second, é"}]
 
 
-def test_a_suffix_may_be_in_capitals(folder: Path) -> None:
+def test_suffixes_are_case_insensitive(folder: Path) -> None:
     assert row(folder / "A.JSONL", 0) == ROWS[0]
 
 
-def test_rows_are_read_as_they_are_wanted(tmp_path: Path) -> None:
+def test_rows_are_read_lazily(tmp_path: Path) -> None:
     many = tmp_path / "many.jsonl"
     many.write_text("".join(json.dumps({"n": i}) + "\n" for i in range(5000)))
     assert next(rows(many)) == {"n": 0}
@@ -86,13 +86,13 @@ def test_rows_are_read_as_they_are_wanted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [2, 99])
-def test_a_row_that_is_not_there_is_refused_by_number(folder: Path, number: int) -> None:
+def test_a_missing_row_is_rejected_by_number(folder: Path, number: int) -> None:
     with pytest.raises(OptionError, match=rf"a\.jsonl has no row {number}: rows are counted from 0"):
         row(folder / "a.jsonl", number)
 
 
 @pytest.mark.parametrize("name", ["a.yaml", "a.tsv", "a", "jsonl"])
-def test_another_kind_of_file_is_refused_with_the_known_ones(folder: Path, name: str) -> None:
+def test_an_unknown_format_is_rejected_with_the_known_ones(folder: Path, name: str) -> None:
     (folder / name).write_text("question: 1")
     with pytest.raises(
         OptionError, match=r"unknown kind of data set '.*: choose one of \.csv, \.json, \.jsonl, \.parq"
@@ -100,7 +100,7 @@ def test_another_kind_of_file_is_refused_with_the_known_ones(folder: Path, name:
         row(folder / name, 0)
 
 
-def test_a_file_that_is_not_there_is_refused_by_name(folder: Path) -> None:
+def test_a_missing_file_is_rejected_by_name(folder: Path) -> None:
     for name in ("absent.jsonl", ""):
         with pytest.raises(OptionError):
             row(folder / name, 0)
@@ -112,7 +112,7 @@ def test_a_file_that_is_not_there_is_refused_by_name(folder: Path) -> None:
     ("name", "content"),
     [("x.jsonl", b'{"question": '), ("x.json", b"no json"), ("x.parquet", b"PAR0"), ("x.csv", b"a,b\n1,2,3\n\xff")],
 )
-def test_a_damaged_file_is_refused_by_name_on_one_line(tmp_path: Path, name: str, content: bytes) -> None:
+def test_a_damaged_file_is_a_one_line_error_with_its_name(tmp_path: Path, name: str, content: bytes) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(OptionError, match=rf"{name} can't be read: .+") as refused:
         row(tmp_path / name, 0)
@@ -125,18 +125,18 @@ def test_a_real_data_set_has_questions_and_answers(data: Path) -> None:
     assert first["answer"].endswith("#### 18")
 
 
-def test_a_bad_line_spoils_no_other(tmp_path: Path) -> None:
+def test_a_bad_line_does_not_affect_other_lines(tmp_path: Path) -> None:
     good = json.dumps(ROWS[1], ensure_ascii=False).encode()
     (tmp_path / "x.jsonl").write_bytes(b"\xef\xbb\xbf{}\n" + b"\n\xff\n" + b"[" * 100_000 + b"\n7\n" + good)
-    found = dict(read(tmp_path / "x.jsonl"))
-    assert list(found) == ["line 1", "line 3", "line 4", "line 5", "line 6"]
-    assert (found["line 1"], found["line 6"]) == ({}, ROWS[1])
+    records = dict(read(tmp_path / "x.jsonl"))
+    assert list(records) == ["line 1", "line 3", "line 4", "line 5", "line 6"]
+    assert (records["line 1"], records["line 6"]) == ({}, ROWS[1])
     for place in ("line 3", "line 4"):
-        assert re.fullmatch(rf".*x\.jsonl can't be read: {place} is not JSON \(.+\)", str(found[place]))
-    assert str(found["line 5"]).endswith("x.jsonl can't be read: line 5 is not a JSON object")
+        assert re.fullmatch(rf".*x\.jsonl can't be read: {place} is not JSON \(.+\)", str(records[place]))
+    assert str(records["line 5"]).endswith("x.jsonl can't be read: line 5 is not a JSON object")
 
 
-def test_rows_of_one_file_may_have_values_of_other_types(tmp_path: Path) -> None:
+def test_rows_of_one_file_may_have_different_types(tmp_path: Path) -> None:
     mixed = [
         {"answer": 4},
         {"answer": "four"},
@@ -153,7 +153,7 @@ def test_rows_of_one_file_may_have_values_of_other_types(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     "cell", ["NA", "null", "None", "007", "3.10", "1e5", "true", "12345678901234567890123", "2024-01-02", "-0", "#N/A"]
 )
-def test_a_csv_cell_is_the_text_that_is_written_in_it(tmp_path: Path, cell: str) -> None:
+def test_a_csv_cell_is_its_literal_text(tmp_path: Path, cell: str) -> None:
     (tmp_path / "x.csv").write_text(f"question,answer\nq,{cell}\nr,18\ns,\n")
     assert list(rows(tmp_path / "x.csv")) == [
         {"question": "q", "answer": cell},
@@ -162,19 +162,19 @@ def test_a_csv_cell_is_the_text_that_is_written_in_it(tmp_path: Path, cell: str)
     ]
 
 
-def test_a_csv_row_with_a_cell_too_many_is_refused_by_its_line(tmp_path: Path) -> None:
+def test_a_csv_row_with_too_many_cells_is_rejected_by_line(tmp_path: Path) -> None:
     (tmp_path / "x.csv").write_text("question,answer\nHow many, please?,5\nq,6\nr,7,\n")
-    found = dict(read(tmp_path / "x.csv"))
-    assert "line 2 has 3 cells, and the header 2" in str(found["line 2"])
-    assert found["line 3"] == {"question": "q", "answer": "6"}
-    assert found["line 4"] == {"question": "r", "answer": "7"}
+    records = dict(read(tmp_path / "x.csv"))
+    assert "line 2 has 3 cells, and the header 2" in str(records["line 2"])
+    assert records["line 3"] == {"question": "q", "answer": "6"}
+    assert records["line 4"] == {"question": "r", "answer": "7"}
     with pytest.raises(OptionError, match="line 2 has 3 cells"):
         row(tmp_path / "x.csv", 0)
     assert row(tmp_path / "x.csv", 1) == {"question": "q", "answer": "6"}
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "found"),
+    ("name", "text", "records"),
     [
         ("x.csv", "question\nq\n", {"question": "q"}),
         ("x.txt", "q\n", {"text": "q"}),
@@ -183,17 +183,17 @@ def test_a_csv_row_with_a_cell_too_many_is_refused_by_its_line(tmp_path: Path) -
         ("x.jsonl", '{"question": "q"}\n', {"question": "q"}),
     ],
 )
-def test_a_byte_order_mark_is_no_part_of_a_row(tmp_path: Path, name: str, text: str, found: dict[str, str]) -> None:
+def test_a_byte_order_mark_is_not_part_of_a_row(tmp_path: Path, name: str, text: str, records: dict[str, str]) -> None:
     (tmp_path / name).write_text(text, encoding="utf-8-sig")
-    assert row(tmp_path / name, 0) == found
+    assert row(tmp_path / name, 0) == records
 
 
-def test_blank_lines_of_text_are_no_rows(tmp_path: Path) -> None:
+def test_blank_lines_of_text_are_skipped(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("a\u2028b\n\n \r\nc\r\n", encoding="utf-8", newline="")
     assert dict(read(tmp_path / "x.txt")) == {"line 1": {"text": "a\u2028b"}, "line 4": {"text": "c"}}
 
 
-def test_a_row_behind_a_bad_line_can_be_read(tmp_path: Path) -> None:
+def test_a_row_after_a_bad_line_can_be_read(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text('{"question": "q0"}\n{"question": broken\n{"question": "q2"}\n')
     assert row(tmp_path / "x.jsonl", 2) == {"question": "q2"}
     with pytest.raises(OptionError, match="line 2 is not JSON"):
@@ -201,13 +201,15 @@ def test_a_row_behind_a_bad_line_can_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("source", "asked"),
+    ("source", "arguments"),
     [
         ("org/name:test", ("org/name", None)),
         ("org/name.v2:main:test", ("org/name.v2", "main")),
     ],
 )
-def test_a_split_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch, source: str, asked: tuple[str, str]) -> None:
+def test_a_split_of_the_hub_is_streamed(
+    monkeypatch: pytest.MonkeyPatch, source: str, arguments: tuple[str, str]
+) -> None:
     calls = []
 
     def load(*arguments: str, **options: object) -> list[dict[str, object]]:
@@ -216,10 +218,10 @@ def test_a_split_of_the_hub_is_streamed(monkeypatch: pytest.MonkeyPatch, source:
 
     monkeypatch.setattr("datasets.load_dataset", load)
     assert list(read(source)) == [("row 1", ROWS[0]), ("row 2", ROWS[1])]
-    assert calls == [(asked, {"split": "test", "streaming": True})]
+    assert calls == [(arguments, {"split": "test", "streaming": True})]
 
 
-def test_a_data_set_that_the_hub_does_not_give_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_set_missing_on_the_hub_is_rejected_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def load(*arguments: str, **options: object) -> None:
         raise FileNotFoundError("no such\nrepository")
 
@@ -230,7 +232,7 @@ def test_a_data_set_that_the_hub_does_not_give_is_refused_by_name(monkeypatch: p
         list(rows("org/name"))
 
 
-def test_a_missing_value_is_left_out_of_its_row(tmp_path: Path) -> None:
+def test_a_missing_value_is_omitted_from_its_row(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "q", "answer": null}\n{"question": "r", "answer": NaN}\n')
     assert list(rows(tmp_path / "a.jsonl")) == [{"question": "q"}, {"question": "r"}]
 
@@ -243,23 +245,23 @@ def test_dates_and_decimals_of_a_parquet_file_are_text(tmp_path: Path) -> None:
     ]
 
 
-def test_half_a_surrogate_pair_in_a_row_is_a_question_mark(tmp_path: Path) -> None:
+def test_a_lone_surrogate_in_a_row_becomes_a_question_mark(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"question": "a \\ud835 b", "options": ["\\udc00"]}\n')
     assert list(rows(tmp_path / "a.jsonl")) == [{"question": "a ? b", "options": ["?"]}]
 
 
-def test_a_bad_csv_row_is_named_by_the_line_it_begins_in(tmp_path: Path) -> None:
+def test_a_bad_csv_row_is_named_by_its_first_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text('question, answer\n"two\nlines",1\n"x"y,2\n"open,3\nr,4\n')
-    found = list(read(tmp_path / "a.csv"))
-    assert found[0] == ("line 2", {"question": "two\nlines", "answer": "1"})
-    assert [(place, str(bad).partition(": ")[2]) for place, bad in found[1:]] == [
+    records = list(read(tmp_path / "a.csv"))
+    assert records[0] == ("line 2", {"question": "two\nlines", "answer": "1"})
+    assert [(place, str(bad).partition(": ")[2]) for place, bad in records[1:]] == [
         ("line 4", "line 4 is not CSV (',' expected after '\"')"),
         ("line 5", "line 5 is not CSV (unexpected end of data)"),
     ]
 
 
 @pytest.mark.parametrize("name", ["a.csv", "a.json", "a.txt"])
-def test_a_file_that_is_not_in_utf_8_says_what_to_do(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_not_utf_8_is_rejected_with_a_remedy(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_bytes("question,answer\nq,1\n".encode("utf-16"))
     with pytest.raises(OptionError, match=r"can't be read: 'utf-8' codec .*: save it as UTF-8"):
         list(rows(tmp_path / name))

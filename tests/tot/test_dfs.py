@@ -1,6 +1,6 @@
-"""Depth-first search (ToT, Algorithm 2) on trees worked out by hand.
+"""Depth-first search (ToT, Algorithm 2) on trees solved by hand.
 
-Thoughts are letters; a path of them reads "a/b". One that ends in "!" is a goal, one in "?" an end that is none.
+Thoughts are letters; a path of them reads "a/b". A path that ends in "!" is a goal, in "?" terminal but not a goal.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Paths(Task):
 
 
 class Roads(Task):
-    """The world is a place, and a thought the name of the next one; "goal" is a goal, and so is "other"."""
+    """The world is a place, and a thought the name of the next one; "goal" and "other" are goals."""
 
     depth = 9
 
@@ -47,7 +47,7 @@ def path(search: SearchState, node: Node) -> str:
 
 @pytest.fixture
 def drive() -> Callable[..., list[str]]:
-    """Answers every step from tables by path; returns the paths that were expanded, in order."""
+    """Answer every step from tables by path; return the expanded paths, in order."""
 
     def run(search: SearchState, children: Mapping[str, list[str]], value: Mapping[str, float | None]) -> list[str]:
         expanded = []
@@ -67,13 +67,13 @@ def pruned(search: SearchState) -> list[str]:
     return [path(search, node) for node in search.tree if node.pruned]
 
 
-def test_the_best_child_is_followed_to_the_bottom_before_the_next_one(drive: Any) -> None:
+def test_the_best_child_is_followed_to_the_bottom_before_the_next(drive: Any) -> None:
     search = DFS().start(Paths(), "q")
     assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "b/f/h", "b/e", "c", "c/g", "a", "a/d"]
     assert pruned(search) == []
 
 
-def test_one_state_is_expanded_at_a_time_and_its_children_are_valued_together() -> None:
+def test_one_state_is_expanded_at_a_time_and_its_children_are_evaluated_together() -> None:
     search = DFS(thoughts=2).start(Paths(), "q")
     step = search.ask()
     assert isinstance(step, Expand)
@@ -84,22 +84,22 @@ def test_one_state_is_expanded_at_a_time_and_its_children_are_valued_together() 
     assert step.nodes == tuple(children)
 
 
-def test_equals_are_visited_in_the_order_in_which_they_came_and_unvalued_ones_last(drive: Any) -> None:
+def test_equal_children_are_visited_in_order_of_arrival_and_unvalued_ones_last(drive: Any) -> None:
     order = ["", "c", "b", "d", "a", "e"]
     values = {"a": None, "b": 3, "c": 4, "d": 3, "e": None}
     assert drive(DFS().start(Paths(), "q"), {"": list("abcde")}, values) == order
 
 
-def test_a_threshold_prunes_children_below_it(drive: Any) -> None:
+def test_a_threshold_prunes_children_with_lower_values(drive: Any) -> None:
     search = DFS(threshold=4).start(Paths(), "q")
-    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "c", "a", "a/d"]  # a/d is worth just 4
+    assert drive(search, CHILDREN, VALUES) == ["", "b", "b/f", "c", "a", "a/d"]  # a/d is exactly at the threshold
     assert pruned(search) == ["b/e", "b/f/h", "c/g"]
     nothing = DFS(threshold=4).start(Paths(), "q")
     assert drive(nothing, {"": ["a"]}, {"a": None}) == [""]
     assert pruned(nothing) == ["a"]
 
 
-def test_a_depth_of_t_grows_t_minus_1_levels(drive: Any) -> None:
+def test_a_depth_of_t_expands_t_minus_1_levels(drive: Any) -> None:
     search = DFS(depth=3).start(Paths(), "q")
     assert drive(search, CHILDREN, VALUES) == ["", "b", "c", "a"]
     assert max(node.depth for node in search.tree) == 2
@@ -118,7 +118,7 @@ WORTH = {"a": 9, "b": 8, "a/x!": 3, "a/w": 2, "b/y!": 5, "b/z?": 6, "a/w/u!": 4}
         (4, ["", "a", "a/w", "b"], "b/y!"),
     ],
 )
-def test_the_search_ends_at_its_last_wanted_goal_and_answers_from_the_best(
+def test_the_search_ends_at_its_last_requested_goal_and_answers_from_the_best(
     goals: int, expanded: list[str], best: str, drive: Any
 ) -> None:
     search = DFS(goals=goals).start(Paths(), "q")
@@ -127,19 +127,19 @@ def test_the_search_ends_at_its_last_wanted_goal_and_answers_from_the_best(
     assert search.stopped is None
 
 
-def test_of_goals_worth_the_same_the_first_is_the_answer(drive: Any) -> None:
+def test_of_equal_goals_the_first_is_the_answer(drive: Any) -> None:
     search = DFS(goals=2).start(Paths(), "q")
     drive(search, {"": ["a!", "b!"]}, {"a!": 1, "b!": 1})
     assert path(search, search.best) == "a!"
 
 
-def test_where_the_task_names_no_ends_a_state_at_full_depth_is_a_goal(drive: Any) -> None:
+def test_without_terminal_states_full_depth_is_the_goal(drive: Any) -> None:
     search = DFS().start(type("Plain", (Task,), {"depth": 3})(), "q")
     assert drive(search, CHILDREN, VALUES) == ["", "b"]
     assert (path(search, search.best), search.stopped) == ("b/f", None)
 
 
-def test_without_a_goal_the_best_state_is_kept_and_the_search_says_so(drive: Any) -> None:
+def test_without_a_goal_the_best_state_is_kept_and_reported(drive: Any) -> None:
     search = DFS().start(Paths(), "q")
     drive(search, CHILDREN, VALUES)
     assert (path(search, search.best), search.stopped) == ("b/f", "no goal among 8 thoughts")
@@ -148,7 +148,7 @@ def test_without_a_goal_the_best_state_is_kept_and_the_search_says_so(drive: Any
     assert (path(dead, dead.best), dead.stopped) == ("a?", "no goal among 2 thoughts")
 
 
-def test_a_verified_answer_ends_the_search_before_anything_is_valued() -> None:
+def test_a_verified_answer_ends_the_search_before_evaluation() -> None:
     members = {"answer_at": lambda self, state: state.text, "verify": lambda self, question, answer: answer == "a\nx!"}
     search = DFS().start(type("Checked", (Paths,), members)(), "q")
     search.ask()
@@ -161,12 +161,12 @@ def test_a_verified_answer_ends_the_search_before_anything_is_valued() -> None:
     assert path(search, search.best) == "a/x!"
 
 
-# -- where states are merged ------------------------------------------------------------------------------------
+# -- merged states ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def tour() -> Callable[..., list[str]]:
-    """Drives DFS over places with roads between them, each road's first letter first; returns the places expanded."""
+    """Run DFS over places, roads ordered by first letter; return the expanded places."""
 
     def run(search: SearchState, roads: Mapping[str, list[str]]) -> list[str]:
         expanded: list[str] = []
@@ -180,21 +180,21 @@ def tour() -> Callable[..., list[str]]:
     return run
 
 
-def test_a_place_reached_before_is_not_gone_through_again(tour: Any) -> None:
+def test_a_visited_place_is_not_expanded_again(tour: Any) -> None:
     roads = {"start": ["a", "bb"], "a": ["ccc"], "bb": ["dddd"], "dddd": ["ccc"]}
     assert tour(DFS().start(Roads(), "q"), roads) == ["start", "a", "ccc", "bb", "dddd"]
     assert tour(DFS(merge=False).start(Roads(), "q"), roads) == ["start", "a", "ccc", "bb", "dddd", "ccc"]
 
 
-def test_a_goal_that_is_reached_again_by_a_shorter_way_counts_once(tour: Any) -> None:
+def test_a_goal_reached_again_on_a_shorter_path_counts_once(tour: Any) -> None:
     roads = {"start": ["a", "bb", "ccc"], "a": ["dd"], "dd": ["goal"], "bb": ["goal"], "ccc": ["other"]}
     search = DFS(goals=2).start(Roads(), "q")
     assert tour(search, roads) == ["start", "a", "dd", "bb", "ccc"]
     assert [node.world for node in search.goals] == ["goal", "other"]
 
 
-def test_a_goal_within_reach_is_found_though_its_way_was_first_met_too_deep(tour: Any) -> None:
-    """Five levels: start-a-x-bb-ccc-dd uses them up one short of the goal, which start-zzzz-bb-ccc-dd-goal reaches."""
+def test_a_place_first_reached_too_deep_is_expanded_again_on_a_shorter_path(tour: Any) -> None:
+    """Five levels: start-a-x-bb-ccc-dd ends one short of the goal, which start-zzzz-bb-ccc-dd-goal reaches."""
     roads = {
         "start": ["a", "zzzz"],
         "a": ["x"],

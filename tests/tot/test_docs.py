@@ -1,4 +1,4 @@
-"""What README and docs tell a reader to run, runs, and what they link to is there (extending.md: test_extending.py)."""
+"""Commands in README and docs run, and links lead to existing files (extending.md: test_extending.py)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PAGES = {
 
 
 def commands(program: str) -> list[list[str]]:
-    """The indented commands of a program, as words without comments and redirections."""
+    """Return the indented commands of a program as words, without comments and redirections."""
     joined = re.sub(r" \\\n +", " ", "\n".join(PAGES.values()))
     lines = re.findall(rf"^    ({program} .*)$", joined, re.MULTILINE)
     return [shlex.split(line.partition("<")[0], comments=True) for line in lines]
@@ -40,9 +40,9 @@ def test_every_make_target_exists() -> None:
 
 
 def test_every_command_and_its_options_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    given = commands("tot")
-    assert {command[1] for command in given} >= {"solve", "models", "eval", "bench", "report", "cllm", "serve"}
-    for _, *words in given:
+    invocations = commands("tot")
+    assert {command[1] for command in invocations} >= {"solve", "models", "eval", "bench", "report", "cllm", "serve"}
+    for _, *words in invocations:
         name = words[:2] if words[0] in ("bench", "cllm", "fastcot") else words[:1]
         assert main([*name, "--help"]) == 0
         described = capsys.readouterr().out
@@ -50,14 +50,14 @@ def test_every_command_and_its_options_exist(capsys: pytest.CaptureFixture[str])
             assert re.search(rf"^ +{option}\b", described, re.MULTILINE), f"tot {' '.join(name)} has no {option}"
 
 
-def test_the_example_of_a_page_is_one_of_a_verified_answer_and_small() -> None:
+def test_the_example_page_has_a_verified_answer_and_is_small() -> None:
     page = (ROOT / "docs" / "example.html").read_text(encoding="utf-8")
     assert '"verified":true' in page.replace(" ", "")
     assert len(page) < 1_000_000
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_link_leads_somewhere(page: str) -> None:
+def test_every_link_has_a_target(page: str) -> None:
     folder = (ROOT / page if (ROOT / page).exists() else ROOT / "docs" / page).parent
     for place, anchor in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", PAGES[page]):
         assert (folder / place).exists(), place
@@ -67,7 +67,7 @@ def test_every_link_leads_somewhere(page: str) -> None:
         assert not anchor or anchor in {heading.lower().replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_is_a_page() -> None:
+def test_the_readme_is_short() -> None:
     assert PAGES["README.md"].count("\n") <= 120
 
 
@@ -86,16 +86,16 @@ def test_the_design_names_files_that_exist() -> None:
         assert (ROOT / file).exists(), file
 
 
-def test_the_guides_search_driven_by_hand_prints_the_best_state(python: Any) -> None:
+def test_the_guides_ask_and_tell_example_prints_the_best_state(python: Any) -> None:
     out, err = python("-").communicate(examples("guide.md")[1], timeout=60)
     assert (out, err) == ("2.0 ['b', 'b']\n", "")
 
 
 @pytest.mark.real
-def test_the_readmes_first_example_prints_what_stands_below_it(smollm2: str, python: Any) -> None:
+def test_the_readmes_first_example_prints_the_documented_output(smollm2: str, python: Any) -> None:
     out, err = python("-").communicate(examples("README.md")[0], timeout=120)
-    shown = PAGES["README.md"].partition("print(solution.tree)\n```\n\n")[2].partition("\n\n")[0]
-    expected = [line.removeprefix("    ") for line in shown.splitlines()]
+    documented = PAGES["README.md"].partition("print(solution.tree)\n```\n\n")[2].partition("\n\n")[0]
+    expected = [line.removeprefix("    ") for line in documented.splitlines()]
     assert err == ""
     assert out.splitlines()[: len(expected)] == expected
 

@@ -1,4 +1,4 @@
-"""evaluate(): what a folder holds, that results depend on seeds alone, what becomes of rows and searches that fail."""
+"""evaluate(): the output folder, results that depend on seeds alone, and failing rows and searches."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ import yaml
 from tot import BFS, Budget, State, Task, ThoughtTree, TotError, Value, evaluate
 from tot.decoders import ModelError
 
-ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]
-"""The script answers "b/c" to all of them."""
+ROWS = [{"question": f"what is {i}?", "answer": "b/c" if i % 2 else "no"} for i in range(6)]  # language: ok
+"""The script answers "b/c" to every question."""
 TABLE: dict[str, Any] = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"]}
 TABLE |= {"value b/c": "9", "value b/d": "2", "answer b/c": "b/c"}
 SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
@@ -30,7 +30,7 @@ def data_file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def run(letters: Any, data_file: Path, tmp_path: Path) -> Callable[..., Any]:
-    """evaluate() of the six rows into tmp_path/out: run(decoder, limit=3)."""
+    """Run evaluate() on the six rows into tmp_path/out: run(decoder, limit=3)."""
 
     def evaluated(decoder: Any, **options: Any) -> Any:
         task = options.pop("task", letters)
@@ -40,17 +40,15 @@ def run(letters: Any, data_file: Path, tmp_path: Path) -> Callable[..., Any]:
 
 
 def samples(folder: Path, measured: bool = False) -> list[dict[str, Any]]:
-    """The lines of samples.jsonl, without what depends on the machine."""
-    found = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
-    return found if measured else [{name: sample[name] for name in sample if name != "measured"} for sample in found]
+    """Return the lines of samples.jsonl without machine-dependent fields."""
+    lines = [json.loads(line) for line in (folder / "samples.jsonl").read_text().splitlines()]
+    return lines if measured else [{name: sample[name] for name in sample if name != "measured"} for sample in lines]
 
 
 # -- the folder -------------------------------------------------------------------------------------------------
 
 
-def test_a_folder_holds_the_configuration_the_samples_their_trees_and_the_results(
-    run: Any, scripted: Any, tmp_path: Path
-) -> None:
+def test_a_folder_has_configuration_samples_trees_and_results(run: Any, scripted: Any, tmp_path: Path) -> None:
     results = run(scripted(TABLE))
     out = tmp_path / "out"
     assert results.folder == out
@@ -61,56 +59,61 @@ def test_a_folder_holds_the_configuration_the_samples_their_trees_and_the_result
     usage = {purpose: {"calls": calls, "prompt_tokens": 0, "new_tokens": 5 * calls} for purpose, calls in
              (("generate", 4), ("evaluate", 4), ("answer", 1))}  # fmt: skip
     assert first == {
-        "id": "0-0", "index": 0, "repeat": 0, "question": "what is 0?", "reference": "no", "answer": "b/c",
+        "id": "0-0", "index": 0, "repeat": 0, "question": "what is 0?",  # language: ok
+        "reference": "no", "answer": "b/c",
         "score": 0.0, "solved": False, "parse_failure": False, "unreadable": 0, "thoughts": 4, "stopped": None,
         "error": None, "usage": usage,
     }  # fmt: skip
     assert [sample["score"] for sample in samples(out)] == [0, 1, 0, 1, 0, 1]
     tree = ThoughtTree.load(out / "trees" / "5-0.json")
-    assert (tree.state(tree.root).question, len(tree)) == ("what is 5?", 5)
-    kept = json.loads((out / "results.json").read_text())
-    assert (kept["format"], kept["version"], kept["score"]["mean"]) == ("tot.results", 1, results.score.mean) == (
+    assert (tree.state(tree.root).question, len(tree)) == ("what is 5?", 5)  # language: ok
+    config = json.loads((out / "results.json").read_text())
+    assert (config["format"], config["version"], config["score"]["mean"]) == ("tot.results", 1, results.score.mean) == (
         "tot.results", 1, 0.5
     )  # fmt: skip
     assert "finished: score 50.0%" in (out / "log.txt").read_text()
 
 
-def test_the_configuration_says_what_it_takes_to_run_it_again(
-    run: Any, scripted: Any, data_file: Path, tmp_path: Path
-) -> None:
+def test_the_configuration_reproduces_the_run(run: Any, scripted: Any, data_file: Path, tmp_path: Path) -> None:
     run(scripted(TABLE), limit=2, seed=4, repeats=2, max_tokens=9, budget=Budget(nodes=7))
-    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert (kept["limit"], kept["seed"], kept["repeats"], kept["max_tokens"], kept["budget_nodes"]) == (2, 4, 2, 9, 7)
-    assert kept["data"] == str(data_file)
-    assert kept["search"] == "BFS(depth=3, aggregate='best', merge=None, thoughts=2, breadth=1, select='greedy')"
-    assert set(kept["record"]["versions"]) == {"python", "tot", "torch", "transformers", "datasets"}
-    assert len(kept["record"]["data_sha256"]) == 64
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert (config["limit"], config["seed"], config["repeats"], config["max_tokens"], config["budget_nodes"]) == (
+        2,
+        4,
+        2,
+        9,
+        7,
+    )
+    assert config["data"] == str(data_file)
+    assert config["search"] == "BFS(depth=3, aggregate='best', merge=None, thoughts=2, breadth=1, select='greedy')"
+    assert set(config["record"]["versions"]) == {"python", "tot", "torch", "transformers", "datasets"}
+    assert len(config["record"]["data_sha256"]) == 64
 
 
-def test_limit_offset_and_repeats_choose_the_samples(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_limit_offset_and_repeats_select_the_samples(run: Any, scripted: Any, tmp_path: Path) -> None:
     results = run(scripted(TABLE), limit=2, offset=3, repeats=2)
     assert [sample["id"] for sample in samples(tmp_path / "out")] == ["3-0", "3-1", "4-0", "4-1"]
     assert (results.problems, results.samples) == (2, 4)
 
 
-def test_shuffled_rows_keep_their_numbers_and_other_seeds_give_others(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_shuffled_rows_keep_their_numbers_and_depend_on_the_seed(run: Any, scripted: Any, tmp_path: Path) -> None:
     chosen = []
     for seed in (0, 0, 1):
         out = tmp_path / f"out{len(chosen)}"
         run(scripted(TABLE), limit=3, shuffle_seed=seed, out=out)
         chosen.append([(sample["index"], sample["question"]) for sample in samples(out)])
     assert chosen[0] == chosen[1] != chosen[2]
-    assert all(question == f"what is {index}?" for index, question in chosen[2])
+    assert all(question == f"what is {index}?" for index, question in chosen[2])  # language: ok
 
 
-def test_repeats_have_seeds_of_their_own(run: Any, scripted: Any) -> None:
+def test_repeats_have_their_own_seeds(run: Any, scripted: Any) -> None:
     decoder = scripted(TABLE)
     run(decoder, limit=3, repeats=2)
     seeds = [request.sampling.seed for request in decoder.requests if request.prompt[-1].content == "grow"]
     assert len(set(seeds)) == 6
 
 
-def test_a_row_is_searched_by_the_same_seeds_wherever_the_run_begins(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_seeds_of_a_row_do_not_depend_on_the_offset(run: Any, scripted: Any, tmp_path: Path) -> None:
     seeds = []
     for out, options in (("a", {"limit": 4}), ("b", {"offset": 3, "limit": 1, "concurrency": 1})):
         decoder = scripted(TABLE)
@@ -126,13 +129,13 @@ def test_a_row_is_searched_by_the_same_seeds_wherever_the_run_begins(run: Any, s
     assert seeds[0] == seeds[1]
 
 
-def test_a_budget_is_that_of_each_search(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_budget_applies_to_each_search(run: Any, scripted: Any, tmp_path: Path) -> None:
     results = run(scripted(TABLE), limit=2, budget=Budget(tokens=25))
     assert [sample["stopped"] for sample in samples(tmp_path / "out")] == ["budget: tokens (30 of 25)"] * 2
     assert results.tokens == 60
 
 
-def test_an_answer_that_a_budget_left_no_room_for_is_no_parse_failure(
+def test_an_answer_without_remaining_budget_is_not_a_parse_failure(
     run: Any, letters: Any, scripted: Any, tmp_path: Path
 ) -> None:
     mute = type("Mute", (letters,), {"parse_answer": lambda self, text: None})
@@ -142,8 +145,8 @@ def test_an_answer_that_a_budget_left_no_room_for_is_no_parse_failure(
     assert (short.parse_failures.mean, whole.parse_failures.mean) == (0.0, 1.0)
 
 
-def test_a_tracker_is_told_options_each_sample_and_the_end(run: Any, scripted: Any) -> None:
-    class Told:
+def test_a_tracker_receives_options_samples_and_results(run: Any, scripted: Any) -> None:
+    class Recorder:
         def __init__(self) -> None:
             self.calls: list[Any] = []
 
@@ -156,20 +159,20 @@ def test_a_tracker_is_told_options_each_sample_and_the_end(run: Any, scripted: A
         def finish(self, numbers: Any) -> None:
             self.calls.append(numbers)
 
-    told = Told()
-    run(scripted(TABLE), limit=2, concurrency=1, track=told)
-    assert told.calls == [("out", 2), (1, 0.0), (2, 0.5), {"score": 0.5, "parse_failures": 0.0}]
+    recorder = Recorder()
+    run(scripted(TABLE), limit=2, concurrency=1, track=recorder)
+    assert recorder.calls == [("out", 2), (1, 0.0), (2, 0.5), {"score": 0.5, "parse_failures": 0.0}]
 
 
-def test_a_tracker_is_told_no_score_where_every_search_failed(run: Any, letters: Any, scripted: Any) -> None:
-    told = Mock()
+def test_a_tracker_receives_no_score_if_every_search_failed(run: Any, letters: Any, scripted: Any) -> None:
+    recorder = Mock()
     failing = type("Failing", (letters,), {"score": lambda self, answer, reference: 1 / 0})
-    assert run(scripted(TABLE), task=failing, limit=1, track=told).score is None
-    assert list(told.log.call_args.args[1]) == ["seconds"]
-    told.finish.assert_called_once_with({"parse_failures": 0.0})
+    assert run(scripted(TABLE), task=failing, limit=1, track=recorder).score is None
+    assert list(recorder.log.call_args.args[1]) == ["seconds"]
+    recorder.finish.assert_called_once_with({"parse_failures": 0.0})
 
 
-def test_a_tracker_that_fails_costs_no_sample(run: Any, scripted: Any, tmp_path: Path, capfd: Any) -> None:
+def test_a_failing_tracker_loses_no_sample(run: Any, scripted: Any, tmp_path: Path, capfd: Any) -> None:
     class Broken:
         logged = 0
 
@@ -182,7 +185,7 @@ def test_a_tracker_that_fails_costs_no_sample(run: Any, scripted: Any, tmp_path:
             raise ConnectionError("no network")
 
         def finish(self, numbers: Any) -> None:
-            raise AssertionError("told no more")
+            raise AssertionError("called again")
 
     assert run(scripted(TABLE), limit=3, track=Broken()).samples == 3
     assert "the tracker failed and is disabled: ConnectionError: no network\n" in capfd.readouterr().err
@@ -191,10 +194,10 @@ def test_a_tracker_that_fails_costs_no_sample(run: Any, scripted: Any, tmp_path:
         run(scripted(TABLE), limit=1, track=Broken(), out=tmp_path / "other")
 
 
-# -- many at once -----------------------------------------------------------------------------------------------
+# -- concurrency ------------------------------------------------------------------------------------------------
 
 
-def test_one_search_at_a_time_and_sixteen_give_the_same_samples(run: Any, tiny: Any, tmp_path: Path) -> None:
+def test_concurrency_1_and_16_give_the_same_samples(run: Any, tiny: Any, tmp_path: Path) -> None:
     lines = []
     for concurrency in (1, 16):
         out = tmp_path / str(concurrency)
@@ -208,7 +211,7 @@ def test_one_search_at_a_time_and_sixteen_give_the_same_samples(run: Any, tiny: 
     assert lines[0] == lines[1]
 
 
-def test_searches_share_forward_passes(run: Any, tiny: Any, tmp_path: Path) -> None:
+def test_concurrent_searches_share_forward_passes(run: Any, tiny: Any, tmp_path: Path) -> None:
     forwards = []
     for concurrency in (1, 6):
         with tiny() as decoder:
@@ -217,10 +220,10 @@ def test_searches_share_forward_passes(run: Any, tiny: Any, tmp_path: Path) -> N
     assert forwards[0] > 3 * forwards[1]
 
 
-# -- what goes wrong --------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------
 
 
-def test_a_bad_row_is_reported_with_its_line_and_the_others_go_on(
+def test_a_bad_row_is_reported_with_its_line_and_the_others_continue(
     run: Any, scripted: Any, data_file: Path, tmp_path: Path, capfd: Any
 ) -> None:
     bad = ['{"question": "torn', "[1]", "", '{"answer": "x"}', '{"question": "q"}', '{"question": " ", "answer": 1}']
@@ -237,13 +240,13 @@ def test_a_bad_row_is_reported_with_its_line_and_the_others_go_on(
         "line 7 is not a valid question: the question is empty: give some text",
         "line 8 has no 'question' (it has answer)",
     ]
-    said, log = capfd.readouterr().err, (tmp_path / "out" / "log.txt").read_text()
+    message, log = capfd.readouterr().err, (tmp_path / "out" / "log.txt").read_text()
     for reason in reasons:
-        assert f"{data_file}, {reason}\n" in said
+        assert f"{data_file}, {reason}\n" in message
         assert f"{data_file}, {reason}\n" in log
 
 
-def test_a_search_that_raises_is_recorded_and_the_others_go_on(
+def test_a_search_that_raises_is_recorded_and_the_others_continue(
     run: Any, letters: Any, scripted: Any, tmp_path: Path, capfd: Any
 ) -> None:
     class Fragile(letters):  # type: ignore[misc]
@@ -259,13 +262,13 @@ def test_a_search_that_raises_is_recorded_and_the_others_go_on(
     assert f"sample 0-0 failed: {error}\n" in capfd.readouterr().err
 
 
-def test_a_search_that_can_not_even_begin_is_recorded(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_search_that_fails_at_its_start_is_recorded(run: Any, letters: Any, scripted: Any, tmp_path: Path) -> None:
     class Begun(letters):  # type: ignore[misc]
         asked = 0
 
         def start(self, question: str) -> State:
-            Begun.asked += question == "what is 1?"
-            if Begun.asked == 3:  # after the rows were counted, and read
+            Begun.asked += question == "what is 1?"  # language: ok
+            if Begun.asked == 3:  # after the rows were counted and read
                 raise RuntimeError("not again")
             return super().start(question)
 
@@ -276,7 +279,7 @@ def test_a_search_that_can_not_even_begin_is_recorded(run: Any, letters: Any, sc
     assert not (tmp_path / "out" / "trees" / "1-0.json").exists()
 
 
-def test_a_model_that_writes_rubbish_scores_nothing_and_every_answer_is_unreadable(
+def test_a_model_that_writes_garbage_scores_0_and_every_answer_is_a_parse_failure(
     run: Any, scripted: Any, tmp_path: Path
 ) -> None:
     path = tmp_path / "sums.jsonl"
@@ -289,10 +292,10 @@ def test_a_model_that_writes_rubbish_scores_nothing_and_every_answer_is_unreadab
     results = evaluate("gsm8k", path, out=tmp_path / "sums", decoder=Rubbish({}), search="bfs:thoughts=2,depth=2",
                        evaluator="value")  # fmt: skip
     assert (results.score.mean, results.parse_failures.mean, results.errors) == (0.0, 1.0, 0)
-    assert results.unreadable == 8  # two of each that are no sub-questions
+    assert results.unreadable == 8  # two rejected sub-questions for each row
 
 
-def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_failing_model_ends_the_run_and_finished_samples_are_kept(run: Any, scripted: Any, tmp_path: Path) -> None:
     class Failing(scripted):  # type: ignore[misc]
         def generate(self, requests: Any) -> Any:
             if len(self.batches) > 7:
@@ -307,7 +310,7 @@ def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scr
 
 
 @pytest.mark.parametrize(
-    ("rows", "options", "said"),
+    ("rows", "options", "message"),
     [
         ([], {}, r"rows\.jsonl has no rows: give another file"),
         (ROWS, {"offset": 6}, r"rows\.jsonl has no rows from 6 on: give another file"),
@@ -321,7 +324,7 @@ def test_a_model_that_fails_ends_the_run_and_what_was_done_is_kept(run: Any, scr
         (ROWS, {"search": "bsf"}, r"unknown search 'bsf'"),
     ],
 )
-def test_what_can_not_be_evaluated_is_refused_and_leaves_no_folder(
+def test_invalid_rows_and_options_are_rejected_without_a_folder(
     run: Any,
     scripted: Any,
     data_file: Path,
@@ -329,22 +332,22 @@ def test_what_can_not_be_evaluated_is_refused_and_leaves_no_folder(
     monkeypatch: pytest.MonkeyPatch,
     rows: Any,
     options: Any,
-    said: str,
+    message: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     data_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    with pytest.raises(TotError, match=said):
+    with pytest.raises(TotError, match=message):
         run(scripted(TABLE), **options)
     assert not (tmp_path / "out").exists()
     assert not Path("runs").exists()
 
 
-def test_a_reproducible_run_computes_in_float32_or_not_at_all(run: Any, tiny: Any) -> None:
+def test_a_reproducible_run_requires_float32(run: Any, tiny: Any) -> None:
     with tiny() as decoder, pytest.raises(TotError, match=r"compute in float32: leave dtype='fp16' out"):
         run("ar", model=decoder.model, tokenizer=decoder.tokenizer, dtype="fp16", reproducible=True)
 
 
-def test_a_run_that_is_refused_at_its_first_step_can_be_started_again(
+def test_a_run_rejected_at_its_first_step_can_be_started_again(
     run: Any, letters: Any, scripted: Any, tmp_path: Path
 ) -> None:
     with pytest.raises(TotError, match="unknown decoder 'beam'"):
@@ -352,10 +355,10 @@ def test_a_run_that_is_refused_at_its_first_step_can_be_started_again(
     assert run(scripted(TABLE)).samples == 6
 
 
-def test_a_task_of_ones_own_is_named_in_the_configuration(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_custom_task_is_named_in_the_configuration(run: Any, scripted: Any, tmp_path: Path) -> None:
     class Own(Task):
         templates = {"thought": "grow", "value": "value a", "answer": "answer b/c"}  # noqa: RUF012
 
     run(scripted(TABLE), task=Own(), limit=1)
-    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert kept["task"].endswith(".Own")
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert config["task"].endswith(".Own")

@@ -1,4 +1,4 @@
-"""`tot eval`: flags, configuration files, exit codes and comparisons, on tasks that need no model."""
+"""`tot eval`: options, configuration files, exit codes and comparisons, on tasks without a model."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def rows(tmp_path: Path) -> tuple[str, ...]:
     return "eval", "blocksworld", "--data", "x.jsonl"
 
 
-def test_an_evaluation_prints_its_numbers_and_keeps_a_folder(tot: Any, rows: Any, tmp_path: Path) -> None:
+def test_an_evaluation_prints_its_numbers_and_writes_a_folder(tot: Any, rows: Any, tmp_path: Path) -> None:
     status, out, err = tot(*rows, *SYMBOLIC, "--out", "out")
     assert (status, err) == (0, "")
-    shown = [re.split("  +", line.strip()) for line in out.splitlines()]
-    assert shown[:2] == [["Score", "100.0%", "95%: 43.9% to 100.0%"], ["Problems", "3"]]
-    assert ["Verified", "3", "samples, verified by the task"] in shown
-    assert shown[-1] == ["Folder", "out"]
+    cells = [re.split("  +", line.strip()) for line in out.splitlines()]
+    assert cells[:2] == [["Score", "100.0%", "95%: 43.9% to 100.0%"], ["Problems", "3"]]
+    assert ["Verified", "3", "samples, verified by the task"] in cells
+    assert cells[-1] == ["Folder", "out"]
     answers = [json.loads(line)["answer"] for line in (tmp_path / "out" / "samples.jsonl").read_text().splitlines()]
     assert answers[1] == []
     assert answers[0] == answers[2] == ["(unstack b a)", "(put-down b)", "(pick-up a)", "(stack a b)"]
@@ -71,10 +71,10 @@ SAMPLE = (
     '"measured": {"reused_prompt_tokens": 0, "forwards": 0, "drafted": 0, "accepted": 0, "seconds": 0.25, '
     '"approximate_tokens": 0, "undecoded_tokens": 0, "cost": 0.0, "reached": 0}}\n'
 )
-"""As version 0.1.0 wrote them; the score is not what a search comes to."""
+"""Samples as version 0.1.0 wrote them; the score differs from a real search."""
 
 
-def test_a_folder_that_was_written_before_is_gone_on_with_compared_and_shown(tot: Any, rows: Any) -> None:
+def test_a_folder_of_an_older_version_can_be_resumed_compared_and_reported(tot: Any, rows: Any) -> None:
     data, old = Path("x.jsonl").resolve(), Path("old")
     old.mkdir()
     sha256 = hashlib.sha256(data.read_bytes()).hexdigest()
@@ -96,7 +96,7 @@ def test_a_folder_that_was_written_before_is_gone_on_with_compared_and_shown(tot
     assert "another configuration: judge was True, now none." in err
 
 
-def test_without_out_each_run_gets_a_folder_of_its_own(tot: Any, rows: Any, tmp_path: Path) -> None:
+def test_without_out_each_run_gets_a_new_folder(tot: Any, rows: Any, tmp_path: Path) -> None:
     for _ in range(2):
         tot(*rows, *SYMBOLIC, "--limit", "1")
     first, second = (tmp_path / "runs").iterdir()
@@ -105,7 +105,7 @@ def test_without_out_each_run_gets_a_folder_of_its_own(tot: Any, rows: Any, tmp_
     assert (second / "results.json").exists()
 
 
-def test_a_folders_configuration_runs_it_again(tot: Any, rows: Any, tmp_path: Path) -> None:
+def test_the_configuration_of_a_folder_repeats_the_run(tot: Any, rows: Any, tmp_path: Path) -> None:
     flags = (
         "--limit",
         "2",
@@ -122,9 +122,9 @@ def test_a_folders_configuration_runs_it_again(tot: Any, rows: Any, tmp_path: Pa
     )
     tot(*rows, *SYMBOLIC, *flags, "--out", "a")
     assert tot("eval", "--config", "a/config.yaml", "--out", "b")[0] == 0
-    kept = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in "ab"]
-    assert kept[0] == kept[1]
-    assert (kept[0]["depth"], kept[0]["budget_nodes"], kept[0]["offset"]) == (9, 9, 1)
+    configs = [yaml.safe_load((tmp_path / name / "config.yaml").read_text()) for name in "ab"]
+    assert configs[0] == configs[1]
+    assert (configs[0]["depth"], configs[0]["budget_nodes"], configs[0]["offset"]) == (9, 9, 1)
     lines = [
         [line.partition(', "measured"')[0] for line in (tmp_path / name / "samples.jsonl").read_text().splitlines()]
         for name in "ab"
@@ -132,7 +132,7 @@ def test_a_folders_configuration_runs_it_again(tot: Any, rows: Any, tmp_path: Pa
     assert lines[0] == lines[1]
 
 
-def test_flags_win_over_a_file_whose_names_are_theirs(tot: Any, rows: Any, tmp_path: Path) -> None:
+def test_options_override_a_configuration_file(tot: Any, rows: Any, tmp_path: Path) -> None:
     options = {
         "model": "none",
         "search": "best-first",
@@ -143,16 +143,16 @@ def test_flags_win_over_a_file_whose_names_are_theirs(tot: Any, rows: Any, tmp_p
     }
     Path("run.yaml").write_text(yaml.safe_dump(options))
     assert tot(*rows, "--config", "run.yaml", "--limit", "2", "--out", "out")[0] == 0
-    kept = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
-    assert (kept["limit"], kept["budget_nodes"], kept["search"]) == (2, 7, "best-first")
-    assert kept["kv_budget"] == "4000"
+    config = yaml.safe_load((tmp_path / "out" / "config.yaml").read_text())
+    assert (config["limit"], config["budget_nodes"], config["search"]) == (2, 7, "best-first")
+    assert config["kv_budget"] == "4000"
 
 
-def test_keys_are_never_written() -> None:
+def test_api_keys_are_never_written() -> None:
     options = ["api_key=sk-123", "HF-TOKEN=sk-123", "base_url=https://me:sk-123@host/v1", "key=sk-123", "monkey=7"]
-    kept = SearchConfig.of(None, {"decoder_option": options}).to_json()
-    assert kept["decoder_option"] == ["base_url=https://host/v1", "monkey=7"]
-    assert "sk-123" not in str(kept)
+    config = SearchConfig.of(None, {"decoder_option": options}).to_json()
+    assert config["decoder_option"] == ["base_url=https://host/v1", "monkey=7"]
+    assert "sk-123" not in str(config)
 
 
 def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> None:
@@ -172,7 +172,7 @@ def test_a_bad_row_or_a_failed_search_is_exit_status_1(tot: Any, rows: Any) -> N
     assert "sample 0-0 failed: RequestError: the search needs a model, but none was given" in err
 
 
-def test_ctrl_c_is_exit_status_130_and_says_how_to_go_on(tot: Any, rows: Any, monkeypatch: Any) -> None:
+def test_ctrl_c_is_exit_status_130_with_a_hint_how_to_resume(tot: Any, rows: Any, monkeypatch: Any) -> None:
     from tot.tasks.blocksworld import Blocksworld
 
     score = Blocksworld.score
@@ -192,20 +192,20 @@ def test_ctrl_c_is_exit_status_130_and_says_how_to_go_on(tot: Any, rows: Any, mo
     assert tot(*rows, *SYMBOLIC, "--out", "out", "--resume")[0] == 0
 
 
-def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path) -> None:
+def test_evaluations_are_compared_and_plotted(tot: Any, rows: Any, tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     tot(*rows, *SYMBOLIC, "--out", "a")
     tot(*rows, *SYMBOLIC, "--budget-nodes", "1", "--out", "b")
     status, out, err = tot("eval", "--compare", "a", "b", "--plot", "out.png")
     assert (status, err) == (0, "")
-    assert "common problems: 2" in out  # two rows ask the same
+    assert "common problems: 2" in out  # two rows are the same question
     assert "100.0% (34.2% to 100.0%)" in out
     assert "-50.0% (-100.0% to +0.0%)" in out
     assert (tmp_path / "out.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("eval",), r"no task is given: give its name, .*"),
         (("eval", "game24"), r"the task has no data set of its own: give --data FILE, or org/name:split on the hub"),
@@ -250,18 +250,18 @@ def test_evaluations_are_compared_and_drawn(tot: Any, rows: Any, tmp_path: Path)
         ),
     ],
 )
-def test_what_can_not_be_done_is_one_line_that_says_what_can(
-    tot: Any, rows: Any, tmp_path: Path, arguments: tuple[str, ...], said: str
+def test_invalid_arguments_are_a_one_line_error_with_a_remedy(
+    tot: Any, rows: Any, tmp_path: Path, arguments: tuple[str, ...], message: str
 ) -> None:
     for name, text in (("bad", "lmit: 5"), ("type", "{limit: many, data: x.jsonl}"), ("list", "- 5"), ("torn", "a: [1"),
                        ("newer", "{format: tot.evaluation, version: 2, data: x.jsonl}")):  # fmt: skip
         (tmp_path / f"{name}.yaml").write_text(text)
     status, out, err = tot(*arguments)
     assert (status, out) == (2, "")
-    assert re.fullmatch(f"tot: {said}\n", err)
+    assert re.fullmatch(f"tot: {message}\n", err)
 
 
-def test_eval_takes_every_flag_of_solve_that_is_about_searching(tot: Any) -> None:
+def test_eval_accepts_every_search_option_of_solve(tot: Any) -> None:
     flags = [
         set(re.findall(r"^ +(--[a-z-]+)", tot(command, "--help")[1], re.MULTILINE)) for command in ("solve", "eval")
     ]
@@ -270,7 +270,7 @@ def test_eval_takes_every_flag_of_solve_that_is_about_searching(tot: Any) -> Non
 
 @pytest.mark.processes
 @pytest.mark.real
-def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
+def test_a_killed_evaluation_is_resumed(smollm2: str, python: Any, tmp_path: Path) -> None:
     questions = [
         {"question": f"Tom has {i} apples and buys 4 more. How many?", "options": ["4", f"{i + 4}"], "answer": "B"}
         for i in range(1, 5)

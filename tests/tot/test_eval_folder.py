@@ -1,4 +1,4 @@
-"""The folder of an evaluation, however its work ends."""
+"""The output folder of an evaluation, with every way its work can end."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def test_a_tree_without_its_sample_hides_no_error_and_the_lock_is_released(tmp_p
     Folder(tmp_path / "out", {}, {}, resume=False).close()
 
 
-def test_a_folder_is_refused_while_another_uses_it(tmp_path: Path) -> None:
+def test_a_locked_folder_is_rejected(tmp_path: Path) -> None:
     with Folder(tmp_path / "out", {}, {}, resume=False), pytest.raises(OptionError):
         Folder(tmp_path / "out", {}, {}, resume=False)

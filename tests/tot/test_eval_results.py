@@ -1,4 +1,4 @@
-"""Metrics against values worked out by hand; the paired bootstrap against known cases; evaluations side by side."""
+"""Metrics against values computed by hand, the paired bootstrap against known cases, and comparisons of evaluations."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tot.evaluation.results import summarise
 
 
 def sample(index: int, score: float, tokens: int, repeat: int = 0, **other: Any) -> dict[str, Any]:
-    """A line of samples.jsonl; the tokens are generated and, 10 of them, answered."""
+    """Make a line of samples.jsonl; the tokens are generated, except 10 for the answer."""
     measured = {"seconds": tokens / 100, "forwards": 3, "drafted": 8, "accepted": 2, "reached": 4}
     usage = {
         "generate": {"calls": 4, "prompt_tokens": 100, "new_tokens": tokens - 10},
@@ -35,7 +35,7 @@ def sample(index: int, score: float, tokens: int, repeat: int = 0, **other: Any)
         "id": f"{index}-{repeat}",
         "index": index,
         "repeat": repeat,
-        "question": f"what is {index}?",
+        "question": f"what is {index}?",  # language: ok
         "score": score,
         "solved": score == 1,
         "parse_failure": False,
@@ -69,7 +69,7 @@ def test_sums_are_over_samples_and_the_score_is_over_problems() -> None:
     }
 
 
-def test_where_every_search_failed_there_is_no_score() -> None:
+def test_if_every_search_failed_the_score_is_missing() -> None:
     failed = [sample(i, 0.0, 40, error="ValueError: x") for i in range(2)]
     results = summarise(failed)
     assert (results.score, results.any, results.score_at_tokens, results.errors) == (None, None, {}, 2)
@@ -79,26 +79,26 @@ def test_where_every_search_failed_there_is_no_score() -> None:
     assert (some.score_text, some.score_at_tokens) == ("0.0% (0.0% to 56.1%)", {64: 0.0})
 
 
-def test_the_score_at_a_budget_counts_only_searches_that_kept_to_it() -> None:
+def test_the_score_at_a_budget_counts_only_searches_within_it() -> None:
     lines = [sample(0, 1.0, 33), sample(1, 0.5, 64), sample(2, 0.5, 65), sample(3, 1.0, 300)]
     assert summarise(lines).score_at_tokens == {64: 0.375, 128: 0.5, 256: 0.5, 512: 0.75}
 
 
 @pytest.mark.parametrize(("right", "n"), [(0, 10), (3, 10), (50, 50), (17, 400)])
-def test_a_share_has_wilsons_interval(right: int, n: int) -> None:
+def test_a_proportion_has_wilsons_interval(right: int, n: int) -> None:
     expected = binomtest(right, n).proportion_ci(method="wilson")
-    found = estimate([1.0] * right + [0.0] * (n - right))
-    assert (found.mean, found.low, found.high) == pytest.approx((right / n, expected.low, expected.high), abs=1e-6)
+    result = estimate([1.0] * right + [0.0] * (n - right))
+    assert (result.mean, result.low, result.high) == pytest.approx((right / n, expected.low, expected.high), abs=1e-6)
 
 
-def test_other_means_have_the_interval_that_the_normal_distribution_gives_large_samples() -> None:
+def test_the_interval_of_other_means_approaches_the_normal_one() -> None:
     chance = random.Random(0)
     values = [chance.gauss(5, 2) for _ in range(400)]
-    found = estimate(values)
+    result = estimate(values)
     reach = 1.96 * statistics.pstdev(values) / math.sqrt(400)
-    assert found.mean == pytest.approx(statistics.fmean(values))
-    assert (found.low, found.high) == pytest.approx((found.mean - reach, found.mean + reach), abs=0.02)
-    assert estimate(values) == found
+    assert result.mean == pytest.approx(statistics.fmean(values))
+    assert (result.low, result.high) == pytest.approx((result.mean - reach, result.mean + reach), abs=0.02)
+    assert estimate(values) == result
 
 
 def test_equal_values_have_no_spread() -> None:
@@ -106,12 +106,12 @@ def test_equal_values_have_no_spread() -> None:
     assert bootstrap([3.0]) == Estimate(3.0, 3.0, 3.0)
 
 
-def test_two_values_are_resampled_to_their_ends() -> None:
-    """A quarter of the resamples of two values holds only the lower, a quarter only the upper."""
+def test_the_interval_of_two_values_is_their_range() -> None:
+    """A quarter of the resamples of two values has only the lower one, a quarter only the upper one."""
     assert bootstrap([1.0, 4.0]) == Estimate(2.5, 1.0, 4.0)
 
 
-def test_progress_tells_no_score_as_long_as_every_search_failed(monkeypatch: Any) -> None:
+def test_progress_reports_no_score_while_every_search_failed(monkeypatch: Any) -> None:
     monkeypatch.setattr("tot.evaluation.progress.time.monotonic", lambda: 100.0)
     progress = Progress(2)
     progress.recall(sample(0, 0.0, 100, error="ValueError: x"))
@@ -120,7 +120,7 @@ def test_progress_tells_no_score_as_long_as_every_search_failed(monkeypatch: Any
     assert progress.line == "score 50.0% (9.5% to 90.5%), 0 tokens/s"
 
 
-def test_the_line_of_progress_tells_the_score_so_far_the_rate_and_the_acceptance(monkeypatch: Any) -> None:
+def test_progress_reports_score_rate_and_acceptance(monkeypatch: Any) -> None:
     now = 100.0
     monkeypatch.setattr("tot.evaluation.progress.time.monotonic", lambda: now)
     progress = Progress(4)
@@ -138,28 +138,28 @@ def test_the_line_of_progress_tells_the_score_so_far_the_rate_and_the_acceptance
     assert progress.line == "score 33.3% (6.1% to 79.2%), 50 tokens/s, acceptance rate 50% (25% of drafted)"
 
 
-def test_samples_that_did_not_count_what_was_reached_have_no_part_in_the_acceptance_rate() -> None:
+def test_samples_without_reached_positions_are_excluded_from_the_acceptance_rate() -> None:
     older, newer = sample(0, 1.0, 100), sample(1, 1.0, 100)
     del older["measured"]["reached"]
     assert summarise([older]).acceptance_rate is None
     assert summarise([older, newer]).acceptance_rate == 0.5
 
 
-def test_complaints_are_shown_as_text_and_not_any_number_of_times(capfd: Any) -> None:
+def test_warnings_are_printed_as_text_and_limited_in_number(capfd: Any) -> None:
     with Progress(1) as progress:
         for number in range(30):
             progress.warn(f"[red]row[/red] {number}\x1b[2J\n:smile: " + "x" * 200)
-    shown = capfd.readouterr().err.splitlines()
-    assert shown[9] == "[red]row[/red] 9�[2J :smile: " + "x" * 200
-    assert shown[10:] == ["further warnings are in log.txt"]
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[9] == "[red]row[/red] 9�[2J :smile: " + "x" * 200
+    assert lines[10:] == ["further warnings are in log.txt"]
 
 
-# -- side by side -----------------------------------------------------------------------------------------------
+# -- comparison -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Any:
-    """Writes the folder of an evaluation: folder("a", samples, task="gsm8k")."""
+    """Write the folder of an evaluation: folder("a", samples, task="gsm8k")."""
 
     def write(name: str, samples: list[dict[str, Any]], task: str = "gsm8k") -> Path:
         path = tmp_path / name
@@ -171,8 +171,8 @@ def folder(tmp_path: Path) -> Any:
     return write
 
 
-def test_pairs_tell_apart_what_means_do_not(folder: Any) -> None:
-    """Scores spread over the whole scale, and every problem a little better: unpaired intervals would overlap."""
+def test_paired_intervals_separate_sides_with_overlapping_means(folder: Any) -> None:
+    """Scores cover the whole scale, and every problem is slightly better: unpaired intervals would overlap."""
     chance = random.Random(1)
     scores = [chance.uniform(0.1, 0.8) for _ in range(60)]
     a = folder("a", [sample(i, score, 100 + i) for i, score in enumerate(scores)])
@@ -214,7 +214,7 @@ def test_the_table_has_a_row_for_each_side(folder: Any) -> None:
     assert "30 (30 to 30) │ +10 (+10 to +10)" in text
 
 
-def test_the_picture_shows_each_side_at_its_cost(folder: Any) -> None:
+def test_the_plot_has_each_side_at_its_cost(folder: Any) -> None:
     pytest.importorskip("matplotlib")
     a = folder("a", [sample(i, i % 2, 20) for i in range(4)])
     b = folder("b", [sample(i, 1.0, 30) for i in range(4)])
@@ -229,18 +229,18 @@ def test_the_picture_shows_each_side_at_its_cost(folder: Any) -> None:
     assert (by_tokens.get_xlabel(), by_seconds.get_xlabel()) == ("tokens per problem", "seconds per problem")
 
 
-def test_what_can_not_be_compared_is_refused(folder: Any, tmp_path: Path) -> None:
+def test_incomparable_folders_are_rejected(folder: Any, tmp_path: Path) -> None:
     a, other = folder("a", [sample(0, 1.0, 20)]), folder("other", [sample(1, 1.0, 20)])
     game = folder("game", [sample(0, 1.0, 20)], task="game24")
-    damaged = folder("damaged", [{"question": "what is 0?"}])
-    for folders, said in (
+    damaged = folder("damaged", [{"question": "what is 0?"}])  # language: ok
+    for folders, message in (
         ([a], "name two folders or more"),
         ([a, game], r"a has task gsm8k, but .*game has game24: compare runs of one task"),
         ([a, other], r"have no problem in common"),
         ([a, tmp_path], r"is not the folder of an evaluation: it has no config\.yaml"),
         ([a, damaged], r"samples\.jsonl can't be read"),
     ):
-        with pytest.raises(OptionError, match=said):
+        with pytest.raises(OptionError, match=message):
             compare(folders)
 
 
@@ -248,7 +248,7 @@ def test_what_can_not_be_compared_is_refused(folder: Any, tmp_path: Path) -> Non
 
 
 class Recorder(ModuleType):
-    """A module whose functions note their calls."""
+    """A module that records calls of its functions."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -261,22 +261,22 @@ class Recorder(ModuleType):
 
 
 BEGUN = ("init", {"project": "tot", "name": "run", "config": {"limit": 3}})
-TOLD = [BEGUN, ("log", {"score": 0.5}, {"step": 1}), ("log", {"score": 1.0}, {}), ("finish", {})]
+EXPECTED_CALLS = [BEGUN, ("log", {"score": 0.5}, {"step": 1}), ("log", {"score": 1.0}, {}), ("finish", {})]
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
-def test_a_tracker_passes_on_what_it_is_told(monkeypatch: Any, name: str) -> None:
+def test_a_tracker_forwards_its_calls(monkeypatch: Any, name: str) -> None:
     module = Recorder(name)
     monkeypatch.setitem(sys.modules, name, module)
-    told = tracker(name)
-    assert told is not None
-    told.start("run", {"limit": 3})
-    told.log(1, {"score": 0.5})
-    told.finish({"score": 1.0})
-    assert module.calls == TOLD
+    adapter = tracker(name)
+    assert adapter is not None
+    adapter.start("run", {"limit": 3})
+    adapter.log(1, {"score": 0.5})
+    adapter.finish({"score": 1.0})
+    assert module.calls == EXPECTED_CALLS
 
 
-def test_a_tracker_that_is_not_installed_is_refused_with_how_to_get_it(monkeypatch: Any) -> None:
+def test_a_missing_tracker_package_is_rejected_with_the_install_command(monkeypatch: Any) -> None:
     monkeypatch.setitem(sys.modules, "trackio", None)
     with pytest.raises(OptionError, match=r"trackio can't be used \(.*\): pip install trackio"):
         tracker("trackio")

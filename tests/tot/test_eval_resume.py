@@ -1,4 +1,4 @@
-"""An evaluation that is killed, stopped or out of disk goes on where it was, and ends as if nothing had happened."""
+"""A killed, interrupted or failed evaluation resumes and ends as if it had not stopped."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SEARCH: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evalua
 
 @pytest.fixture
 def run(letters: Any, rows: Path, tmp_path: Path) -> Callable[..., Any]:
-    """evaluate() of the eight rows: run(decoder, out="out", limit=3)."""
+    """Run evaluate() on the eight rows: run(decoder, out="out", limit=3)."""
 
     def evaluated(decoder: Any, out: str = "out", **options: Any) -> Any:
         return evaluate(letters, rows, out=tmp_path / out, decoder=decoder, **SEARCH | options)
@@ -33,13 +33,15 @@ def run(letters: Any, rows: Path, tmp_path: Path) -> Callable[..., Any]:
 
 
 def lines(folder: Path) -> list[str]:
-    """Those of samples.jsonl, without what depends on the machine."""
+    """Return the lines of samples.jsonl without machine-dependent fields."""
     return [line.partition(', "measured"')[0] for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
 def trees(folder: Path) -> list[Any]:
-    """The trees of a folder, without what depends on the machine: what nodes and calls took, and the last digits of
-    log-probabilities, whose sum depends on what is packed."""
+    """Return the trees of a folder without machine-dependent fields.
+
+    These are times, and the last digits of log-probabilities, whose sum depends on the packing.
+    """
 
     def compared(value: Any) -> Any:
         if isinstance(value, dict):
@@ -52,11 +54,11 @@ def trees(folder: Path) -> list[Any]:
 
 
 def forked(work: Callable[[], object]) -> int:
-    """The process id of a copy of this process that does the work and ends."""
+    """Return the process id of a fork that does the work and exits."""
     child = os.fork()
     if child == 0:
         status = 1
-        signal.alarm(120)  # a copy that hangs is ended, and the test with it
+        signal.alarm(120)  # a watchdog ends a fork that hangs, and with it the test
         try:
             work()
             status = 0
@@ -70,7 +72,7 @@ def forked(work: Callable[[], object]) -> int:
 
 @pytest.mark.processes
 @pytest.mark.parametrize("kills", [4, pytest.param(25, marks=pytest.mark.slow)])
-def test_runs_killed_at_random_moments_lose_and_double_nothing(run: Any, tiny: Any, tmp_path: Path, kills: int) -> None:
+def test_runs_killed_at_random_lose_and_duplicate_nothing(run: Any, tiny: Any, tmp_path: Path, kills: int) -> None:
     def work(out: str) -> None:
         with tiny() as decoder:
             run(decoder, out=out, reproducible=True, concurrency=3, repeats=2, resume=True)
@@ -109,19 +111,17 @@ def whole(run: Any, scripted: Any, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("keep", [0, 1, 5])
-def test_a_torn_line_is_done_again_and_nothing_else(run: Any, scripted: Any, whole: Path, keep: int) -> None:
+def test_only_a_torn_line_is_repeated(run: Any, scripted: Any, whole: Path, keep: int) -> None:
     expected = lines(whole)
     raw = (whole / "samples.jsonl").read_bytes().splitlines(keepends=True)
     (whole / "samples.jsonl").write_bytes(b"".join(raw[:keep]) + raw[keep][: len(raw[keep]) // 2])
     decoder = scripted({})
     run(decoder, resume=True)
     assert lines(whole) == expected
-    assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8 - keep
+    assert len([prompt for batch in decoder.prompts for prompt in batch if prompt == "grow"]) == 8 - keep
 
 
-def test_samples_end_in_the_order_of_the_problems_whatever_was_finished_first(
-    run: Any, scripted: Any, whole: Path
-) -> None:
+def test_samples_are_sorted_by_problem_in_the_end(run: Any, scripted: Any, whole: Path) -> None:
     expected = (whole / "samples.jsonl").read_text().splitlines(keepends=True)
     (whole / "samples.jsonl").write_text("".join(expected[5:] + expected[:2]))
     run(scripted({}), resume=True)
@@ -129,20 +129,21 @@ def test_samples_end_in_the_order_of_the_problems_whatever_was_finished_first(
     assert (whole / "samples.jsonl").read_text().splitlines(keepends=True)[5:] == expected[5:]
 
 
-def test_a_run_that_was_finished_asks_nothing_more(run: Any, scripted: Any, whole: Path) -> None:
+def test_resuming_a_finished_run_sends_no_request(run: Any, scripted: Any, whole: Path) -> None:
     before = (whole / "samples.jsonl").read_bytes()
     decoder = scripted({})
     assert run(decoder, resume=True).samples == 8
     assert (decoder.batches, (whole / "samples.jsonl").read_bytes()) == ([], before)
 
 
-def test_resuming_what_was_never_begun_begins_it(run: Any, scripted: Any) -> None:
+def test_resuming_a_missing_folder_starts_the_run(run: Any, scripted: Any) -> None:
     assert run(scripted({}), resume=True).samples == 8
 
 
 def test_ten_thousand_samples_are_resumed(letters: Any, scripted: Any, tmp_path: Path) -> None:
     data = tmp_path / "many.jsonl"
-    data.write_text("".join(json.dumps({"question": f"what is {i}?", "answer": "b"}) + "\n" for i in range(10_001)))
+    questions = (json.dumps({"question": f"what is {i}?", "answer": "b"}) for i in range(10_001))  # language: ok
+    data.write_text("".join(f"{question}\n" for question in questions))
     options = {"out": tmp_path / "out", "decoder": scripted({}), **SEARCH}
     evaluate(letters, data, limit=1, **options)
     config = tmp_path / "out" / "config.yaml"
@@ -155,10 +156,10 @@ def test_ten_thousand_samples_are_resumed(letters: Any, scripted: Any, tmp_path:
     assert results.samples == 10_001
 
 
-# -- other endings ----------------------------------------------------------------------------------------------
+# -- interrupts and full disks ----------------------------------------------------------------------------------
 
 
-def test_ctrl_c_stops_cleanly_and_the_run_goes_on(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_ctrl_c_stops_cleanly_and_the_run_resumes(run: Any, scripted: Any, tmp_path: Path) -> None:
     class Scripted(scripted):  # type: ignore[misc]
         def generate(self, requests: Any) -> Any:
             if len(self.batches) == 12:
@@ -173,12 +174,12 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on(run: Any, scripted: Any, tmp_p
     decoder = scripted({})
     assert run(decoder, resume=True).samples == 8
     assert lines(tmp_path / "out")[: len(done)] == done
-    assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8 - len(done)
+    assert len([prompt for batch in decoder.prompts for prompt in batch if prompt == "grow"]) == 8 - len(done)
 
 
 @contextmanager
 def files_of_at_most(size: int) -> Iterator[None]:
-    """As on a disk that is full: writing beyond `size` bytes of any file fails."""
+    """Limit the size of files, as a full disk does: writing beyond `size` bytes fails."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
     try:
@@ -187,7 +188,7 @@ def files_of_at_most(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_full_disk_is_reported_and_the_run_resumes(run: Any, scripted: Any, tmp_path: Path) -> None:
     run(scripted({}), out="whole")
     size = (tmp_path / "whole" / "samples.jsonl").stat().st_size
     room = size * 9 // 16  # ends in the middle of the fifth of eight lines
@@ -200,11 +201,11 @@ def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on(run: Any, scri
     assert lines(tmp_path / "out") == lines(tmp_path / "whole")
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"seed": 1, "limit": 4},
@@ -216,16 +217,16 @@ def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on(run: Any, scri
         ({"reproducible": True}, r"reproducible was False, now True"),
     ],
 )
-def test_a_changed_configuration_is_refused_by_its_differences(
-    run: Any, scripted: Any, whole: Path, options: dict[str, Any], said: str
+def test_a_changed_configuration_is_rejected_with_its_differences(
+    run: Any, scripted: Any, whole: Path, options: dict[str, Any], message: str
 ) -> None:
     before = (whole / "samples.jsonl").read_bytes()
-    with pytest.raises(TotError, match=said):
+    with pytest.raises(TotError, match=message):
         run(scripted({}), resume=True, **options)
     assert (whole / "samples.jsonl").read_bytes() == before
 
 
-def test_other_data_and_another_model_are_refused(
+def test_other_data_and_another_model_are_rejected(
     run: Any, tiny: Any, scripted: Any, whole: Path, rows: Path, tmp_path: Path
 ) -> None:
     rows.write_text(rows.read_text() + "\n")
@@ -239,7 +240,7 @@ def test_other_data_and_another_model_are_refused(
             run(decoder, out="tiny", limit=1, resume=True)
 
 
-def test_the_folder_of_another_task_is_refused(scripted: Any, whole: Path, rows: Path) -> None:
+def test_the_folder_of_another_task_is_rejected(scripted: Any, whole: Path, rows: Path) -> None:
     with pytest.raises(TotError, match=r"task was tests\.tot\.conftest:Letters, now game24"):
         evaluate("game24", _puzzles(rows.with_name("24.jsonl")), out=whole, resume=True, decoder=scripted({}))
 
@@ -249,14 +250,14 @@ def _puzzles(path: Path) -> Path:
     return path
 
 
-def test_the_limit_may_rise_and_not_fall(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
+def test_the_limit_may_increase_but_not_decrease(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
     decoder, limits = scripted({}), (3, 5, None)
     for limit in limits:
         results = run(decoder, out="longer", limit=limit, resume=limit != 3)
         assert results.samples == (limit or 8)
         assert yaml.safe_load((tmp_path / "longer" / "config.yaml").read_text()).get("limit") == limit
     assert lines(tmp_path / "longer") == lines(whole)
-    assert len([prompt for batch in decoder.asked for prompt in batch if prompt == "grow"]) == 8
+    assert len([prompt for batch in decoder.prompts for prompt in batch if prompt == "grow"]) == 8
     configs = [yaml.safe_load((path / "config.yaml").read_text()) for path in (tmp_path / "longer", whole)]
     assert configs[0] == configs[1]
     with pytest.raises(TotError, match="limit was none, now 7"):
@@ -267,7 +268,7 @@ def test_concurrency_may_change(run: Any, scripted: Any, whole: Path) -> None:
     assert run(scripted({}), resume=True, concurrency=2).samples == 8
 
 
-def test_other_versions_are_said(run: Any, scripted: Any, whole: Path, capfd: Any) -> None:
+def test_other_package_versions_are_reported(run: Any, scripted: Any, whole: Path, capfd: Any) -> None:
     config = yaml.safe_load((whole / "config.yaml").read_text())
     config["record"]["versions"]["torch"] = "1.0"
     (whole / "config.yaml").write_text(yaml.safe_dump(config))
@@ -275,7 +276,7 @@ def test_other_versions_are_said(run: Any, scripted: Any, whole: Path, capfd: An
     assert "resumes with another version: torch was 1.0, now 2." in capfd.readouterr().err
 
 
-def test_a_folder_is_not_written_over(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
+def test_a_folder_is_not_overwritten(run: Any, scripted: Any, whole: Path, tmp_path: Path) -> None:
     with pytest.raises(TotError, match="holds an evaluation: continue it with --resume, or give another folder"):
         run(scripted({}))
     (tmp_path / "mine").mkdir()
@@ -286,7 +287,7 @@ def test_a_folder_is_not_written_over(run: Any, scripted: Any, whole: Path, tmp_
     assert [path.name for path in (tmp_path / "mine").iterdir() if path.name != ".lock"] == ["thesis.tex"]
 
 
-def test_two_runs_can_not_write_one_folder(run: Any, scripted: Any, tmp_path: Path) -> None:
+def test_two_runs_cannot_write_one_folder(run: Any, scripted: Any, tmp_path: Path) -> None:
     class Scripted(scripted):  # type: ignore[misc]
         def generate(self, requests: Any) -> Any:
             if not self.batches:

@@ -1,4 +1,4 @@
-"""The examples of docs/extending.md, run as they stand there."""
+"""The examples of docs/extending.md run as they are."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ REPLIES = {
 
 
 def example(kind: str, name: str) -> Any:
-    """What an example calls by that name."""
-    found: dict[str, Any] = {"__name__": "extending"}
-    exec(EXAMPLES[kind], found)
-    return found[name]
+    """Return the object that an example defines by that name."""
+    namespace: dict[str, Any] = {"__name__": "extending"}
+    exec(EXAMPLES[kind], namespace)
+    return namespace[name]
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def riddle() -> Any:
     return type("Short", (example("A task", "Riddle"),), {"depth": 2})
 
 
-def test_there_are_seven_of_at_most_twelve_lines() -> None:
+def test_there_are_seven_examples_of_at_most_twelve_lines() -> None:
     parts = ["A task", "Acting", "A generator", "An evaluator", "A search", "A decoder", "A decoding method"]
     assert list(EXAMPLES) == parts
     lines = {kind: sum(1 for line in code.splitlines() if line.strip()) for kind, code in EXAMPLES.items()}
@@ -95,10 +95,10 @@ def test_the_decoder(riddle: Any) -> None:
 
 
 def test_the_decoding_method(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(METHODS, "one-by-one", "")  # taken out again at the end
+    monkeypatch.setitem(METHODS, "one-by-one", "")  # unregistered at the end
     example("A decoding method", "OneByOne")
     request = Request(prompt="the rain", sampling=Sampling(max_tokens=5, n=3, temperature=1.0, ignore_eos=True))
     with tiny() as plain, load_decoder("one-by-one", engine=plain.engine) as decoder:
-        found = [completion.tokens for completion in decoder.generate([request])]
+        namespace = [completion.tokens for completion in decoder.generate([request])]
         assert plain.engine.forwards == 15
-        assert found == [completion.tokens for completion in plain.generate([request])]
+        assert namespace == [completion.tokens for completion in plain.generate([request])]

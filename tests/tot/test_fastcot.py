@@ -1,4 +1,4 @@
-"""Answers from parts of rationales: as the decoder's own caps give them, calibrated, and never lost."""
+"""Answers after parts of rationales: equal to the decoder's caps, calibrated, and never lost."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Guess(Task):
 
 
 class Anything(Guess):
-    """Whatever follows the trigger is an answer."""
+    """Any text after the trigger is an answer."""
 
     def parse_answer(self, text: str) -> str | None:
         return text.partition(" So:")[2] or "nothing"
@@ -67,42 +67,45 @@ def riddle(tmp_path: Path) -> Task:
 
 
 @pytest.mark.parametrize("glimpse", [True, False])
-def test_answers_by_iteration_are_those_of_the_caps(engine: Engine, riddle: Task, glimpse: bool) -> None:
-    asked = rationales(riddle, ROWS, 30)
+def test_answers_by_iteration_match_the_caps(engine: Engine, riddle: Task, glimpse: bool) -> None:
+    records = rationales(riddle, ROWS, 30)
     caps = [0, 1, 3, 8, 40]
-    decoded = decode_whole(engine, asked, 6)
-    for cap, found in zip(caps, by_iteration(engine, asked, decoded, caps, glimpse), strict=True):
+    decoded = decode_whole(engine, records, 6)
+    for cap, answers in zip(caps, by_iteration(engine, records, decoded, caps, glimpse), strict=True):
         with load_decoder("fastcot", engine=engine, window=6, cap=cap, glimpse=glimpse) as decoder:
-            completions = decoder.generate([one.request for one in asked])
-        assert found.given == [one.read(one.answer(each)) for one, each in zip(asked, completions, strict=True)]
-    assert found.given == found.whole
-    assert found.agreement == 1.0
+            completions = decoder.generate([one.request for one in records])
+        assert answers.given == [one.read(one.answer(each)) for one, each in zip(records, completions, strict=True)]
+    assert answers.given == answers.whole
+    assert answers.agreement == 1.0
 
 
-def test_a_task_without_a_trigger_is_refused() -> None:
+def test_a_task_without_a_trigger_is_rejected() -> None:
     with pytest.raises(OptionError, match="no answer trigger for its template 'chain'"):
         rationales(Task(), ROWS, 30)
 
 
-def test_a_rationale_ends_where_the_model_writes_the_trigger_itself() -> None:
-    (asked,) = rationales(Guess(), ROWS[:1], 20)
-    assert asked.request.sampling.stop == ("\n\n", " So:")
-    assert (asked.request.sampling.temperature, asked.request.sampling.max_tokens) == (0.0, 20)
+def test_a_rationale_ends_at_a_trigger_that_the_model_writes() -> None:
+    (record,) = rationales(Guess(), ROWS[:1], 20)
+    assert record.request.sampling.stop == ("\n\n", " So:")
+    assert (record.request.sampling.temperature, record.request.sampling.max_tokens) == (0.0, 20)
 
 
 # -- calibration ---------------------------------------------------------------------------------------------------
 
 
 def made_up(right: float, unchanged: float) -> Answers:
-    """Ten questions, answered by "a" when whole and right; so many right, and unchanged, after a part."""
-    asked = [Rationale(Task(), None, "a")] * 5 + [Rationale(Task(), None, "b")] * 5  # type: ignore[arg-type]
+    """Make ten questions answered "a" if whole and correct.
+
+    After a part of the rationale, a share `right` is still correct, and a share `unchanged` has the same answer.
+    """
+    records = [Rationale(Task(), None, "a")] * 5 + [Rationale(Task(), None, "b")] * 5  # type: ignore[arg-type]
     whole = ["a"] * 5 + ["x"] * 5
     given = ["a"] * round(10 * right) + ["y"] * (5 - round(10 * right))
     given += ["x"] * round(10 * unchanged - 10 * right) + ["z"] * (5 - round(10 * unchanged - 10 * right))
-    return Answers.of(asked, given, whole)
+    return Answers.of(records, given, whole)
 
 
-def test_the_cap_is_the_least_from_which_on_all_is_well() -> None:
+def test_the_cap_is_the_smallest_with_enough_agreement() -> None:
     curve = [made_up(0.5, 1.0), made_up(0.3, 0.8), made_up(0.5, 0.9), made_up(0.5, 1.0), made_up(0.4, 0.9)]
     caps = [0, 10, 20, 30, 40]
     assert [answers.accuracy for answers in curve] == [0.5, 0.3, 0.5, 0.5, 0.4]
@@ -117,7 +120,7 @@ def test_the_cap_is_the_least_from_which_on_all_is_well() -> None:
 # -- in the tree ---------------------------------------------------------------------------------------------------
 
 
-def test_an_answer_that_cannot_be_read_is_asked_for_after_the_whole_rationale(scripted: Any) -> None:
+def test_an_unparsed_answer_is_asked_again_after_the_whole_rationale(scripted: Any) -> None:
     cut = scripted.completion("Hm. So: ", new_tokens=3)
     object.__setattr__(cut, "usage", Usage(new_tokens=3, approximate_tokens=2, undecoded_tokens=9))
     replies = [cut, scripted.completion("Hm, well, yes. So: yes", new_tokens=7)]
@@ -136,7 +139,7 @@ def test_an_answer_that_cannot_be_read_is_asked_for_after_the_whole_rationale(sc
     assert solution.tree[1].undecoded_tokens == 9
 
 
-def test_explanations_are_rationales_whose_numbers_are_expected_values(letters: Any, scripted: Any) -> None:
+def test_explanations_are_rationales_with_expected_values(letters: Any, scripted: Any) -> None:
     task = type(
         "Judged",
         (letters,),
@@ -157,12 +160,10 @@ def test_explanations_are_rationales_whose_numbers_are_expected_values(letters: 
     assert solution.tree[1].value == pytest.approx(1.75)
 
 
-def test_without_a_trigger_of_the_tasks_own_an_explanation_is_followed_by_the_choice(
-    letters: Any, scripted: Any
-) -> None:
-    asked = "value a\n\nExplain your judgement first, in a sentence or two."
+def test_without_a_trigger_an_explanation_is_followed_by_the_choice(letters: Any, scripted: Any) -> None:
+    prompt = "value a\n\nExplain your judgement first, in a sentence or two."
     scores = (ChoiceLogprob(-1.3862943611198906, 1), ChoiceLogprob(-0.2876820724517809, 1))  # 0.25 and 0.75
-    decoder = scripted({"grow": "a", asked: scripted.completion("It is.", choice_logprobs=scores)})
+    decoder = scripted({"grow": "a", prompt: scripted.completion("It is.", choice_logprobs=scores)})
     evaluator = Explain(labels={"good": 1, "bad": 0})
     solution = solve(letters, "Q", decoder=decoder, search=BFS(thoughts=1, depth=2), evaluator=evaluator)
     (request,) = [one for one in decoder.requests if one.purpose == "evaluate"]
@@ -171,12 +172,12 @@ def test_without_a_trigger_of_the_tasks_own_an_explanation_is_followed_by_the_ch
     assert solution.tree[1].value == pytest.approx(0.25)
 
 
-def test_reproducible_answers_are_the_same_alone_and_in_company(tiny: Any, tmp_path: Path) -> None:
+def test_reproducible_answers_are_equal_alone_and_in_a_batch(tiny: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
     spent = {}
     for window, concurrency in itertools.product((2, 20), (1, 4)):
         with tiny() as decoder:
-            pass  # closed, it has its own attention back
+            pass  # closing the decoder restores the model's own attention
         out = tmp_path / f"{window}-{concurrency}"
         evaluate(
             Anything,
@@ -202,7 +203,7 @@ def test_reproducible_answers_are_the_same_alone_and_in_company(tiny: Any, tmp_p
 
 @pytest.mark.real
 @pytest.mark.parametrize("name", ["gsm8k", "multiple_choice"])
-def test_built_in_tasks_explain_and_have_triggers(name: str, smollm2: str) -> None:
+def test_built_in_tasks_have_explanations_and_triggers(name: str, smollm2: str) -> None:
     solution = solve(
         name,
         load_task(name).example(),
@@ -227,7 +228,7 @@ def test_built_in_tasks_explain_and_have_triggers(name: str, smollm2: str) -> No
 @pytest.fixture
 def _here(tiny: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with tiny() as decoder:
-        pass  # closed, it has its own attention back
+        pass  # closing the decoder restores the model's own attention
     decoder.model.save_pretrained(tmp_path / "base")
     decoder.tokenizer.save_pretrained(tmp_path / "base")
     monkeypatch.chdir(tmp_path)
@@ -240,8 +241,8 @@ def test_a_cap_is_calibrated_and_its_curve_saved(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
-    asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "24")
-    assert main(["fastcot", "calibrate", *asked, "--window", "5", "--out", "cal.json"]) == 0
+    options = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "24")
+    assert main(["fastcot", "calibrate", *options, "--window", "5", "--out", "cal.json"]) == 0
     printed = capfd.readouterr().out
     saved = json.loads(Path("cal.json").read_text())
     assert saved["iterations"] == [0, 4, 8, 12, 16, 20, 24]
@@ -251,20 +252,20 @@ def test_a_cap_is_calibrated_and_its_curve_saved(
     assert Path("cal.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_a_rationale_of_which_nothing_is_masked_gives_the_whole_ones_answer(engine: Engine, riddle: Task) -> None:
-    asked = rationales(riddle, ROWS, 30)
-    ends, none_left = masked(engine, asked, (0.0, 1.0))
-    uniform, none_left_either = masked(engine, asked, (0.0, 1.0), seeds=3)
+def test_an_unmasked_rationale_gives_the_answer_of_the_whole_one(engine: Engine, riddle: Task) -> None:
+    records = rationales(riddle, ROWS, 30)
+    ends, none_left = masked(engine, records, (0.0, 1.0))
+    uniform, none_left_either = masked(engine, records, (0.0, 1.0), seeds=3)
     assert (len(ends.given), len(uniform.given)) == (4, 12)
     assert ends.unchanged * 3 == uniform.unchanged == [1.0] * 12
-    assert none_left.given * 3 == none_left_either.given  # all masked, whichever way
+    assert none_left.given * 3 == none_left_either.given  # all masked, either way
 
 
 @pytest.mark.benches
 @pytest.mark.usefixtures("_here")
-def test_the_bench_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
-    asked = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
-    assert main(["bench", "fastcot", *asked, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
+def test_the_benchmark_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
+    options = ("--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base", "--max-tokens", "16")
+    assert main(["bench", "fastcot", *options, "--timed", "3", "--limit", "8", "--out", "n.json"]) == 0
     printed = capfd.readouterr().out
     for title in (
         "calibrated on 4 questions",
@@ -284,16 +285,16 @@ def test_the_bench_prints_its_tables(capfd: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.benches
 @pytest.mark.usefixtures("_here")
-def test_a_bench_that_is_stopped_goes_on_and_says_the_same(
+def test_an_interrupted_benchmark_resumes_with_equal_results(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    asked = ["bench", "fastcot", "--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base"]
-    asked += ["--max-tokens", "16", "--limit", "8", "--seeds", "2", "--parts", "answers,masks", "--dtype", "fp32"]
+    command = ["bench", "fastcot", "--data", "rows.jsonl", "--task", "riddle.py:Riddle", "--model", "base"]
+    command += ["--max-tokens", "16", "--limit", "8", "--seeds", "2", "--parts", "answers,masks", "--dtype", "fp32"]
     decoded: list[tuple[str, int]] = []
-    most = [6]
+    limit = [6]
 
     def watched(engine: Engine, batch: list[Rationale], window: int) -> Any:
-        if len(decoded) == most[0]:
+        if len(decoded) == limit[0]:
             raise KeyboardInterrupt
         decoded.append((str(batch[0].request.prompt), window))
         return decode_whole(engine, batch, window)
@@ -304,31 +305,31 @@ def test_a_bench_that_is_stopped_goes_on_and_says_the_same(
     monkeypatch.setattr("tot.training.fastcot.BATCH", 3)
     monkeypatch.setattr("tot.bench.papers.fastcot.decode_whole", watched)
     default(5)
-    assert main([*asked, "--out", "stopped.json"]) == 130
-    most[0] = 10**9
-    default(3)  # the file's own is gone on with
-    assert main([*asked, "--out", "stopped.json"]) == 0
+    assert main([*command, "--out", "stopped.json"]) == 130
+    limit[0] = 10**9
+    default(3)  # the run of the file is resumed
+    assert main([*command, "--out", "stopped.json"]) == 0
     again = capfd.readouterr().out
     stopped, decoded[:] = list(decoded), []
     default(5)
-    assert main([*asked, "--out", "whole.json"]) == 0
+    assert main([*command, "--out", "whole.json"]) == 0
     assert len(stopped) == len(decoded)
     assert sorted(stopped) == sorted(decoded)  # nothing was decoded twice
     for table in ("accuracy after the share left", "agreement after iterations", "by window"):
         assert table in again
-    kept = [json.loads(Path(f"{name}.json").read_text()) for name in ("stopped", "whole")]
-    for numbers in kept:
+    saved = [json.loads(Path(f"{name}.json").read_text()) for name in ("stopped", "whole")]
+    for numbers in saved:
         assert [len(cell["answers"][0]["given"]) for cell in numbers["calibration"]["cells"]] == [3, 1]
     for title in ("calibration", "answers by window", "masks"):
-        one, other = ([cell["answers"] for cell in numbers[title]["cells"]] for numbers in kept)
+        one, other = ([cell["answers"] for cell in numbers[title]["cells"]] for numbers in saved)
         assert one == other
 
 
 @pytest.mark.usefixtures("_here")
-def test_what_cannot_be_calibrated_is_said(capfd: pytest.CaptureFixture[str]) -> None:
+def test_invalid_calibration_input_is_rejected(capfd: pytest.CaptureFixture[str]) -> None:
     Path("one.jsonl").write_text(json.dumps(ROWS[0]) + "\n")
-    asked = ("--task", "riddle.py:Riddle", "--model", "base")
-    assert main(["fastcot", "calibrate", "--data", "one.jsonl", *asked]) == 2
+    options = ("--task", "riddle.py:Riddle", "--model", "base")
+    assert main(["fastcot", "calibrate", "--data", "one.jsonl", *options]) == 2
     assert "has 1 rows" in capfd.readouterr().err
-    assert main(["fastcot", "calibrate", "--data", "none.jsonl", *asked]) == 2
+    assert main(["fastcot", "calibrate", "--data", "none.jsonl", *options]) == 2
     assert "there is no such file" in capfd.readouterr().err

@@ -1,4 +1,4 @@
-"""Parts of a user's own that raise or give a wrong type: one line that names the part, and nothing found is lost."""
+"""User-defined parts that raise or return a wrong type: a one-line error names the part, and results are kept."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Numbers(Task):
 
 
 class Counts:
-    """A decoder that says numbers, and fails from the third request on if it is to."""
+    """A decoder that replies with numbers, and can fail from the third request on."""
 
     chats = False
 
@@ -101,13 +101,13 @@ def test_a_wrong_result_of_a_task_names_its_method(method: str, result: Any) -> 
         ("candidate", None, "vote"),
     ],
 )
-def test_a_wrong_reading_of_a_judgement_names_its_method(method: str, result: Any, evaluator: str) -> None:
+def test_a_wrong_parsed_value_names_its_method(method: str, result: Any, evaluator: str) -> None:
     with pytest.raises(TaskError, match=rf"^Faulty\.{method} gave "):
         solved(faulty(method, result), evaluator=evaluator)
 
 
 @pytest.mark.parametrize("question", [5, None, b"q", ["q"]])
-def test_a_question_that_is_no_text_is_refused(question: Any) -> None:
+def test_a_question_that_is_not_a_text_is_rejected(question: Any) -> None:
     with pytest.raises(TaskError, match="not text: give text"):
         solved(question=question)
 
@@ -123,7 +123,7 @@ class Judge(Evaluator):
 
 @pytest.mark.parametrize("search", [SEARCH, DFS(), MCTS(iterations=4)])
 @pytest.mark.parametrize(
-    ("values", "said"),
+    ("values", "message"),
     [
         (ValueError("boom"), "Judge.evaluate raised ValueError: boom"),
         (None, "Judge.evaluate raised TypeError"),
@@ -134,15 +134,15 @@ class Judge(Evaluator):
         (lambda nodes: [10**400] * len(nodes), "is not a value"),
     ],
 )
-def test_an_evaluator_that_fails_is_named(search: Search, values: Any, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_a_failing_evaluator_is_named(search: Search, values: Any, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         solved(search=search, evaluator=Judge(values=values))
 
 
 @pytest.mark.parametrize("number", [True, 2, np.float32(2), torch.tensor(2.0)])
-def test_a_value_may_be_any_number(number: Any) -> None:
-    found = solved(evaluator=Judge(values=lambda nodes: [number] * len(nodes)))
-    assert found.value == float(number)
+def test_a_value_may_be_any_number_type(number: Any) -> None:
+    solution = solved(evaluator=Judge(values=lambda nodes: [number] * len(nodes)))
+    assert solution.value == float(number)
 
 
 class Writes(Generator):
@@ -155,7 +155,7 @@ class Writes(Generator):
 
 
 @pytest.mark.parametrize(
-    ("thoughts", "said"),
+    ("thoughts", "message"),
     [
         (ValueError("boom"), "Writes.propose raised ValueError: boom"),
         (None, "Writes.propose raised TypeError"),
@@ -164,8 +164,8 @@ class Writes(Generator):
         ([[5]], "5 is not a thought"),
     ],
 )
-def test_a_generator_that_fails_is_named(thoughts: Any, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_a_failing_generator_is_named(thoughts: Any, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         solved(generator=Writes(thoughts=thoughts))
 
 
@@ -184,7 +184,7 @@ class Odd(MergingSearch):
 
 
 @pytest.mark.parametrize(
-    ("what", "said"),
+    ("what", "message"),
     [
         ("raises", "Odd.steps raised ValueError: boom"),
         ("yields text", "Odd.steps yielded 'x': yield search.expand"),
@@ -192,13 +192,13 @@ class Odd(MergingSearch):
         ("a best text", "Odd set search.best to 'x'"),
     ],
 )
-def test_a_search_that_fails_is_named(what: str, said: str) -> None:
-    with pytest.raises(TaskError, match=said):
+def test_a_failing_search_is_named(what: str, message: str) -> None:
+    with pytest.raises(TaskError, match=message):
         solved(search=Odd(what=what))
 
 
 @pytest.mark.parametrize("event", ["on_level", "on_expand", "on_evaluate"])
-def test_a_hook_that_fails_is_named(event: str) -> None:
+def test_a_failing_hook_is_named(event: str) -> None:
     with pytest.raises(TaskError, match=f"hook {event} raised ZeroDivisionError"):
         solved(hooks={event: lambda search, nodes: 1 / 0})
     with pytest.raises(OptionError, match=f"hook {event} returned 5"):
@@ -206,7 +206,7 @@ def test_a_hook_that_fails_is_named(event: str) -> None:
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("gone"), SystemExit(3), StopIteration(), MemoryError(), 5, ["text"]])
-def test_a_decoder_that_fails_is_named(fault: Any) -> None:
+def test_a_failing_decoder_is_named(fault: Any) -> None:
     with pytest.raises(TotError, match=r"^decoder Counts (raised|returned)"):
         solved(decoder=Counts(fault))
 
@@ -215,7 +215,7 @@ def test_a_decoder_that_fails_is_named(fault: Any) -> None:
 
 
 class Poison(Numbers):
-    """Its `score` gives what the reference names."""
+    """`score` returns the object that the reference names."""
 
     def score(self, answer: Any, reference: Any) -> Any:
         if reference == "raises":
@@ -223,7 +223,7 @@ class Poison(Numbers):
         return {"nan": math.nan, "text": "x", "none": None, "huge": 10**400}.get(reference, 0.5)
 
 
-def test_a_score_that_is_no_number_fails_its_row_and_keeps_the_answer(tmp_path: Path) -> None:
+def test_a_score_that_is_not_a_number_fails_its_row_and_keeps_the_answer(tmp_path: Path) -> None:
     references = ["fine", "nan", "text", "none", "huge", "raises"]
     rows = "".join(json.dumps({"question": f"q{i}", "answer": each}) + "\n" for i, each in enumerate(references))
     (tmp_path / "q.jsonl").write_text(rows)

@@ -1,4 +1,4 @@
-"""top_k, top_p and min_p of a run: given, else the model's own, and said wherever the run is kept."""
+"""Sampling filters top_k, top_p and min_p: given, or the model's defaults, and recorded with the run."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ class Letters(Task):
         return float(answer == reference)
 
 
-class Asked:
-    """Answers "b", and keeps what it was asked."""
+class Recording:
+    """A decoder that replies "b" and records its requests."""
 
     def __init__(self, model: Any = None) -> None:
         self.requests: list[Request] = []
@@ -44,13 +44,13 @@ class Asked:
         ]
 
     def drawn(self) -> dict[str, tuple[int, float, float]]:
-        """(top_k, top_p, min_p) by purpose."""
+        """Return (top_k, top_p, min_p) by purpose."""
         samplings = {request.purpose: request.sampling for request in self.requests}
         return {purpose: (one.top_k, one.top_p, one.min_p) for purpose, one in samplings.items()}
 
 
 class Model:
-    """Only what is asked of one here."""
+    """The part of a model that this test needs."""
 
     class generation_config:  # noqa: N801
         top_k = 20
@@ -62,36 +62,36 @@ class Model:
         return []
 
 
-def run(decoder: Asked, **options: Any) -> Any:
+def run(decoder: Recording, **options: Any) -> Any:
     return solve(Letters(), "q", decoder=decoder, search="bfs:thoughts=2", evaluator="random", **options)
 
 
-def test_what_is_given_reaches_every_text_but_where_a_template_says_otherwise() -> None:
-    decoder = Asked()
+def test_given_filters_apply_unless_a_template_overrides_them() -> None:
+    decoder = Recording()
     solution = run(decoder, top_k=7, top_p=0.9, min_p=0.05)
     assert decoder.drawn() == {"generate": (7, 0.9, 0.05), "answer": (7, 0.5, 0.05)}
     assert solution.filters == {"top_k": 7, "top_p": 0.9, "min_p": 0.05}
     assert solution.to_json()["filters"] == solution.filters
 
 
-def test_the_models_own_are_the_default_and_can_be_replaced_one_by_one() -> None:
-    decoder = Asked(Model)
+def test_filters_of_the_model_are_the_default_and_can_be_replaced_individually() -> None:
+    decoder = Recording(Model)
     assert run(decoder).filters == {"top_k": 20, "top_p": 0.8}
     assert decoder.drawn()["generate"] == (20, 0.8, 0.0)
     assert run(decoder, top_p=1.0, top_k=0).filters == {"top_k": 0, "top_p": 1.0}
     assert decoder.drawn()["generate"] == (0, 1.0, 0.0)
-    assert run(Asked()).filters == {}
+    assert run(Recording()).filters == {}
 
 
-def test_a_task_says_where_neither_the_run_nor_the_model_does() -> None:
+def test_filters_of_the_task_apply_without_given_ones_or_the_models() -> None:
     task = type("Narrow", (Letters,), {"filters": {"top_p": 0.6, "min_p": 0.1}})()
     options: dict[str, Any] = {"search": "bfs:thoughts=2", "evaluator": "random"}
-    assert solve(task, "q", decoder=Asked(Model), **options).filters == {"top_k": 20, "top_p": 0.8, "min_p": 0.1}
-    assert solve(task, "q", decoder=Asked(Model), top_p=1.0, **options).filters["top_p"] == 1.0
-    assert solve(task, "q", decoder=Asked(), **options).filters == {}  # who draws is not known, nor what it can
+    assert solve(task, "q", decoder=Recording(Model), **options).filters == {"top_k": 20, "top_p": 0.8, "min_p": 0.1}
+    assert solve(task, "q", decoder=Recording(Model), top_p=1.0, **options).filters["top_p"] == 1.0
+    assert solve(task, "q", decoder=Recording(), **options).filters == {}  # the decoder's model is unknown
 
 
-def test_of_a_model_that_is_named_its_files_say_so(tmp_path: Path) -> None:
+def test_filters_of_a_named_model_come_from_its_files(tmp_path: Path) -> None:
     (tmp_path / "generation_config.json").write_text(json.dumps({"top_p": 0.8, "temperature": 0.7}))
     assert filters_of(tmp_path, {}) == {"top_p": 0.8}
     assert filters_of(str(tmp_path), {"min_p": 0.1, "top_p": None}) == {"top_p": 0.8, "min_p": 0.1}
@@ -101,14 +101,14 @@ def test_of_a_model_that_is_named_its_files_say_so(tmp_path: Path) -> None:
     assert filters_of(tmp_path, {}) == {}
 
 
-@pytest.mark.parametrize(("given", "said"), [({"top_p": 1.5}, "top_p=1.5"), ({"top_k": -1}, "top_k=-1")])
-def test_what_can_not_be_taken_is_refused_by_name(given: dict[str, float], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
-        run(Asked(), **given)
+@pytest.mark.parametrize(("given", "message"), [({"top_p": 1.5}, "top_p=1.5"), ({"top_k": -1}, "top_k=-1")])
+def test_an_invalid_filter_is_rejected_by_name(given: dict[str, float], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
+        run(Recording(), **given)
 
 
-def test_an_evaluations_configuration_says_what_it_drew_from(tmp_path: Path, rows: Path) -> None:
-    decoder = Asked(Model)
+def test_the_configuration_of_an_evaluation_has_the_filters(tmp_path: Path, rows: Path) -> None:
+    decoder = Recording(Model)
     options: dict[str, Any] = {"search": "bfs:thoughts=1", "evaluator": "random", "limit": 1}
     evaluate(Letters(), rows, decoder=decoder, out=tmp_path / "run", top_k=5, **options)
     assert decoder.drawn()["generate"] == (5, 0.8, 0.0)

@@ -1,4 +1,4 @@
-"""Hashes of what a run was made with: right, remembered, and others for other models."""
+"""Hashes of model files: correct, cached, and different for different models."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ def test_a_files_hash_is_its_sha256(tmp_path: Path) -> None:
     assert fingerprint.hash_path(tmp_path / "x") == hashlib.sha256(b"abc").hexdigest()
 
 
-def test_a_file_is_hashed_once_and_again_when_it_has_changed(tmp_path: Path, cache: Path) -> None:
+def test_a_file_is_hashed_once_and_again_after_a_change(tmp_path: Path, cache: Path) -> None:
     file = tmp_path / "x"
     file.write_bytes(b"abc")
     first, then = fingerprint.hash_path(file), file.stat().st_mtime_ns
     file.write_bytes(b"xyz")
-    os.utime(file, ns=(then, then))  # of the same size and time: what it can't tell
+    os.utime(file, ns=(then, then))  # equal size and time: the cache cannot notice this change
     assert fingerprint.hash_path(file) == first
     os.utime(file, ns=(then, then + 1))
     assert fingerprint.hash_path(file) == hashlib.sha256(b"xyz").hexdigest()
-    (kept,) = (cache / "sha256").iterdir()
-    kept.write_text("{")
+    (cached,) = (cache / "sha256").iterdir()
+    cached.write_text("{")
     assert fingerprint.hash_path(file) == hashlib.sha256(b"xyz").hexdigest()
 
 
-def test_a_folders_hash_is_of_its_weights_configuration_and_vocabulary(tmp_path: Path) -> None:
+def test_the_hash_of_a_folder_covers_weights_configuration_and_vocabulary(tmp_path: Path) -> None:
     hashes = []
     for name, text in (("a.safetensors", "1"), ("config.json", "{}"), ("a.safetensors", "22"), ("README.md", "hello")):
         (tmp_path / name).write_text(text)
@@ -47,7 +47,7 @@ def test_a_folders_hash_is_of_its_weights_configuration_and_vocabulary(tmp_path:
     assert hashes[2] == hashes[3]
 
 
-def test_models_of_other_weights_have_other_hashes(tiny: Any) -> None:
+def test_models_with_different_weights_have_different_hashes(tiny: Any) -> None:
     with tiny() as one, tiny() as same, tiny() as other:
         next(iter(other.model.parameters())).data[0, 0] += 1
         first, second, third = (fingerprint.hash_model(decoder.model) for decoder in (one, same, other))
@@ -55,7 +55,7 @@ def test_models_of_other_weights_have_other_hashes(tiny: Any) -> None:
     assert fingerprint.hash_model(None) is None
 
 
-def test_what_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="absent can't be read: No such file"):
         fingerprint.hash_path(tmp_path / "absent")
     with pytest.raises(ModelError, match="unknown model 'gpt'"):

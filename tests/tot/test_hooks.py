@@ -1,4 +1,4 @@
-"""Hooks: which events a search tells of, with which nodes, and what a hook may do about them."""
+"""Hooks: events of a search, their nodes, and how a hook can change the search."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EVENTS = ("on_select", "on_expand", "on_evaluate", "on_simulate", "on_backpropag
 
 
 class Paths(Task):
-    """A state is its path; one that ends in "!" is terminal, and a goal where it ends in "!!"."""
+    """A state is its path; one that ends in "!" is terminal, and a goal if it ends in "!!"."""
 
     depth = 3
 
@@ -33,23 +33,23 @@ def path(search: SearchState, node: Node) -> str:
 
 @pytest.fixture
 def drive() -> Callable[..., list[str]]:
-    """Answers every step from CHILDREN and VALUES; returns what was asked."""
+    """Answer every step from CHILDREN and VALUES; return the steps."""
 
     def run(search: SearchState) -> list[str]:
-        asked = []
+        requests = []
         while (step := search.ask()) is not None:
             at = [path(search, node) for node in step.nodes]
-            asked.append(" ".join([type(step).__name__.lower(), *filter(None, at)]))
+            requests.append(" ".join([type(step).__name__.lower(), *filter(None, at)]))
             if isinstance(step, Expand) and step.whole:
                 search.tell([[Thought(parts={"chain": "b"}), Thought(parts={"chain": "a"})]])
             else:
                 search.tell([CHILDREN.get(p, []) if isinstance(step, Expand) else VALUES[p] for p in at])
-        return asked
+        return requests
 
     return run
 
 
-# -- what is heard ----------------------------------------------------------------------------------------------
+# -- events -----------------------------------------------------------------------------------------------------
 
 FIRST = ["select ", "expand a b", "evaluate a b"]
 SECOND = ["select b", "goal b/c!!", "expand b/c!! b/d", "evaluate b/c!! b/d"]
@@ -71,20 +71,20 @@ SECOND = ["select b", "goal b/c!!", "expand b/c!! b/d", "evaluate b/c!! b/d"]
     ],
     ids=repr,
 )
-def test_every_event_is_heard_with_its_nodes_in_its_place(search: Any, heard: list[str], drive: Any) -> None:
-    said: list[str] = []
+def test_every_event_is_sent_with_its_nodes_in_order(search: Any, heard: list[str], drive: Any) -> None:
+    messages: list[str] = []
 
     def listen(event: str) -> Callable[[SearchState, list[Node]], None]:
         def hook(search: SearchState, nodes: list[Node]) -> None:
-            said.append(f"{event.removeprefix('on_')} {' '.join(path(search, node) for node in nodes)}")
+            messages.append(f"{event.removeprefix('on_')} {' '.join(path(search, node) for node in nodes)}")
 
         return hook
 
     drive(search.start(Paths(), "q", hooks={event: listen(event) for event in EVENTS}))
-    assert said == heard
+    assert messages == heard
 
 
-def test_the_methods_of_an_object_are_hooks_and_see_the_search(drive: Any) -> None:
+def test_methods_of_an_object_are_hooks_and_get_the_search(drive: Any) -> None:
     class Watching:
         def __init__(self) -> None:
             self.seen: list[tuple[int, int]] = []
@@ -96,12 +96,12 @@ def test_the_methods_of_an_object_are_hooks_and_see_the_search(drive: Any) -> No
             raise AssertionError
 
     watching = Watching()
-    asked = drive(BFS(breadth=1).start(Paths(), "q", hooks=watching))
+    requests = drive(BFS(breadth=1).start(Paths(), "q", hooks=watching))
     assert watching.seen == [(3, 2), (5, 2)]
-    assert asked == drive(BFS(breadth=1).start(Paths(), "q"))
+    assert requests == drive(BFS(breadth=1).start(Paths(), "q"))
 
 
-def test_an_event_about_no_nodes_is_not_heard() -> None:
+def test_an_event_without_nodes_is_not_sent() -> None:
     heard: list[Any] = []
     search = BFS().start(Paths(), "q", hooks={"on_expand": lambda search, nodes: heard.append(nodes)})
     search.ask()
@@ -110,11 +110,11 @@ def test_an_event_about_no_nodes_is_not_heard() -> None:
     assert heard == []
 
 
-# -- what a hook may do -----------------------------------------------------------------------------------------
+# -- effects of a hook ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("event", "asked"),
+    ("event", "requests"),
     [
         ("on_select", []),
         ("on_expand", ["expand"]),
@@ -122,14 +122,14 @@ def test_an_event_about_no_nodes_is_not_heard() -> None:
         ("on_level", ["expand", "evaluate a b"]),
     ],
 )
-def test_a_hook_can_stop_the_search(event: str, asked: list[str], drive: Any) -> None:
+def test_a_hook_can_stop_the_search(event: str, requests: list[str], drive: Any) -> None:
     search = BFS(breadth=1).start(Paths(), "q", hooks={event: lambda search, nodes: search.stop("seen enough")})
-    assert drive(search) == asked
+    assert drive(search) == requests
     assert search.stopped == "seen enough"
 
 
 @pytest.mark.parametrize("search", [BFS(breadth=1), DFS(), BestFirst(rank="value"), MCTS()], ids=repr)
-def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -> None:
+def test_a_search_stopped_at_a_goal_answers_from_it(search: Any, drive: Any) -> None:
     search = search.start(Paths(), "q", hooks={"on_goal": lambda search, nodes: search.stop("a goal will do")})
     drive(search)
     assert search.stopped == "a goal will do"
@@ -138,7 +138,7 @@ def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -
 
 
 @pytest.mark.parametrize(
-    ("event", "asked"),
+    ("event", "requests"),
     [
         ("on_expand", ["expand", "evaluate a", "expand a", "evaluate a/e a/f"]),
         ("on_evaluate", ["expand", "evaluate a b", "expand a", "evaluate a/e a/f"]),
@@ -146,17 +146,17 @@ def test_stopped_at_a_goal_the_search_answers_from_it(search: Any, drive: Any) -
         ("on_select", ["expand", "evaluate a b", "expand a", "evaluate a/e a/f"]),
     ],
 )
-def test_nodes_that_a_hook_leaves_out_are_pruned(event: str, asked: list[str], drive: Any) -> None:
+def test_nodes_that_a_hook_omits_are_pruned(event: str, requests: list[str], drive: Any) -> None:
     def without_b(search: SearchState, nodes: list[Node]) -> list[Node]:
         return [node for node in nodes if not path(search, node).startswith("b")]
 
     search = BFS(breadth=2).start(Paths(), "q", hooks={event: without_b})
-    assert drive(search) == asked
+    assert drive(search) == requests
     assert [path(search, node) for node in search.tree if node.pruned] == ["b"]
 
 
 @pytest.mark.parametrize("search", [DFS(), BestFirst(rank="value"), MCTS(iterations=4)], ids=repr)
-def test_no_search_goes_on_from_a_pruned_node(search: Any, drive: Any) -> None:
+def test_no_search_expands_a_pruned_node(search: Any, drive: Any) -> None:
     def without_b(search: SearchState, nodes: list[Node]) -> list[Node]:
         return [node for node in nodes if path(search, node) != "b"]
 
@@ -165,7 +165,7 @@ def test_no_search_goes_on_from_a_pruned_node(search: Any, drive: Any) -> None:
     assert path(search, search.best).startswith("a")
 
 
-def test_a_hook_can_put_nodes_in_another_order(drive: Any) -> None:
+def test_a_hook_can_reorder_nodes(drive: Any) -> None:
     backwards = {"on_expand": lambda search, nodes: nodes[::-1]}
     assert drive(BFS(breadth=2).start(Paths(), "q", hooks=backwards))[1] == "evaluate b a"
     upside_down = {"on_level": lambda search, nodes: nodes[::-1]}
@@ -173,7 +173,7 @@ def test_a_hook_can_put_nodes_in_another_order(drive: Any) -> None:
     assert drive(BFS(breadth=2).start(Paths(), "q", hooks=upside_down))[2] == "expand a b"
 
 
-def test_a_hook_can_bring_in_a_thought_of_its_own(drive: Any) -> None:
+def test_a_hook_can_add_a_thought(drive: Any) -> None:
     def add(search: SearchState, nodes: list[Node]) -> list[Node] | None:
         mine = search.inject(search.tree.root, "mine") if nodes[0].depth == 1 else None
         return [*nodes, mine] if mine is not None else None
@@ -183,7 +183,7 @@ def test_a_hook_can_bring_in_a_thought_of_its_own(drive: Any) -> None:
     assert path(search, search.best) == "mine"
 
 
-def test_a_goal_that_a_hook_refuses_is_no_goal_and_the_search_goes_on(drive: Any) -> None:
+def test_a_goal_that_a_hook_rejects_does_not_end_the_search(drive: Any) -> None:
     search = DFS().start(Paths(), "q", hooks={"on_goal": lambda search, nodes: []})
     assert drive(search)[-2:] == ["expand a", "evaluate a/e a/f"]
     assert (search.goals, [node.goal for node in search.tree]) == ([], [False] * 7)
@@ -193,7 +193,7 @@ def test_a_goal_that_a_hook_refuses_is_no_goal_and_the_search_goes_on(drive: Any
     assert [path(whole, node) for node in whole.goals] == ["b/c!!"]
 
 
-# -- what is no hook --------------------------------------------------------------------------------------------
+# -- invalid hooks ----------------------------------------------------------------------------------------------
 
 
 class Misnamed:
@@ -205,7 +205,7 @@ class NotAMethod:
 
 
 @pytest.mark.parametrize(
-    ("hooks", "said"),
+    ("hooks", "message"),
     [
         (
             {"on_expnd": print},
@@ -220,13 +220,13 @@ class NotAMethod:
         (3, "hooks=3 has none of the methods"),
     ],
 )
-def test_what_is_no_hook_is_refused_when_the_search_starts(hooks: Any, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_an_invalid_hook_is_rejected_when_the_search_starts(hooks: Any, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         BFS().start(Paths(), "q", hooks=hooks)
 
 
 @pytest.mark.parametrize("answer", ["ab", [1], [None], 5, True, {"a": 1}])
-def test_a_hook_that_returns_something_other_than_nodes_is_refused(answer: Any) -> None:
+def test_a_hook_that_returns_anything_but_nodes_is_rejected(answer: Any) -> None:
     search = BFS().start(Paths(), "q", hooks={"on_expand": lambda search, nodes: answer})
     search.ask()
     with pytest.raises(OptionError, match=r"hook on_expand returned .*: return nodes, or None"):
@@ -234,7 +234,7 @@ def test_a_hook_that_returns_something_other_than_nodes_is_refused(answer: Any) 
 
 
 @pytest.mark.parametrize("event", ["on_simulate", "on_backpropagate"])
-def test_a_hook_that_can_only_watch_may_return_nothing(event: str, drive: Any) -> None:
+def test_a_hook_that_can_only_observe_may_return_nothing(event: str, drive: Any) -> None:
     search = MCTS(rollout="greedy").start(Paths(), "q", hooks={event: lambda search, nodes: nodes})
     with pytest.raises(OptionError, match=f"hook {event} returned nodes, but it can only watch: return None"):
         drive(search)

@@ -1,4 +1,4 @@
-"""What takes seconds to import is imported only where a model runs here."""
+"""Modules that take seconds to import are imported only if a model runs in this process."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ sys.stderr.write("\\n" + json.dumps(found))
 """
 
 
-def test_help_lists_and_refusals_import_no_torch(tmp_path: Path) -> None:
+def test_help_lists_and_errors_import_no_torch(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(COMMANDS)], capture_output=True, text=True, cwd=tmp_path, timeout=100
     )
-    *said, found = done.stderr.splitlines()
-    assert json.loads(found) == {command: [] for command in COMMANDS}
-    assert len([line for line in said if line.startswith("tot: ")]) == 10  # those that are refused
+    *messages, imported = done.stderr.splitlines()
+    assert json.loads(imported) == {command: [] for command in COMMANDS}
+    assert len([line for line in messages if line.startswith("tot: ")]) == 10  # the rejected commands

@@ -1,4 +1,4 @@
-"""Values on a scale, votes and lists, as models write them."""
+"""Parsing of values on a scale, votes and lists from model replies."""
 
 import pytest
 from hypothesis import given
@@ -30,7 +30,7 @@ from tot.task.parsing import parse_proposals, parse_value, parse_vote
         ("I'd give it 7", 7),
     ],
 )
-def test_a_value_is_read_from_how_models_say_it(text: str, value: float) -> None:
+def test_a_value_is_parsed_from_common_wordings(text: str, value: float) -> None:
     assert parse_value(text, 1, 10) == value
 
 
@@ -50,12 +50,12 @@ def test_a_value_is_read_from_how_models_say_it(text: str, value: float) -> None
         ("Out of 10, I'd give it 9.", 9),
         ("Score (out of 10): 8", 8),
         ("1 to 10", None),
-        ("21 - 10 are left", 10),  # no mention of it
+        ("21 - 10 are left", 10),  # not a mention of the scale
         ("7/100 of them, so 8/10", 8),
         ("7 out of 10.5, so 8 out of 10", 8),
     ],
 )
-def test_mentions_of_the_scale_are_no_value(text: str, value: float | None) -> None:
+def test_mentions_of_the_scale_are_not_values(text: str, value: float | None) -> None:
     assert parse_value(text, 1, 10) == value
 
 
@@ -72,16 +72,16 @@ def test_mentions_of_the_scale_are_no_value(text: str, value: float | None) -> N
         ("5 then 6", 5),
     ],
 )
-def test_an_opening_value_wins_over_a_marked_one_and_that_over_a_plain_one(text: str, value: float) -> None:
+def test_a_leading_value_wins_over_a_marked_one_and_a_marked_one_over_a_plain_one(text: str, value: float) -> None:
     assert parse_value(text, 1, 10) == value
 
 
 @pytest.mark.parametrize("text", ["", "good", "I rate 15", "-5", "0", "10.5", "70/100", "1e9", "9" * 400, "٧"])
-def test_no_number_on_the_scale_is_no_value(text: str) -> None:
+def test_a_reply_without_a_number_on_the_scale_has_no_value(text: str) -> None:
     assert parse_value(text, 1, 10) is None
 
 
-def test_the_scale_is_the_callers() -> None:
+def test_the_caller_sets_the_scale() -> None:
     assert parse_value("0.25", 0, 1) == 0.25
     assert parse_value("from 0 to 1: 0.25", 0.0, 1.0) == 0.25
     assert parse_value("from -1 to 1: -0.25", -1, 1) == -0.25
@@ -94,7 +94,7 @@ def test_the_scale_is_the_callers() -> None:
     st.integers(10, 100),
     st.sampled_from(["{}", "{}/10", "{} out of 10.", "**{}**", "Score: {}", "1 to 10: {}", "[{}]", "({})"]),
 )
-def test_a_value_on_the_scale_is_found_in_every_style(tenths: int, style: str) -> None:
+def test_a_value_on_the_scale_is_parsed_in_every_style(tenths: int, style: str) -> None:
     value = tenths / 10
     assert parse_value(style.format(f"{value:g}"), 1, 10) == value
 
@@ -120,7 +120,7 @@ def test_a_value_on_the_scale_is_found_in_every_style(tenths: int, style: str) -
         ("none of them", None),
     ],
 )
-def test_a_vote_is_for_the_candidate_that_the_reply_chooses(reply: str, vote: int | None) -> None:
+def test_a_vote_is_the_candidate_that_the_reply_selects(reply: str, vote: int | None) -> None:
     assert parse_vote(reply, 3) == vote
 
 
@@ -146,7 +146,7 @@ def test_a_list_is_its_items_without_marks_or_introduction(reply: str) -> None:
     assert parse_proposals(reply) == ["A piano", "A map", "A clock"]
 
 
-def test_points_below_an_item_are_no_items() -> None:
+def test_nested_points_are_not_items() -> None:
     assert parse_proposals("1. A piano\n   - it has keys\n2. A map") == ["A piano", "A map"]
 
 
@@ -155,7 +155,7 @@ def test_lines_with_operators_are_kept_whole() -> None:
 
 
 @pytest.mark.parametrize("text", ["*" * 50_000, "choice " * 20_000, "1 to " * 20_000, '"' * 50_000, "not 1 " * 20_000])
-def test_long_replies_are_read_in_time(text: str) -> None:
+def test_long_replies_are_parsed_in_linear_time(text: str) -> None:
     assert parse_value(text, 0, 10) in (None, 1)
     assert parse_vote(text, 3) in (None, 1)
     assert isinstance(parse_proposals(text), list)

@@ -1,4 +1,4 @@
-"""The machine's limits, and what a step needs at least."""
+"""Roofline: the machine's limits, and the smallest time of a step."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from tot.decoders.timeline import Load
 from tot.report.profile import Demand
 
 
-def test_the_longer_of_reading_and_multiplying_is_the_limit() -> None:
+def test_the_slower_of_memory_and_arithmetic_is_the_limit() -> None:
     assert limit(100.0, 10.0, bandwidth=50.0, rate=100.0) == 2.0
     assert limit(100.0, 1000.0, bandwidth=50.0, rate=100.0) == 10.0
 
 
-def test_rates_are_work_over_the_fastest_run_after_the_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Each run takes the clock's next step; the first, of a second, is a warm-up.
+def test_rates_come_from_the_fastest_run_after_the_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each run takes the next interval of the clock; the first, of a second, is a warm-up.
     times = iter([0, 1, *(t for lap in (4, 3, 2, 5, 6) for t in (10, 10 + lap))] * 2)
     monkeypatch.setattr("tot.decoders.machine.time.perf_counter", lambda: next(times))
     assert read_bandwidth(size=800) == 400.0
@@ -26,7 +26,7 @@ def test_rates_are_work_over_the_fastest_run_after_the_first(monkeypatch: pytest
 
 
 def step(rows: int, context: int) -> Load:
-    """What a step computes that decodes so many rows, each at `context` tokens."""
+    """Return the load of a decode step with `rows` rows, each at `context` tokens."""
     return Load({("generate", "decode"): rows}, rows, rows * context, context)
 
 
@@ -43,8 +43,8 @@ def test_a_step_reads_all_linear_weights_and_multiplies_them_by_every_row() -> N
     embeddings = model.model.embed_tokens.weight.numel()
     norms = sum(weight.numel() for name, weight in model.named_parameters() if "norm" in name)
     weights = sum(weight.numel() for weight in model.parameters()) - norms - embeddings
-    least = Demand.of_model(LoadedModel.of(model), 2)
-    assert least.weight_bytes == 2 * weights
-    assert least.operations(step(3, 0)) == 3 * 2 * weights
-    # A row's scores and its sum over values: 2 products of 32 numbers with each key, in 2 layers.
-    assert least.operations(step(3, 10)) - least.operations(step(3, 0)) == 3 * 10 * 2 * (2 * 2 * 32)
+    demand = Demand.of_model(LoadedModel.of(model), 2)
+    assert demand.weight_bytes == 2 * weights
+    assert demand.operations(step(3, 0)) == 3 * 2 * weights
+    # Scores and weighted sum of a row: 2 products of 32 numbers with each key, in 2 layers.
+    assert demand.operations(step(3, 10)) - demand.operations(step(3, 0)) == 3 * 10 * 2 * (2 * 2 * 32)

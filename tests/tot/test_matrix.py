@@ -1,6 +1,6 @@
-"""Every task with every prompt style, search, generator and evaluator: each combination works, or is refused early.
+"""Every task with every prompt style, search, generator and evaluator: each combination works or is rejected early.
 
-A refusal is one line, comes before the decoder is asked anything, and names a remedy that works.
+A rejection is one line, is raised before the first request, and names a remedy that works.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ MATRIX = [Combination(*one) for one in product(TASKS, ("papers", "chat"), SEARCH
 
 
 class Replies:
-    """A decoder that draws from a few texts by the request's seed, and scores choices."""
+    """A decoder that selects from a few texts by the request's seed, and scores choices."""
 
     def __init__(self, texts: Sequence[str]) -> None:
         self.texts = texts
@@ -88,7 +88,7 @@ class Replies:
 
 @cache
 def example(name: str) -> tuple[str, tuple[str, ...]]:
-    """A question, and replies that the task can read. Skip tasks that this machine cannot run."""
+    """Return a question, and replies that the task can parse. Skip tasks that this machine cannot run."""
     task = load_task(name)
     question = task.example()
     try:
@@ -99,7 +99,7 @@ def example(name: str) -> tuple[str, tuple[str, ...]]:
 
 
 def refusal(options: dict[str, Any]) -> TotError | None:
-    """The error of choosing parts, where they are refused."""
+    """Return the error of building the parts, or None."""
     config = SearchConfig(**{name: value for name, value in options.items() if name != "task"})
     try:
         config.parts(config.suited(options["task"]))
@@ -115,7 +115,7 @@ def searched(options: dict[str, Any], texts: Sequence[str] = ()) -> tuple[Soluti
 
 
 def works_or_is_refused(one: Combination) -> bool:
-    """Whether it gives a solution, or is refused in one line with no request."""
+    """Check that a combination gives a solution, or is rejected in one line without a request."""
     refused = refusal(one.options)
     if refused is None:
         return isinstance(searched(one.options)[0], Solution)
@@ -131,7 +131,7 @@ def test_the_matrix_has_every_search() -> None:
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_a_sample_of_the_matrix_works_or_is_refused_before_the_decoder_is_asked(task: str) -> None:
+def test_a_sample_of_the_matrix_works_or_is_rejected_before_any_request(task: str) -> None:
     rows = [one for one in MATRIX if one.task == task]
     for one in random.Random(task).sample(rows, 12 if task in SLOW else 40):
         assert works_or_is_refused(one), one
@@ -139,14 +139,14 @@ def test_a_sample_of_the_matrix_works_or_is_refused_before_the_decoder_is_asked(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("task", TASKS)
-def test_the_whole_matrix_works_or_is_refused_before_the_decoder_is_asked(task: str) -> None:
+def test_the_whole_matrix_works_or_is_rejected_before_any_request(task: str) -> None:
     for one in MATRIX:
         if one.task == task:
             assert works_or_is_refused(one), one
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_every_generator_that_is_not_refused_grows_thoughts(task: str) -> None:
+def test_every_accepted_generator_grows_thoughts(task: str) -> None:
     for prompts, generator in product(("papers", "chat"), GENERATORS):
         one = Combination(task, prompts, "bfs", generator, "random").options
         if refusal(one) is None:
@@ -156,8 +156,8 @@ def test_every_generator_that_is_not_refused_grows_thoughts(task: str) -> None:
 REMEDY = re.compile(r"\b(prompts|search|generator|evaluator)='([^']+)'")
 
 
-def test_what_a_refusal_recommends_works() -> None:
-    """Each `option='value'` in a refusal leads to a combination that works, at most by way of further refusals."""
+def test_remedies_in_errors_work() -> None:
+    """Each `option='value'` in an error leads to a combination that works, possibly after further errors."""
     tasks = ("blocksworld", "code", "creative_writing", "gsm8k")
     rows = [one for one in MATRIX if one.task in tasks and None in (one.generator, one.evaluator)]
     refused: dict[tuple[str, str, str], Combination] = {}
@@ -168,11 +168,11 @@ def test_what_a_refusal_recommends_works() -> None:
     assert len(refused) > 20
     for (*_, error), one in refused.items():
         for option, value in REMEDY.findall(error):
-            options, said = one.options | {option: value}, {error}
-            while (found := refusal(options)) is not None and str(found) not in said:
-                said.add(str(found))
-                options |= dict(REMEDY.findall(str(found))[:1])
-            assert found is None, (one, option, value, str(found))
+            options, seen = one.options | {option: value}, {error}
+            while (failure := refusal(options)) is not None and str(failure) not in seen:
+                seen.add(str(failure))
+                options |= dict(REMEDY.findall(str(failure))[:1])
+            assert failure is None, (one, option, value, str(failure))
 
 
 @pytest.mark.parametrize("task", ["gsm8k", "creative_writing"])
@@ -186,7 +186,7 @@ def test_continue_needs_thoughts_of_one_template(task: str) -> None:
     assert refusal({"task": task, "prompts": "papers", "generator": "continue", "search": "cot"}) is None
 
 
-def test_a_task_without_chat_prompts_is_not_sent_to_them() -> None:
+def test_a_task_without_chat_prompts_is_not_advised_to_use_them() -> None:
     class Two(Task):
         templates: ClassVar = {"plan": "plan", "draft": "draft", "answer": "answer"}
         thought = ("plan", "draft")
@@ -195,7 +195,7 @@ def test_a_task_without_chat_prompts_is_not_sent_to_them() -> None:
         parts_of(Two(), generator="continue")
 
 
-def test_refine_shows_a_whole_solution_of_creative_writing_as_the_draft() -> None:
+def test_a_whole_solution_of_creative_writing_is_a_draft_of_refine() -> None:
     options = Combination("creative_writing", "papers", "refine", None, "random").options
     _, decoder = searched(options, [REPLIES[2]])
     assert any("Draft:\nPlan: a walk." in message.content for one in decoder.requests for message in one.prompt)

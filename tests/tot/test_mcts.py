@@ -1,6 +1,6 @@
-"""Monte Carlo tree search: which child is followed, what is backed up, against numbers by hand and a second UCT.
+"""Monte Carlo tree search: selection and backpropagation, against values by hand and a second UCT implementation.
 
-Thoughts are letters; a path of them reads "ab". States at full depth are the ends.
+Thoughts are letters; a path of them reads "ab". States at full depth are terminal.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Drive = Callable[..., tuple[SearchState, list[str]]]
 
 @pytest.fixture(scope="module")
 def drive() -> Drive:
-    """Runs a search on tables by path; the search, and every path that a reward was backed up along, by its end."""
+    """Run a search on tables by path; return the search, and each backpropagated path by its leaf."""
 
     def run(search: MCTS, children: Any, value: Any, task: Task | None = None) -> tuple[SearchState, list[str]]:
         ends: list[str] = []
@@ -59,7 +59,7 @@ def arms(values: Mapping[str, float]) -> tuple[Any, Any]:
 ARMS = {"a": 0.5, "b": 0.4, "c": 0.0}
 
 
-def test_uct_by_hand_where_fast_rewards_stand_for_unvisited_children(drive: Drive) -> None:
+def test_uct_by_hand_with_fast_rewards_for_unvisited_children(drive: Drive) -> None:
     """Scores before each visit, for a, b and c, after 0 to 6 visits to their parent; sqrt(ln 2) = 0.833.
 
     1, 2: 0.5, 0.4, 0 (ln 1 = 0)     3: 1.089, 1.233, 0.833    4: 1.241, 1.448, 1.048
@@ -67,12 +67,12 @@ def test_uct_by_hand_where_fast_rewards_stand_for_unvisited_children(drive: Driv
     """
     search, ends = drive(MCTS(depth=2, iterations=7), *arms(ARMS))
     assert "".join(ends) == "aabbabc"
-    assert {name: known[0] for name, known in learnt(search).items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+    assert {name: stats[0] for name, stats in learnt(search).items()} == {"": 7, "a": 3, "b": 3, "c": 1}
     assert search.tree[1].q == 0.5
     assert search.tree.root.q == pytest.approx((3 * 0.5 + 3 * 0.4 + 0) / 7)
 
 
-def test_uct_by_hand_where_every_child_is_visited_once_first(drive: Drive) -> None:
+def test_uct_by_hand_with_every_child_visited_once_first(drive: Drive) -> None:
     """4: 1.548, 1.448, 1.048    5: 1.333, 1.577, 1.177    6: 1.397, 1.297, 1.269    7: 1.273, 1.347, 1.339"""
     _, ends = drive(MCTS(depth=2, iterations=7, fast=None), *arms(ARMS))
     assert "".join(ends) == "abcabab"
@@ -88,15 +88,15 @@ def test_puct_by_hand(drive: Drive) -> None:
     assert "".join(ends) == "aabaa"
 
 
-def test_a_visited_leaf_is_expanded_only_when_the_search_comes_through_it_again(drive: Drive) -> None:
-    def asked(iterations: int) -> list[str]:
+def test_a_visited_leaf_is_expanded_only_at_its_next_visit(drive: Drive) -> None:
+    def expansions(iterations: int) -> list[str]:
         expanded: list[str] = []
         children = lambda p: expanded.append(p) or ["a"]  # type: ignore[func-returns-value] # noqa: E731
         _, ends = drive(MCTS(depth=4, iterations=iterations), children, lambda p: 1.0)
         assert ends == ["a", "aa", "aaa", "aaa"][:iterations]
         return expanded
 
-    assert [asked(n) for n in (1, 2, 3, 4)] == [[""], ["", "a"], ["", "a", "aa"], ["", "a", "aa"]]
+    assert [expansions(n) for n in (1, 2, 3, 4)] == [[""], ["", "a"], ["", "a", "aa"], ["", "a", "aa"]]
 
 
 CHAIN: tuple[Any, Any] = (lambda p: {"": ["a"], "a": ["b"]}.get(p, []), lambda p: {"a": 3.0, "ab": 5.0}[p])
@@ -114,14 +114,14 @@ CHAIN: tuple[Any, Any] = (lambda p: {"": ["a"], "a": ["b"]}.get(p, []), lambda p
         (min, "max", 3, 3, 5),
     ],
 )
-def test_rewards_along_the_path_are_cumulated_and_q_is_their_mean_or_max(
+def test_rewards_are_accumulated_along_the_path_and_q_is_their_mean_or_max(
     cum_reward: Any, calc_q: Any, root: float, a: float, b: float, drive: Drive
 ) -> None:
     search, _ = drive(MCTS(iterations=2, cum_reward=cum_reward, calc_q=calc_q), *CHAIN)
     assert learnt(search) == {"": (2, root), "a": (2, a), "ab": (1, b)}
 
 
-def test_a_state_is_worth_its_value_and_what_the_task_adds(drive: Drive) -> None:
+def test_the_reward_of_a_state_is_its_value_plus_the_reward_of_the_task(drive: Drive) -> None:
     task = type("Rewarding", (Letters,), {"reward": lambda self, state: 100.0 * (state.text == "a\nb")})()
     search, _ = drive(MCTS(iterations=2, cum_reward="sum"), *CHAIN, task)
     assert [node.reward for node in search.tree] == [None, 3, 105]
@@ -135,22 +135,22 @@ def test_a_state_is_worth_its_value_and_what_the_task_adds(drive: Drive) -> None
 def test_the_best_arm_gets_the_most_visits_and_its_q_is_its_mean(fast: Any, drive: Drive) -> None:
     means = {"a": 0.2, "b": 0.5, "c": 0.8, "d": 0.4}
     search, _ = drive(MCTS(depth=2, iterations=400, fast=fast, exploration=0.5), *arms(means))
-    known = learnt(search)
-    assert all(known[arm][1] == pytest.approx(mean) for arm, mean in means.items())
-    assert known["c"][0] > 300
-    assert (path(search, search.best), known[""][0]) == ("c", 400)
+    stats = learnt(search)
+    assert all(stats[arm][1] == pytest.approx(mean) for arm, mean in means.items())
+    assert stats["c"][0] > 300
+    assert (path(search, search.best), stats[""][0]) == ("c", 400)
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_so_does_it_under_noise(seed: int, drive: Drive) -> None:
-    """The reward of an arm is its mean plus noise of three times the gap between the best two."""
+def test_the_best_arm_gets_the_most_visits_under_noise(seed: int, drive: Drive) -> None:
+    """The reward of an arm is its mean plus noise of 3x the gap between the best two."""
     noise = random.Random(seed)
     means = {"a": 0.2, "b": 0.5, "c": 0.8, "d": 0.4}
     search = MCTS(depth=2, iterations=1500, fast=None, cum_reward=lambda rewards: rewards[0] + noise.gauss(0, 0.9))
     search, _ = drive(search, *arms(means))
-    known = learnt(search)
-    assert max("abcd", key=lambda arm: known[arm][0]) == "c"
-    assert known["c"][1] == pytest.approx(0.8, abs=0.15)
+    stats = learnt(search)
+    assert max("abcd", key=lambda arm: stats[arm][0]) == "c"
+    assert stats["c"][1] == pytest.approx(0.8, abs=0.15)
 
 
 # -- a second UCT -----------------------------------------------------------------------------------------------
@@ -168,7 +168,7 @@ def reference(
     q_of: Callable[[list[float]], float],
     prior: Callable[[str], float] | None,
 ) -> dict[str, tuple[int, float]]:
-    """UCT, or PUCT where there are priors, in as few words as can be: visits and Q of every state that was visited."""
+    """UCT, or PUCT with priors, in minimal form: return visits and Q of every visited state."""
     visits: dict[str, int] = defaultdict(int)
     returns: dict[str, list[float]] = defaultdict(list)
     grown = {""}
@@ -217,10 +217,10 @@ def mean(numbers: list[float]) -> float:
     calc_q=st.sampled_from(["mean", "max"]),
     exploration=st.sampled_from([0.0, 0.7, 1.0, 3.0]),
 )
-def test_visits_and_q_are_those_of_a_second_uct(
+def test_visits_and_q_match_a_second_uct(
     drive: Drive, seed: int, fast: bool, puct: bool, cum_reward: Any, calc_q: Any, exploration: float
 ) -> None:
-    """Trees of two or three levels drawn at random, some states without children, for 20 iterations."""
+    """Random trees of two or three levels, some states without children, for 20 iterations."""
     levels = 2 + seed % 2
 
     def children(p: str) -> list[str]:
@@ -256,21 +256,21 @@ def test_visits_and_q_are_those_of_a_second_uct(
         q_of={"mean": mean, "max": max}[calc_q],
         prior=weight if puct else None,
     )
-    found = learnt(search)
+    result = learnt(search)
     assert len(ends) == 20
-    assert {state: known[0] for state, known in found.items()} == {state: known[0] for state, known in wanted.items()}
-    assert {s: known[1] for s, known in found.items()} == pytest.approx({s: known[1] for s, known in wanted.items()})
+    assert {state: stats[0] for state, stats in result.items()} == {state: stats[0] for state, stats in wanted.items()}
+    assert {s: stats[1] for s, stats in result.items()} == pytest.approx({s: stats[1] for s, stats in wanted.items()})
 
 
-def test_the_second_uct_gives_the_numbers_by_hand() -> None:
+def test_the_second_uct_matches_the_numbers_by_hand() -> None:
     options: dict[str, Any] = {"weight": 1.0, "cumulate": sum, "q_of": mean, "prior": None}
-    known = reference(lambda p: "" if p else "abc", lambda p: ARMS[p], 7, 1, fast=True, **options)
-    assert {state: n for state, (n, _) in known.items()} == {"": 7, "a": 3, "b": 3, "c": 1}
-    known = reference(lambda p: "" if p else "abc", lambda p: ARMS[p], 7, 1, fast=False, **options)
-    assert {state: n for state, (n, _) in known.items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+    stats = reference(lambda p: "" if p else "abc", lambda p: ARMS[p], 7, 1, fast=True, **options)
+    assert {state: n for state, (n, _) in stats.items()} == {"": 7, "a": 3, "b": 3, "c": 1}
+    stats = reference(lambda p: "" if p else "abc", lambda p: ARMS[p], 7, 1, fast=False, **options)
+    assert {state: n for state, (n, _) in stats.items()} == {"": 7, "a": 3, "b": 3, "c": 1}
 
 
-def test_a_state_without_a_way_on_is_visited_again_but_is_no_end(drive: Drive) -> None:
+def test_a_dead_end_is_visited_again_but_is_not_terminal(drive: Drive) -> None:
     search, ends = drive(MCTS(iterations=3), lambda p: [] if p else ["a"], lambda p: 2.0)
     assert ends == ["a", "a", "a"]
     assert learnt(search) == {"": (3, 2), "a": (3, 2)}

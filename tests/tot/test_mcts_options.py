@@ -1,4 +1,4 @@
-"""Monte Carlo tree search: where it answers from, rollouts, leaves gathered together, fast rewards, when it stops."""
+"""Monte Carlo tree search: answer selection, rollouts, batched leaves, fast rewards, and stopping."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tot import MCTS, Evaluate, Expand, Node, SearchState, State, Task, Value, s
 
 
 class Letters(Task):
-    """A path reads "ab"; states at full depth are the ends."""
+    """A path reads "ab"; states at full depth are terminal."""
 
     depth = 2
 
 
 class Named(Task):
-    """One that ends in "!" is the end, and a verified answer where that is "x!"."""
+    """A path that ends in "!" is terminal, and "x!" is a verified answer."""
 
     depth = 9
 
@@ -40,20 +40,20 @@ Drive = Callable[..., tuple[SearchState, list[str]]]
 
 @pytest.fixture
 def drive() -> Drive:
-    """Runs a search on tables by path; the search, and what was asked, with "fast" for cheap judgements."""
+    """Run a search on tables by path; return the search and its steps, with "fast" for fast rewards."""
 
     def run(
         search: MCTS, children: Any, value: Any, task: Task | None = None, seed: int = 0, hooks: Any = None
     ) -> tuple[SearchState, list[str]]:
         search = search.start(task or Letters(), "q", seed=seed, hooks=hooks)
-        asked = []
+        requests = []
         while (step := search.ask()) is not None:
             at = [path(search, node) for node in step.nodes]
             fast = isinstance(step, Evaluate) and step.fast
-            asked.append(" ".join(["fast" if fast else type(step).__name__.lower(), *at]).strip())
+            requests.append(" ".join(["fast" if fast else type(step).__name__.lower(), *at]).strip())
             table = children if isinstance(step, Expand) else value
             search.tell([(table(p, fast) if fast else table(p)) for p in at])
-        return search, asked
+        return search, requests
 
     return run
 
@@ -62,32 +62,33 @@ def visits(search: SearchState) -> dict[str, int]:
     return {path(search, node): node.visits for node in search.tree if node.visits}
 
 
-# -- where it answers from --------------------------------------------------------------------------------------
+# -- answer selection -------------------------------------------------------------------------------------------
 
-DRAWN = [("a", 10), ("b", 6), ("c", 5), ("d", 4.9), ("a", -20), ("b", 5), ("b", 5.3), ("b", 3), ("c", 4.7), ("d", 0)]
-"""Ten visits to four arms and what each gave: a the most at once, c the best mean (4.85 against b's 4.825), b the most
-visits, d the last. With no exploration each is what the best mean so far leads to."""
+REWARDS = [("a", 10), ("b", 6), ("c", 5), ("d", 4.9), ("a", -20), ("b", 5), ("b", 5.3), ("b", 3), ("c", 4.7), ("d", 0)]
+"""Ten visits to four arms and their rewards.
+
+Arm a has the highest single reward, c the best mean (4.85 against b's 4.825), b the most visits, d the last visit. With
+no exploration each visit follows the best mean so far.
+"""
 
 
 @pytest.mark.parametrize(("task", "best"), [(Letters(), "a"), (Named(), "c")], ids=["ends", "no ends"])
-def test_it_answers_from_the_end_of_the_highest_reward_and_without_one_from_where_q_leads(
+def test_the_answer_is_the_terminal_state_of_the_highest_reward_or_else_follows_q(
     task: Task, best: str, drive: Drive
 ) -> None:
-    rewards = iter([reward for _, reward in DRAWN for _ in range(2)])  # for the arm, and for the root
+    rewards = iter([reward for _, reward in REWARDS for _ in range(2)])  # for the arm, and for the root
     walks: list[str] = []
     search = MCTS(thoughts=None, iterations=10, exploration=0, fast=None, cum_reward=lambda _: next(rewards))
     hooks = {"on_backpropagate": lambda search, nodes: walks.append(path(search, nodes[-1]))}
     search, _ = drive(search, lambda p: [] if p else list("abcd"), lambda p: 0.0, task, hooks=hooks)
-    assert walks == [arm for arm, _ in DRAWN]
+    assert walks == [arm for arm, _ in REWARDS]
     assert [search.tree[i].q for i in (1, 2, 3, 4)] == pytest.approx([-5, 4.825, 4.85, 2.45])
     assert path(search, search.best) == best
 
 
 @pytest.mark.parametrize(("cum_reward", "best"), [("sum", "ab"), ("mean", "ab"), ("max", "ab"), (min, "cd")])
-def test_the_highest_cumulative_reward_is_that_of_a_whole_path_and_its_end(
-    cum_reward: Any, best: str, drive: Drive
-) -> None:
-    """a and ab: 1 and 9; c and cd: 4 and 5, of which the sum, 9, is the lower one, but the lowest, 4, the higher."""
+def test_the_highest_cumulative_reward_is_of_a_whole_path(cum_reward: Any, best: str, drive: Drive) -> None:
+    """Path a, ab: 1 and 9. Path c, cd: 4 and 5, with the lower sum, 9, but the higher minimum, 4."""
     children = {"": ["a", "c"], "a": ["b"], "c": ["d"]}
     worth = {"a": 1.0, "c": 4.0, "ab": 9.0, "cd": 5.0}
     search = MCTS(depth=3, iterations=12, fast=None, exploration=50, cum_reward=cum_reward)
@@ -96,16 +97,16 @@ def test_the_highest_cumulative_reward_is_that_of_a_whole_path_and_its_end(
     assert path(search, search.best) == best
 
 
-# -- depth and ends ---------------------------------------------------------------------------------------------
+# -- depth and terminal states ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("rollout", ["none", "greedy"])
-def test_a_depth_of_t_grows_t_minus_1_levels(rollout: Any, drive: Drive) -> None:
+def test_a_depth_of_t_expands_t_minus_1_levels(rollout: Any, drive: Drive) -> None:
     search, _ = drive(MCTS(depth=4, iterations=30, rollout=rollout), lambda p: ["a", "b"], lambda p: 1.0)
     assert {node.depth for node in search.tree} == {0, 1, 2, 3}
 
 
-def test_where_no_end_is_reached_the_best_state_is_kept_and_the_search_says_so(drive: Drive) -> None:
+def test_without_a_terminal_state_the_best_state_is_kept_and_reported(drive: Drive) -> None:
     """Visits: b, then bb, which has the higher Q."""
     search = MCTS(iterations=2, cum_reward="mean", exploration=0)
     search, _ = drive(search, lambda p: ["a", "b"], lambda p: p.count("b") * 1.0, Named())
@@ -114,12 +115,12 @@ def test_where_no_end_is_reached_the_best_state_is_kept_and_the_search_says_so(d
 
 
 def test_a_verified_answer_ends_the_search_at_once(drive: Drive) -> None:
-    """x! is there from the start, and worth least."""
+    """x! exists from the start, with the lowest value."""
     table = lambda p: [] if p else ["y!", "x!"]  # noqa: E731
     worth = {"y!": 5.0, "x!": 1.0}.__getitem__
-    search, asked = drive(MCTS(iterations=6), table, worth, Named())
+    search, requests = drive(MCTS(iterations=6), table, worth, Named())
     assert (path(search, search.best), visits(search)) == ("x!", {})
-    assert asked[0] == "expand"
+    assert requests[0] == "expand"
     assert search.stopped is None
 
 
@@ -129,62 +130,62 @@ DEEP = {"": ["a", "b"], "b": ["c", "d"], "bd": ["e", "f"]}
 WORTH = {"a": 1.0, "b": 2.0, "bc": 0.0, "bd": 5.0, "bde": 1.0, "bdf": 3.0}
 
 
-def test_a_greedy_rollout_goes_on_by_the_best_child_to_an_end(drive: Drive) -> None:
+def test_a_greedy_rollout_follows_the_best_child_to_a_terminal_state(drive: Drive) -> None:
     heard: list[list[str]] = []
     hooks = {"on_simulate": lambda search, nodes: heard.append([path(search, node) for node in nodes])}
     search = MCTS(depth=4, iterations=1, rollout="greedy", cum_reward="sum")
-    search, asked = drive(search, lambda p: DEEP[p], lambda p: WORTH[p], hooks=hooks)
-    assert asked == ["expand", "evaluate a b", "expand b", "evaluate bc bd", "expand bd", "evaluate bde bdf"]
+    search, requests = drive(search, lambda p: DEEP[p], lambda p: WORTH[p], hooks=hooks)
+    assert requests == ["expand", "evaluate a b", "expand b", "evaluate bc bd", "expand bd", "evaluate bde bdf"]
     assert heard == [["b", "bd", "bdf"]]
     assert visits(search) == {"": 1, "b": 1, "bd": 1, "bdf": 1}
     assert [search.tree[i].q for i in (0, 2)] == [2 + 5 + 3] * 2
     assert (path(search, search.best), search.stopped) == ("bdf", None)
 
 
-def test_without_a_rollout_the_leafs_own_value_is_backed_up(drive: Drive) -> None:
-    search, asked = drive(MCTS(depth=4, iterations=1), lambda p: DEEP[p], lambda p: WORTH[p])
-    assert asked == ["expand", "evaluate a b"]
+def test_without_a_rollout_the_value_of_the_leaf_is_backpropagated(drive: Drive) -> None:
+    search, requests = drive(MCTS(depth=4, iterations=1), lambda p: DEEP[p], lambda p: WORTH[p])
+    assert requests == ["expand", "evaluate a b"]
     assert [search.tree[i].q for i in (0, 1, 2)] == [2, None, 2]
 
 
-def test_a_rollout_that_runs_into_a_dead_end_backs_up_what_it_met(drive: Drive) -> None:
+def test_a_rollout_into_a_dead_end_backpropagates_its_path(drive: Drive) -> None:
     search = MCTS(depth=9, iterations=1, rollout="greedy", cum_reward="sum")
     search, _ = drive(search, lambda p: DEEP.get(p, []), lambda p: WORTH[p])
     assert search.tree.root.q == 10
     assert search.stopped == "no terminal state was reached in 1 iterations"
 
 
-# -- leaves gathered together -----------------------------------------------------------------------------------
+# -- batched leaves ---------------------------------------------------------------------------------------------
 
 
-def test_leaves_of_one_batch_are_different_and_iterations_stay_the_same(drive: Drive) -> None:
+def test_leaves_of_a_batch_are_distinct_and_the_number_of_iterations_is_unchanged(drive: Drive) -> None:
     search = MCTS(thoughts=None, iterations=5, fast=None, leaves=2)
-    search, asked = drive(search, lambda p: list("abcde"), lambda p: 1.0)
-    assert asked == ["expand", "evaluate a b", "evaluate c d", "evaluate e"]  # the fifth alone: five are wanted
+    search, requests = drive(search, lambda p: list("abcde"), lambda p: 1.0)
+    assert requests == ["expand", "evaluate a b", "evaluate c d", "evaluate e"]  # the fifth alone: five in all
     assert visits(search) == {"": 5} | dict.fromkeys("abcde", 1)
 
 
-def test_a_gathered_visit_counts_as_the_worst_so_far_until_its_reward_is_known(drive: Drive) -> None:
-    """Alone, a is followed three times over; of three gathered, one each."""
+def test_a_pending_visit_counts_as_the_worst_reward_so_far(drive: Drive) -> None:
+    """One at a time, a is visited three times; in a batch of three, each arm once."""
     worth = {"a": 5.0, "b": 1.0, "c": 0.5}.__getitem__
     alone, _ = drive(MCTS(iterations=3, exploration=0.1), lambda p: list("abc"), worth)
     assert visits(alone) == {"": 3, "a": 3}
     together, _ = drive(MCTS(iterations=3, exploration=0.1, leaves=3), lambda p: list("abc"), worth)
     assert visits(together) == {"": 3, "a": 1, "b": 1, "c": 1}
-    assert [node.q for node in together.tree][1:] == [5, 1, 0.5]  # no trace of the loss is left
+    assert [node.q for node in together.tree][1:] == [5, 1, 0.5]  # the virtual loss is removed
 
 
 @pytest.mark.parametrize("leaves", [1, 2, 3, 7, 50])
 @pytest.mark.parametrize("rollout", ["none", "greedy"])
-def test_however_many_are_gathered_all_iterations_are_made(leaves: int, rollout: Any, drive: Drive) -> None:
+def test_all_iterations_run_for_any_batch_of_leaves(leaves: int, rollout: Any, drive: Drive) -> None:
     mcts = MCTS(depth=4, iterations=20, leaves=leaves, rollout=rollout)
     search, _ = drive(mcts, lambda p: ["a", "b"], lambda p: len(p) + p.count("b") / 10)
     assert search.tree.root.visits == 20
-    single, _ = drive(mcts, lambda p: ["a"], lambda p: 1.0)  # one leaf at a time is all there is
+    single, _ = drive(mcts, lambda p: ["a"], lambda p: 1.0)  # only one leaf exists at a time
     assert single.tree.root.visits == 20
 
 
-def test_more_leaves_make_fewer_and_larger_batches(drive: Drive) -> None:
+def test_more_leaves_give_fewer_and_larger_batches(drive: Drive) -> None:
     def steps(leaves: int) -> int:
         search = MCTS(thoughts=None, depth=3, iterations=32, leaves=leaves, exploration=3)
         return len(drive(search, lambda p: list("abcdefgh"), lambda p: 1.0)[1])
@@ -195,21 +196,21 @@ def test_more_leaves_make_fewer_and_larger_batches(drive: Drive) -> None:
 # -- fast rewards -----------------------------------------------------------------------------------------------
 
 
-def test_a_cheaper_judge_stands_for_q_until_the_visit_and_the_evaluator_judges_then(drive: Drive) -> None:
-    """By the cheap judge b comes first; visited, it is worth nothing, and a's guess is the better one."""
+def test_a_fast_reward_is_q_until_the_evaluator_runs_at_the_visit(drive: Drive) -> None:
+    """The fast reward ranks b first; after its visit b has value 0, and a's estimate is better."""
     cheap, true = {"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 0.0}
     search = MCTS(iterations=2, fast=Value(), exploration=0)
-    search, asked = drive(search, lambda p: ["a", "b"], lambda p, fast=False: (cheap if fast else true)[p])
-    assert asked == ["expand", "fast a b", "evaluate b", "evaluate a"]
+    search, requests = drive(search, lambda p: ["a", "b"], lambda p, fast=False: (cheap if fast else true)[p])
+    assert requests == ["expand", "fast a b", "evaluate b", "evaluate a"]
     assert [(node.fast, node.value, node.reward, node.q) for node in search.tree][1:] == [(1, 3, 3, 3), (2, 0, 0, 0)]
 
 
-def test_without_a_fast_judge_only_visited_states_are_judged_in_the_order_of_growth(drive: Drive) -> None:
-    _, asked = drive(MCTS(iterations=2, fast=None), lambda p: ["a", "b", "c"], lambda p: 1.0)
-    assert asked == ["expand", "evaluate a", "evaluate b"]
+def test_without_fast_rewards_only_visited_states_are_evaluated(drive: Drive) -> None:
+    _, requests = drive(MCTS(iterations=2, fast=None), lambda p: ["a", "b", "c"], lambda p: 1.0)
+    assert requests == ["expand", "evaluate a", "evaluate b"]
 
 
-class Asked(Letters):
+class Guess(Letters):
     templates: ClassVar = {
         "thought": "grow",
         "value": "value {{ thought }}",
@@ -218,17 +219,17 @@ class Asked(Letters):
     }
 
 
-def test_solve_asks_the_cheap_judge_for_new_children_and_the_evaluator_for_visits(scripted: Any) -> None:
+def test_solve_uses_fast_rewards_for_new_children_and_the_evaluator_for_visits(scripted: Any) -> None:
     replies = {"grow": ["a", "b"], "guess a": "4", "guess b": "6", "value a": "7", "value b": "2"}
     decoder = scripted(replies)
     search = MCTS(thoughts=2, iterations=2, exploration=0, fast=Value(template="guess"))
-    solution = solve(Asked, "q", decoder=decoder, search=search, evaluator=Value())
-    assert decoder.asked == [["grow"], ["guess a", "guess b"], ["value b"], ["value a"], ["answer a"]]
+    solution = solve(Guess, "q", decoder=decoder, search=search, evaluator=Value())
+    assert decoder.prompts == [["grow"], ["guess a", "guess b"], ["value b"], ["value a"], ["answer a"]]
     assert (solution.answer, solution.value) == ("answer a", 7)
 
 
-def test_the_cheap_judge_may_be_named_as_the_evaluator_may(scripted: Any) -> None:
+def test_the_fast_evaluator_may_be_given_by_name(scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b"], "value a": "7", "value b": "2"})
     search = MCTS(thoughts=2, iterations=1, fast="value")
-    solution = solve(Asked, "q", decoder=decoder, search=search, evaluator="value")
+    solution = solve(Guess, "q", decoder=decoder, search=search, evaluator="value")
     assert solution.value == 7

@@ -1,6 +1,6 @@
-"""Thoughts that lead to a state which was met before: among siblings, on the path, or elsewhere in the tree.
+"""Thoughts that lead to a known state: among siblings, on the path, or elsewhere in the tree.
 
-A thought such as "2-x" leads to the place x, and costs 2; "x" alone costs 1.
+A thought such as "2-x" leads to the place x at cost 2; "x" alone costs 1.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from tot.llm.replies import Proposal
 
 
 class Places(Task):
-    """A state is the place that the last thought led to: the part of its text after the last "-"."""
+    """A state is the place that the last thought leads to: its text after the last "-"."""
 
     depth = 9
 
@@ -32,22 +32,22 @@ class Places(Task):
         return state.world == "goal"
 
 
-# -- thoughts that add nothing ----------------------------------------------------------------------------------
+# -- redundant thoughts -----------------------------------------------------------------------------------------
 
 
-def test_siblings_that_lead_to_one_state_are_one_whose_priors_add_up() -> None:
-    told = [Proposal(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
+def test_siblings_that_lead_to_one_state_are_merged_and_their_priors_added() -> None:
+    proposals = [Proposal(Thought(parts={"thought": text}), Usage(new_tokens=4), prior=prior)
             for text, prior in (("go-x", 0.5), ("y", 0.2), ("x", 0.25), ("jump-x", 0.05))]  # fmt: skip
     task = type("Free", (Places,), {"cost": lambda self, state, thought: 1.0})()
     search = BFS().start(task, "q")
     search.ask()
-    x, y = search.tell([told])
+    x, y = search.tell([proposals])
     assert [(node.world, node.merged, node.new_tokens) for node in (x, y)] == [("x", 2, 12), ("y", 0, 4)]
     assert (x.prior, y.prior) == pytest.approx((0.8, 0.2))
     assert len(search.tree) == 3
 
 
-def test_of_siblings_that_lead_to_one_state_the_cheapest_is_the_way_there() -> None:
+def test_of_merged_siblings_the_cheapest_is_the_way_there() -> None:
     search = BestFirst(rank="value").start(Places(), "q")
     search.ask()
     (x,) = search.tell([["5-x", "2-x", "3-x"]])
@@ -56,7 +56,7 @@ def test_of_siblings_that_lead_to_one_state_the_cheapest_is_the_way_there() -> N
 
 
 @pytest.mark.parametrize("back", ["start", "x"])
-def test_a_thought_that_leads_back_to_where_its_path_has_been_is_dropped(back: str) -> None:
+def test_a_thought_that_returns_to_its_own_path_is_dropped(back: str) -> None:
     search = BFS(merge=False, breadth=1).start(Places(), "q")
     for place, more in (("start", ["x"]), ("x", ["y"]), ("y", [back, "z"])):
         step = search.ask()
@@ -81,8 +81,8 @@ SEARCHES = [
 
 
 @pytest.mark.parametrize("search", SEARCHES, ids=repr)
-def test_every_search_of_a_graph_of_circles_without_a_goal_ends_and_says_so(search: Any) -> None:
-    """Five places, each joined to each and to itself: no path may hold a place twice."""
+def test_every_search_of_a_cyclic_graph_without_a_goal_ends_and_reports_it(search: Any) -> None:
+    """Five places, each connected to all and to itself: no path may have a place twice."""
     places = ["start", "v", "w", "x", "y"]
     search = search.start(Places(), "q")
     steps = 0
@@ -101,10 +101,10 @@ def test_every_search_of_a_graph_of_circles_without_a_goal_ends_and_says_so(sear
     assert search.stopped.startswith("no ")
 
 
-# -- a graph of thoughts ----------------------------------------------------------------------------------------
+# -- the graph of thoughts --------------------------------------------------------------------------------------
 
 
-def test_states_met_elsewhere_are_folded_together_and_the_other_way_in_is_a_link() -> None:
+def test_equal_states_are_merged_and_the_other_way_in_is_a_link() -> None:
     search = BFS(merge=True).start(Places(), "q")
     search.ask()
     v, w = search.tell([["v", "w"]])
@@ -116,7 +116,7 @@ def test_states_met_elsewhere_are_folded_together_and_the_other_way_in_is_a_link
     assert [(tail.id, head.id, thought.text) for tail, head, thought in search.tree.links()] == [(w.id, x.id, "x")]
 
 
-def test_without_merging_both_stay() -> None:
+def test_without_merging_both_states_are_kept() -> None:
     search = BFS(merge=False).start(Places(), "q")
     search.ask()
     v, w = search.tell([["v", "w"]])
@@ -127,7 +127,7 @@ def test_without_merging_both_stay() -> None:
     assert search.tree.links() == []
 
 
-def test_a_cheaper_way_moves_the_state_with_all_that_stands_on_it() -> None:
+def test_a_cheaper_way_moves_the_state_with_its_subtree() -> None:
     search = DFS(merge=True, thoughts=None).start(Places(), "q")
     search.ask()
     search.tell([["5-v", "1-w"]])
@@ -154,8 +154,8 @@ def test_a_cheaper_way_moves_the_state_with_all_that_stands_on_it() -> None:
     ]
 
 
-def test_a_state_that_moved_has_the_world_of_its_new_way() -> None:
-    """The world also notes how it came about, which the key leaves out."""
+def test_a_moved_state_has_the_world_of_its_new_way() -> None:
+    """The world also records its path, which the key ignores."""
 
     def step(self: Task, state: State, thought: Thought) -> State:
         place = thought.text.rpartition("-")[2]
@@ -178,7 +178,7 @@ def test_a_state_that_moved_has_the_world_of_its_new_way() -> None:
     assert search.tree.state(x).world == {"place": "x", "came": ["1-w", "2-x"]}
 
 
-def test_places_in_the_tree_stay_different_after_a_move() -> None:
+def test_places_in_the_tree_stay_distinct_after_a_move() -> None:
     search = BFS(merge=True, thoughts=None).start(Places(), "q")
     v, w = (search.inject(search.tree.root, text) for text in ("2-v", "3-w"))
     assert v is not None
@@ -194,7 +194,7 @@ def test_places_in_the_tree_stay_different_after_a_move() -> None:
     assert len({search.tree.place(node) for node in search.tree}) == len(search.tree) == 6
 
 
-def test_what_stands_on_a_moved_state_moves_up_with_it() -> None:
+def test_the_subtree_of_a_moved_state_moves_with_it() -> None:
     search = BFS(merge=True).start(Places(), "q")
     v, w = (search.inject(search.tree.root, text) for text in ("1-v", "1-w"))
     assert v is not None
@@ -208,7 +208,7 @@ def test_what_stands_on_a_moved_state_moves_up_with_it() -> None:
     assert y.depth == len(search.tree.path(y)) - 1 == 2
 
 
-def test_a_state_goes_back_to_an_old_parent_that_has_become_the_cheaper_way() -> None:
+def test_a_state_can_move_back_to_an_old_parent_that_became_cheaper() -> None:
     search = BFS(merge=True).start(Places(), "q")
     root = search.tree.root
     v, w = (search.inject(root, text) for text in ("5-v", "4-w"))
@@ -222,7 +222,7 @@ def test_a_state_goes_back_to_an_old_parent_that_has_become_the_cheaper_way() ->
     assert (x.cost, x.parent) == (2, v.id)
 
 
-def test_merging_is_the_default_for_tasks_with_a_world_alone() -> None:
+def test_merging_is_the_default_only_for_tasks_with_a_world() -> None:
     assert [search().merges(State(question="q", world=0)) for search in (BFS, DFS, BestFirst, MCTS)] == [
         True,
         True,

@@ -1,4 +1,4 @@
-"""Options of a search: one model, which is also what commands take."""
+"""Options of a search: one model, shared by Python and the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Base(BaseModel):
 
 
 class Few(Base):
-    """Options of a command made here."""
+    """Options of the command under test."""
 
     place: str = Field(description="Has to be somewhere.")
     hidden: int = 1
@@ -37,28 +37,28 @@ def called() -> list[dict[str, Any]]:
 
 @pytest.fixture
 def command(called: list[dict[str, Any]]) -> Any:
-    """The command, as main() runs commands: command(["--size", "3"])."""
+    """A command called as main() calls commands: command(["--size", "3"])."""
     app = typer.Typer(rich_markup_mode=None)
 
     @app.command()
     @takes(Few)
     def run(context: typer.Context, *, first: str = "x", given: dict[str, Any], last: int = 0) -> None:
-        called.append({"first": first, "given": given, "last": last, "told": is_given(context, "last")})
+        called.append({"first": first, "given": given, "last": last, "last_given": is_given(context, "last")})
 
-    made = typer.main.get_command(app)
-    return lambda arguments: made.main(args=arguments, prog_name="run", standalone_mode=False)
+    cli = typer.main.get_command(app)
+    return lambda arguments: cli.main(args=arguments, prog_name="run", standalone_mode=False)
 
 
-def test_a_command_gets_the_options_that_were_given(command: Any, called: list[dict[str, Any]]) -> None:
+def test_a_command_receives_the_given_options(command: Any, called: list[dict[str, Any]]) -> None:
     command(["--size", "3", "--names", "a", "--names", "b", "--last", "7"])
     command([])
     assert called == [
-        {"first": "x", "given": {"size": 3, "names": ["a", "b"]}, "last": 7, "told": True},
-        {"first": "x", "given": {}, "last": 0, "told": False},
+        {"first": "x", "given": {"size": 3, "names": ["a", "b"]}, "last": 7, "last_given": True},
+        {"first": "x", "given": {}, "last": 0, "last_given": False},
     ]
 
 
-def test_the_models_limits_are_the_commands(command: Any, called: list[dict[str, Any]]) -> None:
+def test_the_limits_of_the_model_apply_to_the_command(command: Any, called: list[dict[str, Any]]) -> None:
     with pytest.raises(typer.TyperException, match=r"1 is not in the range x>=2|greater than or equal to 2"):
         command(["--size", "1"])
     with pytest.raises(typer.TyperException, match="No such option"):
@@ -66,7 +66,7 @@ def test_the_models_limits_are_the_commands(command: Any, called: list[dict[str,
     assert called == []
 
 
-def test_help_lists_a_models_own_options_first_and_no_default_where_there_is_none(command: Any, capsys: Any) -> None:
+def test_help_lists_a_models_own_options_first_without_undefined_defaults(command: Any, capsys: Any) -> None:
     command(["--help"])
     out = capsys.readouterr().out
     assert re.findall(r"^\W*(--(?:place|size|names))\b", out, re.MULTILINE) == ["--place", "--size", "--names"]
@@ -86,7 +86,7 @@ def test_texts_become_parts_and_options() -> None:
     assert config.model_options == {"k": "4"}
 
 
-def test_what_can_not_be_read_is_refused() -> None:
+def test_invalid_texts_are_rejected() -> None:
     with pytest.raises(OptionError, match=r"--decoder 'generate=' can't be read"):
         _ = SearchConfig(decoder="generate=").decoders
     with pytest.raises(OptionError, match=r"unknown decoder 'sed'"):
@@ -106,12 +106,12 @@ def test_what_can_not_be_read_is_refused() -> None:
         {"thoughts": 2, "breadth": 3, "depth": 4, "temperature": 0.0, "top_k": 5, "prompts": "chat", "seed": 7},
     ],
 )
-def test_what_is_written_as_json_is_read_again(given: dict[str, Any]) -> None:
+def test_options_round_trip_through_json(given: dict[str, Any]) -> None:
     written = SearchConfig(**given).to_json()
     assert SearchConfig.of(None, json.loads(json.dumps(written))).to_json() == written
 
 
-def test_written_options_hold_no_secrets() -> None:
+def test_written_options_contain_no_secrets() -> None:
     config = SearchConfig(decoder="openai", model_options={"api_key": "sk-1", "base_url": "http://me:pw@host/v1"})
     assert config.to_json()["decoder_option"] == ["base_url=http://host/v1"]
     assert "api_key=sk-1" in config.to_json(secrets=True)["decoder_option"]
@@ -125,6 +125,6 @@ def test_written_options_hold_no_secrets() -> None:
         ({"serach": "mcts", "dtype": "fp32"}, "unknown option 'serach'"),
     ],
 )
-def test_an_option_that_nothing_takes_is_refused_without_a_model_too(option: dict[str, Any], message: str) -> None:
+def test_an_unknown_option_is_rejected_even_without_a_model(option: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         solve("game24", "4 9 10 13", model=None, generator="enumerate:prior=uniform", evaluator="random", **option)

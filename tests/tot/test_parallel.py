@@ -1,4 +1,4 @@
-"""Parallel steps in the tree: thoughts proposed, candidates judged and paragraphs written side by side."""
+"""Parallel steps in the tree: proposed thoughts, evaluated candidates and paragraphs, decoded side by side."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Ideas(Task):
 
 @pytest.fixture
 def parallel(scripted: Any) -> Any:
-    """Makes a scripted decoder that writes steps; its replies may be lists of titles and bodies, and what follows."""
+    """Make a scripted decoder that writes steps; its replies can have lists of titles and bodies, and a conclusion."""
 
     def completion(*steps: str, after: str = "", title: str = "Title") -> Any:
         parts = [Part("step", f"#### {title} {i}: {body}\n") for i, body in enumerate(steps, 1)]
@@ -45,7 +45,7 @@ def parallel(scripted: Any) -> Any:
     return make
 
 
-def test_what_stands_under_the_titles_is_what_is_said(parallel: Any, scripted: Any) -> None:
+def test_the_text_of_a_reply_is_the_bodies_of_its_steps(parallel: Any, scripted: Any) -> None:
     reply = parallel.completion("one: two", "", "three", after="So 2.")
     assert bodies(reply) == ["one: two", "", "three"]
     assert said(reply) == "one: two\n\nthree"
@@ -54,11 +54,11 @@ def test_what_stands_under_the_titles_is_what_is_said(parallel: Any, scripted: A
     assert (bodies(plain), said(plain), conclusion(plain)) == ([], "just text: yes", "just text: yes")
 
 
-def test_a_title_is_one_line_that_nothing_ends_early() -> None:
+def test_a_title_is_one_line_without_delimiters() -> None:
     assert title("Ends in: ## a\n b") == "Ends in, a b"
 
 
-def test_proposals_are_written_as_steps_where_the_decoder_can(parallel: Any, scripted: Any) -> None:
+def test_proposals_are_steps_if_the_decoder_supports_them(parallel: Any, scripted: Any) -> None:
     replies = {"propose 2": parallel.completion("first\nmore of it", "second"), "answer first": "done"}
     decoder = parallel(replies)
     search = BFS(thoughts=2, breadth=1, depth=2)
@@ -70,7 +70,7 @@ def test_proposals_are_written_as_steps_where_the_decoder_can(parallel: Any, scr
     assert plain.requests[0].steps == ()
 
 
-def test_candidates_are_judged_as_steps_before_the_vote(parallel: Any) -> None:
+def test_candidates_are_evaluated_in_steps_before_the_vote(parallel: Any) -> None:
     decoder = parallel({"propose 2": parallel.completion("a", "b")})
     decoder.replies |= {
         "vote a, b": parallel.completion("9 fine", "8 poor", after="The best is 1."),
@@ -95,34 +95,34 @@ def judged(decoder: Any, evaluator: Any, task: Any = Ideas, thoughts: int = 2, d
     ("steps", "after", "values"),
     [
         (("poor, 3", "fine, 8"), "Candidate 1: 2\nCandidate 2: 9", {"a": 2, "b": 9}),
-        (("poor, 3", "fine, 8"), "Candidate 2: 9\nCandidate 2: 7\n", {"a": 3, "b": 7}),  # the last word counts
+        (("poor, 3", "fine, 8"), "Candidate 2: 9\nCandidate 2: 7\n", {"a": 3, "b": 7}),  # the last line counts
         (("poor, 3", "fine, 8"), "Candidate 1: no number", {"a": 3, "b": 8}),
         (("poor", "fine, 8"), "Candidate 11: 5\nCandidate 1 is 5", {"a": 1, "b": 8}),  # the default is 1
     ],
 )
-def test_candidates_are_judged_as_steps_with_one_conclusion(
+def test_candidates_are_evaluated_in_steps_with_one_conclusion(
     parallel: Any, steps: tuple[str, ...], after: str, values: dict[str, float]
 ) -> None:
     reply = parallel.completion(*steps, after=after, title="Candidate")
     decoder = parallel({"propose 2": parallel.completion("a", "b"), "values a, b": reply})
-    solution, found, requests = judged(decoder, Value())
-    assert found == values
+    solution, values_by_text, requests = judged(decoder, Value())
+    assert values_by_text == values
     (request,) = requests
     assert request.steps == ("Candidate 1", "Candidate 2")
     assert request.sampling.max_tokens == 16 + 2 * 48
     assert solution.parse_failures == list(values.values()).count(1)
-    assert sum(node.new_tokens for node in solution.tree) == 2 * decoder.tokens  # of the one reply once
+    assert sum(node.new_tokens for node in solution.tree) == 2 * decoder.tokens  # the one reply counts once
 
 
-def test_judgements_side_by_side_are_means_of_samples(parallel: Any) -> None:
+def test_values_of_several_samples_are_averaged(parallel: Any) -> None:
     replies = [parallel.completion("2", "4", title="Candidate"), parallel.completion("4", "9", title="Candidate")]
     decoder = parallel({"propose 2": parallel.completion("a", "b"), "values a, b": replies})
-    _, found, (request,) = judged(decoder, Value(samples=2, temperature=1.0))
-    assert found == {"a": 3, "b": 6.5}
+    _, values_by_text, (request,) = judged(decoder, Value(samples=2, temperature=1.0))
+    assert values_by_text == {"a": 3, "b": 6.5}
     assert request.sampling.n == 2
 
 
-def test_candidates_of_different_states_are_judged_apart(parallel: Any) -> None:
+def test_candidates_of_different_states_are_evaluated_separately(parallel: Any) -> None:
     class Deep(Ideas):
         templates: ClassVar = Ideas.templates | {"propose": "propose /{{ thoughts | map(attribute='thought') | join }}"}
 
@@ -131,19 +131,17 @@ def test_candidates_of_different_states_are_judged_apart(parallel: Any) -> None:
     assert [request.prompt[-1].content for request in requests] == ["values 0, 1", "values 00, 01", "values 10, 11"]
 
 
-def test_judgements_that_a_budget_cut_off_are_none(parallel: Any, scripted: Any) -> None:
+def test_evaluations_cut_off_by_a_budget_have_no_value(parallel: Any, scripted: Any) -> None:
     class Silent(Ideas):
         templates: ClassVar = Ideas.templates | {"answer": "answer"}
 
     decoder = parallel({"propose 2": parallel.completion("a", "b"), "values a, b": scripted.completion("", "budget")})
-    solution, found, _ = judged(decoder, Value(), Silent)
-    assert found == {"a": None, "b": None}
+    solution, values_by_text, _ = judged(decoder, Value(), Silent)
+    assert values_by_text == {"a": None, "b": None}
     assert solution.parse_failures == 0
 
 
-def test_candidates_are_judged_alone_where_there_is_nothing_to_judge_them_together(
-    parallel: Any, scripted: Any
-) -> None:
+def test_candidates_are_evaluated_one_by_one_without_templates_or_steps(parallel: Any, scripted: Any) -> None:
     class Plain(Task):
         templates: ClassVar = {name: text for name, text in Ideas.templates.items() if name != "values"}
         labels: ClassVar = {"good": 1, "bad": 0}
@@ -151,8 +149,8 @@ def test_candidates_are_judged_alone_where_there_is_nothing_to_judge_them_togeth
 
     two = {"propose 2": parallel.completion("a", "b"), "value a": "3", "value b": "good"}
     for decoder, task, evaluator in (
-        (parallel(two), Plain, Value()),  # no template
-        (parallel(two), Ideas, Value(template="value")),  # a template for one
+        (parallel(two), Plain, Value()),  # no `values` template
+        (parallel(two), Ideas, Value(template="value")),  # a template for one candidate
         (parallel(two), type("Labelled", (Ideas,), {"labels": Plain.labels}), Classify()),
         (scripted(two | {"propose 2": "a\nb"}), Ideas, Value()),  # a decoder without steps
     ):
@@ -164,11 +162,11 @@ def test_candidates_are_judged_alone_where_there_is_nothing_to_judge_them_togeth
 
 
 @pytest.mark.parametrize("name", ["creative_writing", "gsm8k", "multiple_choice"])
-def test_tasks_show_numbered_candidates_to_be_valued(name: str) -> None:
+def test_values_prompts_contain_numbered_candidates(name: str) -> None:
     task = load_task(name)
-    shown = task.prompt(task.values, task.start(task.example()), candidates=["first one", "second one"])[-1].content
-    assert re.search(r"Candidate 1:\s+first one\s+Candidate 2:\s+second one\s", shown)
-    assert shown.endswith('on lines such as "Candidate 1: 6".')
+    prompt = task.prompt(task.values, task.start(task.example()), candidates=["first one", "second one"])[-1].content
+    assert re.search(r"Candidate 1:\s+first one\s+Candidate 2:\s+second one\s", prompt)
+    assert prompt.endswith('on lines such as "Candidate 1: 6".')
 
 
 def test_a_passage_is_written_paragraph_by_paragraph(parallel: Any) -> None:
@@ -181,7 +179,7 @@ def test_a_passage_is_written_paragraph_by_paragraph(parallel: Any) -> None:
 
 
 @pytest.mark.real
-def test_a_passage_comes_out_of_a_real_model_in_paragraphs(smollm2: str) -> None:
+def test_a_real_model_writes_a_passage_in_paragraphs(smollm2: str) -> None:
     solution = solve(
         "creative_writing",
         "It isn't difficult to do a handstand. It caught him off guard. She wore a hat. They met again.",
@@ -191,7 +189,7 @@ def test_a_passage_comes_out_of_a_real_model_in_paragraphs(smollm2: str) -> None
         evaluator="random",
         max_tokens=140,
         seed=4,
-        reproducible=True,  # else what it says depends on the machine
+        reproducible=True,  # otherwise the text depends on the machine
     )
     passage = solution.tree[1].thought.parts["passage"]
     assert passage.count("\n\n") >= 1

@@ -1,4 +1,4 @@
-"""Profiles: seconds by purpose and part, what forwards take at least, and what the command line shows of it."""
+"""Profiles: seconds by purpose and part, lower bounds of forward passes, and command line output."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def profile() -> Profile:
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Peaks that need no measuring."""
+    """Fixed peak rates, so that nothing is measured."""
     monkeypatch.setattr("tot.report.profile.read_bandwidth", lambda device: 1e9)
     monkeypatch.setattr("tot.report.profile.matrix_rate", lambda dtype, device: 2e9)
 
@@ -58,9 +58,9 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- arithmetic ---------------------------------------------------------------------------------------------------
 
 
-def test_seconds_are_split_by_rows_and_sum_up_to_the_wall_time(profile: Profile) -> None:
-    found = profile.seconds()
-    assert found == pytest.approx(
+def test_seconds_are_split_by_rows_and_add_up_to_the_wall_time(profile: Profile) -> None:
+    times = profile.seconds()
+    assert times == pytest.approx(
         {
             ("", "loading", ""): 1.0,
             ("", "between steps", ""): 2.0 + 2.0 + 1.0,
@@ -80,7 +80,7 @@ def test_seconds_are_split_by_rows_and_sum_up_to_the_wall_time(profile: Profile)
             ("evaluate", "scheduling", ""): 0.125,
         }
     )
-    assert sum(found.values()) == pytest.approx(120.0 - 99.0)
+    assert sum(times.values()) == pytest.approx(120.0 - 99.0)
 
 
 def test_operations_and_bytes_of_a_tiny_model_by_hand(tiny: Any) -> None:
@@ -96,7 +96,7 @@ def test_operations_and_bytes_of_a_tiny_model_by_hand(tiny: Any) -> None:
     assert demand.bytes(MIXED._replace(reads=0)) == 4 * 2 * layer + 256 * 40
 
 
-def test_what_forwards_achieve_is_set_against_the_larger_of_the_two_limits(profile: Profile) -> None:
+def test_achieved_rates_are_compared_with_the_larger_limit(profile: Profile) -> None:
     mixed, decoding = 2 * (10 * 4 + 5 * 2) + 100, 2 * (10 * 2 + 5 * 2) + 60
     assert profile.achieved() == {
         "with prompts": Achieved(1, 4, 7.0, 110, mixed, 0.11),
@@ -107,7 +107,7 @@ def test_what_forwards_achieve_is_set_against_the_larger_of_the_two_limits(profi
     assert profile.achieved()["with prompts"].limit == mixed / 4000
 
 
-def test_a_trace_is_valid_and_says_what_was_measured(profile: Profile, tmp_path: Path) -> None:
+def test_a_trace_is_valid_and_has_the_measurements(profile: Profile, tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     profile.save(path)
     trace = json.loads(path.read_text())
@@ -131,18 +131,18 @@ def test_a_search_is_profiled_from_end_to_end(letters: Any, tiny: Any) -> None:
         solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, breadth=1, depth=2), max_tokens=4, profile=profile)
         assert decoder.engine.timeline is None
         forwards = decoder.engine.forwards
-    found = profile.seconds()
-    assert {purpose for purpose, _, _ in found} == {"", "generate", "evaluate", "answer"}
-    assert {part for _, part, _ in found} >= {"loading", "prefill", "decode", "sampling", "commit", "scheduling"}
-    assert {at for _, part, at in found if part == "prefill"} == {"linear", "attention", ""}
-    assert all(seconds >= 0 for seconds in found.values())
-    assert sum(found.values()) < time.perf_counter() - began
+    times = profile.seconds()
+    assert {purpose for purpose, _, _ in times} == {"", "generate", "evaluate", "answer"}
+    assert {part for _, part, _ in times} >= {"loading", "prefill", "decode", "sampling", "commit", "scheduling"}
+    assert {at for _, part, at in times if part == "prefill"} == {"linear", "attention", ""}
+    assert all(seconds >= 0 for seconds in times.values())
+    assert sum(times.values()) < time.perf_counter() - began
     achieved = profile.achieved()
     assert achieved["all"].forwards == forwards
     assert 0 < achieved["all"].limit < achieved["all"].seconds
 
 
-def test_what_runs_nowhere_here_has_no_profile(letters: Any, scripted: Any) -> None:
+def test_a_model_that_runs_elsewhere_has_no_profile(letters: Any, scripted: Any) -> None:
     elsewhere: list[dict[str, Any]] = [
         {"decoder": scripted({})},
         {"decoder": "openai", "model": "some-model", "base_url": "http://127.0.0.1:9"},
@@ -167,7 +167,7 @@ SOLVE = ("solve", "task.py:Grow", "q", "--thoughts", "2", "--breadth", "1", "--m
 
 @pytest.fixture
 def command(tot: Any, tiny: Any, quick: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The command line, on a tiny model, with a task beside it."""
+    """The command line with a tiny model and a task file."""
     (tmp_path / "task.py").write_text(TASK)
 
     def load(*_: Any, **__: Any) -> AbstractContextManager[Any]:
@@ -204,7 +204,7 @@ def test_with_json_the_profile_is_on_standard_error(command: Any) -> None:
     assert "where the time went" not in command(*SOLVE, "--json")[2]
 
 
-def test_a_trace_is_written_where_it_is_asked_for(command: Any, tmp_path: Path) -> None:
+def test_a_trace_is_written_to_the_given_file(command: Any, tmp_path: Path) -> None:
     status, out, _ = command(*SOLVE, "--profile-out", "trace.json")
     assert status == 0
     assert "where the time went" in out
@@ -212,13 +212,13 @@ def test_a_trace_is_written_where_it_is_asked_for(command: Any, tmp_path: Path) 
     assert {"loading", "run", "step", "forward", "linear", "attention"} <= {event["name"] for event in events}
 
 
-def test_a_trace_that_can_not_be_written_is_refused_before_anything_is_loaded(command: Any) -> None:
+def test_an_unwritable_trace_is_rejected_before_the_model_is_loaded(command: Any) -> None:
     status, out, err = command(*SOLVE, "--profile-out", "absent/trace.json")
     assert (status, out) == (2, "")
     assert err.startswith("tot: --profile-out absent/trace.json: the folder ")
 
 
-def test_no_profile_of_a_server(command: Any) -> None:
+def test_a_server_cannot_be_profiled(command: Any) -> None:
     for options in (("--decoder", "openai"), ("--model", "none")):
         status, out, err = command(*SOLVE, *options, "--profile")
         assert (status, out) == (2, "")

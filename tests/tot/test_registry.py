@@ -1,4 +1,4 @@
-"""Searches, generators, evaluators and tasks by name, with options in the text; what is unknown is refused by name."""
+"""Searches, generators, evaluators and tasks by name, with options in the text; unknown names are rejected."""
 
 from __future__ import annotations
 
@@ -93,21 +93,21 @@ KNOWN = {"search": SEARCHES, "generator": GENERATORS, "evaluator": EVALUATORS}
         ("evaluator", "reward-model:model=a/b,kind=process", RewardModel(model="a/b", kind="process")),
     ],
 )  # fmt: skip
-def test_a_text_names_an_object_with_its_options(kind: str, text: str, meant: Any) -> None:
-    found = named(text, KNOWN[kind])
-    assert type(found) is type(meant)
-    assert found == meant
+def test_a_text_names_an_object_with_options(kind: str, text: str, meant: Any) -> None:
+    result = named(text, KNOWN[kind])
+    assert type(result) is type(meant)
+    assert result == meant
 
 
 def test_every_known_name_is_covered_above() -> None:
-    (mark,) = [m for m in test_a_text_names_an_object_with_its_options.pytestmark if m.name == "parametrize"]
+    (mark,) = [m for m in test_a_text_names_an_object_with_options.pytestmark if m.name == "parametrize"]
     covered = {(kind, text.partition(":")[0].strip()) for kind, text, _ in mark.args[1]}
-    covered.add(("evaluator", "head"))  # its file is read at once: test_train_value.py
+    covered.add(("evaluator", "head"))  # needs a file, so it is in test_train_value.py
     assert covered == {(kind, name) for kind, known in KNOWN.items() for name in known}
 
 
 @pytest.mark.parametrize(
-    ("kind", "text", "said"),
+    ("kind", "text", "message"),
     [
         ("search", "bsf", r"unknown search 'bsf' \(did you mean bfs\?\): choose one of act, best-first, best-of-n, "),
         ("search", "", r"unknown search '': choose one of act, best-first"),
@@ -121,15 +121,15 @@ def test_every_known_name_is_covered_above() -> None:
         ("search", "mcts:exploration=inf", r"search mcts, option exploration: "),
         ("generator", "enumerate:prior=none", r"generator enumerate, option prior: Input should be 'model', 'uniform'"),
         ("evaluator", "reward-model", r"evaluator reward-model, option model: Field required"),
-        ("search", "mcts:fast=nonsense", r"nonsense.*"),  # no evaluator is called so
+        ("search", "mcts:fast=nonsense", r"nonsense.*"),  # not the name of an evaluator
     ],
 )  # fmt: skip
-def test_what_is_not_known_is_refused_with_the_choices(kind: str, text: str, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_an_unknown_name_is_rejected_with_the_choices(kind: str, text: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         named(text, KNOWN[kind])
 
 
-def test_mctss_fast_evaluator_may_be_named(letters: Any, scripted: Any) -> None:
+def test_the_fast_evaluator_of_mcts_may_be_named(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": ["a", "b"]})
     search = "mcts:thoughts=2,depth=2,iterations=1,fast=prior"
     solution = solve(letters, "q", decoder=decoder, search=search, evaluator="random")
@@ -137,13 +137,13 @@ def test_mctss_fast_evaluator_may_be_named(letters: Any, scripted: Any) -> None:
 
 
 class Own:
-    """A generator of the user's own."""
+    """A user-defined generator."""
 
     async def propose(self, ctx: Any, nodes: Any, count: Any) -> Any:
         return [[] for _ in nodes]
 
 
-def test_an_object_is_itself_and_takes_no_options_besides_its_own() -> None:
+def test_an_object_is_used_as_is_and_accepts_no_other_options() -> None:
     search, own = BFS(breadth=7), Own()
     assert named(search, SEARCHES) is search
     assert named(own, GENERATORS) is own
@@ -154,7 +154,7 @@ def test_an_object_is_itself_and_takes_no_options_besides_its_own() -> None:
         named(MCTS(), SEARCHES, breadth=3)
 
 
-def test_options_beside_a_text_go_before_those_in_it() -> None:
+def test_separate_options_override_options_in_the_text() -> None:
     assert named("bfs:breadth=2,depth=5", SEARCHES, depth=3, thoughts=None) == BFS(breadth=2, depth=3)
     with pytest.raises(OptionError, match="search mcts, option breadth: "):
         named("mcts", SEARCHES, breadth=3)
@@ -163,7 +163,7 @@ def test_options_beside_a_text_go_before_those_in_it() -> None:
 # -- the parts of a run -----------------------------------------------------------------------------------------
 
 
-def test_what_is_not_given_is_the_tasks_own(letters: Any) -> None:
+def test_defaults_come_from_the_task(letters: Any) -> None:
     own = {"search": "dfs:goals=2", "generator": "propose", "evaluator": "value:samples=2"}
     task = type("Own", (letters,), own)()
     assert parts_of(task) == {"search": DFS(goals=2), "generator": Propose(), "evaluator": Value(samples=2)}
@@ -175,7 +175,7 @@ def test_what_is_not_given_is_the_tasks_own(letters: Any) -> None:
     assert parts_of(letters()) == {"search": BFS(), "generator": Sample(), "evaluator": Likelihood()}
 
 
-def test_rap_sets_all_three(letters: Any) -> None:
+def test_rap_sets_search_generator_and_evaluator(letters: Any) -> None:
     judged = Likelihood(template="self_eval", labels={"Yes": 1.0, "No": 0.0})
     parts = parts_of(letters(), search="rap")
     assert {**parts, "prompts": "papers"} == rap(letters())
@@ -184,7 +184,7 @@ def test_rap_sets_all_three(letters: Any) -> None:
     assert parts["evaluator"] == Combine(evaluators=(judged, Confidence()), weights=(0.5, 0.5), rule="product")
 
 
-def test_rap_with_a_world_adds_up_log_likelihoods(letters: Any) -> None:
+def test_rap_with_a_world_adds_log_likelihoods(letters: Any) -> None:
     fields = {"actions": lambda self, state: ["a"], "labels": {"good": 1.0, "bad": 0.0}}
     parts = parts_of(type("World", (letters,), fields)(), search="rap")
     judged = Likelihood(template="self_eval", labels={"good": 1.0, "bad": 0.0})
@@ -193,7 +193,7 @@ def test_rap_with_a_world_adds_up_log_likelihoods(letters: Any) -> None:
     assert parts["evaluator"] == Combine(evaluators=(Prior(), judged), weights=(0.5, 0.5), rule="log")
 
 
-def test_rap_takes_options_and_may_be_a_tasks_own_search(letters: Any) -> None:
+def test_rap_accepts_options_and_may_be_the_search_of_a_task(letters: Any) -> None:
     whole = {name: part for name, part in rap(letters()).items() if name != "prompts"}
     shorter = whole["search"].model_copy(update={"iterations": 3, "depth": 5})
     assert parts_of(letters(), search="rap:iterations=3", search_options={"depth": 5}) == whole | {"search": shorter}
@@ -229,7 +229,7 @@ not_a_task = 3
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A task's file, and its templates in a folder beside it."""
+    """A task file with its templates in a folder beside it."""
     (tmp_path / "riddle").mkdir()
     for name in ("thought", "value", "answer"):
         (tmp_path / "riddle" / f"{name}.jinja").write_text(f"{name} of {{{{ question }}}}")
@@ -248,7 +248,7 @@ def test_a_task_is_an_object_a_class_or_a_name(letters: Any) -> None:
     ]
 
 
-def test_a_task_is_a_class_in_a_file_with_its_templates_beside_it(file: Path) -> None:
+def test_a_task_file_has_its_templates_beside_it(file: Path) -> None:
     task = load_task(f"{file}:Riddle")
     assert isinstance(task, Task)
     assert (type(task).__name__, task.depth, task.name) == ("Riddle", 2, "riddle")
@@ -260,7 +260,7 @@ def test_a_task_in_a_file_is_solved(file: Path, scripted: Any) -> None:
     assert (solution.value, solution.answer) == (7, "answer of what?")
 
 
-def test_a_relative_path_will_do(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_relative_path_is_accepted(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(file.parent)
     task = load_task("my_riddles.py:Riddle")
     monkeypatch.chdir("/")
@@ -268,26 +268,26 @@ def test_a_relative_path_will_do(file: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("name", ["Ridle", "not_a_task", "State", ""])
-def test_a_class_that_is_not_in_the_file_is_refused_with_those_that_are(file: Path, name: str) -> None:
-    said = rf"unknown task in .*my_riddles\.py '{name}'.*: choose one of Harder, Riddle$"
-    with pytest.raises(OptionError, match=said):
+def test_a_missing_class_is_rejected_with_the_classes_of_the_file(file: Path, name: str) -> None:
+    message = rf"unknown task in .*my_riddles\.py '{name}'.*: choose one of Harder, Riddle$"
+    with pytest.raises(OptionError, match=message):
         load_task(f"{file}:{name}")
 
 
-def test_a_file_that_raises_is_named_with_what_it_raised(file: Path) -> None:
-    for text, said in (
+def test_a_file_that_raises_is_named_with_its_error(file: Path) -> None:
+    for text, message in (
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("def", "SyntaxError: .*"),
         ("import no_such_module", "ModuleNotFoundError: No module named 'no_such_module'"),
         ("raise SystemExit(3)", "SystemExit: 3"),
     ):
         file.write_text(text)
-        with pytest.raises(TaskError, match=rf"my_riddles\.py can't be run: {said}"):
+        with pytest.raises(TaskError, match=rf"my_riddles\.py can't be run: {message}"):
             load_task(f"{file}:Riddle")
 
 
 @pytest.mark.parametrize(
-    ("spec", "said"),
+    ("spec", "message"),
     [
         ("absent.py:Riddle", r"absent\.py: there is no such file; give path/to/file\.py:Name"),
         ("absent.py", r"absent\.py: name what is in it, as in absent\.py:Name"),
@@ -296,8 +296,8 @@ def test_a_file_that_raises_is_named_with_what_it_raised(file: Path) -> None:
         ("game24:Game24", r"unknown task 'game24:Game24'"),
     ],
 )  # fmt: skip
-def test_a_task_that_is_not_there_is_refused(spec: str, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_a_missing_task_is_rejected(spec: str, message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         load_task(spec)
 
 
@@ -307,7 +307,7 @@ class Half:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"search": 3}, "search=3 has no method 'start': give a search, or the name of one"),
         ({"search": BFS}, r"search=BFS is a class: give an object of it, BFS\(\.\.\.\)"),
@@ -319,8 +319,8 @@ class Half:
         ({"budget": 3}, "budget = 3: Input should be a valid dictionary or instance of Budget"),
     ],
 )
-def test_what_is_no_search_generator_evaluator_or_budget_is_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_invalid_parts_and_budgets_are_rejected(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         solve("game24", "1 2 3 4", model=None, **options)
 
 
@@ -364,8 +364,8 @@ def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: A
         "generator": f"{parts}:Twins",
         "evaluator": f"{parts}:Longest:scale=2",
     }
-    made = parts_of(letters(), **given)
-    assert (type(made["search"]).__name__, made["search"].goals, made["evaluator"].scale) == ("Narrow", 2, 2.0)
+    chosen = parts_of(letters(), **given)
+    assert (type(chosen["search"]).__name__, chosen["search"].goals, chosen["evaluator"].scale) == ("Narrow", 2, 2.0)
     solution = solve(letters(), "q", decoder=f"{parts}:Echo", **{**given, "search": BFS(thoughts=2, depth=2)})
     grown = [node for node in solution.tree if node.thought]
     assert [(node.thought.text, node.value, node.new_tokens) for node in grown if node.thought] == [
@@ -378,6 +378,6 @@ def test_searches_generators_evaluators_and_decoders_may_be_in_a_file(letters: A
     assert solution.tree.calls[grown[0].id][0].template == "thought"
 
 
-def test_a_part_that_a_file_has_not_is_refused_with_those_that_it_has(letters: Any, parts: str) -> None:
+def test_a_missing_part_is_rejected_with_the_parts_of_the_file(letters: Any, parts: str) -> None:
     with pytest.raises(OptionError, match=r"unknown generator in .*my_parts\.py 'Twin' \(did you mean Twins\?\)"):
         parts_of(letters(), generator=f"{parts}:Twin")

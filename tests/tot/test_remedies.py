@@ -1,4 +1,4 @@
-"""What messages recommend exists: the flags, commands, parts and variables that texts in the code name."""
+"""Remedies in error messages exist: flags, commands, parts and environment variables."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def sources() -> Iterator[tuple[Path, ast.Module]]:
 
 
 def messages() -> list[str]:
-    """The texts in code that are sentences, docstrings left out; placeholders are "{}"."""
-    found = []
+    """Return the sentences in code, without docstrings; placeholders are "{}"."""
+    texts = []
     for _, module in sources():
         skipped = {id(node.value) for node in ast.walk(module) if isinstance(node, ast.Expr)}
         for node in ast.walk(module):
@@ -44,12 +44,12 @@ def messages() -> list[str]:
             if id(node) in skipped:
                 continue
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                found.append(node.value)
+                texts.append(node.value)
             elif isinstance(node, ast.JoinedStr):
-                found.append(
+                texts.append(
                     "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
                 )
-    return [text for text in found if " " in text]
+    return [text for text in texts if " " in text]
 
 
 MESSAGES = messages()
@@ -60,26 +60,26 @@ def matches(pattern: str) -> set[Any]:
 
 
 def commands() -> dict[str, Any]:
-    """Every command by its path, such as "bench decoders"."""
-    found: dict[str, Any] = {}
+    """Return every command by path, such as "bench decoders"."""
+    by_path: dict[str, Any] = {}
 
     def walk(command: Any, path: str) -> None:
-        found[path] = command
+        by_path[path] = command
         for name, child in getattr(command, "commands", {}).items():
             walk(child, f"{path} {name}".strip())
 
     walk(typer.main.get_command(app), "")
-    return found
+    return by_path
 
 
-def test_every_flag_that_a_message_names_exists() -> None:
+def test_every_flag_in_a_message_exists() -> None:
     known = {flag for command in commands().values() for option in command.params for flag in option.opts} | {"--help"}
     flags = matches(r"(?<![\w-])(--[a-z][a-z-]*[a-z])(?![\w{-])")
     assert len(flags) > 20
     assert flags - known - OTHER_PROGRAMS == set()
 
 
-def test_every_command_that_a_message_names_exists() -> None:
+def test_every_command_in_a_message_exists() -> None:
     named_commands = matches(r"\btot (bench [a-z]+|cllm [a-z]+|fastcot [a-z]+|train-[a-z]+|(?<=`tot )[a-z]+)")
     assert {"cllm collect", "train-draft", "train-value"} <= named_commands
     assert named_commands - commands().keys() == set()
@@ -88,14 +88,14 @@ def test_every_command_that_a_message_names_exists() -> None:
 @pytest.mark.parametrize(
     ("kind", "known"), [("search", SEARCHES), ("generator", GENERATORS), ("evaluator", EVALUATORS)]
 )
-def test_every_part_that_a_message_names_can_be_chosen(kind: str, known: Any) -> None:
+def test_every_part_in_a_message_can_be_chosen(kind: str, known: Any) -> None:
     texts = matches(rf"\b{kind}='?([a-z][a-z-]*(?::[a-z]+=[a-z0-9]+)?)")
     assert texts
     for text in texts:
         named(text, known)
 
 
-def test_every_object_that_a_message_recommends_can_be_made() -> None:
+def test_every_object_in_a_message_can_be_built() -> None:
     calls = matches(r"(?<![\w.])([A-Z][a-z]\w*\([^(){}.]*\))")
     assert {"Sample(samples=8)", "Enumerate(prior='uniform')", "Heuristic()"} <= calls
     for text in calls:
@@ -106,7 +106,7 @@ def test_every_object_that_a_message_recommends_can_be_made() -> None:
         made(**{word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg})
 
 
-def test_every_environment_variable_that_a_message_names_is_read() -> None:
+def test_every_environment_variable_in_a_message_is_read() -> None:
     exact = {
         node.value
         for _, module in sources()
@@ -118,8 +118,8 @@ def test_every_environment_variable_that_a_message_names_is_read() -> None:
     assert names - exact == set()
 
 
-def test_a_choice_can_be_asked_for_as_text(scripted: Any) -> None:
-    """The remedy where a decoder scores no choices."""
+def test_a_choice_can_be_generated_as_text(scripted: Any) -> None:
+    """The remedy for a decoder without choice scores."""
 
     class Text(MultipleChoice):
         name = "multiple_choice"
@@ -133,7 +133,7 @@ def test_a_choice_can_be_asked_for_as_text(scripted: Any) -> None:
 
 
 class Says:
-    """A decoder that replies the same to all, and scores nothing."""
+    """A decoder with one reply for all prompts and without choice scores."""
 
     def __init__(self, scripted: Any) -> None:
         self.scripted = scripted

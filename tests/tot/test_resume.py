@@ -1,4 +1,4 @@
-"""Resuming: a run that is killed after any of its steps and taken up again is the run that was never killed."""
+"""Resuming: a run that is killed after any step and resumed equals an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture
 def asking(letters: Any) -> type[Task]:
-    """As Letters, with a template for everything that a search can ask."""
+    """Letters with a template for every request that a search can make."""
     ballot = "{% for candidate in candidates %}{{ loop.index }}={{ candidate }};{% endfor %}"
     templates = {"vote": ballot, "chain": "chain {{ question }}", "propose": "list {{ thoughts | length }}"}
     return type("Asking", (letters,), {"templates": letters.templates | templates})
@@ -67,7 +67,7 @@ def run(task: Any, decoder: Any, trace: Checkpoint, **options: Any) -> Solution:
 
 @pytest.fixture
 def killed(tmp_path: Path) -> Callable[[Path, int], Checkpoint]:
-    """A trace of which a kill has left the first lines, and half of the next: killed(whole, 3)."""
+    """Cut a trace as a kill does, after `count` lines and half of the next: killed(whole, 3)."""
 
     def cut(whole: Path, count: int) -> Checkpoint:
         lines = whole.read_text().splitlines(keepends=True)
@@ -80,14 +80,14 @@ def killed(tmp_path: Path) -> Callable[[Path, int], Checkpoint]:
 
 
 def unweighed(node: dict[str, Any]) -> dict[str, Any]:
-    """A node without log-probabilities of its tokens, whose last digits follow the packing."""
+    """Return a node without token log-probabilities, whose last digits depend on the packing."""
     for part in (node.get("thought") or {}).get("drawn", {}).values():
         part.pop("logprobs")
     return node
 
 
 def nodes(solution: Solution) -> list[dict[str, Any]]:
-    """Every field of every node but the time it took; what was computed in floating point is rounded."""
+    """Return every field of every node except times; floating-point results are rounded."""
     fields = [unweighed(node.model_dump(mode="json", exclude={"seconds"})) for node in solution.tree]
     return [
         {name: pytest.approx(value, rel=1e-4) if isinstance(value, float) else value for name, value in node.items()}
@@ -96,7 +96,7 @@ def nodes(solution: Solution) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
+def test_a_run_killed_after_any_step_ends_as_an_uninterrupted_run(
     asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
 ) -> None:
     whole = tmp_path / "whole.jsonl"
@@ -118,7 +118,7 @@ def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize(
-    ("name", "changed", "said"),
+    ("name", "changed", "message"),
     [
         (
             "bfs",
@@ -128,21 +128,21 @@ def test_a_run_killed_after_any_step_ends_as_if_it_had_not_been(
         ("dfs", {"search": {"name": "DFS", "max_children": None}}, r"its search is .*'max_children': None"),
     ],
 )
-def test_a_run_of_an_older_version_with_other_options_is_refused_by_name(
-    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str, changed: dict[str, Any], said: str
+def test_a_run_of_an_older_version_with_other_options_is_rejected_by_name(
+    asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str, changed: dict[str, Any], message: str
 ) -> None:
     whole = tmp_path / "whole.jsonl"
     with tiny() as decoder:
         run(asking, decoder, Checkpoint.create(whole), **RUNS[name])
     header, begun, *steps = (json.loads(line) for line in whole.read_text().splitlines())
     whole.write_text("".join(json.dumps(line) + "\n" for line in (header, begun | changed, *steps)))
-    with tiny() as decoder, pytest.raises(TaskError, match=f"holds another run: .*{said}") as refused:
+    with tiny() as decoder, pytest.raises(TaskError, match=f"holds another run: .*{message}") as refused:
         run(asking, decoder, killed(whole, 3), **RUNS[name])
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize("name", ["bfs", "bfs-vote"])
-def test_a_run_killed_after_its_answer_has_counted_what_the_answer_took(
+def test_a_run_killed_after_its_answer_counts_the_cost_of_the_answer(
     asking: Any, tiny: Any, killed: Any, tmp_path: Path, name: str
 ) -> None:
     whole = tmp_path / "whole.jsonl"
@@ -158,10 +158,8 @@ def test_a_run_killed_after_its_answer_has_counted_what_the_answer_took(
     assert resumed.usage.prompt_tokens == expected.usage.prompt_tokens
 
 
-def test_what_was_done_before_the_kill_is_not_asked_again(
-    letters: Any, scripted: Any, killed: Any, tmp_path: Path
-) -> None:
-    """Evaluations by the last thought alone: states met again after the kill were valued before it."""
+def test_requests_before_the_kill_are_not_repeated(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
+    """Evaluations depend on the last thought, so states that recur after the kill were evaluated before it."""
     templates = letters.templates | {"value": "value {{ thought }}"}
     task = type("LastOnly", (letters,), {"templates": templates})
     table: dict[str, Any] = {"grow": ["a", "b"], "grow a": ["b", "c"], "grow b": ["a", "b"]}
@@ -173,16 +171,16 @@ def test_what_was_done_before_the_kill_is_not_asked_again(
     assert everything == [
         "grow", "value a", "value b", "grow b", "grow a", "value c", "answer b/b"
     ]  # fmt: skip
-    for count, asked in ((2, everything), (3, everything[1:]), (4, everything[3:]), (5, everything[5:])):
+    for count, prompts in ((2, everything), (3, everything[1:]), (4, everything[3:]), (5, everything[5:])):
         decoder = scripted(table)
         resumed = run(task, decoder, killed(whole, count), **options)
-        assert [request.prompt[-1].content for request in decoder.requests] == asked
+        assert [request.prompt[-1].content for request in decoder.requests] == prompts
         assert [node.value for node in resumed.tree] == [node.value for node in expected.tree]
     seeds = {request.prompt[-1].content: request.sampling.seed for request in first.requests}
     assert all(seeds[request.prompt[-1].content] == request.sampling.seed for request in decoder.requests)
 
 
-def test_a_part_of_a_mixture_that_was_judged_before_the_kill_is_not_asked_again(
+def test_an_evaluated_part_of_a_combination_is_not_evaluated_again(
     letters: Any, scripted: Any, killed: Any, tmp_path: Path
 ) -> None:
     task = type("LastOnly", (letters,), {"templates": letters.templates | {"value": "value {{ thought }}"}})
@@ -197,7 +195,7 @@ def test_a_part_of_a_mixture_that_was_judged_before_the_kill_is_not_asked_again(
     assert [node.value for node in resumed.tree] == [node.value for node in expected.tree]
 
 
-def test_a_run_that_a_budget_ended_goes_on_with_a_larger_one(letters: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_run_ended_by_a_budget_resumes_with_a_larger_one(letters: Any, scripted: Any, tmp_path: Path) -> None:
     table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"], "value b/c": "2"}
     table |= {"value b/d": "9", "answer b/d": "the end"}
     options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=3), "evaluator": Value()}
@@ -211,14 +209,12 @@ def test_a_run_that_a_budget_ended_goes_on_with_a_larger_one(letters: Any, scrip
     large = run(
         letters, decoder, Checkpoint.resume(path), seed=0, max_tokens=None, budget=Budget(tokens=100), **options
     )
-    assert decoder.asked == [["grow b"], ["value b/c", "value b/d"], ["answer b/d"]]
+    assert decoder.prompts == [["grow b"], ["value b/c", "value b/d"], ["answer b/d"]]
     assert (large.answer, large.stopped, large.calls) == ("the end", None, expected.calls)
     assert large.usage.new_tokens == expected.usage.new_tokens
 
 
-def test_a_budget_counts_what_was_spent_before_the_kill(
-    letters: Any, scripted: Any, killed: Any, tmp_path: Path
-) -> None:
+def test_a_budget_includes_usage_before_the_kill(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
     table = {"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": ["c", "d"]}
     options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=1, depth=9), "evaluator": Value()}
     options["budget"] = Budget(tokens=30)
@@ -226,7 +222,7 @@ def test_a_budget_counts_what_was_spent_before_the_kill(
     expected = run(letters, scripted(table), Checkpoint.create(whole), **options)
     resumed = run(letters, decoder, killed(whole, 4), **options)
     assert resumed.stopped == expected.stopped == "budget: tokens (30 of 30)"
-    assert decoder.asked == [["grow b"]]
+    assert decoder.prompts == [["grow b"]]
 
 
 def test_the_time_before_the_kill_counts(letters: Any, scripted: Any, killed: Any, tmp_path: Path) -> None:
@@ -246,7 +242,7 @@ def test_the_time_before_the_kill_counts(letters: Any, scripted: Any, killed: An
 
 
 def saved(path: Path) -> dict[str, Any]:
-    """A saved run's tree without its seconds; what was computed in floating point is rounded."""
+    """Return a saved run's tree without times; floating-point results are rounded."""
     tree: dict[str, Any] = json.loads(path.read_text())["tree"]
     for node in tree["nodes"]:
         unweighed(node).pop("seconds", None)
@@ -258,7 +254,7 @@ def saved(path: Path) -> dict[str, Any]:
 
 @pytest.mark.processes
 @pytest.mark.real
-def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tmp_path: Path) -> None:
+def test_a_killed_solve_command_is_resumed(smollm2: str, python: Any, tmp_path: Path) -> None:
     question = "Tom has 3 apples and buys 4 more. How many apples does he have?\nA) 4\nB) 7"
     command = [
         "-m",
@@ -295,4 +291,4 @@ def test_a_killed_command_is_taken_up_where_it_was(smollm2: str, python: Any, tm
     assert runs[0]["answer"] == runs[1]["answer"]
     assert runs[0]["calls"] == runs[1]["calls"]
     assert runs[0]["usage"]["new_tokens"] == runs[1]["usage"]["new_tokens"]
-    assert not trace.exists()  # all of it is in the run
+    assert not trace.exists()  # the run has all of it

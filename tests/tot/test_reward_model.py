@@ -1,4 +1,4 @@
-"""RewardModel: classification heads with random weights, whose logits are worked out one text at a time."""
+"""RewardModel: classification heads with random weights, compared with logits computed one text at a time."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TEXTS = [
 
 @pytest.fixture
 def bytewise() -> Callable[..., PreTrainedTokenizerFast]:
-    """A tokenizer of single bytes, with a chat template or without: bytewise(chat=True)."""
+    """A byte tokenizer, with or without a chat template: bytewise(chat=True)."""
 
     def make(chat: bool = False, **specials: str) -> PreTrainedTokenizerFast:
         vocabulary = {text: i for i, text in enumerate([*CONTROL, *LETTERS])}
@@ -74,15 +74,15 @@ def head() -> Callable[..., Any]:
 
 
 def ids_of(text: str) -> list[int]:
-    """A tokenizer of single bytes, worked out by hand for ASCII: each character is a token."""
+    """Return the byte tokenizer's ids of ASCII text: each character is a token."""
     coded = {" ": "Ġ", "\n": "Ċ"}
     return [len(CONTROL) + LETTERS.index(coded.get(character, character)) for character in text]
 
 
 def logits(model: Any, ids: Sequence[int]) -> torch.Tensor:
     with torch.inference_mode():
-        found: torch.Tensor = model(input_ids=torch.tensor([list(ids)])).logits[0].float()
-    return found
+        result: torch.Tensor = model(input_ids=torch.tensor([list(ids)])).logits[0].float()
+    return result
 
 
 # -- outcome ----------------------------------------------------------------------------------------------------
@@ -97,19 +97,19 @@ def test_a_single_label_is_the_raw_score_of_question_and_thoughts(head: Any, byt
 
 
 @pytest.mark.parametrize("label", [0, 1, 2])
-def test_several_labels_give_the_probability_of_the_right_one(head: Any, bytewise: Any, label: int) -> None:
+def test_several_labels_give_the_probability_of_the_selected_one(head: Any, bytewise: Any, label: int) -> None:
     model = head(labels=3)
     (score,) = RewardModel(model=model, tokenizer=bytewise(), label=label).scores([("q", ("x",))])
     assert score == pytest.approx(float(logits(model, ids_of("q\nx\n")).softmax(-1)[label]), abs=1e-6)
 
 
-def test_a_separator_stands_after_the_question_and_every_thought(head: Any, bytewise: Any) -> None:
+def test_a_separator_follows_the_question_and_every_thought(head: Any, bytewise: Any) -> None:
     model = head(labels=1)
     evaluator = RewardModel(model=model, tokenizer=bytewise(), separator=" ;")
     assert evaluator.scores([("q", ("x", "y"))]) == pytest.approx([float(logits(model, ids_of("q ;x ;y ;"))[0])])
 
 
-def test_where_there_is_a_chat_template_the_thoughts_are_the_assistants(head: Any, bytewise: Any) -> None:
+def test_with_a_chat_template_the_thoughts_are_the_assistants_message(head: Any, bytewise: Any) -> None:
     model = head(labels=1)
     text = [1, *ids_of("user:q"), 2, 1, *ids_of("assistant:x\ny\n"), 2]
     (score,) = RewardModel(model=model, tokenizer=bytewise(chat=True)).scores([("q", ("x", "y"))])
@@ -125,7 +125,7 @@ def test_control_tokens_spelled_in_a_question_or_a_thought_are_text(head: Any, b
     assert score != pytest.approx(float(logits(model, real)[0]), abs=1e-3)
 
 
-def test_bert_sees_its_closing_separator(head: Any, bytewise: Any) -> None:
+def test_bert_gets_its_closing_separator(head: Any, bytewise: Any) -> None:
     model = head(BertForSequenceClassification, labels=2)
     tokenizer = bytewise(sep_token="<|end|>")
     (score,) = RewardModel(model=model, tokenizer=tokenizer).scores([("q", ("x",))])
@@ -139,7 +139,7 @@ def test_bert_sees_its_closing_separator(head: Any, bytewise: Any) -> None:
     ("aggregate", "of"),
     [("last", lambda p: p[-1]), ("min", min), ("mean", lambda p: sum(p) / len(p)), ("product", math.prod)],
 )
-def test_a_process_is_judged_at_the_last_token_of_every_thought(
+def test_a_process_model_scores_the_last_token_of_every_thought(
     head: Any, bytewise: Any, aggregate: Any, of: Callable[[list[float]], float]
 ) -> None:
     model = head(LlamaForTokenClassification, labels=2)
@@ -164,7 +164,7 @@ def test_a_process_is_judged_at_the_last_token_of_every_thought(
         (BertForSequenceClassification, "outcome", 2),
     ],
 )
-def test_a_batch_gives_what_each_text_gives_alone(
+def test_a_batch_gives_the_scores_of_single_texts(
     head: Any, bytewise: Any, cls: Any, kind: Any, labels: int, chat: bool, pad: int | None
 ) -> None:
     model, tokenizer = head(cls, labels=labels, pad=pad), bytewise(chat)
@@ -175,7 +175,7 @@ def test_a_batch_gives_what_each_text_gives_alone(
     assert len({round(score, 4) for score in alone}) == len(TEXTS)
 
 
-def test_texts_are_scored_in_batches_of_the_size_given(
+def test_texts_are_scored_in_batches_of_the_given_size(
     head: Any, bytewise: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, sizes = head(labels=1), []
@@ -188,7 +188,7 @@ def test_texts_are_scored_in_batches_of_the_size_given(
 # -- folders ----------------------------------------------------------------------------------------------------
 
 
-def test_a_model_is_read_from_a_folder(head: Any, bytewise: Any, tmp_path: Path) -> None:
+def test_a_model_is_loaded_from_a_folder(head: Any, bytewise: Any, tmp_path: Path) -> None:
     model, tokenizer = head(labels=1), bytewise(chat=True)
     model.save_pretrained(tmp_path)
     tokenizer.save_pretrained(tmp_path)
@@ -205,7 +205,7 @@ def test_a_model_is_read_from_a_folder(head: Any, bytewise: Any, tmp_path: Path)
         (LlamaForCausalLM, "process"),
     ],
 )
-def test_a_folder_without_the_head_that_is_wanted_is_refused(
+def test_a_folder_without_the_required_head_is_rejected(
     head: Any, bytewise: Any, tmp_path: Path, saved: Any, kind: Any
 ) -> None:
     head(saved, labels=2).save_pretrained(tmp_path)
@@ -214,7 +214,7 @@ def test_a_folder_without_the_head_that_is_wanted_is_refused(
         RewardModel(model=str(tmp_path), kind=kind).scores(TEXTS)
 
 
-def test_pickled_weights_are_refused(head: Any, bytewise: Any, tmp_path: Path) -> None:
+def test_pickled_weights_are_rejected(head: Any, bytewise: Any, tmp_path: Path) -> None:
     model = head(labels=1)
     model.save_pretrained(tmp_path)
     bytewise().save_pretrained(tmp_path)
@@ -224,7 +224,7 @@ def test_pickled_weights_are_refused(head: Any, bytewise: Any, tmp_path: Path) -
         RewardModel(model=str(tmp_path)).scores(TEXTS)
 
 
-def test_a_folder_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_folder_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"reward model .*absent can't be loaded \(.+\): give a hub id or a folder"):
         RewardModel(model=str(tmp_path / "absent")).scores(TEXTS)
 
@@ -242,9 +242,7 @@ def test_a_model_object_needs_its_tokenizer(head: Any) -> None:
         (LlamaForTokenClassification, "process", 1, 0),
     ],
 )
-def test_a_label_that_the_model_has_not_is_refused(
-    head: Any, bytewise: Any, cls: Any, kind: Any, labels: int, label: int
-) -> None:
+def test_a_missing_label_is_rejected(head: Any, bytewise: Any, cls: Any, kind: Any, labels: int, label: int) -> None:
     evaluator = RewardModel(model=head(cls, labels=labels), tokenizer=bytewise(), kind=kind, label=label)
     with pytest.raises(
         ModelError, match=f"label {label} is not among the reward model's {labels} labels: give another"
@@ -255,14 +253,14 @@ def test_a_label_that_the_model_has_not_is_refused(
 # -- in a search ------------------------------------------------------------------------------------------------
 
 
-def test_a_search_takes_its_values_from_the_reward_model(
+def test_a_search_gets_its_values_from_the_reward_model(
     letters: Any, scripted: Any, head: Any, bytewise: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, tokenizer = head(labels=1), bytewise()
     evaluator = RewardModel(model=model, tokenizer=tokenizer)
-    asked: list[Any] = []
+    scored: list[Any] = []
     scores = RewardModel.scores
-    monkeypatch.setattr(RewardModel, "scores", lambda self, texts: asked.extend(texts) or scores(self, texts))
+    monkeypatch.setattr(RewardModel, "scores", lambda self, texts: scored.extend(texts) or scores(self, texts))
     decoder = scripted({"grow": ["a", "b"], "grow a": ["c", "d"], "grow b": ["c", "d"]})
     search = BFS(thoughts=2, breadth=2, depth=3)
     solution = solve(letters, "q", decoder=decoder, search=search, evaluator=evaluator)
@@ -271,5 +269,5 @@ def test_a_search_takes_its_values_from_the_reward_model(
         text = "\n".join(["q", *(thought.text for thought in tree.state(node).thoughts), ""])
         assert node.value == pytest.approx(float(logits(model, ids_of(text))[0]), abs=1e-5)
     assert solution.value == max(node.value for node in tree if node.depth == 2 and node.value is not None)
-    assert len(asked) == 6
+    assert len(scored) == 6
     assert {request.purpose for request in decoder.requests} == {"generate", "answer"}

@@ -1,4 +1,4 @@
-"""In float32 a search comes to the very same tree whatever decoder writes it: only the number of forwards differs."""
+"""In float32 every decoder gives exactly the same search tree; only the number of forward passes differs."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ DECODERS: list[Any] = [
 
 @pytest.fixture(scope="module")
 def engine(smollm2: str) -> Any:
-    with Engine(load_model(smollm2, dtype="fp32"), 20_000) as made:
-        yield made
+    with Engine(load_model(smollm2, dtype="fp32"), 20_000) as shared:
+        yield shared
 
 
 def grown(engine: Engine, name: str, options: dict[str, Any]) -> tuple[Solution, list[Any]]:
@@ -50,12 +50,12 @@ def by_ar(engine: Engine) -> tuple[Solution, list[Any]]:
 
 @pytest.mark.real
 @pytest.mark.parametrize(("name", "options"), DECODERS, ids=lambda value: str(value).strip("{}"))
-def test_a_search_writes_what_it_writes_by_ar(
+def test_the_tree_equals_the_autoregressive_one(
     engine: Engine, by_ar: tuple[Solution, list[Any]], name: str, options: dict[str, Any]
 ) -> None:
     expected, tree = by_ar
-    solution, found = grown(engine, name, options)
-    assert found == tree
+    solution, result = grown(engine, name, options)
+    assert result == tree
     assert (solution.answer, solution.value) == (expected.answer, expected.value)
     assert solution.usage.new_tokens == expected.usage.new_tokens > 60
     assert solution.usage.forwards <= expected.usage.forwards or options.get("policy") == "rounds"

@@ -1,4 +1,4 @@
-"""The sandbox: what programs may do in it, what they may not, and that nothing of them stays."""
+"""The sandbox: allowed actions, forbidden actions, limits, and cleanup."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ HASTY = Sandbox(seconds=1)
 
 @pytest.fixture(autouse=True)
 def confined() -> Iterator[None]:
-    """Where the kernel confines programs; in CI it has to. Whatever a program started has to be gone by its end."""
+    """Skip if the kernel cannot sandbox programs; fail in CI. Every started process must have ended after the test."""
     try:
         confines()
     except OptionError as error:
         if "CI" in os.environ:
             pytest.fail(str(error))
         pytest.skip(str(error))
-    before = {child.pid for child in psutil.Process().children()}  # a browser's among them, which starts others
+    before = {child.pid for child in psutil.Process().children()}  # a browser's processes, too, which start others
     yield
-    deadline = time.monotonic() + 20  # a killed process takes a moment to be gone
+    deadline = time.monotonic() + 20  # a killed process takes a moment to disappear
     while (left := _left(before)) and time.monotonic() < deadline:
         time.sleep(0.005)
     assert left == []
 
 
 def _left(before: set[int]) -> list[list[str]]:
-    """The commands of the processes that this one started and that still run, except those of `before`."""
+    """Return the commands of running children of this process that are not in `before`."""
     new = [child for child in psutil.Process().children() if child.pid not in before]
     found = []
     for child in new:
@@ -59,50 +59,50 @@ def run(program: str, box: Sandbox = BOX, **files: str) -> Ran:
     return box.run(dedent(program), {name.replace("_", "."): text for name, text in files.items()})
 
 
-# -- what a program may do --------------------------------------------------------------------------------------
+# -- allowed actions --------------------------------------------------------------------------------------------
 
 
-def test_a_program_finds_its_files_and_says_what_it_has_to_say() -> None:
-    ran = run("import sys; print(open('a.txt').read().upper()); print('oh', file=sys.stderr)", a_txt="héllo")
-    assert (ran.output, ran.error, ran.ended, ran.code, ran.ok) == ("HÉLLO\n", "oh\n", "exited", 0, True)
+def test_a_program_has_its_files_and_output() -> None:
+    result = run("import sys; print(open('a.txt').read().upper()); print('oh', file=sys.stderr)", a_txt="héllo")
+    assert (result.output, result.error, result.ended, result.code, result.ok) == ("HÉLLO\n", "oh\n", "exited", 0, True)
 
 
-def test_it_may_write_files_of_its_own_which_are_gone_with_it() -> None:
-    ran = run("import os; open('b.txt', 'w').write('x' * 100); print(os.getcwd(), os.path.getsize('b.txt'))")
-    folder, size = ran.output.split()
+def test_a_program_may_write_files_which_are_deleted_with_it() -> None:
+    result = run("import os; open('b.txt', 'w').write('x' * 100); print(os.getcwd(), os.path.getsize('b.txt'))")
+    folder, size = result.output.split()
     assert size == "100"
     assert not (Path(folder) / "b.txt").exists()
 
 
-def test_the_standard_library_is_there_and_nothing_else() -> None:
+def test_only_the_standard_library_is_available() -> None:
     assert run("import math, re, json, collections, itertools, heapq, typing; print(math.comb(5, 2))").output == "10\n"
     assert "No module named 'torch'" in run("import torch").error
     assert "No module named 'tot'" in run("import tot").error
 
 
-def test_what_a_program_fails_with_is_told_with_its_line() -> None:
-    ran = run("def f():\n    return 1 / 0\nf()")
-    assert (ran.ended, ran.code, ran.ok) == ("exited", 1, False)
-    assert "ZeroDivisionError" in ran.error
-    assert "line 2" in ran.error
+def test_an_exception_is_reported_with_its_line() -> None:
+    result = run("def f():\n    return 1 / 0\nf()")
+    assert (result.ended, result.code, result.ok) == ("exited", 1, False)
+    assert "ZeroDivisionError" in result.error
+    assert "line 2" in result.error
 
 
 @pytest.mark.parametrize("program", ["def f(:", "\x00", "\ud800", "x = '''", "b'\\xff'.decode()", "(" * 500])
-def test_texts_that_are_no_programs_are_an_error_of_theirs(program: str) -> None:
-    ran = BOX.run(program)
-    assert ran.ended == "exited"
-    assert ran.code == 1
+def test_texts_that_are_not_programs_are_a_program_error(program: str) -> None:
+    result = BOX.run(program)
+    assert result.ended == "exited"
+    assert result.code == 1
 
 
-def test_bytes_that_are_no_text_are_shown_as_they_can_be() -> None:
+def test_invalid_utf_8_in_output_is_replaced() -> None:
     assert run("import os; os.write(1, b'\\xff\\xfeab\\n')").output == "\ufffd\ufffdab\n"
 
 
-def test_an_exit_status_is_told() -> None:
+def test_an_exit_status_is_reported() -> None:
     assert run("raise SystemExit(7)").code == 7
 
 
-# -- what it may not --------------------------------------------------------------------------------------------
+# -- forbidden actions ------------------------------------------------------------------------------------------
 
 FORBIDDEN = {
     "reads /etc": "open('/etc/passwd').read()",
@@ -147,7 +147,7 @@ def server() -> Iterator[int]:
 
 @pytest.fixture(params=["namespaces", "landlock"])
 def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Each way to confine programs that there is here."""
+    """Every available way to sandbox programs."""
     if not Sandbox().works(request.param):
         pytest.skip(f"no {request.param} here")
     monkeypatch.setattr(sandbox, "confines", lambda: request.param)
@@ -155,15 +155,15 @@ def by(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 @pytest.mark.parametrize("program", FORBIDDEN.values(), ids=FORBIDDEN)
-def test_a_program_that(program: str, server: int, by: str) -> None:
-    ran = run(program.replace("PORT", str(server)))
-    assert not ran.ok
+def test_a_program_is_stopped_that(program: str, server: int, by: str) -> None:
+    result = run(program.replace("PORT", str(server)))
+    assert not result.ok
     assert not Path("/tmp/escaped").exists()
-    assert "uid=" not in ran.output
+    assert "uid=" not in result.output
 
 
 CALL = "import ctypes as c, os, struct; parent = os.getppid(); call = c.CDLL(None, use_errno=True).syscall\n"
-# System calls by their numbers on x86-64; each has to be refused with EPERM.
+# System calls by number on x86-64; each must fail with EPERM.
 HARMFUL = {
     "limits its parent's processor time": "call(302, parent, 0, struct.pack('QQ', 0, 0), 0)",
     "limits its parent's files": "call(302, parent, 7, struct.pack('QQ', 3, 3), 0)",
@@ -194,18 +194,18 @@ HARMFUL = {
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="numbers of x86-64")
 @pytest.mark.parametrize("call", HARMFUL.values(), ids=HARMFUL)
-def test_a_call_is_refused_that(call: str, by: str, tmp_path: Path) -> None:
+def test_a_call_is_rejected_that(call: str, by: str, tmp_path: Path) -> None:
     place = tmp_path / "mine"
     place.write_text("kept")
     before = place.stat()
-    ran = run(CALL + f"print({call.replace('PLACE', str(place))}, c.get_errno())")
-    assert ran.output == "-1 1\n", ran
+    result = run(CALL + f"print({call.replace('PLACE', str(place))}, c.get_errno())")
+    assert result.output == "-1 1\n", result
     after = place.stat()
     assert (place.read_text(), after.st_mode, after.st_uid) == ("kept", before.st_mode, before.st_uid)
     assert after.st_mtime_ns == before.st_mtime_ns
 
 
-def test_a_pair_of_sockets_reaches_no_address(by: str) -> None:
+def test_a_socket_pair_reaches_no_address(by: str) -> None:
     program = """
         import socket
         a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -213,12 +213,12 @@ def test_a_pair_of_sockets_reaches_no_address(by: str) -> None:
         print(b.recv(9))
         a.sendto(b"x", "\\0abstract")
     """
-    ran = run(program)
-    assert ran.output == "b'x'\n"
-    assert "PermissionError" in ran.error
+    result = run(program)
+    assert result.output == "b'x'\n"
+    assert "PermissionError" in result.error
 
 
-def test_names_and_sizes_outside_are_not_seen(tmp_path: Path) -> None:
+def test_names_and_sizes_of_files_outside_are_hidden(tmp_path: Path) -> None:
     if confines() != "namespaces":
         pytest.skip("Landlock hides contents alone")
     (tmp_path / "mine").write_text("x")
@@ -226,7 +226,7 @@ def test_names_and_sizes_outside_are_not_seen(tmp_path: Path) -> None:
     assert run("import os; print(os.path.exists('/etc/passwd'), os.path.exists('/proc/1'))").output == "False False\n"
 
 
-def test_the_quota_counts_files_that_have_no_name_any_more() -> None:
+def test_the_quota_includes_unlinked_files() -> None:
     unlinked = """
         import os
         held = []
@@ -247,7 +247,7 @@ def test_the_quota_counts_files_that_have_no_name_any_more() -> None:
     assert int(run(unnamed).output) <= BOX.disk
 
 
-def test_without_namespaces_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_namespaces_no_file_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     if not Sandbox().works("landlock"):
         pytest.skip("no Landlock here")
     monkeypatch.setattr(sandbox, "confines", lambda: "landlock")
@@ -256,15 +256,13 @@ def test_without_namespaces_nothing_is_written(monkeypatch: pytest.MonkeyPatch) 
     assert "PermissionError" in run("import os; os.mkdir('b')").error
 
 
-def test_folders_that_a_program_made_unreadable_are_gone(
-    by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folders_of_a_program_are_deleted(by: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     run("import os; os.makedirs('a/b'); os.mkdir('c', 0); os.umask(0o777); os.mkdir('d')")
     assert list(tmp_path.iterdir()) == []
 
 
-def test_two_programs_talk_and_the_first_ones_end_is_the_end() -> None:
+def test_two_programs_communicate_until_the_first_one_ends() -> None:
     first = "import os\nos.write(4, b'hello\\n')\nprint(os.read(3, 99).decode())"
     second = "import os\nos.write(4, os.read(3, 99).upper())\nwhile True: pass"
     one, other = BOX.run_pair((first, {}), (second, {}))
@@ -272,12 +270,12 @@ def test_two_programs_talk_and_the_first_ones_end_is_the_end() -> None:
     assert not other.ok
 
 
-def test_secrets_of_the_environment_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_secrets_in_the_environment_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
     assert "secret" not in run("import os; print(dict(os.environ))").output
 
 
-def test_a_program_sees_nothing_of_standard_input() -> None:
+def test_a_program_has_no_standard_input() -> None:
     assert run("import sys; print(repr(sys.stdin.read()))").output == "''\n"
 
 
@@ -296,31 +294,31 @@ ENDLESS = {
 
 
 @pytest.mark.parametrize("program", ENDLESS.values(), ids=ENDLESS)
-def test_a_program_that_never_ends_is_ended(program: str) -> None:
-    ran = run(program, HASTY)
-    assert ran.ended in ("time", "killed")
-    assert not ran.ok
+def test_an_endless_program_is_killed(program: str) -> None:
+    result = run(program, HASTY)
+    assert result.ended in ("time", "killed")
+    assert not result.ok
 
 
 def test_a_fork_bomb_starts_nothing() -> None:
-    ran = run("import os\nfor _ in range(100):\n    try: os.fork()\n    except OSError: pass\nprint('alone')", HASTY)
-    assert ran.output.count("alone") <= 1
+    result = run("import os\nfor _ in range(100):\n    try: os.fork()\n    except OSError: pass\nprint('alone')", HASTY)
+    assert result.output.count("alone") <= 1
 
 
-def test_endless_output_is_cut_and_the_program_with_it() -> None:
-    ran = run("while True: print('x' * 1000)")
-    assert (ran.ended, len(ran.output)) == ("output", 64 << 10)
-    ran = run("import sys\nwhile True: sys.stderr.write('x' * 1000)")
-    assert (ran.ended, len(ran.error)) == ("output", 64 << 10)
+def test_endless_output_is_truncated_and_ends_the_program() -> None:
+    result = run("while True: print('x' * 1000)")
+    assert (result.ended, len(result.output)) == ("output", 64 << 10)
+    result = run("import sys\nwhile True: sys.stderr.write('x' * 1000)")
+    assert (result.ended, len(result.error)) == ("output", 64 << 10)
 
 
 @pytest.mark.parametrize(
     "program", ["x = bytearray(1 << 40)", "x = [0] * (1 << 33)", "x = []\nwhile 1: x.append('y' * 9999)"]
 )
 def test_memory_is_limited(program: str) -> None:
-    ran = run(program)
-    assert not ran.ok
-    assert ran.ended == "killed" or "MemoryError" in ran.error
+    result = run(program)
+    assert not result.ok
+    assert result.ended == "killed" or "MemoryError" in result.error
 
 
 def test_files_are_limited() -> None:
@@ -330,14 +328,14 @@ def test_files_are_limited() -> None:
     assert not run(many).ok
 
 
-def test_many_at_once_hold_up_nothing_else() -> None:
-    """Programs run while the event loop turns: sixteen that take their time, and a clock that ticks meanwhile."""
+def test_many_programs_do_not_block_the_event_loop() -> None:
+    """Sixteen slow programs run while a clock ticks in the event loop."""
     events: list[str] = []
 
     async def program(i: int) -> str:
-        ran = await BOX.arun(f"import time; time.sleep(0.1); print({i})")
+        result = await BOX.arun(f"import time; time.sleep(0.1); print({i})")
         events.append("ended")
-        return ran.output
+        return result.output
 
     async def tick() -> None:
         while "ended" not in events:
@@ -352,7 +350,7 @@ def test_many_at_once_hold_up_nothing_else() -> None:
     assert events.index("ended") > 2  # a blocked loop ticks once before the first program ends
 
 
-def test_it_can_be_used_from_threads() -> None:
+def test_the_sandbox_works_in_threads() -> None:
     found: list[str] = []
     threads = [threading.Thread(target=lambda i=i: found.append(run(f"print({i})").output)) for i in range(6)]
     for thread in threads:
@@ -362,32 +360,32 @@ def test_it_can_be_used_from_threads() -> None:
     assert sorted(found) == [f"{i}\n" for i in range(6)]
 
 
-# -- where programs can't be confined ---------------------------------------------------------------------------
+# -- without kernel support -------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def nowhere(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A machine whose kernel confines nothing."""
+    """A machine whose kernel has no sandbox."""
     confines.cache_clear()
     monkeypatch.setattr(Sandbox, "works", lambda self, by: False)
     yield
     confines.cache_clear()
 
 
-def test_nothing_runs_unconfined(nowhere: None, tmp_path: Path) -> None:
+def test_nothing_runs_without_a_sandbox(nowhere: None, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match=rf"can't be confined here: use Linux .*{UNCONFINED}=yes"):
         BOX.run(f"open({str(tmp_path / 'ran')!r}, 'w')")
     assert not (tmp_path / "ran").exists()
 
 
 @pytest.mark.parametrize("value", ["", "1", "true", "no", "YES"])
-def test_nor_unless_it_is_said_in_so_many_words(nowhere: None, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+def test_other_values_allow_no_unsandboxed_programs(nowhere: None, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv(UNCONFINED, value)
     with pytest.raises(OptionError, match="can't be"):
         BOX.run("print(1)")
 
 
-def test_where_it_is_said_limits_hold_all_the_same(nowhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_apply_to_unsandboxed_programs(nowhere: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(UNCONFINED, "yes")
     assert run("print(open('a.txt').read())", a_txt="there").output == "there\n"
     assert run("while True: pass", HASTY).ended == "time"
@@ -397,7 +395,7 @@ def test_where_it_is_said_limits_hold_all_the_same(nowhere: None, monkeypatch: p
     assert "secret" not in run("import os; print(dict(os.environ))").output
 
 
-def test_what_an_unconfined_program_leaves_behind_is_killed(
+def test_processes_left_by_an_unsandboxed_program_are_killed(
     nowhere: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(UNCONFINED, "yes")
@@ -417,7 +415,7 @@ def test_what_an_unconfined_program_leaves_behind_is_killed(
 
 
 def test_a_killed_parent_leaves_no_program_behind(tmp_path: Path) -> None:
-    """A run that is killed takes what it runs along, or that ends with its time."""
+    """A killed run ends its programs, or they end at their time limit."""
     script = "from tot.sandbox import Sandbox; print('on', flush=True); Sandbox(seconds=60).run('while True: pass')"
     parent = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE)
     assert parent.stdout is not None

@@ -1,4 +1,4 @@
-"""A search asked and told by hand: steps and their order, thoughts into the tree, and what is wrong with a task.
+"""A search driven with ask and tell: its steps, added thoughts, and errors of a task.
 
 Thoughts are letters; a path of them reads "a/b".
 """
@@ -16,7 +16,7 @@ from tot.llm.replies import Evaluation, Proposal
 
 
 class Paths(Task):
-    """A state is its path; one that ends in "!" is terminal, and a goal where it ends in "!!"."""
+    """A state is its path; one that ends in "!" is terminal, and a goal if it ends in "!!"."""
 
     depth = 3
 
@@ -28,7 +28,7 @@ class Paths(Task):
 
 
 class Places(Task):
-    """A state is the place that the last thought led to: the part of its text after the last "-"."""
+    """A state is the place that the last thought leads to: its text after the last "-"."""
 
     depth = 9
     end: ClassVar[str] = "goal"
@@ -48,19 +48,19 @@ class Places(Task):
 
 @pytest.fixture
 def drive() -> Callable[..., list[str]]:
-    """Answers every step from tables of children and of values, by path; returns what was asked, step by step."""
+    """Answer every step from tables of children and values by path; return the steps."""
 
     def run(search: SearchState, children: dict[str, Any], value: dict[str, float] | None = None) -> list[str]:
-        asked = []
+        requests = []
         while (step := search.ask()) is not None:
             at = ["/".join(thought.text for thought in state.thoughts) for state in step.states]
-            asked.append(f"{type(step).__name__.lower()} {' '.join(at)}".strip())
+            requests.append(f"{type(step).__name__.lower()} {' '.join(at)}".strip())
             search.tell(
                 [children.get(path, ()) for path in at]
                 if isinstance(step, Expand)
                 else [None if value is None else value[path] for path in at]
             )
-        return asked
+        return requests
 
     return run
 
@@ -72,7 +72,7 @@ def texts(nodes: Sequence[Any]) -> list[str]:
 # -- ask and tell -----------------------------------------------------------------------------------------------
 
 
-def test_steps_come_in_order_and_carry_nodes_states_and_count() -> None:
+def test_steps_are_in_order_and_have_nodes_states_and_count() -> None:
     search = BFS(thoughts=4, breadth=1).start(Paths(), "q")
     first = search.ask()
     assert isinstance(first, Expand)
@@ -89,13 +89,13 @@ def test_steps_come_in_order_and_carry_nodes_states_and_count() -> None:
     assert [state.text for state in second.states] == ["a", "b"]
     assert not second.fast
     assert search.tell([3, 5.5]) == [a, b]
-    assert (a.value, b.value, search.best) == (3, 5.5, search.tree.root)  # best moves when the search goes on
+    assert (a.value, b.value, search.best) == (3, 5.5, search.tree.root)  # `best` changes at the next ask()
     third = search.ask()
     assert isinstance(third, Expand)
     assert (third.nodes, search.best) == ((b,), b)
 
 
-def test_the_same_step_is_given_until_it_is_told_and_none_after_the_end() -> None:
+def test_ask_repeats_a_step_until_tell_and_returns_none_after_the_end() -> None:
     search = BFS(depth=2).start(Paths(), "q")
     assert search.ask() is search.ask() is not None
     search.tell([["a"]])
@@ -106,12 +106,12 @@ def test_the_same_step_is_given_until_it_is_told_and_none_after_the_end() -> Non
         search.tell([])
 
 
-def test_nothing_can_be_told_before_it_is_asked() -> None:
+def test_tell_before_ask_is_rejected() -> None:
     with pytest.raises(TaskError, match="there is no current step"):
         BFS().start(Paths(), "q").tell([["a"]])
 
 
-def test_texts_thoughts_and_drafts_may_be_told() -> None:
+def test_tell_accepts_texts_thoughts_and_proposals() -> None:
     search = BFS().start(Paths(), "q")
     search.ask()
     draft = Proposal(Thought(parts={"thought": "c"}), Usage(new_tokens=7), prior=0.25, confidence=0.5, decoder="hand")
@@ -134,7 +134,7 @@ def test_a_value_may_be_a_number_an_evaluation_or_none_and_nan_is_the_default() 
 
 
 @pytest.mark.parametrize("results", [[], [["a"], ["b"]]])
-def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[Any]) -> None:
+def test_a_wrong_number_of_results_is_rejected_and_the_step_remains(results: list[Any]) -> None:
     search = BFS().start(Paths(), "q")
     step = search.ask()
     with pytest.raises(TaskError, match=f"{len(results)} results for 1 nodes: pass one per node, in order"):
@@ -144,7 +144,7 @@ def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[
 
 
 @pytest.mark.parametrize(
-    ("results", "said"),
+    ("results", "message"),
     [
         (["ab"], "'ab' is not a list of thoughts: pass a list for each node"),
         ([None], "None is not a list of thoughts"),
@@ -154,15 +154,15 @@ def test_a_wrong_number_of_results_is_refused_and_the_step_stands(results: list[
         ([[["a"]]], r"\['a'\] is not a thought"),
     ],
 )
-def test_what_is_no_thought_is_refused(results: list[Any], said: str) -> None:
+def test_an_invalid_thought_is_rejected(results: list[Any], message: str) -> None:
     search = BFS().start(Paths(), "q")
     search.ask()
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         search.tell(results)
 
 
 @pytest.mark.parametrize("value", ["high", [1], {"value": 3}])
-def test_what_is_no_value_is_refused(value: Any) -> None:
+def test_an_invalid_value_is_rejected(value: Any) -> None:
     search = BFS().start(Paths(), "q")
     search.ask()
     search.tell([["a"]])
@@ -171,7 +171,7 @@ def test_what_is_no_value_is_refused(value: Any) -> None:
         search.tell([value])
 
 
-def test_results_put_right_after_a_refusal_count_as_if_told_at_once() -> None:
+def test_corrected_results_after_a_rejection_count_normally() -> None:
     search = BFS(thoughts=None, breadth=2).start(Paths(), "q")
     search.ask()
     search.tell([["a", "b"]])
@@ -183,7 +183,7 @@ def test_results_put_right_after_a_refusal_count_as_if_told_at_once() -> None:
     assert texts(search.tell([["c"], ["d"]])) == ["c", "d"]
 
 
-def test_stop_ends_the_search_as_it_stands() -> None:
+def test_stop_ends_the_search_in_its_current_state() -> None:
     search = BFS().start(Paths(), "q")
     search.ask()
     (a,) = search.tell([["a"]])
@@ -195,7 +195,7 @@ def test_stop_ends_the_search_as_it_stands() -> None:
     assert (search.stopped, search.best) == ("enough", a)
 
 
-def test_only_what_the_task_has_checked_counts_as_verified() -> None:
+def test_only_answers_checked_by_the_task_are_verified() -> None:
     class Proved(Paths):
         def answer_at(self, state: State) -> str:
             return state.text
@@ -208,7 +208,7 @@ def test_only_what_the_task_has_checked_counts_as_verified() -> None:
     assert [(node.goal, node.verified) for node in nodes if node] == [(False, False), (True, False), (True, True)]
 
 
-def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
+def test_an_injected_thought_is_an_ordinary_child(drive: Any) -> None:
     search = DFS(thoughts=1).start(Paths(), "q")
     node = search.inject(search.tree.root, "mine!!")
     assert node is not None
@@ -221,11 +221,11 @@ def test_an_injected_thought_is_a_child_as_any_other(drive: Any) -> None:
     assert (len(other.tree), other.tree.root.rejected) == (1, 1)
 
 
-# -- what a task does wrong -------------------------------------------------------------------------------------
+# -- errors of a task -------------------------------------------------------------------------------------------
 
 
-def told(task: Task, thoughts: Sequence[str] = ("b",)) -> SearchState:
-    """After "a", `thoughts` are told."""
+def after_tell(task: Task, thoughts: Sequence[str] = ("b",)) -> SearchState:
+    """Tell the search "a", then `thoughts` after it."""
     search = BFS().start(task, "q")
     search.ask()
     search.tell([["a"]])
@@ -237,7 +237,7 @@ def told(task: Task, thoughts: Sequence[str] = ("b",)) -> SearchState:
 
 
 def broken(**methods: Callable[..., Any]) -> Task:
-    """Paths with methods that go wrong after the first thought, and are as ever before it."""
+    """Make a Paths task whose given methods are replaced after the first thought."""
 
     def after_a(name: str, wrong: Callable[..., Any]) -> Callable[..., Any]:
         def method(self: Task, state: State, *rest: Any) -> Any:
@@ -255,93 +255,93 @@ def fail(*_: Any) -> Any:
 @pytest.mark.parametrize("method", ["step", "cost"])
 def test_a_method_that_raises_is_named_with_the_error_and_the_path(method: str) -> None:
     with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task") as caught:
-        told(broken(**{method: fail}))
+        after_tell(broken(**{method: fail}))
     assert isinstance(caught.value.__cause__, KeyError)
 
 
 @pytest.mark.parametrize("method", ["key", "is_terminal"])
-def test_so_is_one_that_looks_at_the_new_state(method: str) -> None:
+def test_a_method_that_raises_on_the_new_state_is_named(method: str) -> None:
     with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost' after 'a': fix the task"):
-        told(broken(**{method: fail}))
+        after_tell(broken(**{method: fail}))
 
 
 @pytest.mark.parametrize("method", ["is_goal", "verify"])
-def test_so_is_one_that_looks_at_an_end(method: str) -> None:
+def test_a_method_that_raises_on_a_terminal_state_is_named(method: str) -> None:
     task = type("Broken", (Paths,), {method: fail, "answer_at": lambda self, state: state.text or None})()
     with pytest.raises(TaskError, match=rf"Broken\.{method} raised KeyError: 'lost'"):
-        told(task, ["b!"])
+        after_tell(task, ["b!"])
 
 
-def test_an_error_that_the_task_raises_on_purpose_stays_its_own() -> None:
+def test_an_error_raised_on_purpose_by_the_task_is_not_wrapped() -> None:
     def refuse(state: State, thought: Thought) -> State:
         raise TaskError("no more of this")
 
     with pytest.raises(TaskError, match=r"^no more of this$"):
-        told(broken(step=refuse))
+        after_tell(broken(step=refuse))
 
 
 @pytest.mark.parametrize("nonsense", ["b", 3, True, State(question="q")])
-def test_a_step_to_something_other_than_the_next_state_is_refused(nonsense: Any) -> None:
+def test_a_step_that_does_not_return_the_next_state_is_rejected(nonsense: Any) -> None:
     with pytest.raises(TaskError, match=r"Broken\.step gave .*: return state\.then\(thought, world\), or None"):
-        told(broken(step=lambda state, thought: nonsense))
+        after_tell(broken(step=lambda state, thought: nonsense))
 
 
 @pytest.mark.parametrize("world", [{1, 2}, object(), {"left": {3}}, (1, 2)])
-def test_a_world_that_is_not_json_is_refused(world: Any) -> None:
+def test_a_world_that_is_not_json_is_rejected(world: Any) -> None:
     with pytest.raises(
         TaskError, match=r"Broken\.step gave a world that is not JSON data, .*: use text, numbers, lists"
     ):
-        told(broken(step=lambda state, thought: state.then(thought, world)))
+        after_tell(broken(step=lambda state, thought: state.then(thought, world)))
 
 
 @pytest.mark.parametrize("cost", [-1, -0.001])
-def test_a_negative_cost_is_refused(cost: float) -> None:
+def test_a_negative_cost_is_rejected(cost: float) -> None:
     with pytest.raises(TaskError, match=rf"Broken\.cost of 'b' is {float(cost)}: return 0 or more"):
-        told(broken(cost=lambda state, thought: cost))
+        after_tell(broken(cost=lambda state, thought: cost))
 
 
 @pytest.mark.parametrize("cost", [None, "much"])
-def test_a_cost_that_is_no_number_is_refused(cost: Any) -> None:
+def test_a_cost_that_is_not_a_number_is_rejected(cost: Any) -> None:
     with pytest.raises(TaskError, match=r"Broken\.cost"):
-        told(broken(cost=lambda state, thought: cost))
+        after_tell(broken(cost=lambda state, thought: cost))
 
 
 @pytest.mark.parametrize("heuristic", [None, "near", float("nan")])
-def test_a_heuristic_that_is_no_number_is_refused(heuristic: Any) -> None:
+def test_a_heuristic_that_is_not_a_number_is_rejected(heuristic: Any) -> None:
     task = type("Broken", (Paths,), {"heuristic": lambda self, state: heuristic})()
     with pytest.raises(TaskError, match=r"Broken\.heuristic"):
         BestFirst().start(task, "q").ask()
 
 
-def test_a_key_that_cannot_be_hashed_is_refused() -> None:
+def test_an_unhashable_key_is_rejected() -> None:
     with pytest.raises(TaskError, match=r"Broken\.key"):
-        told(broken(key=lambda state: [state.text]))
+        after_tell(broken(key=lambda state: [state.text]))
 
 
-# -- thoughts that are not legal --------------------------------------------------------------------------------------
+# -- illegal thoughts -------------------------------------------------------------------------------------------------
 
 
-def test_thoughts_that_are_not_legal_are_rejected_and_counted() -> None:
+def test_illegal_thoughts_are_rejected_and_counted() -> None:
     legal = broken(step=lambda state, thought: state.then(thought) if thought.text < "m" else None)
-    search = told(legal, ["x", "b", "y", "c"])
+    search = after_tell(legal, ["x", "b", "y", "c"])
     assert texts(list(search.tree)) == ["a", "b", "c"]
     assert [node.rejected for node in search.tree] == [0, 2, 0, 0]
 
 
-# -- nothing to do ----------------------------------------------------------------------------------------------
+# -- empty searches ---------------------------------------------------------------------------------------------
 
 PLAIN = [BFS(), DFS(), BestFirst(rank="value"), MCTS()]
 
 
 @pytest.mark.parametrize("search", PLAIN, ids=repr)
-def test_where_the_goal_is_true_at_the_root_no_step_is_asked(search: Any) -> None:
+def test_a_goal_at_the_root_ends_the_search_without_a_step(search: Any) -> None:
     search = search.start(type("There", (Places,), {"end": "start"})(), "q")
     assert search.ask() is None
     assert (search.best, search.goals, search.stopped) == (search.tree.root, [search.tree.root], None)
 
 
 @pytest.mark.parametrize("search", PLAIN, ids=repr)
-def test_where_there_are_no_actions_the_search_ends_at_the_root_and_says_why(search: Any, drive: Any) -> None:
+def test_without_actions_the_search_ends_at_the_root_with_a_reason(search: Any, drive: Any) -> None:
     search = search.start(Places(), "q")
     assert drive(search, {}) == ["expand"]
     assert (search.best, len(search.tree)) == (search.tree.root, 1)

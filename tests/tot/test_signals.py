@@ -1,4 +1,4 @@
-"""Evaluations that are ended by a signal: finished samples are kept, and one line says how to resume."""
+"""Evaluations ended by a signal: finished samples are kept, and one line explains how to resume."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Decoder:
     "signals",
     [[signal.SIGTERM], [signal.SIGHUP], pytest.param([signal.SIGINT, signal.SIGINT], marks=pytest.mark.smoke)],
 )
-def test_an_evaluation_that_a_signal_ends_says_how_to_resume(signals: list[signal.Signals], tmp_path: Path) -> None:
+def test_an_evaluation_ended_by_a_signal_explains_how_to_resume(signals: list[signal.Signals], tmp_path: Path) -> None:
     (tmp_path / "parts.py").write_text(PARTS)
     rows = "".join(json.dumps({"question": f"q{i}", "answer": "1"}) + "\n" for i in range(6))
     (tmp_path / "q.jsonl").write_text(rows)
@@ -45,7 +45,7 @@ def test_an_evaluation_that_a_signal_ends_says_how_to_resume(signals: list[signa
     command += ["--data", "q.jsonl", "--out", "out", "--search", "bfs:thoughts=1", "--evaluator", "random"]
     command += ["--concurrency", "1"]
     path = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, [Path.cwd(), *sys.path]))}
-    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and so would the process
+    ignored = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup ignores it, and the process would inherit this
     process = subprocess.Popen(
         command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=path
     )

@@ -1,4 +1,4 @@
-"""The smallest task, three templates and no more, under every search with every generator and every evaluator."""
+"""The smallest task, with three templates, under every search with every generator and every evaluator."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ IN_SHORT = {
     "best-of-n": "best-of-n:samples=2",
 }
 WHOLE = ("cot", "self-consistency", "best-of-n")
-"""What writes whole solutions takes none from a generator."""
+"""Searches over whole solutions, which ignore the generator."""
 UNJUDGED = ("act", "cot", "self-consistency")
 
 
@@ -50,7 +50,7 @@ def decoder(tiny: Any) -> Iterator[LocalDecoder]:
 
 @pytest.fixture
 def head(decoder: LocalDecoder, tmp_path: Path) -> Path:
-    """A head that knows nothing."""
+    """A value head with zero weights."""
     size, path = decoder.model.config.hidden_size, tmp_path / "head"
     about = {"model": "tiny", "identity": decoder.engine.loaded.identity, "prompts": "papers", "layer": 1}
     ValueHead(torch.zeros(size), torch.ones(size), torch.zeros(size), torch.zeros(()), about).save(path)
@@ -64,7 +64,7 @@ def rewards(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def lacking(search: str, generator: str, evaluator: str) -> str | None:
-    """What is said where something has to be given besides."""
+    """Return the error if the combination lacks a method or an option, else None."""
     if generator == "enumerate" and search not in WHOLE:
         return "task Riddle has no `actions` to enumerate: define it, or sample thoughts"
     if evaluator == "heuristic" and search not in UNJUDGED:
@@ -77,25 +77,25 @@ def lacking(search: str, generator: str, evaluator: str) -> str | None:
 
 
 def unknown(search: str, generator: str, evaluator: str) -> bool:
-    """Whether the evaluator has nothing to go by, which is warned of."""
+    """Return whether the evaluator gives all thoughts the same value, which causes a warning."""
     return evaluator == "logprob" and generator == "propose" and search not in (*UNJUDGED, *WHOLE)
 
 
-def test_all_of_them_are_covered() -> None:
+def test_every_search_is_covered() -> None:
     assert set(IN_SHORT) == set(SEARCHES)
 
 
 @pytest.mark.parametrize(("search", "generator"), list(product(IN_SHORT, GENERATORS)))
-def test_every_search_works_with_every_generator_and_evaluator_or_says_what_is_lacking(
+def test_every_combination_works_or_names_the_missing_part(
     search: str, generator: str, decoder: LocalDecoder, rewards: None, head: Path
 ) -> None:
     files = {"reward-model": ":model=none_here", "head": f":path={head}"}
     for evaluator in EVALUATORS:
         parts = {"search": IN_SHORT[search], "generator": generator, "evaluator": evaluator}
         parts["evaluator"] += files.get(evaluator, "")
-        said = lacking(search, generator, evaluator)
-        if said is not None:
-            with pytest.raises(TotError, match=said):
+        message = lacking(search, generator, evaluator)
+        if message is not None:
+            with pytest.raises(TotError, match=message):
                 solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, **parts)
             continue
         nothing = unknown(search, generator, evaluator)
@@ -112,25 +112,25 @@ def test_every_search_works_with_every_generator_and_evaluator_or_says_what_is_l
         assert solution.answer, parts
 
 
-def test_rap_by_itself_works_too(decoder: LocalDecoder) -> None:
+def test_rap_works(decoder: LocalDecoder) -> None:
     solution = solve(Riddle, "What has keys?", decoder=decoder, max_tokens=4, search=IN_SHORT["rap"])
     assert solution.answer
     assert all(node.value is not None for node in solution.tree if node.visits and node.parent is not None)
 
 
-# -- what they are asked ----------------------------------------------------------------------------------------
+# -- prompts ----------------------------------------------------------------------------------------------------
 
 KEYS = "Riddle: keys?\nGive one idea."
 
 
-def test_a_whole_solution_is_a_thought_and_then_the_answer(scripted: Any) -> None:
+def test_a_whole_solution_is_a_thought_and_an_answer(scripted: Any) -> None:
     decoder = scripted({KEYS: "a piano", "Idea: a piano\nAnswer in one word.": "Piano."})
     solution = solve(Riddle, "keys?", decoder=decoder, search="cot")
     assert (solution.answer, solution.calls) == ("Piano.", 2)
     assert decoder.requests[0].sampling.temperature == 0.0
 
 
-def test_solutions_vote_by_the_answers_after_their_thoughts(scripted: Any) -> None:
+def test_solutions_vote_by_their_answers(scripted: Any) -> None:
     replies: dict[str, Any] = {KEYS: ["a map", "a grand", "an upright"]}
     for idea, answer in (("a map", "Map"), ("a grand", "Piano"), ("an upright", "Piano")):
         replies[f"Idea: {idea}\nAnswer in one word."] = answer
@@ -144,7 +144,7 @@ def test_a_whole_solution_of_a_task_with_a_world_needs_a_template(letters: Any, 
         solve(world, "q", decoder=scripted({}), search="cot")
 
 
-def test_lists_votes_and_raps_judgements_have_prompts_of_their_own(scripted: Any) -> None:
+def test_lists_and_votes_have_default_prompts(scripted: Any) -> None:
     listed = f"{KEYS}\n\nGive 2 different ones, one a line."
     decoder = scripted({listed: "- a map\n- a piano"})
     search = "bfs:thoughts=2,breadth=1,depth=2"
@@ -156,8 +156,8 @@ def test_lists_votes_and_raps_judgements_have_prompts_of_their_own(scripted: Any
     assert sorted(line[3:] for line in candidates if line[:1].isdigit()) == ["a map", "a piano"]
 
 
-@pytest.mark.parametrize(("labels", "wish"), [({}, "Yes or No"), ({"good": 1.0, "bad": 0.0}, "good or bad")])
-def test_raps_judgement_asks_for_the_labels_that_it_scores(labels: Any, wish: str, scripted: Any) -> None:
+@pytest.mark.parametrize(("labels", "names"), [({}, "Yes or No"), ({"good": 1.0, "bad": 0.0}, "good or bad")])
+def test_the_self_evaluation_prompt_names_the_scored_labels(labels: Any, names: str, scripted: Any) -> None:
     class Rated(scripted):  # type: ignore[misc]
         def _reply(self, request: Any, sample: int) -> Any:
             scores = tuple(ChoiceLogprob(-1.0, 1) for _ in request.choices)
@@ -166,6 +166,6 @@ def test_raps_judgement_asks_for_the_labels_that_it_scores(labels: Any, wish: st
     decoder = Rated({})
     solve(type("Own", (Riddle,), {"labels": labels}), "keys?", decoder=decoder, search=IN_SHORT["rap"])
     request = next(request for request in decoder.requests if request.choices)
-    asked = f"keys?\n\na piano\n\nIs the last step right, and does it help to answer the question? Reply with {wish}."
-    assert request.prompt[-1].content == asked
-    assert " or ".join(request.choices) == wish
+    prompt = f"keys?\n\na piano\n\nIs the last step right, and does it help to answer the question? Reply with {names}."
+    assert request.prompt[-1].content == prompt
+    assert " or ".join(request.choices) == names

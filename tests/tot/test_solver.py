@@ -1,4 +1,4 @@
-"""solve() and asolve(): scripts, event loops, many searches on one decoder, interrupts, and refusals."""
+"""solve() and asolve(): scripts, event loops, concurrent searches on one decoder, interrupts, and errors."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from tot.cli.output import usage_line
 from tot.decoders import METHODS, ModelError, OptionError, RequestError, TaskError, Usage
 
 SMALL = BFS(thoughts=2, breadth=2, depth=3)
-QUESTIONS = ["one", "two", "what is two and three?", "a", "the same", "the same"]
+QUESTIONS = ["one", "two", "what is two and three?", "a", "the same", "the same"]  # language: ok
 ONE_LEVEL = {"grow": ["a", "b"], "value a": "3", "value b": "7", "answer b": "the end"}
 
 
 def shape(solution: Solution) -> list[tuple[str, int | None]]:
-    """Every thought, in order, and its parent."""
+    """Return every thought, in order, with its parent."""
     return [(node.thought.text if node.thought else "", node.parent) for node in solution.tree]
 
 
@@ -29,7 +29,7 @@ def values(solution: Solution) -> list[float]:
 # -- results ----------------------------------------------------------------------------------------------------
 
 
-def test_solve_returns_what_the_search_came_to(letters: Any, scripted: Any) -> None:
+def test_solve_returns_the_result_of_the_search(letters: Any, scripted: Any) -> None:
     decoder = scripted(ONE_LEVEL)
     solution = solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, depth=2), evaluator=Value())
     assert (solution.answer, solution.value, solution.solved, solution.stopped) == ("the end", 7, False, None)
@@ -38,7 +38,7 @@ def test_solve_returns_what_the_search_came_to(letters: Any, scripted: Any) -> N
     assert 0 < solution.usage.seconds < 60
 
 
-def test_a_solution_as_json_holds_its_summary_and_its_tree(letters: Any, scripted: Any) -> None:
+def test_a_solution_as_json_has_its_summary_and_its_tree(letters: Any, scripted: Any) -> None:
     solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
     run = solution.to_json()
     assert list(solution.summary()) == ["answer", "solved", "value", "usage"]
@@ -50,14 +50,14 @@ def test_a_solution_as_json_holds_its_summary_and_its_tree(letters: Any, scripte
     assert list(run["usage"]) == usage
 
 
-def test_what_was_accepted_is_told_of_drafted_tokens_and_of_positions_reached(letters: Any, scripted: Any) -> None:
+def test_acceptance_is_relative_to_drafted_and_to_reached_tokens(letters: Any, scripted: Any) -> None:
     solution = solve(letters, "q", decoder=scripted(ONE_LEVEL), search=BFS(thoughts=2, depth=2), evaluator=Value())
     drafting = replace(solution, usage=Usage(new_tokens=9, drafted=20, accepted=6, reached=8))
     assert "6 of 20 drafted tokens accepted (acceptance rate 75%)" in usage_line(drafting)
     assert "accepted" not in usage_line(solution)
 
 
-def test_solved_means_that_the_task_itself_verified_the_answer(letters: Any, scripted: Any) -> None:
+def test_solved_means_that_the_task_verified_the_answer(letters: Any, scripted: Any) -> None:
     strict = type(
         "Strict", (letters,), {"verify": lambda self, question, answer: (question, answer) == ("q", "the end")}
     )
@@ -67,15 +67,15 @@ def test_solved_means_that_the_task_itself_verified_the_answer(letters: Any, scr
     assert not solve(strict, "q", decoder=wrong, search=search, evaluator=Value()).solved
 
 
-def test_an_answer_is_read_with_the_prefix_it_was_asked_to_continue(letters: Any, scripted: Any) -> None:
+def test_an_answer_is_parsed_together_with_its_prefix(letters: Any, scripted: Any) -> None:
     prefixed = "{% block user %}answer{% endblock %}{% block assistant %}The answer is{% endblock %}"
     task = type("Prefixed", (letters,), {"templates": letters.templates | {"answer": prefixed}})
     decoder = scripted(ONE_LEVEL | {"The answer is": "5."})
     assert solve(task, "q", decoder=decoder, search=BFS(depth=1), evaluator=Value()).answer == "The answer is 5."
 
 
-def test_what_stands_before_the_line_that_a_reply_continues_is_no_answer(scripted: Any) -> None:
-    """GSM8K numbers its steps: where a reply has no number, a step's is not to be taken for the answer."""
+def test_text_before_the_continued_line_is_not_an_answer(scripted: Any) -> None:
+    """GSM8K numbers its steps: if a reply has no number, the number of a step must not become the answer."""
 
     class Clueless(scripted):  # type: ignore[misc]
         def _reply(self, request: Any, sample: int) -> Any:
@@ -85,7 +85,7 @@ def test_what_stands_before_the_line_that_a_reply_continues_is_no_answer(scripte
     assert (solution.answer, len(solution.tree)) == (None, 2)
 
 
-def test_an_answer_that_cannot_be_read_is_looked_for_in_the_best_state(letters: Any, scripted: Any) -> None:
+def test_an_unparsed_answer_falls_back_to_the_best_state(letters: Any, scripted: Any) -> None:
     def parse_answer(self: Any, text: str) -> str | None:
         return text if text == "b" else None
 
@@ -116,7 +116,7 @@ def test_errors_reach_the_caller_inside_a_running_event_loop(letters: Any, scrip
         asyncio.run(cell())
 
 
-def test_searches_at_once_on_one_decoder_find_what_they_find_one_by_one(letters: Any, tiny: Any) -> None:
+def test_concurrent_searches_on_one_decoder_equal_sequential_ones(letters: Any, tiny: Any) -> None:
     task = type("Asked", (letters,), {"templates": {k: "{{ question }} " + v for k, v in letters.templates.items()}})
     options: dict[str, Any] = {"search": SMALL, "max_tokens": 6, "seed": 5}
     with tiny() as decoder:
@@ -128,7 +128,7 @@ def test_searches_at_once_on_one_decoder_find_what_they_find_one_by_one(letters:
 
     with tiny() as decoder:
         together = asyncio.run(all_at_once(decoder))
-        assert decoder.engine.forwards < alone_forwards / 2  # they did share forwards
+        assert decoder.engine.forwards < alone_forwards / 2  # the searches shared forward passes
         assert decoder.engine.cache.live == 0
     for one, other in zip(alone, together, strict=True):
         assert shape(one) == shape(other)
@@ -139,7 +139,7 @@ def test_searches_at_once_on_one_decoder_find_what_they_find_one_by_one(letters:
     assert shape(alone[-1]) == shape(alone[-2])  # the same question: the same seeds
 
 
-def test_the_same_run_seed_gives_the_same_tree_and_another_one_another(letters: Any, tiny: Any) -> None:
+def test_equal_run_seeds_give_equal_trees_and_others_differ(letters: Any, tiny: Any) -> None:
     with tiny() as decoder:
         first, again, other = (
             solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6, seed=seed) for seed in (1, 1, 2)
@@ -148,12 +148,12 @@ def test_the_same_run_seed_gives_the_same_tree_and_another_one_another(letters: 
     assert shape(first) != shape(other)
 
 
-def test_a_cancelled_search_stops_all_it_has_in_flight(letters: Any, tiny: Any) -> None:
+def test_a_cancelled_search_cancels_its_requests(letters: Any, tiny: Any) -> None:
     async def run(decoder: Any) -> int:
-        seen: list[Any] = []
-        options = {"search": BFS(thoughts=3, depth=9), "max_tokens": 60, "watch": seen.append}
+        progress: list[Any] = []
+        options = {"search": BFS(thoughts=3, depth=9), "max_tokens": 60, "watch": progress.append}
         search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
-        while not search.done() and not (seen and seen[0].search.best.depth >= 1 and decoder.engine.cache.live):
+        while not search.done() and not (progress and progress[0].search.best.depth >= 1 and decoder.engine.cache.live):
             await asyncio.sleep(0.001)
         search.cancel()  # in a later level: three requests, three samples each
         with pytest.raises(asyncio.CancelledError):
@@ -171,10 +171,10 @@ def test_a_cancelled_search_stops_all_it_has_in_flight(letters: Any, tiny: Any) 
 
 def test_a_cancelled_search_can_keep_the_best_so_far(letters: Any, tiny: Any) -> None:
     async def run(decoder: Any) -> Solution:
-        seen: list[Any] = []
-        options = {"search": BFS(thoughts=2, depth=50), "max_tokens": 6, "watch": seen.append, "keep_best": True}
+        progress: list[Any] = []
+        options = {"search": BFS(thoughts=2, depth=50), "max_tokens": 6, "watch": progress.append, "keep_best": True}
         search = asyncio.create_task(asolve(letters, "q", decoder=decoder, **options))
-        while not search.done() and (not seen or seen[0].search.best.depth < 2):
+        while not search.done() and (not progress or progress[0].search.best.depth < 2):
             await asyncio.sleep(0.001)
         search.cancel()
         return await search
@@ -186,7 +186,7 @@ def test_a_cancelled_search_can_keep_the_best_so_far(letters: Any, tiny: Any) ->
     assert solution.answer == [solution.tree.state(node).text for node in solution.tree if node.chosen][-1]
 
 
-def test_temperature_zero_makes_all_siblings_the_same(letters: Any, tiny: Any) -> None:
+def test_temperature_zero_makes_all_siblings_equal(letters: Any, tiny: Any) -> None:
     with tiny() as decoder:
         greedy = solve(letters, "q", decoder=decoder, search=SMALL, generator=Sample(temperature=0.0), max_tokens=6)
     level = [node.thought for node in greedy.tree if node.depth == 1]
@@ -194,10 +194,10 @@ def test_temperature_zero_makes_all_siblings_the_same(letters: Any, tiny: Any) -
     assert greedy.tree[1].merged == 1
 
 
-# -- models, budgets and what is counted ------------------------------------------------------------------------
+# -- models, budgets and usage ----------------------------------------------------------------------------------
 
 
-def test_prompt_tokens_forwards_and_reuse_are_counted(letters: Any, tiny: Any) -> None:
+def test_prompt_tokens_forwards_and_cache_hits_are_counted(letters: Any, tiny: Any) -> None:
     with tiny() as decoder:
         solution = solve(letters, "q", decoder=decoder, search=SMALL, max_tokens=6)
         usage = solution.usage
@@ -208,7 +208,7 @@ def test_prompt_tokens_forwards_and_reuse_are_counted(letters: Any, tiny: Any) -
 
 
 @pytest.mark.parametrize("limit", ["forwards", "tokens"])
-def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, tiny: Any, limit: str) -> None:
+def test_a_local_decoder_stops_within_a_text_when_a_budget_is_spent(letters: Any, tiny: Any, limit: str) -> None:
     with tiny() as decoder:
         budget = Budget(**{limit: 12})
         solution = solve(letters, "q", decoder=decoder, search=BFS(thoughts=2, depth=9), max_tokens=6, budget=budget)
@@ -216,13 +216,11 @@ def test_a_local_decoder_stops_in_mid_text_when_a_budget_is_spent(letters: Any, 
     assert solution.stopped is not None
     spent = {"forwards": solution.usage.forwards, "tokens": solution.usage.new_tokens}[limit]
     assert solution.stopped == f"budget: {limit} ({spent} of 12)"
-    assert 12 <= spent < 12 + 2 * 2  # at most one step of all branches over
+    assert 12 <= spent < 12 + 2 * 2  # at most one step of all branches over the budget
     assert max(node.depth for node in solution.tree) < 8
 
 
-def test_purposes_may_name_their_decoders_on_one_engine(
-    letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_decoders_by_purpose_share_one_engine(letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     from tot.decoders.methods.autoregressive import Autoregressive
     from tot.decoders.methods.method import Method, OpenedMethod
 
@@ -241,9 +239,7 @@ def test_purposes_may_name_their_decoders_on_one_engine(
     split = solve(letters, "q", model=model, tokenizer=tokenizer, decoder=names, **options)
     assert [job.request.purpose for job in jobs] == ["generate"] * 3 + ["answer"]
     assert shape(split) == shape(whole)
-    assert (
-        split.usage.reused_prompt_tokens == whole.usage.reused_prompt_tokens
-    )  # one engine, one tree of keys and values
+    assert split.usage.reused_prompt_tokens == whole.usage.reused_prompt_tokens  # one engine, one key-value cache
 
 
 # -- interrupts -------------------------------------------------------------------------------------------------
@@ -298,17 +294,17 @@ def test_ctrl_c_ends_the_search_with_the_best_so_far_in_a_script_and_in_a_notebo
     assert process.returncode == 0
 
 
-# -- refusals ---------------------------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("question", ["", "  \n"])
-def test_an_empty_question_is_refused_before_a_model_is_loaded(letters: Any, question: str) -> None:
+def test_an_empty_question_is_rejected_before_a_model_is_loaded(letters: Any, question: str) -> None:
     with pytest.raises(TaskError, match="the question is empty: give some text"):
         solve(letters, question, model="no such model")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"task": "gsm9k"}, r"unknown task 'gsm9k' \(did you mean gsm8k\?\): choose one of .*gsm8k"),
         ({"decoder": "beam"}, r"unknown decoder 'beam'.*: choose one of .*\bar\b"),
@@ -319,12 +315,12 @@ def test_an_empty_question_is_refused_before_a_model_is_loaded(letters: Any, que
         ({"device": "tpu"}, "device 'tpu' is not known: choose auto, cpu, "),
     ],
 )
-def test_an_unknown_name_is_refused_with_the_choices(letters: Any, options: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_an_unknown_name_is_rejected_with_the_choices(letters: Any, options: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         solve(**{"task": letters, "question": "q"} | options)
 
 
-def test_an_unknown_model_is_refused_with_the_known_ones(letters: Any) -> None:
+def test_an_unknown_model_is_rejected_with_the_known_ones(letters: Any) -> None:
     with pytest.raises(ModelError, match=r"unknown model 'smollm2' \(did you mean smollm2-135m\?\)"):
         solve(letters, "q", model="smollm2")
 
@@ -334,30 +330,30 @@ def test_a_model_object_needs_its_tokenizer(letters: Any, tiny: Any) -> None:
         solve(letters, "q", model=decoder.model)
 
 
-def test_a_decoder_object_takes_no_model_options(letters: Any, scripted: Any) -> None:
+def test_a_decoder_object_accepts_no_model_options(letters: Any, scripted: Any) -> None:
     with pytest.raises(OptionError, match="dtype, kv_budget: a decoder object has its own model"):
         solve(letters, "q", decoder=scripted({}), dtype="fp32", kv_budget=100)
 
 
-def test_a_prompt_longer_than_the_context_is_refused_with_the_numbers(letters: Any, tiny: Any) -> None:
-    asked = type("Asked", (letters,), {"templates": letters.templates | {"thought": "{{ question }}"}})
+def test_a_prompt_longer_than_the_context_is_rejected_with_the_numbers(letters: Any, tiny: Any) -> None:
+    task = type("Asked", (letters,), {"templates": letters.templates | {"thought": "{{ question }}"}})
     with tiny() as decoder, pytest.raises(RequestError, match=r"the model's context holds 512, .*: shorten the prompt"):
-        solve(asked, "long " * 200, decoder=decoder)
+        solve(task, "long " * 200, decoder=decoder)
 
 
-def test_a_store_too_small_for_one_request_is_refused_with_the_numbers(letters: Any, tiny: Any) -> None:
+def test_a_cache_too_small_for_one_request_is_rejected_with_the_numbers(letters: Any, tiny: Any) -> None:
     with tiny(kv_budget=20) as decoder, pytest.raises(RequestError, match="the budget holds 20: raise kv_budget"):
         solve(letters, "q", decoder=decoder)
 
 
-def test_a_closed_decoder_says_so(letters: Any, tiny: Any) -> None:
+def test_a_closed_decoder_raises(letters: Any, tiny: Any) -> None:
     decoder = tiny()
     decoder.close()
     with pytest.raises(RequestError, match="this decoder is closed: make a new one"):
         solve(letters, "q", decoder=decoder)
 
 
-def test_load_decoder_is_the_same_from_both_packages() -> None:
+def test_load_decoder_is_the_same_in_both_packages() -> None:
     from tot.decoders import load_decoder as from_decoders
 
     assert load_decoder is from_decoders

@@ -1,4 +1,4 @@
-"""Which prompts a task is asked with, where none are chosen: what suits the model, the search and the decoder."""
+"""The default prompt style of a task: it depends on the model, the search and the decoder."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def prompts(task: Any = GSM8K, **options: Any) -> str:
     return SearchConfig(**options).suited(task).prompts
 
 
-def test_a_model_with_a_chat_template_is_asked_as_a_chat(tiny: Any, monkeypatch: Any) -> None:
+def test_a_model_with_a_chat_template_gets_chat_prompts(tiny: Any, monkeypatch: Any) -> None:
     with tiny() as decoder:
         assert prompts(decoder=decoder) == prompts(decoder={"generate": decoder}) == "chat"
         assert prompts(decoder=decoder, prompts="papers") == "papers"
@@ -33,7 +33,7 @@ def test_a_model_with_a_chat_template_is_asked_as_a_chat(tiny: Any, monkeypatch:
         assert prompts(model=decoder.model, model_options={"tokenizer": decoder.tokenizer}) == "papers"
 
 
-def test_a_model_without_a_chat_template_is_asked_in_few_shot_with_one_warning(
+def test_a_model_without_a_chat_template_gets_few_shot_prompts_with_one_warning(
     tiny: Any, tmp_path: Path, monkeypatch: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     base = tmp_path / "base.gguf"
@@ -55,9 +55,7 @@ def test_a_model_without_a_chat_template_is_asked_in_few_shot_with_one_warning(
             assert "few-shot prompts, by default in many calls (search='cot' makes one)" in message
 
 
-def test_nothing_is_said_of_templates_where_none_is_missing(
-    tiny: Any, scripted: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_no_warning_if_no_chat_template_is_missing(tiny: Any, scripted: Any, caplog: pytest.LogCaptureFixture) -> None:
     warn_of_no_template.cache_clear()
     with tiny() as decoder, load_decoder("fastcot", engine=decoder.engine) as needing:
         for options in ({"decoder": needing}, {"decoder": scripted({})}, {"model": None}, {"model": "no/such.gguf"}):
@@ -65,11 +63,11 @@ def test_nothing_is_said_of_templates_where_none_is_missing(
     assert not caplog.messages
 
 
-def test_who_says_nothing_of_chats_is_asked_with_the_papers_prompts(scripted: Any) -> None:
+def test_an_unknown_model_gets_the_papers_prompts(scripted: Any) -> None:
     assert prompts(decoder=scripted({})) == prompts(model=None) == prompts(model="no/such.gguf") == "papers"
 
 
-def test_a_server_is_asked_as_a_chat_unless_it_completes_texts() -> None:
+def test_a_server_gets_chat_prompts_unless_it_uses_the_completions_api() -> None:
     where = {"base_url": "http://127.0.0.1:1/v1"}
     assert prompts(decoder="openai", model_options=where) == "chat"
     assert prompts(decoder="openai", model_options={**where, "api": "completions"}) == "papers"
@@ -78,7 +76,7 @@ def test_a_server_is_asked_as_a_chat_unless_it_completes_texts() -> None:
 
 
 @pytest.mark.parametrize("method", ["fastcot", "pdos"])
-def test_methods_and_searches_that_need_marked_texts_get_them(tiny: Any, method: str) -> None:
+def test_decoders_and_searches_that_need_marked_texts_get_the_papers_prompts(tiny: Any, method: str) -> None:
     with tiny() as decoder, load_decoder(method, engine=decoder.engine) as needing:
         assert prompts(decoder=needing) == "papers"
         model: dict[str, Any] = {"model": decoder.model, "model_options": {"tokenizer": decoder.tokenizer}}
@@ -87,7 +85,7 @@ def test_methods_and_searches_that_need_marked_texts_get_them(tiny: Any, method:
         assert prompts(search="mcts", **model) == "chat"
 
 
-def test_a_task_without_prompts_for_chats_has_its_own(tiny: Any) -> None:
+def test_a_task_without_chat_prompts_uses_its_own(tiny: Any) -> None:
     class Mine(GSM8K):
         templates = {"chain": "my {{ question }}"}  # noqa: RUF012
 
@@ -97,7 +95,7 @@ def test_a_task_without_prompts_for_chats_has_its_own(tiny: Any) -> None:
             prompts(Mine, decoder=decoder, prompts="chat")
 
 
-def test_a_models_files_say_whether_it_chats(smollm2: str, tmp_path: Path) -> None:
+def test_files_of_a_model_determine_the_prompt_style(smollm2: str, tmp_path: Path) -> None:
     assert has_chat_template(smollm2)
     assert not has_chat_template(tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
@@ -128,44 +126,44 @@ def named(key: bytes, value: bytes) -> bytes:
         (b"GGUF" + named(b"tokenizer.chat_template", b"")[:-8] + b"\xff" * 8, False),
     ],
 )
-def test_any_gguf_file_says_whether_it_has_a_chat_template(tmp_path: Path, content: bytes, chats: bool) -> None:
-    """Also one that is empty, cut, or mentions templates elsewhere."""
+def test_gguf_metadata_determines_the_prompt_style(tmp_path: Path, content: bytes, chats: bool) -> None:
+    """Empty and truncated files, and other mentions of chat templates, count as no template."""
     (tmp_path / "any.gguf").write_bytes(content)
     assert has_chat_template(tmp_path / "any.gguf") == chats
 
 
-def test_an_empty_gguf_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_an_empty_gguf_file_is_rejected_by_name(tmp_path: Path) -> None:
     (tmp_path / "empty.gguf").touch()
     with pytest.raises(ModelError, match=r"empty\.gguf is not a readable GGUF file .*: download it again"):
         solve("gsm8k", "What is 1 + 1?", model=tmp_path / "empty.gguf")
 
 
-def test_an_evaluation_keeps_which_prompts_it_had(tiny: Any, tmp_path: Path) -> None:
+def test_an_evaluation_records_its_prompt_style(tiny: Any, tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"question": "What is 1 + 1?", "answer": "2"}\n')
-    told: dict[str, Any] = {"search": "cot", "max_tokens": 4, "out": tmp_path / "out"}
+    common: dict[str, Any] = {"search": "cot", "max_tokens": 4, "out": tmp_path / "out"}
 
     def run(decoder: LocalDecoder, **options: Any) -> None:
-        evaluate(GSM8K, rows, decoder=decoder, **told, **options)
+        evaluate(GSM8K, rows, decoder=decoder, **common, **options)
 
     with tiny() as decoder:
         run(decoder)
         config = tmp_path / "out" / "config.yaml"
-        kept = yaml.safe_load(config.read_text())
-        assert kept["prompts"] == read_yaml(config)["prompts"] == "chat"
+        written = yaml.safe_load(config.read_text())
+        assert written["prompts"] == read_yaml(config)["prompts"] == "chat"
         with pytest.raises(OptionError, match="prompts was chat, now papers"):
             run(decoder, resume=True, prompts="papers")
         run(decoder, resume=True)
-        del kept["prompts"]  # as earlier versions wrote it, which knew the papers' only
-        kept |= {"top_k": None, "top_p": None}  # the chat prompts' own
-        config.write_text(yaml.safe_dump(kept))
+        del written["prompts"]  # as earlier versions wrote it, which had the papers' prompts only
+        written |= {"top_k": None, "top_p": None}  # the chat prompts' own
+        config.write_text(yaml.safe_dump(written))
         assert read_yaml(config)["prompts"] == "papers"
         with pytest.raises(OptionError, match="prompts was papers, now chat"):
             run(decoder, resume=True)
         run(decoder, resume=True, prompts="papers")
 
 
-def test_a_tasks_own_few_shot_search_gets_the_papers_prompts(tiny: Any) -> None:
+def test_a_few_shot_search_of_the_task_gets_the_papers_prompts(tiny: Any) -> None:
     class Planned(GSM8K):
         search = "rap"
 
@@ -174,7 +172,7 @@ def test_a_tasks_own_few_shot_search_gets_the_papers_prompts(tiny: Any) -> None:
         assert prompts(Planned, decoder=decoder, search="bfs") == "chat"
 
 
-def test_the_papers_prompts_are_to_be_had_of_a_task_already_in_chat() -> None:
+def test_the_papers_prompts_are_available_from_a_task_in_chat() -> None:
     task = GSM8K().in_chat()
     assert prompts(task) == prompts(task, prompts="chat") == "chat"
     papers = SearchConfig(prompts="papers").suited(task)

@@ -1,4 +1,4 @@
-"""Half of a surrogate pair, which tokenizers, servers and files do not take, stops nothing."""
+"""Lone surrogates, which tokenizers, servers and files reject, are replaced without an error."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tot.decoders import Message, Request
 HALF = "half \ud835 a letter"
 
 
-def test_a_thought_with_half_a_pair_is_saved_and_read_back(letters: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_thought_with_a_lone_surrogate_round_trips(letters: Any, scripted: Any, tmp_path: Path) -> None:
     decoder = scripted({"grow": [HALF, HALF], f"answer {HALF}": "end"})
     solution = solve(letters, "q", decoder=decoder, search="bfs:thoughts=2,depth=2", evaluator="random")
     solution.tree.save(tmp_path / "run.json")
@@ -21,16 +21,16 @@ def test_a_thought_with_half_a_pair_is_saved_and_read_back(letters: Any, scripte
     (tmp_path / "run.html").read_text(encoding="utf-8")
 
 
-def test_a_prompt_has_a_question_mark_for_it() -> None:
+def test_a_lone_surrogate_in_a_prompt_becomes_a_question_mark() -> None:
     assert Message(role="user", content=HALF).content == "half ? a letter"
     assert Request(prompt=HALF).prompt == "half ? a letter"
 
 
-def test_a_question_has_a_question_mark_for_it(letters: Any) -> None:
+def test_a_lone_surrogate_in_a_question_becomes_a_question_mark(letters: Any) -> None:
     assert letters().start(HALF).question == "half ? a letter"
 
 
-def test_a_checkpoint_keeps_it(letters: Any, scripted: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_a_lone_surrogate(letters: Any, scripted: Any, tmp_path: Path) -> None:
     def run(checkpoint: Checkpoint) -> str:
         decoder = scripted({"grow": [HALF, HALF], "answer half ? a letter": HALF})
         how = {"search": "bfs:thoughts=2,depth=2", "evaluator": "random", "checkpoint": checkpoint}
@@ -40,7 +40,7 @@ def test_a_checkpoint_keeps_it(letters: Any, scripted: Any, tmp_path: Path) -> N
     assert run(Checkpoint.resume(tmp_path / "run.jsonl")) == first == HALF
 
 
-def test_an_evaluation_writes_it_down(letters: Any, scripted: Any, tmp_path: Path) -> None:
+def test_an_evaluation_writes_a_lone_surrogate(letters: Any, scripted: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "a \\ud835", "answer": "\\udc00"}\n')
     decoder = scripted({"grow": [HALF, HALF], "answer half ? a letter": HALF})
     how = {"search": "bfs:thoughts=2,depth=2", "evaluator": "random", "decoder": decoder}

@@ -1,4 +1,4 @@
-"""What a user writes: the smallest task, what is said of a wrong one, empty budgets, and what prompts cost."""
+"""User-defined tasks: the smallest one, errors of faulty ones, zero budgets, and the cost of prompts."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Riddle(Task):
 
 
 def drive(search: SearchState, table: dict[str, list[str]]) -> None:
-    """Tell a search the thoughts after each path, and that each is worth 1."""
+    """Tell a search the thoughts after each path, and a value of 1 for each."""
     while (step := search.ask()) is not None:
         if hasattr(step, "count"):
             search.tell([table.get("/".join(t.text for t in state.thoughts), []) for state in step.states])
@@ -55,13 +55,13 @@ def drive(search: SearchState, table: dict[str, list[str]]) -> None:
 def test_the_smallest_task_is_under_15_lines_and_runs(tmp_path: Path, scripted: Any) -> None:
     assert len(SMALLEST.splitlines()) < 15
     (tmp_path / "riddle.py").write_text(SMALLEST)
-    asked = "Riddle: What has keys? "
+    head = "Riddle: What has keys? "
     decoder = scripted(
         {
-            f"{asked}Give one more idea.": ["a map", "a piano"],
-            f"{asked}Idea: a map How good is it, from 1 to 10?": "3",
-            f"{asked}Idea: a piano How good is it, from 1 to 10?": "9",
-            f"{asked}Best idea: a piano Answer in one word.": "Piano.",
+            f"{head}Give one more idea.": ["a map", "a piano"],
+            f"{head}Idea: a map How good is it, from 1 to 10?": "3",
+            f"{head}Idea: a piano How good is it, from 1 to 10?": "9",
+            f"{head}Best idea: a piano Answer in one word.": "Piano.",
         }
     )
     search = BFS(thoughts=2, depth=2)
@@ -71,7 +71,7 @@ def test_the_smallest_task_is_under_15_lines_and_runs(tmp_path: Path, scripted: 
     assert (solution.answer, solution.value, solution.calls) == ("Piano.", 9, 5)
 
 
-def test_the_smallest_task_runs_on_a_real_decoder_as_it_is(tmp_path: Path, tiny: Any) -> None:
+def test_the_smallest_task_runs_on_a_real_decoder(tmp_path: Path, tiny: Any) -> None:
     (tmp_path / "riddle.py").write_text(SMALLEST)
     with tiny() as decoder:
         solution = solve(f"{tmp_path}/riddle.py:Riddle", "What?", decoder=decoder, max_tokens=4)
@@ -79,10 +79,10 @@ def test_the_smallest_task_runs_on_a_real_decoder_as_it_is(tmp_path: Path, tiny:
     assert all(1 <= node.value <= 10 for node in solution.tree if node.value is not None)
 
 
-# -- what is said of a wrong one --------------------------------------------------------------------------------
+# -- errors of faulty tasks -------------------------------------------------------------------------------------
 
 
-def test_a_task_without_templates_is_told_which_it_lacks_and_where_they_may_lie(scripted: Any) -> None:
+def test_missing_templates_are_named_with_the_places_to_define_them(scripted: Any) -> None:
     class Bare(Task):
         pass
 
@@ -90,7 +90,7 @@ def test_a_task_without_templates_is_told_which_it_lacks_and_where_they_may_lie(
         solve(Bare, "q", decoder=scripted({}))
 
 
-def test_a_template_is_only_missed_where_it_is_asked(scripted: Any) -> None:
+def test_a_missing_template_is_an_error_only_if_it_is_used(scripted: Any) -> None:
     half = type("Half", (Task,), {"templates": {"thought": "grow"}})
     decoder = scripted({"grow": ["a", "b"]})
     with pytest.raises(TaskError, match="task Half has no template 'value'"):
@@ -100,7 +100,7 @@ def test_a_template_is_only_missed_where_it_is_asked(scripted: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("templates", "said"),
+    ("templates", "message"),
     [
         ({"thought": "grow\n{{ thoughs }}"}, "template thought, line 2: 'thoughs' is undefined"),
         ({"value": "\n\n{{ sub_question }}"}, "template value, line 3: 'sub_question' is undefined"),
@@ -109,11 +109,11 @@ def test_a_template_is_only_missed_where_it_is_asked(scripted: Any) -> None:
         ({"thought": "{{ candidates }}"}, "template thought, line 1: 'candidates' is undefined"),
     ],
 )
-def test_a_variable_that_is_not_there_is_named_with_template_and_line(
-    letters: Any, scripted: Any, templates: dict[str, str], said: str
+def test_an_unknown_variable_is_named_with_template_and_line(
+    letters: Any, scripted: Any, templates: dict[str, str], message: str
 ) -> None:
     task = type("Typo", (letters,), {"templates": letters.templates | templates})
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         solve(task, "q", decoder=scripted({"grow": ["a"]}), search=BFS(thoughts=1, depth=2), evaluator=Value())
 
 
@@ -132,19 +132,19 @@ def broken(*_: Any) -> Any:
         ("answer_at", " after 'a'"),
     ],
 )
-def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method: str, after: str) -> None:
+def test_an_exception_in_a_task_method_names_the_method(letters: Any, method: str, after: str) -> None:
     def later(self: Any, state: State, *rest: Any) -> Any:
-        default = getattr(Task, method, lambda *_: None)  # optional methods have none
+        default = getattr(Task, method, lambda *_: None)  # optional methods are undefined
         return default(self, state, *rest) if not state.thoughts and after else broken()
 
     task = type("Unlucky", (letters,), {"depth": 2, method: later})
-    said = rf"Unlucky\.{method} raised ValueError: out of luck{after}: fix the task"
-    with pytest.raises(TaskError, match=said):
+    message = rf"Unlucky\.{method} raised ValueError: out of luck{after}: fix the task"
+    with pytest.raises(TaskError, match=message):
         drive(BFS(thoughts=1).start(task(), "q"), {"": ["a"]})
 
 
 @pytest.mark.parametrize(
-    ("methods", "said"),
+    ("methods", "message"),
     [
         (
             {"step": lambda self, state, thought: "a"},
@@ -159,31 +159,29 @@ def test_what_a_method_of_the_task_raises_names_the_method(letters: Any, method:
         ({"cost": lambda self, state, thought: float("nan")}, r"Odd\.cost gave nan: return a finite number"),
     ],
 )
-def test_a_method_that_gives_what_it_may_not_is_told_what_to_give(
-    letters: Any, methods: dict[str, Any], said: str
+def test_an_invalid_result_of_a_method_is_rejected_with_the_valid_ones(
+    letters: Any, methods: dict[str, Any], message: str
 ) -> None:
-    with pytest.raises(TaskError, match=said):
+    with pytest.raises(TaskError, match=message):
         drive(BFS(thoughts=1).start(type("Odd", (letters,), methods)(), "q"), {"": ["a"]})
 
 
-def test_a_thought_that_is_not_legal_is_rejected_and_counted(letters: Any) -> None:
+def test_an_illegal_thought_is_rejected_and_counted(letters: Any) -> None:
     def step(self: Task, state: State, thought: Thought) -> State | None:
         return None if thought.text == "no" else state.then(Thought(parts={"thought": thought.text.upper()}))
 
     search = BFS(thoughts=3).start(type("Legal", (letters,), {"step": step, "depth": 2})(), "q")
     drive(search, {"": ["a", "no", "b", "no"]})
-    assert [node.thought.text for node in search.tree if node.thought] == ["A", "B"]  # as the task wrote them down
+    assert [node.thought.text for node in search.tree if node.thought] == ["A", "B"]  # as the task wrote them
     assert [node.rejected for node in search.tree] == [2, 0, 0]
 
 
-# -- budgets of nothing -----------------------------------------------------------------------------------------
+# -- zero budgets -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("limit", ["tokens", "forwards", "seconds", "nodes"])
 @pytest.mark.parametrize("search", ["bfs", "dfs", "best-first", "mcts", "cot", "self-consistency", "best-of-n"])
-def test_a_budget_of_nothing_asks_nothing_whatever_the_search(
-    letters: Any, scripted: Any, search: str, limit: str
-) -> None:
+def test_a_zero_budget_sends_no_request_with_any_search(letters: Any, scripted: Any, search: str, limit: str) -> None:
     decoder = scripted({})
     solution = solve(letters, "q", decoder=decoder, search=search, budget=Budget(**{limit: 0}))
     assert decoder.batches == []
@@ -192,12 +190,14 @@ def test_a_budget_of_nothing_asks_nothing_whatever_the_search(
     assert solution.stopped.startswith(f"budget: {limit} (")
 
 
-# -- what prompts cost ------------------------------------------------------------------------------------------
+# -- the cost of prompts ----------------------------------------------------------------------------------------
 
 
 def computed(prompts: list[list[int]]) -> int:
-    """The tokens that have to be computed for prompts that come one after another: a position of the trie of all of
-    them is computed once; of a prompt that was there already in full, the last token is needed again."""
+    """Return the number of tokens that must be computed for a sequence of prompts.
+
+    Every position in the trie of all prompts is computed once; a repeated prompt needs its last token again.
+    """
     trie: set[tuple[int, ...]] = set()
     again = 0
     for prompt in prompts:
@@ -214,24 +214,24 @@ def computed(prompts: list[list[int]]) -> int:
         (Combine(evaluators=(Likelihood(), Prior()), weights=(1, 1)), Enumerate()),
     ],
 )
-def test_every_shared_beginning_of_a_searchs_prompts_is_computed_once(
+def test_every_shared_prefix_of_the_prompts_is_computed_once(
     letters: Any, tiny: Any, monkeypatch: pytest.MonkeyPatch, evaluator: Any, generator: Any
 ) -> None:
-    """Prompts are worked out from what was asked; what each is answered with is in none of the others."""
+    """Generated tokens are in none of the prompts."""
     head = "Think step by step about the letters of the alphabet, and be brief. " * 2
     templates = {name: head + text for name, text in letters.templates.items()}
     task = type("Long", (letters,), {"templates": templates, "actions": lambda self, state: ["xy", "z"]})
     with tiny() as decoder:
-        asked: list[Request] = []
+        submitted: list[Request] = []
         submit = decoder.submit
         monkeypatch.setattr(
-            decoder, "submit", lambda requests, *rest: asked.extend(requests) or submit(requests, *rest)
+            decoder, "submit", lambda requests, *rest: submitted.extend(requests) or submit(requests, *rest)
         )
         search = BFS(thoughts=2, breadth=2, depth=3)
         solution = solve(
             task, "q", decoder=decoder, search=search, evaluator=evaluator, generator=generator, max_tokens=4
         )
-        prompts = [decoder.engine.codec.encode_prompt(request.prompt) for request in asked]
+        prompts = [decoder.engine.codec.encode_prompt(request.prompt) for request in submitted]
     usage = solution.usage
     assert len(prompts) >= 8
     assert usage.prompt_tokens == sum(map(len, prompts))
@@ -239,7 +239,7 @@ def test_every_shared_beginning_of_a_searchs_prompts_is_computed_once(
     assert computed(prompts) < usage.prompt_tokens / 3
 
 
-def test_a_second_search_on_a_warm_decoder_computes_one_token_a_prompt(letters: Any, tiny: Any) -> None:
+def test_a_repeated_search_computes_one_token_a_prompt(letters: Any, tiny: Any) -> None:
     options: dict[str, Any] = {"search": BFS(thoughts=2, breadth=2, depth=3), "evaluator": Value(), "max_tokens": 4}
     with tiny() as decoder:
         solve(letters, "q", decoder=decoder, **options)
@@ -258,13 +258,13 @@ def test_a_second_search_on_a_warm_decoder_computes_one_token_a_prompt(letters: 
         ("multiple_choice", set()),
     ],
 )
-def test_isinstance_tells_what_a_task_can_do(task: str, capabilities: set[Any]) -> None:
+def test_isinstance_reports_the_capabilities_of_a_task(task: str, capabilities: set[Any]) -> None:
     every = (HasAct, HasActions, HasAnswer, HasHeuristic, HasTerminal)
     assert {one for one in every if isinstance(load_task(task), one)} == capabilities
 
 
 @pytest.mark.parametrize("method", ["question_of", "solution_of", "instance", "has_template", "require"])
-def test_methods_without_a_check_of_their_own_name_themselves_too(letters: Any, method: str) -> None:
+def test_exceptions_of_unchecked_methods_name_the_method_too(letters: Any, method: str) -> None:
     task = CheckedTask(type("Unlucky", (letters,), {method: lambda self, *_: broken()})())
     with pytest.raises(TaskError, match=rf"Unlucky\.{method} raised ValueError: out of luck: fix the task"):
         getattr(task, method)("given")

@@ -1,4 +1,4 @@
-"""Templates: where they are found, what they become, what they can't do, and what is said of a broken one."""
+"""Templates: their lookup, the resulting messages, the sandbox, and errors."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def ask(
     return [(message.role, message.content) for message in task.prompt(template, state, **extra)]
 
 
-# -- what templates become --------------------------------------------------------------------------------------
+# -- messages ---------------------------------------------------------------------------------------------------
 
 
 def test_a_template_without_blocks_is_one_user_message(letters: Any) -> None:
@@ -36,7 +36,7 @@ def test_a_template_without_blocks_is_one_user_message(letters: Any) -> None:
     assert ask(task, "thought", "q?", "one", "two") == [("user", "Riddle: q?\n- one\n- two")]
 
 
-def test_blocks_become_messages_in_the_order_of_a_chat_and_the_last_is_a_prefix() -> None:
+def test_blocks_become_messages_in_chat_order_and_the_last_is_a_prefix() -> None:
     task = task_with(
         thought="{% block assistant %}A{{ question }} {% endblock %}ignored"
         "{% block user %}\nU{{ question }}\n{% endblock %}{% block system %}S{% endblock %}"
@@ -55,8 +55,8 @@ def test_blocks_become_messages_in_the_order_of_a_chat_and_the_last_is_a_prefix(
         ("{% block assistant %}\r\n{{ question }}\r\n  {% endblock %}", "said\n\n"),
     ],
 )
-def test_the_assistants_text_ends_as_it_is_written(block: str, content: str) -> None:
-    """The break before the end of the block is the file's."""
+def test_the_assistants_text_ends_as_written(block: str, content: str) -> None:
+    """The line break before the end of the block belongs to the file."""
     ((role, text),) = ask(task_with(thought=block), question="said\n\n")
     assert (role, text) == ("assistant", content)
 
@@ -67,7 +67,7 @@ def test_lines_keep_their_numbers_after_a_block() -> None:
         ask(task)
 
 
-def test_a_block_that_comes_out_empty_is_no_message() -> None:
+def test_an_empty_block_is_no_message() -> None:
     task = task_with(
         thought="{% block user %}U{% endblock %}"
         "{% block assistant %}{% for t in thoughts %}{{ t.thought }} {% endfor %}{% endblock %}"
@@ -87,22 +87,22 @@ def test_templates_include_and_extend_each_other() -> None:
     assert ask(task, "value") == [("system", "S"), ("user", "V")]
 
 
-def test_what_a_thoughts_earlier_templates_gave_are_variables() -> None:
+def test_parts_of_earlier_templates_of_a_thought_are_variables() -> None:
     assert ask(task_with(thought="{{ idea }} of {{ question }}"), idea="x") == [("user", "x of q")]
 
 
-def test_a_thought_template_may_not_hide_a_variable() -> None:
+def test_a_thought_template_may_not_shadow_a_variable() -> None:
     with pytest.raises(TaskError, match=r"Made has a thought template named 'thoughts'.*rename it"):
         task_with(thought="x").prompt("thought", State(question="q"), idea="x", thoughts="y")
     assert ask(task_with(thought="{{ name }} {{ state }}"), name="n", state="s") == [("user", "n s")]
 
 
-# -- where they are found ---------------------------------------------------------------------------------------
+# -- lookup -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def module(tmp_path: Path) -> Iterator[Any]:
-    """A user's module with a task of its own, imported from a file."""
+    """A user module with a task, imported from a file."""
     (tmp_path / "riddles.py").write_text("from tot import Task\n\n\nclass HardRiddle(Task):\n    pass\n")
     spec = importlib.util.spec_from_file_location("riddles_of_a_test", tmp_path / "riddles.py")
     assert spec is not None
@@ -120,7 +120,7 @@ def test_a_task_is_named_in_snake_case_after_its_class(module: Any) -> None:
     assert type("Below", (GSM8K,), {}).name == "below"
 
 
-def test_templates_are_files_beside_the_task_in_its_own_folder_first(module: Any, tmp_path: Path) -> None:
+def test_templates_are_files_beside_the_task_and_its_own_folder_is_first(module: Any, tmp_path: Path) -> None:
     (tmp_path / "hard_riddle").mkdir()
     (tmp_path / "thought.jinja").write_text("beside")
     (tmp_path / "value.jinja").write_text("value beside")
@@ -130,7 +130,7 @@ def test_templates_are_files_beside_the_task_in_its_own_folder_first(module: Any
     assert ask(module.HardRiddle(), "value") == [("user", "value beside")]
 
 
-def test_inline_templates_go_before_files_and_may_include_them(module: Any, tmp_path: Path) -> None:
+def test_inline_templates_override_files_and_may_include_them(module: Any, tmp_path: Path) -> None:
     (tmp_path / "thought.jinja").write_text("a file")
     (tmp_path / "value.jinja").write_text("{% include 'thought' %}!")
     (tmp_path / "tail.jinja").write_text("a file's tail")
@@ -140,14 +140,14 @@ def test_inline_templates_go_before_files_and_may_include_them(module: Any, tmp_
     assert ask(task, "value") == [("user", "inline, a file, own tail!")]
 
 
-def test_the_packages_own_templates_are_found_by_the_tasks_name(module: Any, tmp_path: Path) -> None:
+def test_templates_of_the_package_are_found_by_the_name_of_the_task(module: Any, tmp_path: Path) -> None:
     named = type("Named", (Task,), {"name": "gsm8k", "__module__": module.__name__})
     assert "Question: q" in ask(named(), "head", demonstrations=[])[0][1]
     (tmp_path / "head.jinja").write_text("mine")
     assert ask(named(), "head") == [("user", "mine")]
 
 
-def test_a_subclass_by_another_name_has_its_parents_templates_and_data(module: Any, tmp_path: Path) -> None:
+def test_a_renamed_subclass_inherits_templates_and_data(module: Any, tmp_path: Path) -> None:
     below = type("Below", (GSM8K,), {"__module__": module.__name__})()
     state = below.start("How many?")
     assert below.prompt("answer", state) == GSM8K().prompt("answer", state)
@@ -159,13 +159,13 @@ def test_a_subclass_by_another_name_has_its_parents_templates_and_data(module: A
     assert type(below)().example() == "What?"
 
 
-def test_a_subclass_has_its_parents_inline_templates_besides_its_own(module: Any, tmp_path: Path) -> None:
+def test_a_subclass_inherits_inline_templates(module: Any, tmp_path: Path) -> None:
     (tmp_path / "hard_riddle").mkdir()
     (tmp_path / "hard_riddle" / "vote.jinja").write_text("parent's file")
     parent = type("HardRiddle", (module.HardRiddle,), {"templates": {"thought": "parent's", "value": "parent's value"}})
     task = type("Easy", (parent,), {"templates": {"thought": "own"}, "__module__": "typed_into_a_notebook"})()
-    asked = [ask(task, name)[0][1] for name in ("thought", "value", "vote")]
-    assert asked == ["own", "parent's value", "parent's file"]
+    rendered = [ask(task, name)[0][1] for name in ("thought", "value", "vote")]
+    assert rendered == ["own", "parent's value", "parent's file"]
     assert "chain" not in task._templates
 
 
@@ -175,23 +175,23 @@ def test_a_class_without_a_file_has_its_inline_templates(module: Any) -> None:
     assert ask(space["Typed"]()) == [("user", "T q")]
 
 
-def test_a_missing_template_is_named_with_the_places_where_it_was_looked_for(module: Any, tmp_path: Path) -> None:
+def test_a_missing_template_is_named_with_the_searched_places(module: Any, tmp_path: Path) -> None:
     with pytest.raises(TaskError) as error:
         ask(module.HardRiddle())
-    said = str(error.value)
-    assert said.startswith(
+    message = str(error.value)
+    assert message.startswith(
         "task HardRiddle has no template 'thought': define it in `templates`, or as a file in one of"
     )
-    assert f"{tmp_path / 'hard_riddle'}, {tmp_path}, " in said
-    assert said.endswith("hard_riddle")  # the package's folder
+    assert f"{tmp_path / 'hard_riddle'}, {tmp_path}, " in message
+    assert message.endswith("hard_riddle")  # the package's folder
 
 
-def test_a_missing_include_is_named_not_the_template_that_includes_it() -> None:
+def test_a_missing_include_is_named_rather_than_the_including_template() -> None:
     with pytest.raises(TaskError, match=r"task Made has no template 'gone\.jinja'"):
         ask(task_with(thought="{% include 'gone.jinja' %}"))
 
 
-def test_data_lies_with_the_templates_as_json(module: Any, tmp_path: Path) -> None:
+def test_data_is_json_beside_the_templates(module: Any, tmp_path: Path) -> None:
     (tmp_path / "questions.json").write_text('[{"question": "What é?"}]', encoding="utf-8")
     task = module.HardRiddle()
     assert task.example() == "What é?"
@@ -202,11 +202,11 @@ def test_data_lies_with_the_templates_as_json(module: Any, tmp_path: Path) -> No
         task.data("absent")
 
 
-# -- what is said of a broken one -------------------------------------------------------------------------------
+# -- errors -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("template", "said"),
+    ("template", "message"),
     [
         ("one\ntwo\n{{ missing }}", "template thought, line 3: 'missing' is undefined"),
         ("{{ question.nothing }}", "template thought, line 1: 'str object' has no attribute 'nothing'"),
@@ -227,15 +227,15 @@ def test_data_lies_with_the_templates_as_json(module: Any, tmp_path: Path) -> No
         ("{% include 'unclosed' %}", "template unclosed, line 2: "),
     ],
 )
-def test_a_broken_template_is_named_with_its_line_and_what_is_wrong(template: str, said: str) -> None:
+def test_an_error_in_a_template_names_its_line(template: str, message: str) -> None:
     task = task_with(thought=template, inner="\n{{ deep }}", unclosed="\n{{ question")
     with pytest.raises(TaskError) as error:
         ask(task)
-    assert str(error.value).startswith(said)
+    assert str(error.value).startswith(message)
     assert "\n" not in str(error.value)
 
 
-def test_a_broken_file_is_named_with_its_line(module: Any, tmp_path: Path) -> None:
+def test_an_error_in_a_template_file_names_its_line(module: Any, tmp_path: Path) -> None:
     (tmp_path / "thought.jinja").write_text("{% block user %}\nfine\n{{ missing }}\n{% endblock %}")
     (tmp_path / "value.jinja").write_text("fine\n{% block %}")
     with pytest.raises(TaskError, match=r"^template thought\.jinja, line 3: 'missing' is undefined$"):
@@ -247,12 +247,12 @@ def test_a_broken_file_is_named_with_its_line(module: Any, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "template", ["", " \n", "{% if thoughts %}x{% endif %}", "{% block user %} {% endblock %}", "{# x #}"]
 )
-def test_a_prompt_of_nothing_is_refused(template: str) -> None:
+def test_an_empty_prompt_is_rejected(template: str) -> None:
     with pytest.raises(TaskError, match="template thought of task Made rendered to empty text: give it some text"):
         ask(task_with(thought=template))
 
 
-# -- what they can't do -----------------------------------------------------------------------------------------
+# -- the sandbox ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -267,7 +267,7 @@ def test_a_prompt_of_nothing_is_refused(template: str) -> None:
         "{{ range(100001) | length }}",
     ],
 )
-def test_a_template_reaches_nothing_but_what_it_is_given(template: str) -> None:
+def test_a_template_can_access_only_its_variables(template: str) -> None:
     with pytest.raises(TaskError, match=r"^template thought, line 1: .*(unsafe|not safely|Range too big|restricted)"):
         ask(task_with(thought=template))
 
@@ -291,21 +291,21 @@ def test_jinja_in_a_question_or_a_thought_is_text(text: str) -> None:
 
 
 @given(st.text(st.characters(exclude_categories=("Cs",)) | st.sampled_from("{}%#\n\"'<&"), min_size=1))
-def test_any_question_is_shown_as_it_is(question: str) -> None:
+def test_any_question_is_rendered_verbatim(question: str) -> None:
     task = task_with(thought="[{{ question }}]")
     assert task.prompt("thought", State(question=question)) == (Message(role="user", content=f"[{question}]"),)
 
 
 @pytest.mark.parametrize("question", ["", " ", "\n\t ", "\u2003"])
-def test_an_empty_question_is_refused(question: str) -> None:
+def test_an_empty_question_is_rejected(question: str) -> None:
     with pytest.raises(TaskError, match="the question is empty: give some text"):
         task_with().start(question)
 
 
-def test_a_question_that_is_no_text_is_refused() -> None:
+def test_a_question_that_is_not_a_text_is_rejected() -> None:
     with pytest.raises(TaskError, match="not Unicode text"):
         task_with().start("caf\udce9")
 
 
-def test_space_around_a_question_is_dropped() -> None:
+def test_space_around_a_question_is_removed() -> None:
     assert task_with().start("  how\nmany? \n").question == "how\nmany?"

@@ -1,4 +1,4 @@
-"""Tools: how calls are read, what comes of them, and a search whose model calls them."""
+"""Tools: parsing of calls, their results, and a search whose model calls them."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def result(line: str, *functions: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("power(3.0)", "9.0"),
         ("power(2, 3)", "8.0"),
@@ -66,12 +66,12 @@ def result(line: str, *functions: Any) -> str:
         ('calculator("1/3")', "0.3333333333"),
     ],
 )
-def test_a_call_gives_its_result(line: str, said: str) -> None:
-    assert result(line) == said
+def test_a_call_gives_its_result(line: str, expected: str) -> None:
+    assert result(line) == expected
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "expected"),
     [
         ("", "SyntaxError: that is no call of power, shout, calculator"),
         ("power(", "SyntaxError: that is no call"),
@@ -102,12 +102,12 @@ def test_a_call_gives_its_result(line: str, said: str) -> None:
         ('calculator("two and two")', "ValueError: 'two and two' can't be worked out"),
     ],
 )
-def test_any_other_line_says_what_is_wrong(line: str, said: str) -> None:
-    assert result(line).startswith(said)
+def test_an_invalid_call_gives_an_error_message(line: str, expected: str) -> None:
+    assert result(line).startswith(expected)
     assert CALLED in ([], [(0.0, -1)])
 
 
-def test_a_tool_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hanging_tool_is_abandoned(monkeypatch: pytest.MonkeyPatch) -> None:
     over, ended = threading.Event(), []
 
     def wait() -> None:
@@ -126,21 +126,21 @@ def test_a_tool_that_hangs_is_left_behind(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize("error", [SystemExit(1), KeyboardInterrupt(), RecursionError("deep"), TimeoutError("late")])
-def test_what_a_tool_raises_is_its_result(error: BaseException) -> None:
+def test_an_exception_of_a_tool_is_its_result(error: BaseException) -> None:
     def fail() -> None:
         raise error
 
     assert result("fail()", fail)
 
 
-def test_a_long_result_is_cut_and_says_so() -> None:
+def test_a_long_result_is_truncated_and_marked() -> None:
     def lots() -> str:
         return "x" * 10_000_000
 
     assert result("lots()", lots) == "x" * 1000 + "… (cut: 10000000 characters)"
 
 
-def test_half_a_character_is_no_text() -> None:
+def test_lone_surrogates_in_a_result_are_replaced() -> None:
     def half() -> str:
         return "a\ud800b"
 
@@ -156,7 +156,7 @@ def test_a_tool_may_be_a_coroutine() -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "expected"),
     [
         (lambda x: x, "is not a named function"),
         ("power", "is not a named function"),
@@ -164,12 +164,12 @@ def test_a_tool_may_be_a_coroutine() -> None:
         (print, r"takes any arguments \(\*args\): name each|cannot read the type hints"),
     ],
 )
-def test_what_is_no_tool_is_refused(function: Any, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_an_invalid_tool_is_rejected(function: Any, expected: str) -> None:
+    with pytest.raises(OptionError, match=expected):
         Tool(function)
 
 
-def test_arguments_without_types_are_refused() -> None:
+def test_arguments_without_types_are_rejected() -> None:
     def area(radius, pi: float = 3.14):  # type: ignore[no-untyped-def]
         return pi * radius**2
 
@@ -183,18 +183,18 @@ def test_arguments_without_types_are_refused() -> None:
         Tool(later)
 
 
-def test_a_model_is_told_signatures_and_examples() -> None:
+def test_the_description_has_signatures_and_examples() -> None:
     text = tools_prompt(TOOLS)
     assert "power(base: 'float', exponent: 'int' = 2)" in text
     assert ">>> power(2.0, 3)\n    8.0" in text
     assert "shout(words" in text
 
 
-# -- a search that calls them -----------------------------------------------------------------------------------
+# -- a search with tools ----------------------------------------------------------------------------------------
 
 
 class Sums(Task):
-    """The answer is what the message ends with."""
+    """The answer is the end of the message."""
 
     templates: ClassVar = {
         "step": "{% block user %}{{ question }}{% endblock %}\n{% block assistant %}"
@@ -227,10 +227,10 @@ def run(decoder: Any, task: type[Task] = Sums, **options: Any) -> Any:
     return solve(task, "q", decoder=decoder, **options)
 
 
-def test_a_result_is_put_behind_its_call_and_the_message_goes_on(scripted: Any) -> None:
+def test_a_result_is_inserted_after_its_call_and_the_message_continues(scripted: Any) -> None:
     decoder = scripted(SCRIPT)
     solution = run(decoder)
-    assert decoder.asked == [[prompt] for prompt in SCRIPT]
+    assert decoder.prompts == [[prompt] for prompt in SCRIPT]
     assert CALLED == [(3.0, 2)]
     assert solution.answer == "9"
     first, second = [node.thought for node in solution.tree if node.thought is not None]
@@ -240,21 +240,21 @@ def test_a_result_is_put_behind_its_call_and_the_message_goes_on(scripted: Any) 
     assert second.ended
 
 
-def test_what_is_wrong_with_a_call_is_what_it_gives(scripted: Any) -> None:
+def test_the_error_of_a_call_is_its_result(scripted: Any) -> None:
     decoder = scripted(SCRIPT | {"I square it.\n>>> ": "root(3.0)\n"})
-    said = "I square it.\n>>> root(3.0)\nNameError: there is no root, but power\n"
-    decoder.replies[said] = "Then I don't know!"
+    expected = "I square it.\n>>> root(3.0)\nNameError: there is no root, but power\n"
+    decoder.replies[expected] = "Then I don't know!"
     assert run(decoder).answer == "know"
 
 
-def test_a_model_that_ends_its_turn_with_a_call_is_given_the_result(scripted: Any) -> None:
+def test_a_message_that_ends_with_a_call_continues_with_the_result(scripted: Any) -> None:
     decoder = scripted(SCRIPT)
     decoder.replies["I square it.\n>>> "] = decoder.completion("power(3.0)", "eos")
     assert run(decoder).answer == "9"
 
 
 class Acts(Sums):
-    """As a task that acts on whole solutions alone, and has answers of its own to those."""
+    """A task that acts on whole solutions only and has its own answers to them."""
 
     async def act(self, state: State, thought: Thought) -> None:  # type: ignore[override]
         return None
@@ -263,15 +263,15 @@ class Acts(Sums):
         return None
 
 
-def test_a_task_that_acts_on_other_thoughts_leaves_results_as_they_are(scripted: Any) -> None:
+def test_act_and_answer_at_of_a_task_do_not_affect_tool_results(scripted: Any) -> None:
     called, plain = (run(scripted(SCRIPT), task=task) for task in (Acts, Sums))
     assert called.answer == plain.answer == "9"
-    seen = [node.thought.observation for node in called.tree if node.thought is not None]
-    assert seen == [node.thought.observation for node in plain.tree if node.thought is not None]
-    assert [one.text for one in seen if one is not None] == ["9.0"]
+    observations = [node.thought.observation for node in called.tree if node.thought is not None]
+    assert observations == [node.thought.observation for node in plain.tree if node.thought is not None]
+    assert [one.text for one in observations if one is not None] == ["9.0"]
 
 
-def test_calls_are_lines_of_their_own(scripted: Any) -> None:
+def test_only_whole_lines_are_calls(scripted: Any) -> None:
     solution = run(
         scripted({ASKED: "In Python >>> ", "In Python >>> ": "power(3.0)\n"}), search="bfs:thoughts=1,depth=2"
     )
@@ -279,7 +279,7 @@ def test_calls_are_lines_of_their_own(scripted: Any) -> None:
     assert [node.thought.observation for node in solution.tree if node.thought] == [None]
 
 
-def test_no_tool_is_called_twice_when_a_killed_run_goes_on(scripted: Any, tmp_path: Path) -> None:
+def test_a_resumed_run_calls_no_tool_twice(scripted: Any, tmp_path: Path) -> None:
     whole = tmp_path / "whole.jsonl"
     trace = Checkpoint.create(whole)
     run(scripted(SCRIPT), checkpoint=trace)
@@ -293,16 +293,16 @@ def test_no_tool_is_called_twice_when_a_killed_run_goes_on(scripted: Any, tmp_pa
     assert CALLED == []
 
 
-def test_what_the_model_drew_is_told_from_what_it_was_given() -> None:
+def test_sampled_tokens_are_separated_from_inserted_results() -> None:
     drawn = {"step": Drawn(text="  So\n>>> power(3.0)\n", tokens=(5, 6, 7))}
-    seen = Thought(parts={"step": "So\n>>> power(3.0)\n9.0\n"}, drawn=drawn, observation=Observation(text="9.0"))
+    called = Thought(parts={"step": "So\n>>> power(3.0)\n9.0\n"}, drawn=drawn, observation=Observation(text="9.0"))
     plain = Thought(parts={"step": "It is 9."}, drawn={"step": Drawn(text="It is 9.", tokens=(8, 9))})
     message = "  So\n>>> power(3.0)\n9.0\nIt is 9."
-    (last,) = as_written((Message(role="assistant", content=message),), [seen, plain])
+    (last,) = as_written((Message(role="assistant", content=message),), [called, plain])
     assert last.written == ((0, (5, 6, 7)), (message.index("It"), (8, 9)))
 
 
-def test_by_default_a_tree_is_grown_piece_by_piece() -> None:
+def test_by_default_a_tree_grows_piece_by_piece() -> None:
     parts = parts_of(Sums(), tools=["calculator"])
     assert type(parts["search"]).__name__ == "BFS"
     assert isinstance(parts["generator"], UseTools)
@@ -312,7 +312,7 @@ def test_by_default_a_tree_is_grown_piece_by_piece() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "expected"),
     [
         ({"search": "cot"}, "ChainOfThought decodes whole solutions at once and does not support tools: choose bfs"),
         ({"search": "self-consistency"}, "SelfConsistency decodes whole solutions at once"),
@@ -322,12 +322,12 @@ def test_by_default_a_tree_is_grown_piece_by_piece() -> None:
         ({"tools": [len]}, "tool len has no type|can't be read"),
     ],
 )
-def test_what_can_not_go_with_tools_is_said_before_a_model_is_loaded(options: Any, said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_options_that_conflict_with_tools_are_rejected_before_loading(options: Any, expected: str) -> None:
+    with pytest.raises(OptionError, match=expected):
         solve(Sums, "q", model="no such model", **{"tools": [power], **options})
 
 
-def test_the_command_line_takes_tools_by_name_and_from_files(
+def test_the_command_line_accepts_tools_by_name_and_from_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tot.cli.app import main
@@ -341,14 +341,14 @@ def test_the_command_line_takes_tools_by_name_and_from_files(
 
 
 @pytest.mark.real
-def test_a_real_model_is_told_of_its_tools(smollm2: str) -> None:
+def test_a_real_model_gets_descriptions_of_its_tools(smollm2: str) -> None:
     search = "bfs:thoughts=1,breadth=1,depth=2"
     solution = solve("gsm8k", "What is 3 * 4?", model=smollm2, tools=["calculator"], search=search, max_tokens=16)
-    asked = [message.content for calls in solution.tree.calls.values() for call in calls for message in call.prompt]
-    assert any("calculator(expression" in text for text in asked)
+    prompts = [message.content for calls in solution.tree.calls.values() for call in calls for message in call.prompt]
+    assert any("calculator(expression" in text for text in prompts)
 
 
-def test_dates_and_decimals_are_given_as_text() -> None:
+def test_dates_and_decimals_are_rendered_as_text() -> None:
     def due(day: date, after: timedelta | None = None, price: Decimal = Decimal(0), count: int = 0) -> str:
         return f"{day + (after or timedelta(0))} {price} {count}"
 

@@ -1,4 +1,4 @@
-"""`tot train-draft` on a tiny target: what it leaves, that its draft is of use, and how it goes on once stopped."""
+"""`tot train-draft` on a tiny target: its output, the gain of the draft, and resuming."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def target(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model."""
     folder = tmp_path_factory.mktemp("target")
     with tiny() as decoder:
-        pass  # closed, it has its own attention back
+        pass  # closing the decoder restores the model's own attention
     decoder.model.save_pretrained(folder)
     decoder.tokenizer.save_pretrained(folder)
     return folder
@@ -51,7 +51,7 @@ def target(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def _small_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By default there would be a million tokens, and making room for them takes a second."""
+    """Use a small key-value store: the default of a million tokens takes a second to allocate."""
     monkeypatch.setattr("tot.decoders.engine.runner._MOST_TOKENS", 3000)
 
 
@@ -79,7 +79,7 @@ def text(tmp_path: Path) -> str:
 
 @pytest.fixture
 def tot(capfd: pytest.CaptureFixture[str], cache: Path, target: Path) -> Tot:
-    """Trains a small draft for the target; gives the status and what was written to standard output and error."""
+    """Train a small draft for the target; return the status, standard output and standard error."""
 
     def run(*arguments: str, tokens: int = 500) -> tuple[int, str, str]:
         small = ("--model", str(target), "--tokens", str(tokens), "--layers", "1", "--width", "64", "--epochs", "1")
@@ -94,7 +94,7 @@ def tot(capfd: pytest.CaptureFixture[str], cache: Path, target: Path) -> Tot:
 
 
 @pytest.mark.smoke
-def test_a_draft_is_trained_found_and_of_use(
+def test_a_draft_is_trained_found_and_useful(
     tot: Tot, target: Path, riddles: str, text: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     status, out, _ = tot("--questions", riddles, "--text", text)
@@ -130,15 +130,15 @@ def test_a_draft_is_trained_found_and_of_use(
     assert any("trained draft" in line and str(target) in line for line in listed.splitlines())
 
 
-def test_without_a_trained_draft_the_command_is_named(cache: Path, target: Path) -> None:
+def test_a_missing_draft_error_names_the_training_command(cache: Path, target: Path) -> None:
     with pytest.raises(OptionError, match=r"no draft was trained for .*: run `tot train-draft`"):
         load_decoder("sd", target, draft="trained", kv_budget=500)
 
 
-@pytest.mark.parametrize("given", ["questions", "text"])
-def test_questions_alone_or_texts_alone_will_do(tot: Tot, tmp_path: Path, riddles: str, text: str, given: str) -> None:
+@pytest.mark.parametrize("sources", ["questions", "text"])
+def test_questions_or_texts_alone_suffice(tot: Tot, tmp_path: Path, riddles: str, text: str, sources: str) -> None:
     out = tmp_path / "draft"
-    status, _, err = tot(f"--{given}", riddles if given == "questions" else text, "--out", str(out))
+    status, _, err = tot(f"--{sources}", riddles if sources == "questions" else text, "--out", str(out))
     assert (status, err) == (0, "")
     report = json.loads((out / "report.json").read_text())
     assert report["recorded"] >= 500
@@ -146,7 +146,7 @@ def test_questions_alone_or_texts_alone_will_do(tot: Tot, tmp_path: Path, riddle
     assert (out / "tokenizer.json").exists()
 
 
-def test_the_same_seed_gives_the_same_draft(tot: Tot, tmp_path: Path, text: str) -> None:
+def test_equal_seeds_give_equal_drafts(tot: Tot, tmp_path: Path, text: str) -> None:
     weights = []
     for name in ("one", "two"):
         assert tot("--text", text, "--out", str(tmp_path / name))[0] == 0
@@ -154,10 +154,10 @@ def test_the_same_seed_gives_the_same_draft(tot: Tot, tmp_path: Path, text: str)
     assert weights[0] == weights[1]
 
 
-# -- what can't be done ----------------------------------------------------------------------------
+# -- errors ----------------------------------------------------------------------------------------
 
 
-def test_nothing_to_train_on_is_said(tot: Tot) -> None:
+def test_missing_training_data_is_an_error(tot: Tot) -> None:
     status, _, err = tot()
     assert status == 2
     assert err == "tot: there is no training data: give --questions gsm8k=FILE, or --text FILE, or both"
@@ -189,7 +189,7 @@ def write(path: Path, content: str) -> str:
         (lambda folder: ("--text", write(folder / "a.txt", "a b"), "--model", "nothing"), "unknown model 'nothing'"),
     ],
 )
-def test_what_is_wrong_with_the_input_is_said_in_one_line(
+def test_invalid_input_is_a_one_line_error(
     tot: Tot, tmp_path: Path, cache: Path, arguments: Callable[[Path], tuple[str, ...]], message: str
 ) -> None:
     status, _, err = tot(*arguments(tmp_path))
@@ -199,13 +199,13 @@ def test_what_is_wrong_with_the_input_is_said_in_one_line(
     assert not list(cache.glob("drafts/*/config.json"))
 
 
-def test_texts_of_single_tokens_teach_nothing(tot: Tot, tmp_path: Path) -> None:
+def test_texts_of_single_tokens_are_rejected(tot: Tot, tmp_path: Path) -> None:
     status, _, err = tot("--text", write(tmp_path / "a.txt", "a\nb\nc"))
     assert status == 2
     assert "no tokens were recorded: give texts" in err
 
 
-def test_a_folder_that_holds_a_model_is_left_alone(tot: Tot, target: Path, text: str) -> None:
+def test_a_folder_with_a_model_is_not_overwritten(tot: Tot, target: Path, text: str) -> None:
     before = sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir())
     status, _, err = tot("--text", text, "--out", str(target))
     assert status == 2
@@ -213,7 +213,7 @@ def test_a_folder_that_holds_a_model_is_left_alone(tot: Tot, target: Path, text:
     assert sorted((file.name, file.stat().st_mtime_ns) for file in target.iterdir()) == before
 
 
-def test_a_folder_that_is_worked_on_is_left_alone(tot: Tot, tmp_path: Path, text: str) -> None:
+def test_a_locked_folder_is_rejected(tot: Tot, tmp_path: Path, text: str) -> None:
     out = tmp_path / "draft"
     (out / ".training").mkdir(parents=True)
     with FileLock(out / ".training" / "lock"):
@@ -223,7 +223,7 @@ def test_a_folder_that_is_worked_on_is_left_alone(tot: Tot, tmp_path: Path, text
     assert tot("--text", text, "--out", str(out))[0] == 0
 
 
-# -- going on --------------------------------------------------------------------------------------
+# -- resuming --------------------------------------------------------------------------------------
 
 
 def stop_saving_after(monkeypatch: pytest.MonkeyPatch, files: int) -> None:
@@ -241,7 +241,7 @@ def contents(work: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(work.glob("texts-*.safetensors"))}
 
 
-def test_other_settings_do_not_go_on_with_what_was_begun(
+def test_resuming_with_other_settings_is_rejected(
     tot: Tot, tmp_path: Path, riddles: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "draft"
@@ -253,40 +253,40 @@ def test_other_settings_do_not_go_on_with_what_was_begun(
     assert f"{out / '.training'} was begun with tokens=100000, not 700: go on as it was begun, or give" in err
 
 
-def test_stopped_while_it_records_it_keeps_what_it_has(
+def test_an_interrupted_recording_keeps_its_records(
     tot: Tot, tmp_path: Path, riddles: str, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Texts are read again or questions asked again only where they were not recorded yet."""
-    given = ("--questions", riddles, "--text", text)
-    asked: list[int] = []
+    """Texts and questions are processed again only if they were not recorded."""
+    sources = ("--questions", riddles, "--text", text)
+    batches: list[int] = []
     ask = train_draft._ask
 
     async def noted(engine: Any, recorder: Any, batch: Any) -> None:
-        asked.extend(seed for seed, _, _ in batch)
+        batches.extend(seed for seed, _, _ in batch)
         await ask(engine, recorder, batch)
 
     monkeypatch.setattr("tot.training.train_draft._ask", noted)
     with monkeypatch.context() as patch:
         stop_saving_after(patch, 2)
-        assert tot(*given, "--out", str(tmp_path), tokens=3000)[0] == 130
+        assert tot(*sources, "--out", str(tmp_path), tokens=3000)[0] == 130
     before = contents(tmp_path / ".training")
     assert list(before) == ["texts-00000.safetensors", "texts-00001.safetensors"]
     after: dict[str, bytes] = {}
 
-    def kept(written: list[Any], path: Path) -> None:
+    def spy(written: list[Any], path: Path) -> None:
         save(written, path)
         after.update(contents(path.parent))
 
-    monkeypatch.setattr("tot.training.train_draft.save", kept)
-    assert tot(*given, "--out", str(tmp_path), tokens=3000)[0] == 0
+    monkeypatch.setattr("tot.training.train_draft.save", spy)
+    assert tot(*sources, "--out", str(tmp_path), tokens=3000)[0] == 0
     assert after.items() > before.items()
     assert list(after) == [f"texts-{number:05d}.safetensors" for number in range(len(after))]
-    assert asked == list(range(len(asked)))
-    assert len(asked) == 4 * (len(after) - 1)
+    assert batches == list(range(len(batches)))
+    assert len(batches) == 4 * (len(after) - 1)
     assert json.loads((tmp_path / "report.json").read_text())["recorded"] >= 3000
 
 
-def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
+def test_interrupted_training_ends_as_uninterrupted(
     tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tot.decoders.training.distill.train._CHECKPOINT_EVERY", 1)
@@ -308,9 +308,7 @@ def test_stopped_while_it_trains_it_ends_as_if_it_was_not(
     assert (stopped / "model.safetensors").read_bytes() == (whole / "model.safetensors").read_bytes()
 
 
-def test_stopped_while_it_is_saved_it_is_saved_again(
-    tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interrupted_save_is_repeated(tot: Tot, tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("tot.training.train_draft.write_json", Mock(side_effect=KeyboardInterrupt))
         assert tot("--text", text, "--out", str(tmp_path))[0] == 130
@@ -321,15 +319,15 @@ def test_stopped_while_it_is_saved_it_is_saved_again(
 
 
 @pytest.mark.processes
-def test_killed_it_is_gone_on_with(tot: Tot, tmp_path: Path, target: Path, riddles: str, python: Any) -> None:
-    """A process that is killed while it records; the same command again, here."""
+def test_a_killed_run_is_resumed(tot: Tot, tmp_path: Path, target: Path, riddles: str, python: Any) -> None:
+    """A process is killed while it records; the same command resumes in this process."""
     out = tmp_path / "draft"
     small = ("--model", str(target), "--layers", "1", "--width", "64", "--epochs", "1")
-    asked = ("--questions", riddles, "--out", str(out), "--seed", "3")
+    options = ("--questions", riddles, "--out", str(out), "--seed", "3")
     start = (
         "import sys, tot.cli.app as cli, tot.decoders.engine.runner as r; r._MOST_TOKENS = 3000; cli.main(sys.argv[1:])"
     )
-    process = python("-c", start, "train-draft", *small, "--tokens", "4000", *asked)
+    process = python("-c", start, "train-draft", *small, "--tokens", "4000", *options)
     deadline = time.monotonic() + 60
     while not contents(out / ".training") and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -338,6 +336,6 @@ def test_killed_it_is_gone_on_with(tot: Tot, tmp_path: Path, target: Path, riddl
     before = contents(out / ".training")
     assert before
     assert not (out / "model.safetensors").exists()
-    known = sum(len(record.top) for name in before for record in load(out / ".training" / name))
-    assert tot(*asked, tokens=4000)[0] == 0
-    assert json.loads((out / "report.json").read_text())["recorded"] >= max(4000, known)
+    recorded_tokens = sum(len(record.top) for name in before for record in load(out / ".training" / name))
+    assert tot(*options, tokens=4000)[0] == 0
+    assert json.loads((out / "report.json").read_text())["recorded"] >= max(4000, recorded_tokens)

@@ -1,4 +1,4 @@
-"""Heads that read from hidden states whether a path ends right: what they are trained on, what they value, and when."""
+"""Value heads, which predict from hidden states whether a path ends correctly: training, values, and errors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def made(tiny: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a tiny model, a task, and questions whose answers are odd."""
     folder = tmp_path_factory.mktemp("made")
     with tiny() as decoder:
-        pass  # closed, it has its own attention back
+        pass  # closing the decoder restores the model's own attention
     decoder.model.save_pretrained(folder / "model")
     decoder.tokenizer.save_pretrained(folder / "model")
     (folder / "odd.py").write_text(TASK)
@@ -62,16 +62,16 @@ def train(made: Path, tot: Tot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("TOT_CACHE", str(tmp_path / "cache"))
 
     def run(*more: str) -> tuple[int, str, str]:
-        asked = ("--questions", f"{made / 'odd.py'}:Odd={made / 'rows.jsonl'}", "--model", str(made / "model"))
+        source = ("--questions", f"{made / 'odd.py'}:Odd={made / 'rows.jsonl'}", "--model", str(made / "model"))
         given = ("--limit", "20", "--samples", "4", "--layers", "1,2", "--dtype", "fp32")
-        return tot("train-value", *asked, *given, "--out", str(tmp_path / "head.safetensors"), *more)
+        return tot("train-value", *source, *given, "--out", str(tmp_path / "head.safetensors"), *more)
 
     return run
 
 
 @pytest.fixture
 def random_head(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
-    """A head with random weights, for a model that `tiny` makes; `about` changes what it says of itself."""
+    """A head with random weights for a model that `tiny` makes; `about` overrides its metadata."""
 
     def make(**about: Any) -> Path:
         with tiny() as decoder:
@@ -86,7 +86,7 @@ def random_head(tiny: Any, tmp_path: Path) -> Callable[..., Path]:
 
 
 def paths(questions: int, tell: Callable[[torch.Tensor], torch.Tensor], seed: int = 0) -> Paths:
-    """Six beginnings of each question; layer 2 holds what `tell` makes of their labels, layer 1 nothing."""
+    """Make six prefixes of each question; layer 2 is `tell` of their labels, layer 1 is noise."""
     generator = torch.Generator().manual_seed(seed)
     labels = torch.rand((questions * 6,), generator=generator).round()
     noise = torch.randn((2, len(labels), 8), generator=generator)
@@ -100,8 +100,8 @@ def paths(questions: int, tell: Callable[[torch.Tensor], torch.Tensor], seed: in
 
 
 @pytest.fixture
-def seen(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
-    """What heads were chosen by."""
+def training_paths(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
+    """The paths that heads were trained on."""
     found: list[Paths] = []
 
     def spy(paths: Paths, *about: Any) -> ValueHead:
@@ -113,8 +113,8 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> list[Paths]:
 
 
 @pytest.mark.training
-def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(
-    train: Any, made: Path, seen: list[Paths], tmp_path: Path
+def test_the_label_of_a_path_is_the_share_of_correct_ends(
+    train: Any, made: Path, training_paths: list[Paths], tmp_path: Path
 ) -> None:
     status, out, err = train()
     assert status == 0, err
@@ -133,8 +133,8 @@ def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(
                 shares.setdefault(node.id, []).append(right)
         labels += [sum(each) / len(each) for each in shares.values()]
     assert any(0 < label < 1 for label in labels)
-    assert seen[0].labels.tolist() == pytest.approx(labels)
-    assert seen[0].states[1].shape == (len(labels), 32)
+    assert training_paths[0].labels.tolist() == pytest.approx(labels)
+    assert training_paths[0].states[1].shape == (len(labels), 32)
     head = load_head(tmp_path / "head.safetensors")
     assert head.about["prompts"] == "papers"
     assert head.about["questions"] == 16
@@ -142,46 +142,46 @@ def test_paths_are_as_good_as_the_share_of_their_ends_that_are_right(
 
 
 @pytest.mark.training
-def test_work_that_was_cut_off_is_gone_on_with(train: Any, seen: list[Paths], tmp_path: Path) -> None:
+def test_interrupted_training_is_resumed(train: Any, training_paths: list[Paths], tmp_path: Path) -> None:
     assert train("--limit", "12", "--concurrency", "3")[0] == 0
-    assert train()[0] == 0  # as many as asked for by now
+    assert train()[0] == 0  # the requested number by now
     shards, path = sorted((tmp_path / "head-work" / "states").iterdir()), tmp_path / "head.safetensors"
     head = load_head(path)
     shards[3].write_bytes(shards[3].read_bytes()[:50])
     shards[7].unlink()
     path.unlink()
     assert train()[0] == 0
-    fewer, before, after = seen
+    fewer, before, after = training_paths
     assert before.labels[: len(fewer.labels)].equal(fewer.labels)
     assert len(before.labels) > len(fewer.labels)
     assert before.labels.equal(after.labels)
     near = torch.isclose(after.states[2], before.states[2], atol=0.01, rtol=0).all(1)
-    assert near.float().mean() > 0.97  # a text of a random model may begin with a blank, or a character's half
+    assert near.float().mean() > 0.97  # a text of a random model may begin with a space or half a character
     assert load_head(path).layer == head.layer
     status, _, err = train("--samples", "6")
     assert status == 2
     assert "was begun with search=" in err
 
 
-def test_states_that_hold_the_truth_tell_it() -> None:
+def test_a_head_learns_labels_that_are_in_the_states() -> None:
     console = Console(quiet=True)
     head = choose(paths(60, lambda labels: 4 * labels), (1, 2), {"model": "m"}, console)
     assert head.layer == 2
     assert head.about["auroc"]["all"]["mean"] == head.about["auroc"]["ends"]["low"] == 1.0
     assert head.about["questions"] == 48
     others = paths(40, lambda labels: 4 * labels, seed=1)
-    told = head.probabilities(others.states[2])
-    assert (told - others.labels).abs().mean() < 0.1
+    predicted = head.probabilities(others.states[2])
+    assert (predicted - others.labels).abs().mean() < 0.1
     doubtful = paths(
         400, lambda labels: labels * 2 + torch.randn(len(labels), generator=torch.Generator().manual_seed(1))
     )
     head = choose(doubtful, (1, 2), {"model": "m"}, console)
-    told = head.probabilities(doubtful.states[2])
-    high = told > 0.7
-    assert abs(float(doubtful.labels[high].mean()) - float(told[high].mean())) < 0.06  # calibrated
+    predicted = head.probabilities(doubtful.states[2])
+    high = predicted > 0.7
+    assert abs(float(doubtful.labels[high].mean()) - float(predicted[high].mean())) < 0.06  # calibrated
 
 
-def test_nothing_to_tell_apart_is_refused() -> None:
+def test_equal_labels_are_rejected() -> None:
     console = Console(quiet=True)
     right = paths(20, lambda labels: labels)
     right.labels[:] = 1.0
@@ -190,30 +190,30 @@ def test_nothing_to_tell_apart_is_refused() -> None:
 
 
 @pytest.mark.training
-def test_solutions_that_never_end_are_refused(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_solutions_that_never_end_are_rejected(train: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tot.training.value.read_leaves", lambda *about: (ThoughtTree(State(question="?")), {}))
     status, _, err = train()
     assert status == 2
     assert "no question has a complete solution" in err
 
 
-def test_tasks_without_messages_and_wrong_options_are_refused(tot: Tot, made: Path, tmp_path: Path) -> None:
+def test_tasks_without_messages_and_invalid_options_are_rejected(tot: Tot, made: Path, tmp_path: Path) -> None:
     rows, model, out = str(made / "rows.jsonl"), str(made / "model"), str(tmp_path / "head.safetensors")
-    for asked, said in (
+    for options, message in (
         (("--questions", f"blocksworld={rows}"), "the thoughts of blocksworld are not parts of one message"),
         (("--questions", "gsm8k"), "--questions 'gsm8k' can't be read: write TASK=FILE"),
         (("--questions", f"gsm8k={rows}", "--layers", "a"), "train-value, option layers"),
         (("--questions", f"gsm8k={rows}", "--limit", "3"), "greater than or equal to 10"),
     ):
-        status, _, err = tot("train-value", *asked, "--model", model, "--out", out)
-        assert (status, said in err) == (2, True), err
+        status, _, err = tot("train-value", *options, "--model", model, "--out", out)
+        assert (status, message in err) == (2, True), err
 
 
-# -- valuing ------------------------------------------------------------------------------------------------------
+# -- values -------------------------------------------------------------------------------------------------------
 
 
 def expected(tiny: Any, path: Path, tokens: list[int]) -> float:
-    """By the states that transformers computes."""
+    """Compute the value from the hidden states of transformers."""
     head = load_head(path)
     with tiny() as decoder:
         pass
@@ -222,7 +222,7 @@ def expected(tiny: Any, path: Path, tokens: list[int]) -> float:
     return float(head.probabilities(states[0, -1:]))
 
 
-def test_values_are_read_from_the_forwards_that_drew_the_texts(
+def test_values_use_the_hidden_states_of_the_decoding_forwards(
     tiny: Any, made: Path, random_head: Callable[..., Path]
 ) -> None:
     path, task = random_head(), load_task(f"{made / 'odd.py'}:Odd")
@@ -230,20 +230,20 @@ def test_values_are_read_from_the_forwards_that_drew_the_texts(
         options = {"decoder": decoder, "search": BFS(thoughts=2, breadth=4), "evaluator": Head(path=str(path))}
         solution = solve(task, "Number?", **options)
         codec = decoder.engine.codec
-        asked, checked = codec.encode_prompt(task.prompt("thought", task.start("Number?"))), 0
+        prompt, checked = codec.encode_prompt(task.prompt("thought", task.start("Number?"))), 0
         for node in list(solution.tree)[1:]:
             parts = [thought.drawn["thought"] for thought in solution.tree.state(node).thoughts]
-            drawn = [token for part in parts for token in part.tokens if token not in codec.end_ids]
-            torn = "\ufffd" in parts[-1].text  # a character that has lost its bytes
-            if not torn and not parts[0].text[:1].isspace():  # blanks at the beginning of a message are left out
-                assert node.value == pytest.approx(expected(tiny, path, [*asked, *drawn]), abs=2e-3)
+            generated = [token for part in parts for token in part.tokens if token not in codec.end_ids]
+            torn = "\ufffd" in parts[-1].text  # a character that lost its bytes
+            if not torn and not parts[0].text[:1].isspace():  # leading spaces of a message are dropped
+                assert node.value == pytest.approx(expected(tiny, path, [*prompt, *generated]), abs=2e-3)
                 checked += 1
         assert checked > 1
         mixed = Combine(evaluators=(Head(path=str(path)), "random"), weights=(1.0, 0.0))
         assert mixed.layers == (1,)
 
 
-def test_states_that_are_not_at_hand_are_asked_for(tiny: Any, made: Path, random_head: Callable[..., Path]) -> None:
+def test_missing_hidden_states_are_computed(tiny: Any, made: Path, random_head: Callable[..., Path]) -> None:
     path, task = random_head(), load_task(f"{made / 'odd.py'}:Odd")
     values = []
     for evaluator in (Head(path=str(path)), Combine(evaluators=(Head(path=str(path)),), weights=(1.0,))):
@@ -256,27 +256,27 @@ def test_states_that_are_not_at_hand_are_asked_for(tiny: Any, made: Path, random
 
 
 @pytest.mark.parametrize(
-    ("about", "said"),
+    ("about", "message"),
     [
         ({"identity": "0" * 64}, "the head was trained on tiny, not on this model"),
         ({"prompts": "chat"}, "the head was trained with chat prompts, but this run uses papers"),
         ({"layer": 9}, "the model has no layer 9: ask for states of layers 0 to 2"),
     ],
 )
-def test_a_head_for_something_else_is_refused(
-    tiny: Any, made: Path, random_head: Callable[..., Path], about: dict[str, Any], said: str
+def test_a_head_of_another_model_or_task_is_rejected(
+    tiny: Any, made: Path, random_head: Callable[..., Path], about: dict[str, Any], message: str
 ) -> None:
     task = load_task(f"{made / 'odd.py'}:Odd")
-    with tiny() as decoder, pytest.raises(Exception, match=said):
+    with tiny() as decoder, pytest.raises(Exception, match=message):
         solve(task, "Number?", decoder=decoder, search=BFS(), evaluator=Head(path=str(random_head(**about))))
 
 
-def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_file_that_is_not_a_head_is_rejected(random_head: Callable[..., Path], tmp_path: Path) -> None:
     path = random_head()
     (tmp_path / "cut").write_bytes(path.read_bytes()[:100])
     (tmp_path / "text").write_text("no head")
-    for name, said in (("nothing", "can't be read"), ("cut", "is not a head"), ("text", "is not a head")):
-        with pytest.raises(OptionError, match=f"{name} {said}"):
+    for name, message in (("nothing", "can't be read"), ("cut", "is not a head"), ("text", "is not a head")):
+        with pytest.raises(OptionError, match=f"{name} {message}"):
             Head(path=str(tmp_path / name))
     for about in ({"layer": "x"}, {"layer": -1}, {"layer": None}):
         with pytest.raises(OptionError, match="is not a head"):
@@ -287,9 +287,9 @@ def test_a_file_that_is_no_head_is_refused(random_head: Callable[..., Path], tmp
         Head(path=str(path))
 
 
-def test_a_head_of_an_earlier_version_is_refused_and_said_to_be_trained_again(tmp_path: Path) -> None:
+def test_a_head_of_an_earlier_version_is_rejected_with_a_remedy(tmp_path: Path) -> None:
     path = tmp_path / "old.safetensors"
     save_file({"0.weight": torch.zeros(1, 32)}, path, {"format": "tot.value", "version": "1", "about": "{}"})
-    said = r"old\.safetensors is 'tot.value', version '1', .* 'tot.value', 2: train a new head"
-    with pytest.raises(OptionError, match=said):
+    message = r"old\.safetensors is 'tot.value', version '1', .* 'tot.value', 2: train a new head"
+    with pytest.raises(OptionError, match=message):
         Head(path=str(path))

@@ -1,4 +1,4 @@
-"""ThoughtTree: what it holds, and that its JSON holds all of it; files that are none are refused by name."""
+"""ThoughtTree: its structure, its complete JSON form, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_paths_places_children_and_leaves(tree: ThoughtTree) -> None:
     assert len(tree) == 6
 
 
-def test_a_state_holds_the_thoughts_on_its_path(tree: ThoughtTree) -> None:
+def test_a_state_has_the_thoughts_on_its_path(tree: ThoughtTree) -> None:
     assert tree.state(tree[5]).text == "b\nd\ne"
     assert tree.state(tree[5]).question == "q"
     assert tree.state(tree.root).thoughts == ()
@@ -90,7 +90,7 @@ def test_a_state_holds_the_thoughts_on_its_path(tree: ThoughtTree) -> None:
     assert two.text == "x\ny\nz"
 
 
-def test_a_thought_may_lead_to_a_state_of_the_tasks_own() -> None:
+def test_a_thought_may_lead_to_a_state_made_by_the_task() -> None:
     tree = ThoughtTree(State(question="q", world=[3, 1]))
     moved = State(question="q", thoughts=(Thought(parts={"thought": "swap"}),), world=[1, 3])
     assert tree.state(tree.add(tree.root, moved.thoughts[0], moved.world)).world == [1, 3]
@@ -108,20 +108,20 @@ def test_one_path_is_chosen_at_a_time(tree: ThoughtTree) -> None:
 
 
 @given(trees())
-def test_json_gives_back_the_same_tree(grown: ThoughtTree) -> None:
+def test_json_round_trips(grown: ThoughtTree) -> None:
     read = ThoughtTree.from_json(json.loads(json.dumps(grown.to_json())))
     assert same(read, grown)
     assert read.to_json() == grown.to_json()
 
 
 @given(grown=trees())
-def test_a_file_gives_back_the_same_tree(tmp_path_factory: Any, grown: ThoughtTree) -> None:
+def test_a_file_round_trips(tmp_path_factory: Any, grown: ThoughtTree) -> None:
     path = tmp_path_factory.getbasetemp() / "any.json"
     grown.save(path)
     assert same(ThoughtTree.load(path), grown)
 
 
-def test_a_read_tree_can_be_grown_further(tree: ThoughtTree) -> None:
+def test_a_loaded_tree_can_grow(tree: ThoughtTree) -> None:
     read = ThoughtTree.from_json(tree.to_json())
     for one in (tree, read):
         one.add(one[1], Thought(parts={"thought": "f"}))
@@ -129,14 +129,12 @@ def test_a_read_tree_can_be_grown_further(tree: ThoughtTree) -> None:
     assert read.place(read[6]) == "0.0.0"
 
 
-def test_a_tree_is_read_out_of_a_saved_run(tree: ThoughtTree, tmp_path: Path) -> None:
+def test_a_tree_is_loaded_from_a_saved_run(tree: ThoughtTree, tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"format": "tot.run", "version": 1, "tree": tree.to_json()})
     assert same(ThoughtTree.load(tmp_path / "run.json"), tree)
 
 
-def test_a_file_is_written_at_once_or_not_at_all(
-    tree: ThoughtTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_is_written_atomically(tree: ThoughtTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "tree.json"
     tree.save(path)
     before = path.read_bytes()
@@ -149,40 +147,40 @@ def test_a_file_is_written_at_once_or_not_at_all(
         with pytest.raises(TaskError, match=r"tree\.json can't be written: No space left on device; give another file"):
             tree.save(path)
     assert path.read_bytes() == before
-    assert os.listdir(tmp_path) == ["tree.json"]  # noqa: PTH208 - nothing is left lying about
+    assert os.listdir(tmp_path) == ["tree.json"]  # noqa: PTH208 - no temporary file is left
 
 
-def test_a_file_is_replaced_by_a_finished_one(
+def test_a_file_is_replaced_only_by_a_complete_one(
     tree: ThoughtTree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path, seen = tmp_path / "tree.json", []
+    path, versions = tmp_path / "tree.json", []
     path.write_text("old")
     replace = Path.replace
 
     def look(self: Path, target: Path) -> Path:
-        seen.append((path.read_text(), ThoughtTree.load(self).place(tree[5])))
+        versions.append((path.read_text(), ThoughtTree.load(self).place(tree[5])))
         return replace(self, target)
 
     monkeypatch.setattr(Path, "replace", look)
     tree.save(path)
-    assert seen == [("old", "0.1.1.0")]
+    assert versions == [("old", "0.1.1.0")]
     assert same(ThoughtTree.load(path), tree)
 
 
 @pytest.mark.parametrize("where", ["absent/tree.json", "."])
-def test_a_place_that_cannot_be_written_is_named(tree: ThoughtTree, tmp_path: Path, where: str) -> None:
+def test_an_unwritable_path_is_named(tree: ThoughtTree, tmp_path: Path, where: str) -> None:
     with pytest.raises(TaskError, match=r"can't be written: .*; give another file"):
         tree.save(tmp_path / where)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_half_a_surrogate_pair_is_written_as_json_can_hold_it(tmp_path: Path) -> None:
+def test_a_lone_surrogate_is_written_as_valid_json(tmp_path: Path) -> None:
     write_json(tmp_path / "run.json", {"answer": "\udcff"})
     assert json.loads((tmp_path / "run.json").read_text(encoding="utf-8")) == {"answer": "\udcff"}
 
 
 def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:
-    """The tree's JSON with some fields of one node changed, or left out where they are None."""
+    """Return the tree's JSON with some fields of one node changed, or left out if None."""
     data = tree.to_json()
     data["nodes"][node] = {k: v for k, v in (data["nodes"][node] | fields).items() if v is not None}
     return data
@@ -200,7 +198,7 @@ def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:
         (1, {"parent": None}),
         (1, {"parent": 1}),
         (1, {"parent": 99}),
-        (2, {"parent": 5}),  # 5 grew from 2
+        (2, {"parent": 5}),  # 5 is a child of 2
         (1, {"parent": -1}),
         (1, {"parent": "x"}),
         (1, {"thought": None}),
@@ -210,7 +208,7 @@ def changed(tree: ThoughtTree, node: int, **fields: Any) -> dict[str, Any]:
         (1, {"colour": "red"}),
     ],
 )
-def test_a_damaged_node_is_refused(tree: ThoughtTree, node: int, fields: dict[str, Any]) -> None:
+def test_a_damaged_node_is_rejected(tree: ThoughtTree, node: int, fields: dict[str, Any]) -> None:
     assert same(ThoughtTree.from_json(changed(tree, node)), tree)
     with pytest.raises(TaskError, match=r"^the tree is damaged: "):
         ThoughtTree.from_json(changed(tree, node, **fields))
@@ -228,13 +226,13 @@ def test_a_damaged_node_is_refused(tree: ThoughtTree, node: int, fields: dict[st
         {"root": {}},
     ],
 )
-def test_a_damaged_tree_is_refused(tree: ThoughtTree, data: dict[str, Any]) -> None:
+def test_a_damaged_tree_is_rejected(tree: ThoughtTree, data: dict[str, Any]) -> None:
     with pytest.raises(TaskError, match=r"^the tree is damaged: "):
         ThoughtTree.from_json(tree.to_json() | data)
 
 
 @pytest.mark.parametrize("missing", ["nodes", "root"])
-def test_a_tree_without_its_parts_is_refused(tree: ThoughtTree, missing: str) -> None:
+def test_a_tree_without_its_parts_is_rejected(tree: ThoughtTree, missing: str) -> None:
     with pytest.raises(TaskError, match=f"^the tree is damaged: '{missing}'"):
         ThoughtTree.from_json({key: value for key, value in tree.to_json().items() if key != missing})
 
@@ -242,25 +240,25 @@ def test_a_tree_without_its_parts_is_refused(tree: ThoughtTree, missing: str) ->
 @pytest.mark.parametrize(
     "data", [{}, [], "tree", 3, None, {"format": "networkx"}, {"tree": 3}, {"format": ["tot.tree"]}]
 )
-def test_what_is_no_tree_is_refused_with_how_to_make_one(tmp_path: Path, data: Any) -> None:
+def test_a_file_that_is_not_a_tree_is_rejected_with_a_remedy(tmp_path: Path, data: Any) -> None:
     (tmp_path / "x.json").write_text(json.dumps(data))
     with pytest.raises(TaskError, match=r"^this is not a tree of thoughts: save one with `tree\.save"):
         ThoughtTree.load(tmp_path / "x.json")
 
 
 @pytest.mark.parametrize("version", [0, 3, "1", None])
-def test_another_version_is_refused_by_name(tree: ThoughtTree, version: Any) -> None:
+def test_another_version_is_rejected_by_name(tree: ThoughtTree, version: Any) -> None:
     with pytest.raises(TaskError, match=f"^unknown version {version!r} of a tree: this program reads version 2$"):
         ThoughtTree.from_json(tree.to_json() | {"version": version})
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b'{"format": "tot.tree"', b"\xff\xfe", b"[" * 100_000])
-def test_what_is_no_json_is_refused_by_its_files_name(tmp_path: Path, content: bytes) -> None:
+def test_invalid_json_is_rejected_by_file_name(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "broken.json").write_bytes(content)
     with pytest.raises(TaskError, match=r"broken\.json can't be read as JSON: "):
         ThoughtTree.load(tmp_path / "broken.json")
 
 
-def test_an_absent_file_is_refused_by_name(tmp_path: Path) -> None:
+def test_a_missing_file_is_rejected_by_name(tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"absent\.json can't be read as JSON: .*No such file"):
         ThoughtTree.load(tmp_path / "absent.json")

@@ -1,4 +1,4 @@
-"""ThoughtTree as a graph of thoughts: links, moves, worlds and every field, in JSON out and in; pruning and leaves."""
+"""ThoughtTree as a graph of thoughts: links, moves, worlds and all fields in JSON; pruning and leaves."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ def graphs(draw: st.DrawFn) -> ThoughtTree:
 
 
 def ways(tree: ThoughtTree) -> set[tuple[int, int, str]]:
-    """Links as (from, to, thought)."""
+    """Return links as (from, to, thought)."""
     return {(tail.id, head.id, step.text) for tail, head, step in tree.links()}
 
 
 @pytest.fixture
 def grow() -> Callable[..., Named]:
-    """A tree from paths, in order: grow("a", "b", "b/c"); its nodes by path."""
+    """Make a tree from paths, in order: grow("a", "b", "b/c"); return its nodes by path."""
 
     def make(*paths: str) -> Named:
         tree = ThoughtTree(State(question="q"))
@@ -87,14 +87,14 @@ def test_a_link_is_another_way_in_and_changes_no_path(grow: Any) -> None:
     assert {child.id for child in tree.children(node["a"])} == {3}
 
 
-def test_the_way_from_the_parent_is_no_link(grow: Any) -> None:
+def test_the_edge_from_the_parent_is_not_a_link(grow: Any) -> None:
     tree, node = grow("a", "b", "b/c")
     tree.link(node["b"], node["b/c"], thought("also"))
     assert tree.links() == []
     assert tree.state(node["b/c"]).text == "b\nc"
 
 
-def test_a_moved_node_has_a_new_way_and_keeps_the_old_one_as_a_link(grow: Any) -> None:
+def test_a_moved_node_has_a_new_edge_and_keeps_the_old_one_as_a_link(grow: Any) -> None:
     tree, node = grow("a", "b", "b/c", "b/c/d", "b/c/d/e")
     tree.move(node["b/c/d"], node["a"], thought("y"))
     assert tree.state(node["b/c/d"]).text == "a\ny"
@@ -104,7 +104,7 @@ def test_a_moved_node_has_a_new_way_and_keeps_the_old_one_as_a_link(grow: Any) -
     assert [step.id for step in tree.path(node["b/c/d/e"])] == [0, 1, 4, 5]
 
 
-def test_what_grew_from_a_moved_node_is_as_deep_as_its_path_is_long(grow: Any) -> None:
+def test_descendants_of_a_moved_node_have_the_depth_of_their_path(grow: Any) -> None:
     tree, node = grow("a", "b", "b/c", "b/c/d", "b/c/d/e")
     tree.move(node["b/c/d"], node[""], thought("y"))
     assert [one.depth for one in tree] == [len(tree.path(one)) - 1 for one in tree]
@@ -118,7 +118,7 @@ def test_a_node_can_be_moved_back(grow: Any) -> None:
     assert ways(tree) == {(1, 3, "y")}
 
 
-def test_a_move_to_the_same_parent_is_another_thought(grow: Any) -> None:
+def test_a_move_to_the_same_parent_changes_the_thought(grow: Any) -> None:
     tree, node = grow("a", "b")
     tree.move(node["b"], node[""], thought("shorter"))
     assert tree.state(node["b"]).text == "shorter"
@@ -126,11 +126,11 @@ def test_a_move_to_the_same_parent_is_another_thought(grow: Any) -> None:
     assert tree.place(node["b"]) == "0.1"
 
 
-def test_no_two_nodes_stand_in_one_place(grow: Any) -> None:
+def test_no_two_nodes_have_the_same_place(grow: Any) -> None:
     """Seeds are derived from places."""
     tree, node = grow("a", "b", "b/c")
     tree.link(node["a"], node["b/c"], thought("x"))
-    tree.move(node["b/c"], node["a"], thought("x"))  # by the link that was there
+    tree.move(node["b/c"], node["a"], thought("x"))  # over the existing link
     tree.add(node["a"], thought("new"))
     tree.add(node["b"], thought("new"))
     places = [tree.place(one) for one in tree]
@@ -138,7 +138,7 @@ def test_no_two_nodes_stand_in_one_place(grow: Any) -> None:
 
 
 @given(graphs())
-def test_places_are_never_shared(tree: ThoughtTree) -> None:
+def test_places_are_unique(tree: ThoughtTree) -> None:
     for node in list(tree):
         tree.add(node, thought("new"))
     places = [tree.place(node) for node in tree]
@@ -162,7 +162,7 @@ def test_json_keeps_links_worlds_and_every_field(tree: ThoughtTree) -> None:
 
 
 @given(graphs())
-def test_a_read_graph_grows_as_the_one_that_was_saved(tree: ThoughtTree) -> None:
+def test_a_loaded_graph_grows_like_the_saved_one(tree: ThoughtTree) -> None:
     read = ThoughtTree.from_json(tree.to_json())
     for one in (tree, read):
         for node in list(one):
@@ -170,7 +170,7 @@ def test_a_read_graph_grows_as_the_one_that_was_saved(tree: ThoughtTree) -> None
     assert [read.place(node) for node in read] == [tree.place(node) for node in tree]
 
 
-def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> None:
+def test_every_non_default_field_of_a_node_is_in_the_json() -> None:
     other: dict[str, Any] = {
         "world": [1, {"a": None}], "cost": 2.5, "value": 0.5, "fast": 0.25, "prior": 0.1, "confidence": 0.75,
         "reward": -1.0, "visits": 3, "q": 0.125, "terminal": True, "goal": True, "verified": True,
@@ -200,13 +200,13 @@ def test_every_field_of_a_node_is_in_the_json_where_it_is_not_the_default() -> N
         3,
     ],
 )
-def test_a_damaged_link_is_refused(grow: Any, link: Any) -> None:
+def test_a_damaged_link_is_rejected(grow: Any, link: Any) -> None:
     tree, _ = grow("a", "b")
     with pytest.raises(TaskError, match=r"^the tree is damaged: "):
         ThoughtTree.from_json(tree.to_json() | {"links": [link]})
 
 
-def test_a_tree_of_version_1_has_no_links_and_is_read(grow: Any) -> None:
+def test_a_tree_of_version_1_is_loaded_without_links(grow: Any) -> None:
     tree, _ = grow("a", "b", "b/c")
     old = {key: value for key, value in tree.to_json().items() if key != "links"} | {"version": 1}
     assert ThoughtTree.from_json(old).to_json() == tree.to_json()
@@ -215,7 +215,7 @@ def test_a_tree_of_version_1_has_no_links_and_is_read(grow: Any) -> None:
 # -- pruning, leaves, the best ----------------------------------------------------------------------------------
 
 
-def test_pruning_marks_what_grew_from_a_node_but_not_what_is_linked_to_it(grow: Any) -> None:
+def test_pruning_marks_descendants_but_not_linked_nodes(grow: Any) -> None:
     tree, node = grow("a", "b", "b/c", "b/c/d", "b/e", "a/f")
     tree.link(node["b/c"], node["a/f"], thought("x"))
     tree.prune(node["b"])
@@ -223,7 +223,7 @@ def test_pruning_marks_what_grew_from_a_node_but_not_what_is_linked_to_it(grow: 
     assert [one.id for one in tree.leaves()] == [node["a/f"].id]
 
 
-def test_a_moved_node_is_pruned_with_its_new_parent_alone(grow: Any) -> None:
+def test_a_moved_node_is_pruned_with_its_new_parent_only(grow: Any) -> None:
     tree, node = grow("a", "b", "b/c", "b/c/d")
     tree.move(node["b/c"], node["a"], thought("y"))
     tree.prune(node["b"])
@@ -232,27 +232,27 @@ def test_a_moved_node_is_pruned_with_its_new_parent_alone(grow: Any) -> None:
     assert [one.pruned for one in tree] == [False, True, True, True, True]
 
 
-def test_the_best_leaf_is_a_goal_then_an_end_then_the_most_valuable(grow: Any) -> None:
+def test_the_best_leaf_is_a_goal_then_terminal_then_the_most_valuable(grow: Any) -> None:
     tree, node = grow("a", "b", "c", "d", "d/e", "f")
     for path, value in {"a": 3.0, "b": 5.0, "c": 5.0, "d": 99.0, "d/e": -1.0}.items():
         node[path].value = value
-    assert tree.best() is node["b"]  # the first of equals; d is no leaf
+    assert tree.best() is node["b"]  # the first of equals; d is not a leaf
     node["d/e"].terminal = True
     assert tree.best() is node["d/e"]
     node["f"].terminal = node["f"].goal = True
-    assert tree.best() is node["f"]  # whatever it is worth
+    assert tree.best() is node["f"]  # regardless of its value
     tree.prune(node["f"])
     assert tree.best() is node["d/e"]
 
 
-def test_where_all_is_pruned_the_root_is_best(grow: Any) -> None:
+def test_if_everything_is_pruned_the_root_is_best(grow: Any) -> None:
     tree, node = grow("a")
     tree.prune(node["a"])
     assert tree.leaves() == []
     assert tree.best() is tree.root
 
 
-def test_what_calls_took_adds_up_at_a_node() -> None:
+def test_costs_of_calls_add_up_at_a_node() -> None:
     node = Node(id=0)
     node.spend(Usage(prompt_tokens=7, new_tokens=5, drafted=8, accepted=4, reached=5, seconds=0.5))
     node.spend(Usage(new_tokens=2, drafted=8, accepted=8, reached=10, seconds=0.25))

@@ -1,4 +1,4 @@
-"""State evaluators: Likelihood's expected number from known log-probabilities, and Value's mean of what it can read."""
+"""State evaluators: Likelihood's expected value from known log-probabilities, and Value's mean of parsed samples."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def evaluations(decoder: Any) -> list[Request]:
     [
         ({7: 1.0}, 7.0),
         ({3: 0.25, 7: 0.75}, 6.0),
-        ({3: 0.025, 7: 0.075}, 6.0),  # what the numbers have in common is no matter: 90 % may go elsewhere
+        ({3: 0.025, 7: 0.075}, 6.0),  # a common factor is irrelevant: 90 % may be on other tokens
         ({1: 0.5, 10: 0.5}, 5.5),
         (dict.fromkeys(range(1, 11), 0.1), 5.5),
         ({3: math.exp(-700), 7: 3 * math.exp(-700)}, 6.0),
@@ -54,9 +54,7 @@ def test_the_value_is_the_expected_number_under_the_model(
     assert solution.parse_failures == 0
 
 
-def test_a_number_of_two_tokens_counts_by_its_whole_probability_not_the_mean_of_its_tokens(
-    letters: Any, scripted: Any
-) -> None:
+def test_a_number_of_two_tokens_counts_by_its_total_probability(letters: Any, scripted: Any) -> None:
     scores = [ChoiceLogprob(NEVER, 1)] * 10
     scores[0], scores[9] = ChoiceLogprob(math.log(0.8), 1), ChoiceLogprob(math.log(0.2), 2)
     reply = scripted.completion("", "stop", 0, choice_logprobs=tuple(scores))
@@ -64,13 +62,13 @@ def test_a_number_of_two_tokens_counts_by_its_whole_probability_not_the_mean_of_
     assert solution.tree[1].value == pytest.approx(0.8 * 1 + 0.2 * 10)
 
 
-def test_likelihoods_below_the_smallest_float_still_weigh(letters: Any) -> None:
+def test_likelihoods_below_the_smallest_float_are_weighted(letters: Any) -> None:
     assert expected([1, 2, 3], [-1000.0, -1000.0 + math.log(3), NEVER]) == pytest.approx(1.75)
     assert expected([1, 2, 3], [NEVER] * 3) == 2
 
 
 @given(st.lists(st.floats(-1e4, 0) | st.just(NEVER), min_size=10, max_size=10), st.floats(-1e3, 1e3))
-def test_an_expected_value_is_on_the_scale_and_blind_to_a_common_factor(logprobs: list[float], shift: float) -> None:
+def test_an_expected_value_is_on_the_scale_and_ignores_a_common_factor(logprobs: list[float], shift: float) -> None:
     value = expected(range(1, 11), logprobs)
     assert 1 <= value <= 10
     assert expected(range(1, 11), [logprob + shift for logprob in logprobs]) == pytest.approx(value, abs=1e-6)
@@ -98,7 +96,7 @@ def test_every_number_of_the_scale_is_scored_with_the_end_of_turn_after_it(
     assert request.sampling.n == 1
 
 
-def test_the_scale_is_the_tasks_own(letters: Any, scripted: Any) -> None:
+def test_the_scale_of_the_task_is_used(letters: Any, scripted: Any) -> None:
     task = type("Graded", (letters,), {"scale": (0, 3)})
     scores = tuple(ChoiceLogprob(math.log(p), 1) for p in (0.1, 0.2, 0.3, 0.4))
     decoder = scripted({"grow": "a", "value a": scripted.completion("", "stop", 0, choice_logprobs=scores)})
@@ -107,7 +105,7 @@ def test_the_scale_is_the_tasks_own(letters: Any, scripted: Any) -> None:
     assert solution.tree[1].value == pytest.approx(0.2 + 0.6 + 1.2)
 
 
-def test_an_evaluation_that_a_budget_cut_off_has_no_value(letters: Any, scripted: Any) -> None:
+def test_an_evaluation_cut_off_by_a_budget_has_no_value(letters: Any, scripted: Any) -> None:
     cut = scripted.completion("", "budget", 0, choice_logprobs=(ChoiceLogprob(-1.0, 1),) * 10)
     assert evaluate(letters, scripted({"grow": "a", "value a": cut}), Likelihood()).tree[1].value is None
 
@@ -134,7 +132,7 @@ def test_the_value_is_the_mean_of_the_samples(
     assert solution.parse_failures == solution.tree[1].parse_failures == failures
 
 
-def test_all_samples_of_a_state_are_one_request_of_few_tokens(letters: Any, scripted: Any) -> None:
+def test_all_samples_of_a_state_are_one_request_with_few_tokens(letters: Any, scripted: Any) -> None:
     decoder = scripted({"grow": "a", "value a": ["4", "8", "5"]})
     solution = evaluate(letters, decoder, Value(samples=3, temperature=0.7))
     (request,) = evaluations(decoder)
@@ -143,14 +141,14 @@ def test_all_samples_of_a_state_are_one_request_of_few_tokens(letters: Any, scri
     assert solution.tree[1].new_tokens == 5 + 3 * 5  # the thought, and three replies
 
 
-def test_a_sample_that_a_budget_cut_off_leaves_no_value(letters: Any, scripted: Any) -> None:
+def test_a_sample_cut_off_by_a_budget_leaves_no_value(letters: Any, scripted: Any) -> None:
     replies = ["4", scripted.completion("1", "budget")]
     solution = evaluate(letters, scripted({"grow": "a", "value a": replies}), Value(samples=2))
     assert solution.tree[1].value is None
     assert solution.parse_failures == 0
 
 
-def test_a_value_template_sees_the_last_thoughts_parts_as_variables(scripted: Any) -> None:
+def test_a_value_template_gets_the_parts_of_the_last_thought_as_variables(scripted: Any) -> None:
     class Pair(Task):
         thought = ("ask", "tell")
         templates = {  # noqa: RUF012 - as users write it
@@ -165,7 +163,7 @@ def test_a_value_template_sees_the_last_thoughts_parts_as_variables(scripted: An
     assert [request.prompt[-1].content for request in evaluations(decoder)] == ["value why-so why of q"]
 
 
-def test_branches_that_claim_the_same_agree_though_a_thought_has_two_templates(scripted: Any) -> None:
+def test_agreement_compares_claims_of_thoughts_with_two_templates(scripted: Any) -> None:
     class Steps(Task):
         thought = ("question_part", "answer_part")
         templates: ClassVar = {

@@ -1,4 +1,4 @@
-"""Vote: candidates side by side, numbered in an order of its own each time; shares of the votes mapped back."""
+"""Vote: candidates side by side, numbered in a new random order for each vote; vote shares are mapped back."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ VOTE = "{% for candidate in candidates %}{{ loop.index }}={{ candidate }};{% end
 
 @pytest.fixture
 def election(letters: Any) -> type[Task]:
-    """As Letters, with a ballot paper: "1=b;2=a;"."""
+    """Letters with a ballot as the vote prompt: "1=b;2=a;"."""
     return type("Election", (letters,), {"templates": letters.templates | {"vote": VOTE}})
 
 
 class Voter:
-    """Proposes the candidates; votes for what `choose` says of a ballot paper, a mapping from number to candidate."""
+    """Propose the candidates, and vote for `choose(ballot)`, where the ballot maps numbers to candidates."""
 
     def __init__(self, candidates: Sequence[str], choose: Callable[[dict[int, str]], str]) -> None:
         self.candidates = candidates
@@ -60,17 +60,17 @@ def place(ballot: dict[int, str], candidate: str) -> int:
     return next(number for number, text in ballot.items() if text == candidate)
 
 
-def test_every_ballot_has_every_candidate_once_and_an_order_of_its_own(election: Any) -> None:
+def test_every_ballot_has_every_candidate_once_in_its_own_order(election: Any) -> None:
     voter = Voter("abcde", lambda ballot: "1")
     hold(election, voter, samples=40)
     assert len(voter.ballots) == 40
     assert all(sorted(ballot.values()) == list("abcde") for ballot in voter.ballots)
     assert all(list(ballot) == [1, 2, 3, 4, 5] for ballot in voter.ballots)
     assert len({tuple(ballot.values()) for ballot in voter.ballots}) >= 20  # of 120
-    assert {ballot[1] for ballot in voter.ballots} == set("abcde")  # no place is any candidate's
+    assert {ballot[1] for ballot in voter.ballots} == set("abcde")  # every candidate appears in every position
 
 
-def test_votes_are_mapped_back_through_the_order_they_were_shown_in(election: Any) -> None:
+def test_votes_are_mapped_back_through_the_order_of_the_ballot(election: Any) -> None:
     voter = Voter("abcde", lambda ballot: str(place(ballot, "d")))
     assert values(hold(election, voter)) == {"a": 0, "b": 0, "c": 0, "d": 1, "e": 0}
 
@@ -84,7 +84,7 @@ def test_a_value_is_a_share_of_the_votes(election: Any) -> None:
     assert sum(node.new_tokens for node in solution.tree) == 5 * 5 + 5 * 5
 
 
-def test_the_same_seed_shuffles_the_same_way_and_another_one_another(election: Any) -> None:
+def test_equal_seeds_give_equal_orders_and_others_differ(election: Any) -> None:
     first, again, other = (Voter("abcde", lambda ballot: "1") for _ in range(3))
     hold(election, first, seed=1)
     hold(election, again, seed=1)
@@ -94,7 +94,7 @@ def test_the_same_seed_shuffles_the_same_way_and_another_one_another(election: A
     assert first.ballots != other.ballots
 
 
-def test_each_vote_is_drawn_with_a_seed_of_its_own_even_for_equal_ballots(election: Any) -> None:
+def test_each_vote_has_its_own_seed_even_for_equal_ballots(election: Any) -> None:
     voter = Voter("ab", lambda ballot: "1")
     hold(election, voter, samples=5)
     votes = [request for request in voter.requests if request.purpose == "evaluate"]
@@ -111,15 +111,15 @@ def test_a_single_candidate_needs_no_vote(election: Any) -> None:
 
 
 @pytest.mark.parametrize("reply", ["", "none of them", "6", "0", "the 1.5th", "best: 77"])
-def test_a_vote_that_cannot_be_read_is_nobodys_and_counted(election: Any, reply: str) -> None:
+def test_an_unparsed_vote_counts_for_no_candidate(election: Any, reply: str) -> None:
     replies = iter(["a", reply, "a", reply])
-    voter = Voter("abcde", lambda ballot: str(place(ballot, "a")) if (said := next(replies)) == "a" else said)
+    voter = Voter("abcde", lambda ballot: str(place(ballot, "a")) if (choice := next(replies)) == "a" else choice)
     solution = hold(election, voter, samples=4)
     assert values(solution) == {"a": 0.5, "b": 0, "c": 0, "d": 0, "e": 0}
     assert solution.parse_failures == 2
 
 
-def test_votes_that_a_budget_cut_off_leave_no_values_and_are_no_parse_failures(election: Any) -> None:
+def test_votes_cut_off_by_a_budget_leave_no_values_and_are_not_parse_failures(election: Any) -> None:
     class Cut(Voter):
         def _replies(self, request: Request) -> list[Completion]:
             cut = request.purpose == "evaluate"
@@ -155,20 +155,20 @@ def test_votes_that_a_budget_cut_off_leave_no_values_and_are_no_parse_failures(e
         ("", 3, None),
     ],
 )
-def test_a_reply_is_for_the_candidate_that_it_calls_best(
+def test_a_vote_is_the_candidate_that_the_reply_calls_best(
     election: Any, reply: str, candidates: int, choice: int | None
 ) -> None:
     assert election().parse_vote(reply, candidates) == choice
 
 
-def test_candidates_are_shown_as_the_task_says(election: Any) -> None:
+def test_candidates_are_rendered_by_the_task(election: Any) -> None:
     task = type("Loud", (election,), {"candidate": lambda self, state: state.text.upper()})
     voter = Voter("ab", lambda ballot: "1")
     hold(task, voter)
     assert sorted(voter.ballots[0].values()) == ["A", "B"]
 
 
-def test_the_states_of_a_level_are_compared_with_each_other_whoever_their_parents_are(election: Any) -> None:
+def test_states_of_a_level_are_compared_across_parents(election: Any) -> None:
     voter = Voter("ab", lambda ballot: "1")
     search = BFS(thoughts=2, breadth=2, depth=3)
     solution = solve(election, "q", decoder=voter, search=search, evaluator=Vote(samples=4))

@@ -1,6 +1,6 @@
-"""What tests of the blocks' world share: the domain written down again, and searches over all of its states.
+"""Shared helpers of the Blocksworld tests: an independent definition of the domain, and searches over all its states.
 
-Import mode is importlib, so these are fixtures: functions.
+They are fixtures because the import mode is importlib.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 from tot.tasks.blocks import Facts, apply, legal_actions
 from tot.tasks.pddl import Problem
 
-# The domain's definition: name, parameters, preconditions, facts added, facts deleted.
+# The domain's definition: name, parameters, preconditions, added facts, deleted facts.
 DOMAIN = {
     "pick-up": ("x", "clear x, ontable x, handempty", "holding x", "clear x, ontable x, handempty"),
     "put-down": ("x", "holding x", "clear x, handempty, ontable x", "holding x"),
@@ -24,7 +24,7 @@ DOMAIN = {
 
 
 def simulate(facts: set[str], step: str) -> set[str] | None:
-    """One step by the definition: facts are texts; None where it is not possible."""
+    """Apply one step by the definition. Facts are texts; return None if the step is impossible."""
     name, *blocks = step.strip("()").split()
     parameters, *lists = DOMAIN[name]
     bound = dict(zip(parameters.split(), blocks, strict=True))
@@ -35,7 +35,7 @@ def simulate(facts: set[str], step: str) -> set[str] | None:
 
 
 def solves(problem: Problem, plan: list[str]) -> tuple[bool, int | None]:
-    """Whether a plan is right, and its first step that is not possible, by the definition."""
+    """Return whether a plan is valid by the definition, and the index of its first impossible step."""
     facts: set[str] | None = {" ".join(fact) for fact in problem.init}
     for number, step in enumerate(plan, 1):
         assert facts is not None
@@ -47,7 +47,7 @@ def solves(problem: Problem, plan: list[str]) -> tuple[bool, int | None]:
 
 
 def problem_of(blocks: str, init: str, goal: str) -> Problem:
-    """From facts written as `on a b, clear a`."""
+    """Make a problem from facts written as `on a b, clear a`."""
     start, end = (frozenset(tuple(fact.split()) for fact in text.split(", ") if fact) for text in (init, goal))
     return Problem(tuple(blocks), start, end)
 
@@ -56,19 +56,22 @@ THREE = problem_of("abc", "on b a, ontable a, ontable c, clear b, clear c, hande
 
 
 def reachable(start: Facts) -> list[Facts]:
-    """All states, nearest first."""
-    found = {start: None}
-    queue = deque(found)
+    """Return all reachable states, nearest first."""
+    reached = {start: None}
+    queue = deque(reached)
     while queue:
         facts = queue.popleft()
         after = [apply(facts, action) or facts for action in legal_actions(facts)]
-        queue.extend(new for new in after if new not in found)
-        found.update(dict.fromkeys(after))
-    return list(found)
+        queue.extend(new for new in after if new not in reached)
+        reached.update(dict.fromkeys(after))
+    return list(reached)
 
 
 def distances(states: list[Facts], goal: Facts) -> dict[Facts, int]:
-    """True steps to the goal from each state; every action can be undone by one other, so they are walked backwards."""
+    """Return the true number of steps to the goal from each state.
+
+    Every action can be undone by one other action, so the search walks backwards from the goal.
+    """
     steps = {facts: 0 for facts in states if goal <= facts}
     queue = deque(steps)
     while queue:
@@ -82,7 +85,7 @@ def distances(states: list[Facts], goal: Facts) -> dict[Facts, int]:
 
 
 def start_of(blocks: str) -> Facts:
-    """All blocks on the table."""
+    """Return the state with all blocks on the table."""
     return frozenset([("handempty",), *((kind, x) for kind in ("ontable", "clear") for x in blocks)])
 
 

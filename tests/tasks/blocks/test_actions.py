@@ -1,4 +1,4 @@
-"""Blocksworld's actions: what they do, and how they are read."""
+"""Blocksworld's actions: their effects and how texts are parsed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tot.tasks.blocks import Action, Facts, apply, legal_actions, parse_action
 WORDS = ("pick", "up", "put", "down", "stack", "unstack", "a", "the", "block", "on", "from", "table", "(", ")", ",")
 
 
-def test_every_action_does_what_the_domain_says(
+def test_every_action_matches_the_domain_definition(
     reachable: Callable[..., list[Facts]], start_of: Callable[..., Facts], simulate: Callable[..., set[str] | None]
 ) -> None:
     actions = [
@@ -34,7 +34,7 @@ def test_every_action_does_what_the_domain_says(
         assert sorted(legal) == sorted(action.pddl for action in legal_actions(facts))
 
 
-def test_legal_actions_come_in_a_fixed_order(three: Any) -> None:
+def test_legal_actions_have_a_fixed_order(three: Any) -> None:
     assert [action.text for action in legal_actions(three.init)] == ["unstack b from a", "pick up c"]
     held = apply(three.init, Action("unstack", ("b", "a")))
     assert held is not None
@@ -82,13 +82,13 @@ def test_legal_actions_come_in_a_fixed_order(three: Any) -> None:
         ("I think we should pick up a", None),
     ],
 )
-def test_an_action_is_read_in_either_form_loosely(text: str, pddl: str | None) -> None:
+def test_actions_are_parsed_in_words_and_in_pddl(text: str, pddl: str | None) -> None:
     action = parse_action(text)
     assert (action and action.pddl) == pddl
 
 
 @given(st.text() | st.lists(st.sampled_from(WORDS)).map(" ".join))
-def test_any_text_is_an_action_that_reads_back_or_none(text: str) -> None:
+def test_a_parsed_action_parses_back_to_itself(text: str) -> None:
     action = parse_action(text)
     if action:
         assert parse_action(action.pddl) == parse_action(action.text) == action

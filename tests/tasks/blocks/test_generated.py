@@ -13,25 +13,25 @@ from tot.tasks.blocks_planner import generate, shortest_plan
 
 
 @pytest.mark.parametrize("blocks", [2, 3, 4])
-def test_every_length_that_is_possible_is_generated(
+def test_every_possible_length_is_generated(
     blocks: int,
     distances: Callable[..., dict[Facts, int]],
     reachable: Callable[..., list[Facts]],
     start_of: Callable[..., Facts],
 ) -> None:
-    most = 4 * (blocks - 1)
-    for steps, seed in itertools.product(range(2, most + 1, 2), range(5)):
+    bound = 4 * (blocks - 1)
+    for steps, seed in itertools.product(range(2, bound + 1, 2), range(5)):
         problem = generate(seed, blocks, steps)
         check(problem)
         assert len(problem.objects) == blocks
         assert distances(reachable(problem.init), problem.goal)[problem.init] == steps
     names = "abcd"[:blocks]
     towers = [frozenset(("on", x, y) for x, y in itertools.pairwise(order)) for order in itertools.permutations(names)]
-    assert max(max(distances(reachable(start_of(names)), goal).values()) for goal in towers) <= most + 1  # one in hand
+    assert max(max(distances(reachable(start_of(names)), goal).values()) for goal in towers) <= bound + 1  # one in hand
 
 
 @pytest.mark.parametrize(("blocks", "steps"), [(5, 2), (5, 16), (6, 10)])
-def test_large_problems_have_the_length_asked_for(
+def test_large_problems_have_the_requested_length(
     blocks: int, steps: int, solves: Callable[..., tuple[bool, int | None]]
 ) -> None:
     problem = generate(7, blocks, steps)
@@ -41,7 +41,7 @@ def test_large_problems_have_the_length_asked_for(
     assert solves(problem, plan) == (True, None)
 
 
-def test_equal_seeds_give_equal_problems_and_others_differ() -> None:
+def test_problems_are_equal_only_for_equal_seeds() -> None:
     assert generate(3, 5, 8) == generate(3, 5, 8)
     assert len({generate(seed, 5, 8) for seed in range(20)}) == 20
 
@@ -56,6 +56,6 @@ def test_equal_seeds_give_equal_problems_and_others_differ() -> None:
         (7, 2, "blocks=7: give from 2 to 6"),
     ],
 )
-def test_an_impossible_length_is_refused_with_the_range(blocks: int, steps: int, message: str) -> None:
+def test_an_impossible_length_error_names_the_range(blocks: int, steps: int, message: str) -> None:
     with pytest.raises(TaskError, match=message):
         generate(0, blocks, steps)

@@ -1,4 +1,4 @@
-"""Blocksworld's plans: how they are judged, how short they may be, and a plain one."""
+"""Blocksworld's plans: verification, shortest plans, and the plain plan."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def rows(data: Path) -> list[dict[str, Any]]:
         ([], False),
     ],
 )
-def test_a_plan_is_right_where_each_step_can_be_done_and_the_goal_is_reached(
+def test_a_plan_is_valid_if_every_step_is_possible_and_the_goal_is_reached(
     plan: list[str], right: bool, three: Any
 ) -> None:
     assert solved_by(three, plan) == right
 
 
-def test_real_plans_are_right_and_altered_ones_are_judged_as_the_domain_says(
+def test_real_and_altered_plans_are_judged_by_the_domain_definition(
     rows: list[dict[str, Any]], solves: Callable[..., tuple[bool, int | None]]
 ) -> None:
     assert len(rows) == 352
@@ -62,7 +62,7 @@ def test_real_plans_are_right_and_altered_ones_are_judged_as_the_domain_says(
 
 
 def alterations(plan: list[str], blocks: tuple[str, ...]) -> Iterator[list[str]]:
-    """A plan with one action dropped, two neighbours swapped, or one action altered."""
+    """Yield the plan with one action dropped, two neighbours swapped, or one action altered."""
     for place, step in enumerate(plan):
         yield plan[:place] + plan[place + 1 :]
         if place:
@@ -76,7 +76,7 @@ def alterations(plan: list[str], blocks: tuple[str, ...]) -> Iterator[list[str]]
                 yield [*plan[:place], f"({' '.join((name, *changed))})", *plan[place + 1 :]]
 
 
-def test_no_plan_is_shorter_than_the_shortest_nor_are_the_real_ones(
+def test_shortest_plans_are_as_long_as_the_reference_plans(
     rows: list[dict[str, Any]], solves: Callable[..., tuple[bool, int | None]]
 ) -> None:
     for row in rows:
@@ -89,14 +89,14 @@ def test_no_plan_is_shorter_than_the_shortest_nor_are_the_real_ones(
 
 
 @pytest.mark.parametrize("blocks", ["ab", "abc", "abcd"])
-def test_the_estimate_is_never_too_high_and_falls_by_one_at_most(
+def test_the_estimate_is_admissible_and_drops_by_at_most_one_a_step(
     blocks: str,
     reachable: Callable[..., list[Facts]],
     distances: Callable[..., dict[Facts, int]],
     start_of: Callable[..., Facts],
     solves: Callable[..., tuple[bool, int | None]],
 ) -> None:
-    """For goals of all kinds, from every state; and shortest plans are as long as a plain search says."""
+    """Check goals of all kinds from every state, and shortest plans against breadth-first search."""
     rng, states = random.Random(0), reachable(start_of(blocks))
     exact = cases = 0
     for _ in range(150 if len(blocks) == 4 else 60):
@@ -119,10 +119,10 @@ def test_the_estimate_is_never_too_high_and_falls_by_one_at_most(
             plain = plain_plan(Problem(tuple(blocks), facts, goal))
             assert len(plain) >= len(plan)
             assert solves(Problem(tuple(blocks), facts, goal), plain) == (True, None)
-    assert exact > 0.7 * cases  # it tells near states from far ones
+    assert exact > 0.7 * cases  # it separates near states from distant ones
 
 
-def test_a_plain_plan_takes_all_down_and_builds_the_goal(problem_of: Callable[..., Problem]) -> None:
+def test_a_plain_plan_unstacks_everything_and_builds_the_goal(problem_of: Callable[..., Problem]) -> None:
     start = "on a b, ontable b, clear a, ontable c, clear c, handempty"
     plan = plain_plan(problem_of("abc", start, "on c b, on b a"))
     assert plan == [

@@ -1,4 +1,4 @@
-"""Blocksworld's states: which starts are possible, and which goals can be reached."""
+"""Blocksworld's states: possible starts and reachable goals."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def all_facts(blocks: str) -> list[Fact]:
         ("on a b, holding b, clear a", "a is on b and the hand holds b exclude"),
     ],
 )
-def test_an_impossible_start_is_refused_by_name(init: str, message: str, problem_of: Callable[..., Problem]) -> None:
+def test_an_impossible_start_error_names_the_fact(init: str, message: str, problem_of: Callable[..., Problem]) -> None:
     blocks = sorted({block for fact in init.split(", ") for block in fact.split()[1:]})
     with pytest.raises(TaskError) as caught:
         check(problem_of("".join(blocks), init, "on a b"))
     assert message in str(caught.value)
 
 
-def test_exactly_the_states_of_the_world_are_possible_starts(
+def test_the_possible_starts_are_exactly_the_reachable_states(
     reachable: Callable[..., list[Facts]], start_of: Callable[..., Facts]
 ) -> None:
-    """Of all sets of facts about two blocks."""
+    """Check all sets of facts about two blocks."""
     states = set(reachable(start_of("ab")))
     facts = all_facts("ab")
     passed = set()
@@ -61,7 +61,7 @@ def test_exactly_the_states_of_the_world_are_possible_starts(
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])
-def test_a_goal_is_unreachable_where_no_state_has_all_its_facts(
+def test_a_goal_is_unreachable_if_no_state_has_all_its_facts(
     size: int, reachable: Callable[..., list[Facts]], start_of: Callable[..., Facts]
 ) -> None:
     states, counts = reachable(start_of("abc")), {True: 0, False: 0}

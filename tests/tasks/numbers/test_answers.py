@@ -1,4 +1,4 @@
-"""Answers in a model's text: tables of replies as models write them."""
+"""Parsing of numeric answers from model replies."""
 
 import pytest
 
@@ -101,7 +101,7 @@ def test_flexible_answer_is_the_last_number(text: str, answer: str | None) -> No
         ("- 5 apples", "5"),
     ],
 )
-def test_a_minus_is_a_sign_only_where_it_cannot_be_an_operator_or_a_hyphen(text: str, answer: str) -> None:
+def test_a_minus_is_a_sign_unless_it_can_be_an_operator_or_a_hyphen(text: str, answer: str) -> None:
     assert flexible_answer(text) == answer
 
 
@@ -147,7 +147,7 @@ def test_an_announced_answer_wins_over_a_later_number(text: str, answer: str) ->
         ("The answer is 18 because 16 + 3 = 19", "18"),
     ],
 )
-def test_an_announced_equation_counts_as_its_result(text: str, answer: str) -> None:
+def test_an_announced_equation_gives_its_result(text: str, answer: str) -> None:
     assert flexible_answer(text) == answer
 
 
@@ -162,5 +162,5 @@ def test_an_announced_equation_counts_as_its_result(text: str, answer: str) -> N
         ("\\boxed{18 of 20", "20"),
     ],
 )
-def test_what_is_no_announcement_leaves_the_last_number(text: str, answer: str) -> None:
+def test_without_an_announcement_the_last_number_is_the_answer(text: str, answer: str) -> None:
     assert flexible_answer(text) == answer

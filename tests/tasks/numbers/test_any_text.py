@@ -1,4 +1,4 @@
-"""Numbers in any text: hostile ones, and those in every style."""
+"""Numbers in arbitrary text: adversarial inputs, and every style of writing."""
 
 from decimal import Decimal
 
@@ -26,8 +26,8 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("piece", HOSTILE)
-def test_a_million_hostile_characters_are_read_in_one_go(piece: str) -> None:
-    """Quadratic matching would take hours here."""
+def test_a_million_adversarial_characters_are_parsed_in_linear_time(piece: str) -> None:
+    """Quadratic matching would take hours."""
     text = piece * (1_000_000 // len(piece))
     last = {"1,": "1", "5": text, "answer is 5 x ": "5", "5 apples + ": "5", "1 being ": "1"}
     assert flexible_answer(text) == last.get(piece)
@@ -35,12 +35,12 @@ def test_a_million_hostile_characters_are_read_in_one_go(piece: str) -> None:
     assert parse_value(text, 20, 30) is None
 
 
-def test_a_million_hostile_characters_after_an_announced_number_are_not_its_equation() -> None:
+def test_adversarial_text_after_an_announced_number_is_not_its_equation() -> None:
     for piece in (" ", "a", "(", "a ", "^", "{1}", "%"):
         assert flexible_answer("the answer is 7" + piece * (1_000_000 // len(piece))) == "7"
 
 
-# Pieces that the patterns look for (between bars), in any order, and any text between them.
+# Pieces that the patterns look for (separated by bars), in any order, with any text between them.
 BARRED = "#### |answer is |answer: |\\boxed{|}|{|-|−|$|\\|,|.|%|^|=| x | + |(|)|1|23|456|0|1e5|e|/10| out of 10|1 to 10"
 
 
@@ -52,7 +52,7 @@ TEXTS = st.lists(PIECES | st.text(max_size=5), max_size=30).map("".join)
 @example("answer is 1e5e5=")
 @example("\\boxed{=1=}")
 @example("#### -$1,000e5.5")
-def test_any_text_is_read_without_an_error_and_what_is_found_is_canonical(text: str) -> None:
+def test_any_text_is_parsed_without_error_to_canonical_numbers(text: str) -> None:
     for answer in (strict_answer(text), flexible_answer(text)):
         assert answer is None or normalize(answer) == answer
     value = parse_value(text, 1, 10)

@@ -1,4 +1,4 @@
-"""Numbers as texts: one canonical writing, and when two are the same."""
+"""The canonical form of numbers, and their comparison."""
 
 import pytest
 from hypothesis import given
@@ -37,7 +37,7 @@ from tot.tasks.numbers import normalize, same_number
         ("-0." + "1" * 5000, "-0." + "1" * 5000),
     ],
 )
-def test_normalize_writes_one_canonical_text(number: str, canonical: str) -> None:
+def test_normalize_returns_the_canonical_text(number: str, canonical: str) -> None:
     assert normalize(number) == canonical
     assert normalize(canonical) == canonical
 
@@ -46,7 +46,7 @@ def test_normalize_writes_one_canonical_text(number: str, canonical: str) -> Non
     "number",
     ["", " ", "five", "1,00", "1,2", "1 2", "1.2.3", "10-3", "1/0", "1/2/3", "1/2.5", "nan", "inf", "٣", "1_0"],
 )
-def test_normalize_refuses_what_is_not_one_number(number: str) -> None:
+def test_normalize_rejects_texts_that_are_not_one_number(number: str) -> None:
     with pytest.raises(ValueError, match="is not one number"):
         normalize(number)
     assert not same_number(number, number)
@@ -79,7 +79,7 @@ def test_same_number_compares_exactly(a: str | None, b: str | None, same: bool) 
 
 
 @given(st.text(max_size=12) | st.from_regex(r"[-+−$]{0,2}[0-9,.]{1,8}[e%.]?[0-9]?", fullmatch=True))
-def test_normalize_agrees_with_same_number_on_what_a_number_is(text: str) -> None:
+def test_normalize_accepts_exactly_the_numbers_that_same_number_accepts(text: str) -> None:
     try:
         canonical = normalize(text)
     except ValueError:

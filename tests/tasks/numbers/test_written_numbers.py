@@ -1,4 +1,4 @@
-"""Numbers as LaTeX, other languages and recipes write them; Markdown headings; texts that the token limit ended."""
+"""Numbers in LaTeX, in other languages' notation and as mixed fractions; Markdown headings; truncated texts."""
 
 from fractions import Fraction
 
@@ -31,7 +31,7 @@ TASK = GSM8K()
         ("The answer is 1 ¾ cups.", "7/4"),
     ],
 )
-def test_fractions_and_mixed_numbers_are_one_number(reply: str, value: str) -> None:
+def test_fractions_and_mixed_numbers_are_parsed_as_one_number(reply: str, value: str) -> None:
     answer = TASK.parse_answer(reply)
     assert Fraction(answer or 0) == Fraction(value)
 
@@ -51,12 +51,12 @@ def test_fractions_and_mixed_numbers_are_one_number(reply: str, value: str) -> N
         "12 500",
     ],
 )
-def test_thousands_may_be_grouped_in_other_ways(number: str) -> None:
+def test_other_thousands_separators_are_accepted(number: str) -> None:
     assert TASK.parse_answer(f"The answer is {number} dollars.") == "12500"
     assert TASK.parse_answer(rf"so \boxed{{{number}}}") == "12500"
 
 
-def test_plain_blanks_group_thousands_only_in_an_announced_number() -> None:
+def test_spaces_group_thousands_only_in_an_announced_number() -> None:
     assert TASK.parse_answer("She fills 3 200 ml cups and 5 250 ml cups") == "250"
     assert TASK.parse_answer("The answer is 5 25 times") == "5"
 
@@ -76,7 +76,7 @@ def test_plain_blanks_group_thousands_only_in_an_announced_number() -> None:
         ("#### **18**", "18"),
     ],
 )
-def test_a_heading_is_no_answer_marker(reply: str, answer: str) -> None:
+def test_a_heading_is_not_an_answer_marker(reply: str, answer: str) -> None:
     assert TASK.parse_answer(reply) == answer
 
 
@@ -92,7 +92,7 @@ def test_a_heading_does_not_end_a_message(heading: str) -> None:
     [
         ("She has 3 pens and buys 12", None),
         ("Step 1. She has 3 pens.\nStep 2", None),
-        ("Answer: 2", None),  # it may go on: 25
+        ("Answer: 2", None),  # the number may continue: 25
         ("The answer is 2 x 9 =", None),
         ("#### 12", None),
         ("The answer is 25. So she", "25"),
@@ -101,17 +101,17 @@ def test_a_heading_does_not_end_a_message(heading: str) -> None:
         ("#### 25\nQuestion: Tom", "25"),
     ],
 )
-def test_a_truncated_text_has_only_an_announced_answer(text: str, answer: str | None) -> None:
+def test_only_an_announced_answer_counts_in_a_truncated_text(text: str, answer: str | None) -> None:
     assert TASK.parse_truncated(text) == answer
 
 
 @pytest.mark.parametrize(("one", "other"), [("1/2", "2"), ("-1/2", "2"), ("10/4", "4"), ("2 1/2", "1/2")])
-def test_a_vote_for_a_fraction_is_not_one_for_its_denominator(one: str, other: str) -> None:
+def test_a_fraction_and_its_denominator_are_different_votes(one: str, other: str) -> None:
     assert TASK.canonical(one) != TASK.canonical(other)
 
 
 @pytest.mark.parametrize(("one", "other"), [("1/2", "0.5"), ("5/2", "2 1/2"), ("12 500", "12,500"), ("$3.10", "3.1")])
-def test_equal_numbers_are_one_vote(one: str, other: str) -> None:
+def test_equal_numbers_are_the_same_vote(one: str, other: str) -> None:
     assert TASK.canonical(one) == TASK.canonical(other)
 
 

@@ -1,4 +1,4 @@
-"""Sides that take as long as they are told, and workers that do as they are told."""
+"""Benchmark sides of known speed, and worker processes with known failures."""
 
 from __future__ import annotations
 
@@ -38,17 +38,17 @@ for line in sys.stdin:
 
 @pytest.fixture
 def log() -> list[tuple[str, int]]:
-    """(side, samples) of all that paced sides were asked, in order."""
+    """(side, samples) of every call of a paced side, in order."""
     return []
 
 
 @pytest.fixture
 def paced(log: list[tuple[str, int]]) -> Callable[..., Peer]:
-    """Makes sides whose work takes `seconds(samples)`, or raises, and keeps what they were asked."""
+    """Make sides whose work takes `seconds(samples)`, or raises, and log their calls."""
 
     def make(name: str, seconds: Callable[[int], float], **options: Any) -> Peer:
         def run(waves: Waves) -> Measured:
-            samples = sum(len(asked.samples) for wave in waves for asked in wave)
+            samples = sum(len(request.samples) for wave in waves for request in wave)
             log.append((name, samples))
             return {"seconds": seconds(samples), "tokens": drawn(waves)}
 
@@ -59,15 +59,15 @@ def paced(log: list[tuple[str, int]]) -> Callable[..., Peer]:
 
 @pytest.fixture
 def worker(tmp_path: Path) -> Iterator[Callable[..., PeerWorker]]:
-    """Starts a worker that answers, or "dies", "hangs", "errs" or draws too few ("short")."""
+    """Start a worker that answers, "dies", "hangs", raises ("errs") or draws too few tokens ("short")."""
     script = tmp_path / "worker.py"
     script.write_text(WORKER)
-    started: list[PeerWorker] = []
+    workers: list[PeerWorker] = []
 
     def start(model: str = "well", **options: Any) -> PeerWorker:
-        started.append(PeerWorker(Path(sys.executable), script, {"model": model}, **options))
-        return started[-1]
+        workers.append(PeerWorker(Path(sys.executable), script, {"model": model}, **options))
+        return workers[-1]
 
     yield start
-    for one in started:
+    for one in workers:
         one.close()

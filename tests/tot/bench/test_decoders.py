@@ -1,4 +1,4 @@
-"""What `tot bench decoders` measures: the same search on every side, whatever decodes it."""
+"""`tot bench decoders` measures the same search with every decoder."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ class Count(Task):
 
 @pytest.fixture
 def compare(tiny: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
-    """Runs it on a tiny model with a copy of it for a draft; gives what was printed and the cells."""
+    """Run the benchmark on a tiny model with a copy of it as draft; return the output and the cells."""
     (tmp_path / "count.py").write_text(TASK)
     (tmp_path / "rows.jsonl").write_text('{"question": "1 2"}\n{"question": "3 4"}\n{"question": "5 6"}\n')
     with tiny() as decoder:
-        pass  # closed, it has its own attention back
+        pass  # closing the decoder restores the model's own attention
     for name in ("model", "draft"):
         decoder.model.save_pretrained(tmp_path / name)
         decoder.tokenizer.save_pretrained(tmp_path / name)
 
     def run(*options: str) -> tuple[str, list[dict[str, Any]]]:
-        asked = ("--model", str(tmp_path / "model"), "--draft", str(tmp_path / "draft"), "--dtype", "fp32")
-        given = ("--questions", f"{tmp_path / 'count.py'}:Count={tmp_path / 'rows.jsonl'}", "--temperatures", "1")
+        models = ("--model", str(tmp_path / "model"), "--draft", str(tmp_path / "draft"), "--dtype", "fp32")
+        questions = ("--questions", f"{tmp_path / 'count.py'}:Count={tmp_path / 'rows.jsonl'}", "--temperatures", "1")
         out = tmp_path / "numbers.json"
-        assert main(["bench", "decoders", *asked, *given, "--out", str(out), *options]) == 0
+        assert main(["bench", "decoders", *models, *questions, "--out", str(out), *options]) == 0
         return capfd.readouterr().out, json.loads(out.read_text())["searches, T = 1.0"]["cells"]
 
     return run
@@ -58,22 +58,22 @@ def test_every_side_decodes_the_same_search(compare: Callable[..., Any], tmp_pat
     for turn in (0, 1):
         here = {cell["side"]: cell for cell in cells if cell["round"] == turn}
         for name, (_, serial, options) in expected.items():
-            took, plain = here[name], here["ar, serial" if serial else "ar, packed"]
-            assert took["seconds"] >= sum(took["by purpose"].values()) > 0
-            assert set(took["by purpose"]) == {"generate", "evaluate", "answer"}
-            assert took["tokens"] == sum(took[f"{purpose} tokens"] for purpose in took["by purpose"])
-            assert took["accepted"] <= took["reached"] <= took["drafted"]
-            if "rule" not in options:  # another distribution's samples
-                assert took["tokens"] == plain["tokens"]
+            cell, plain = here[name], here["ar, serial" if serial else "ar, packed"]
+            assert cell["seconds"] >= sum(cell["by purpose"].values()) > 0
+            assert set(cell["by purpose"]) == {"generate", "evaluate", "answer"}
+            assert cell["tokens"] == sum(cell[f"{purpose} tokens"] for purpose in cell["by purpose"])
+            assert cell["accepted"] <= cell["reached"] <= cell["drafted"]
+            if "rule" not in options:  # samples of another distribution
+                assert cell["tokens"] == plain["tokens"]
             if options.get("adapt") is False:
-                assert 0 < took["forwards"] < plain["forwards"]
+                assert 0 < cell["forwards"] < plain["forwards"]
     assert "Overlap pays if the slowdown is below" in " ".join(printed.split())
     rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert "speed of ar, serial" in (tmp_path / "speed-1.0.svg").read_text()
-    assert rows[-1] == "0.9"  # a copy of the target is mostly accepted
+    assert rows[-1] == "0.9"  # drafts by a copy of the target are mostly accepted
 
 
-def test_what_prompts_begin_with_is_computed_once(tiny: Callable[..., Any]) -> None:
+def test_shared_prompt_prefixes_are_computed_once(tiny: Callable[..., Any]) -> None:
     examples = {"thought": "{{ 'An example. ' * 20 }}{{ question }}", "value": "{{ 'Judge. ' * 9 }}{{ question }}"}
     short = type("Short", (Task,), {"templates": examples})()
     with tiny() as closed:
@@ -82,17 +82,17 @@ def test_what_prompts_begin_with_is_computed_once(tiny: Callable[..., Any]) -> N
         hold_beginnings(drafting, BenchProblem("short", short, "1 2"))
         forget(drafting)
         for runner in (drafting.engine.runner, drafting.drafter.runner):
-            asked = plain.engine.codec.encode_prompt(short.prompt("thought", short.start("3 4")))
-            assert 240 <= runner.cache.computed_length(runner.cache.open(asked)) < len(asked)
-            assert runner.cache.stored > 300  # what is asked of its value, too
+            prompt = plain.engine.codec.encode_prompt(short.prompt("thought", short.start("3 4")))
+            assert 240 <= runner.cache.computed_length(runner.cache.open(prompt)) < len(prompt)
+            assert runner.cache.stored > 300  # the value prompt's prefix, too
 
 
-def test_parts_of_it_may_be_measured_alone(compare: Callable[..., Any]) -> None:
+def test_one_part_can_be_measured_alone(compare: Callable[..., Any]) -> None:
     _, cells = compare("--limit", "1", "--parts", "packed")
     assert [cell["side"] for cell in cells] == ["ar, packed", "seed, packed"]
 
 
-def test_drafts_that_are_no_configuration_are_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_draft_configuration_is_rejected(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     for config in ("2-0", "2-a", "", "2--1"):
         assert main(["bench", "decoders", "--k-configs", config, "--out", str(tmp_path / "n.json")]) == 2
         assert "k_configs" in capfd.readouterr().err
@@ -101,13 +101,13 @@ def test_drafts_that_are_no_configuration_are_refused(tmp_path: Path, capfd: pyt
 @pytest.mark.parametrize(
     ("draft", "verify", "branches", "devices", "times"),
     [
-        (1.0, 1.0, 1, 1, 1.0),  # nothing to do meanwhile
+        (1.0, 1.0, 1, 1, 1.0),  # no draft work to overlap
         (1.0, 1.0, 2, 1, 2.0),
         (0.3, 1.0, 3, 1, 1.3),  # the target never waits
-        (2.0, 1.0, 3, 1, 1.5),  # for the draft it does
+        (2.0, 1.0, 3, 1, 1.5),  # the target waits for the draft
         (2.0, 1.0, 3, 3, 3.0),
-        (4.0, 1.0, 3, 3, 3.0),  # texts are few
+        (4.0, 1.0, 3, 3, 3.0),  # few distinct texts
     ],
 )
-def test_what_overlap_may_gain(draft: float, verify: float, branches: int, devices: int, times: float) -> None:
+def test_the_expected_gain_of_overlap(draft: float, verify: float, branches: int, devices: int, times: float) -> None:
     assert gain(draft, verify, branches, devices) == pytest.approx(times)

@@ -1,4 +1,4 @@
-"""`tot bench pdos`: what the sides are asked, how answers are judged, and the table with all of them."""
+"""`tot bench pdos`: prompts of the sides, scoring of answers, and the table of all sides."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def compared(folder: Path) -> Iterator[dict[str, Way]]:
 
 
 class Replies:
-    """A decoder that says what it is told to, one text after another, and keeps what it was asked."""
+    """A decoder that replies with given texts, one after another, and records its requests."""
 
     name = "ar"
     drafter = None
@@ -62,41 +62,45 @@ class Replies:
         return [self._make("" if request.sampling.max_tokens == 1 else next(self._texts)) for request in requests]
 
 
-def test_pdos_and_normal_decoding_have_the_very_same_prompt(compared: dict[str, Way]) -> None:
+def test_pdos_and_normal_decoding_have_identical_prompts(compared: dict[str, Way]) -> None:
     question = planning(3, 1)
-    asked = {name: side.messages(question) for name, side in compared.items()}
-    assert asked["normal"] == asked["pdos, given"] == asked["pdos, own"]
-    assert asked["CoD"] == asked["CoD + pdos, given"] == asked["CoD + pdos, own"]
-    assert len({asked["normal"], asked["CoD"], asked["SoT"]}) == 3
-    assert all(messages[-1].content.endswith(question.text) for name, messages in asked.items() if name != "SoT")
-    example = asked["normal"][1].content.splitlines()
+    prompts = {name: side.messages(question) for name, side in compared.items()}
+    assert prompts["normal"] == prompts["pdos, given"] == prompts["pdos, own"]
+    assert prompts["CoD"] == prompts["CoD + pdos, given"] == prompts["CoD + pdos, own"]
+    assert len({prompts["normal"], prompts["CoD"], prompts["SoT"]}) == 3
+    assert all(messages[-1].content.endswith(question.text) for name, messages in prompts.items() if name != "SoT")
+    example = prompts["normal"][1].content.splitlines()
     assert [line.partition(":")[0] for line in example[:-1]] == ["#### food", "#### music", "#### guests", "####%%%"]
-    drafts = asked["CoD"][1].content.splitlines()
+    drafts = prompts["CoD"][1].content.splitlines()
     assert [len(line) < len(whole) for line, whole in zip(drafts, example, strict=True)] == [True] * 3 + [False] * 2
-    assert "Three examples of the form" in asked["normal"][0].content
-    assert "Three examples of the form" not in "".join(one.content for one in (*asked["SoT"], asked["CoD"][2]))
-    assert asked["SoT"][1].content.splitlines() == ["1. food", "2. music", "3. guests", "4. Summary"]
+    assert "Three examples of the form" in prompts["normal"][0].content
+    assert "Three examples of the form" not in "".join(one.content for one in (*prompts["SoT"], prompts["CoD"][2]))
+    assert prompts["SoT"][1].content.splitlines() == ["1. food", "2. music", "3. guests", "4. Summary"]
 
 
-@pytest.mark.parametrize(("prompt", "turns", "told"), [("skeleton", 1, True), ("example", 3, False), ("both", 3, True)])
-def test_steps_are_shown_as_asked(compared: dict[str, Way], prompt: str, turns: int, told: bool) -> None:
+@pytest.mark.parametrize(
+    ("prompt", "turns", "described"), [("skeleton", 1, True), ("example", 3, False), ("both", 3, True)]
+)
+def test_the_prompt_style_sets_turns_and_description(
+    compared: dict[str, Way], prompt: str, turns: int, described: bool
+) -> None:
     question = retrieval(4, 1)
     for way in ways(compared["normal"].decoder, compared["pdos, own"].decoder, prompt):
         messages = way.messages(question)
         assert (len(messages), "Three examples" in messages[0].content) == (
-            (3, False) if way.outline else (turns, told)
+            (3, False) if way.outline else (turns, described)
         )
         assert messages[-1].content.endswith(question.text)
         assert way.drafts == ("five words" in messages[-1].content and not way.outline)
 
 
-def test_what_is_said_has_no_titles(compared: dict[str, Way]) -> None:
+def test_titles_are_removed_from_the_text_of_an_answer(compared: dict[str, Way]) -> None:
     form = compared["normal"].form
     written = "So:\n#### Ann Lee: 3.1, no.\n####Bo: yes: 4\n####%%%\nName: Bo\n1. Food: bread\n12 left."
     assert said(written, form) == "So:\n3.1, no.\nyes: 4\n\nName: Bo\nbread\n12 left."
 
 
-def test_an_outlines_points_are_one_batch_put_one_after_another(compared: dict[str, Way], scripted: Any) -> None:
+def test_points_of_an_outline_are_one_batch_and_are_joined_in_order(compared: dict[str, Way], scripted: Any) -> None:
     engine = compared["normal"].decoder.engine
     decoder: Any = Replies(engine, scripted.completion, ["1. Food: all of it\n2. Fun", "Bread.", "Songs. "])
     question = planning(2, 1)
@@ -116,48 +120,48 @@ def test_an_outline_without_points_is_the_answer(compared: dict[str, Way], scrip
     assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"] == "No."
 
 
-def test_an_outline_has_no_more_points_than_there_are_tokens_for(compared: dict[str, Way], scripted: Any) -> None:
+def test_the_token_budget_limits_the_points_of_an_outline(compared: dict[str, Way], scripted: Any) -> None:
     outline = "\n".join(f"{number}. more" for number in range(1, 50))
     decoder: Any = Replies(compared["normal"].decoder.engine, scripted.completion, [outline, *"abcd"])
-    assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"].count("more") == 3  # of 64 tokens, of 192
+    assert Way("SoT", decoder, outline=True).ask(planning(2, 1))["text"].count("more") == 3  # of 64 tokens each
 
 
-def test_an_answer_tells_what_it_took(compared: dict[str, Way]) -> None:
+def test_an_answer_reports_its_cost(compared: dict[str, Way]) -> None:
     question = retrieval(4, 1)
     normal, given, own = (compared[name].ask(question) for name in ("normal", "pdos, given", "pdos, own"))
     assert (normal["steps"], normal["kept_format"]) == (0, None)
     assert given["steps"] == 4
-    assert (given["kept_format"], own["kept_format"]) == (None, 0.0)  # the skeleton is not its own, or there is none
+    assert (given["kept_format"], own["kept_format"]) == (None, 0.0)  # the skeleton was given, or the text has none
     assert own["text"] == normal["text"]  # a random model writes no marker
-    for answer in (normal, given):  # less than 1: bytes that are no text are written as three
+    for answer in (normal, given):  # may be below 1: invalid bytes are encoded as three
         assert 0.5 < answer["slots"] <= 1.02
 
 
-def test_a_mark_is_the_expected_one(scripted: Any) -> None:
+def test_a_mark_is_an_expected_value(scripted: Any) -> None:
     def scored(*shares: float) -> Completion:
         logprobs = tuple(ChoiceLogprob(math.log(share), 2) for share in shares)
-        made: Completion = scripted.completion("", choice_logprobs=logprobs)
-        return made
+        reply: Completion = scripted.completion("", choice_logprobs=logprobs)
+        return reply
 
     replies = iter([scored(0.1, 0.1, 0.1, 0.1, 0.6), scored(0.5, 0.001, 0.001, 0.001, 0.5)])
-    asked: list[Request] = []
+    judged: list[Request] = []
 
     class Judge:
         def generate(self, requests: Sequence[Request]) -> list[Completion]:
-            asked.extend(requests)
+            judged.extend(requests)
             return [next(replies) for _ in requests]
 
     example = planning(2, 0).example
-    given = [
+    answers = [
         (PDOSQuestion("", (), example, 1, about="Why?"), "Because."),
         (PDOSQuestion("", (), example, 1, about="Where?", reference="Oslo"), "{{ there }}"),
     ]
-    assert [mark_of(Judge(), *one) for one in given] == pytest.approx([4.0, 3.0], abs=0.01)
-    assert all(request.choices == (" 1", " 2", " 3", " 4", " 5") and request.close_choices for request in asked)
-    told = [request.prompt[0].content for request in asked]
-    assert "right answer:\nOslo" in told[1]
-    assert "right answer:" not in told[0]
-    assert "{{ there }}" in told[1]
+    assert [mark_of(Judge(), *one) for one in answers] == pytest.approx([4.0, 3.0], abs=0.01)
+    assert all(request.choices == (" 1", " 2", " 3", " 4", " 5") and request.close_choices for request in judged)
+    described = [request.prompt[0].content for request in judged]
+    assert "right answer:\nOslo" in described[1]
+    assert "right answer:" not in described[0]
+    assert "{{ there }}" in described[1]
 
 
 @pytest.mark.smoke
@@ -168,24 +172,24 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
     data, out, screen = tmp_path / "wiki.jsonl", tmp_path / "numbers.json", StringIO()
     passages = "Passage 1:\nOslo is cold.\nPassage 2:\n" + "Rome. " * 3000
     data.write_text(json.dumps({"input": "Where?", "context": passages, "answers": ["Oslo"]}))
-    asked = PDOSBench(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
-    run(asked, Console(file=screen, width=240))
+    options = PDOSBench(model=str(folder), tasks=("planning", "qa"), aspects=(2,), data=data, rounds=1, out=out)
+    run(options, Console(file=screen, width=240))
     numbers = json.loads(out.read_text())
-    shown = screen.getvalue()
-    rows = [line.split("│")[1].strip() for line in shown.splitlines() if line.startswith("│")]
+    printed = screen.getvalue()
+    rows = [line.split("│")[1].strip() for line in printed.splitlines() if line.startswith("│")]
     assert rows == [*SIDES, *SIDES]
-    assert "for questions that lost some: 1 of 2" in shown
+    assert "for questions that lost some: 1 of 2" in printed
     for table, right, marked in (("planning, 2 aspects", False, True), ("multi-document QA", True, True)):
         cells = {cell["side"]: cell for cell in numbers[table]["cells"]}
         assert tuple(cells) == SIDES
         assert all((cell["right"] is not None, cell["mark"] is not None) == (right, marked) for cell in cells.values())
         ours, theirs = cells["CoD + pdos, given"], cells["CoD"]
         ratio = theirs["seconds"] / ours["seconds"]
-        assert f"{ratio:.2f}x" in shown
+        assert f"{ratio:.2f}x" in printed
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--tasks", "retrieval,plan"), "option tasks: Input should be 'retrieval', 'planning' or 'qa'"),
         (("--people", "ten"), "option people: Input should be a valid integer"),
@@ -196,8 +200,8 @@ def test_the_tables_have_all_sides(folder: Path, tmp_path: Path, monkeypatch: py
         (("--out", "nowhere/n.json"), "does not exist: create it first"),
     ],
 )
-def test_the_command_says_what_is_wrong(
-    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], said: str
+def test_invalid_options_are_rejected_with_an_error(
+    capfd: pytest.CaptureFixture[str], arguments: tuple[str, ...], message: str
 ) -> None:
     assert main(["bench", "pdos", *arguments]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err

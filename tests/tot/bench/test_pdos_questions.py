@@ -1,4 +1,4 @@
-"""The questions of `tot bench pdos`: one right answer each, and files that are not as they should be."""
+"""The questions of `tot bench pdos`: one correct answer each, and errors for invalid files."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def everything(question: PDOSQuestion) -> bool:
 
 @pytest.fixture
 def file(tmp_path: Path) -> Callable[..., Path]:
-    """Writes rows; each is a question of three passages with some columns changed, or left out where they are None."""
+    """Write rows: a question with three passages, with some columns changed, or left out if None."""
 
     def write(*changes: dict[str, Any]) -> Path:
         whole = {"input": "Which is cold?", "context": CONTEXT, "answers": ["Oslo"], "length": 12}
@@ -44,30 +44,30 @@ def file(tmp_path: Path) -> Callable[..., Path]:
 
 
 @pytest.mark.parametrize("people", [4, 10, 100])
-def test_one_person_is_in_the_range(people: int) -> None:
+def test_exactly_one_person_is_in_the_range(people: int) -> None:
     for seed in range(20):
-        asked = retrieval(people, seed)
-        grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", asked.text, re.MULTILINE))
-        low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", asked.text)[0])
-        assert tuple(grades) == asked.titles
-        assert len(set(asked.titles)) == people
-        assert [name for name, grade in grades.items() if low < float(grade) < high] == [asked.reference]
-        assert asked.is_right is not None
-        assert asked.is_right(f"Name: {asked.reference}")
+        question = retrieval(people, seed)
+        grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", question.text, re.MULTILINE))
+        low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", question.text)[0])
+        assert tuple(grades) == question.titles
+        assert len(set(question.titles)) == people
+        assert [name for name, grade in grades.items() if low < float(grade) < high] == [question.reference]
+        assert question.is_right is not None
+        assert question.is_right(f"Name: {question.reference}")
     assert retrieval(people, 3).text == retrieval(people, 3).text != retrieval(people, 4).text
 
 
 @pytest.mark.parametrize("aspects", [2, 6, 10])
-def test_a_plans_aspects_are_listed_and_its_steps(aspects: int) -> None:
-    asked = planning(aspects, 1)
-    assert tuple(listed(asked.text)) == asked.titles
-    assert len(set(asked.titles)) == aspects
-    assert asked == planning(aspects, 1)
+def test_a_plan_lists_its_aspects_and_steps(aspects: int) -> None:
+    question = planning(aspects, 1)
+    assert tuple(listed(question.text)) == question.titles
+    assert len(set(question.titles)) == aspects
+    assert question == planning(aspects, 1)
     assert len({planning(aspects, seed).text for seed in range(20)}) == 20
-    assert asked.tokens == aspects * 64 + 64
+    assert question.tokens == aspects * 64 + 64
 
 
-def test_worked_examples_are_right() -> None:
+def test_worked_examples_are_correct() -> None:
     people, plan = retrieval(4, 0).example, planning(2, 0).example
     grades = dict(re.findall(r"^(\S+ \S+), .*GPA (\d\.\d\d)", people.text, re.MULTILINE))
     low, high = map(float, re.findall(r"between (\d\.\d\d) and (\d\.\d\d)", people.text)[0])
@@ -92,7 +92,7 @@ def test_worked_examples_are_right() -> None:
         ("Name:\nBo Dar", False),
     ],
 )
-def test_an_exact_match_is_the_last_name_given(text: str, right: bool) -> None:
+def test_names_only_compares_the_last_name(text: str, right: bool) -> None:
     assert names_only(text, "Bo Dar", NAMES) == right
 
 
@@ -108,11 +108,11 @@ def test_an_exact_match_is_the_last_name_given(text: str, right: bool) -> None:
         ("It is New York", False),
     ],
 )
-def test_an_answer_is_contained_as_words(text: str, right: bool) -> None:
+def test_an_answer_must_contain_the_reference_as_whole_words(text: str, right: bool) -> None:
     assert contains(text, ("Oslo fjord", "New York")) == right
 
 
-def test_a_row_becomes_a_question_with_its_passages_as_steps(file: Callable[..., Path]) -> None:
+def test_a_row_becomes_a_question_with_passages_as_steps(file: Callable[..., Path]) -> None:
     (first, second), kept = multi_document(
         file({}, {"answers": "Ulm", "context": "no headings"}, {"input": "a third"}), 2, everything
     )
@@ -126,7 +126,7 @@ def test_a_row_becomes_a_question_with_its_passages_as_steps(file: Callable[...,
     assert kept == [(3, 3), (1, 1)]
 
 
-def test_passages_are_left_out_from_the_end_until_the_rest_fits(file: Callable[..., Path]) -> None:
+def test_passages_are_dropped_from_the_end_until_the_rest_fits(file: Callable[..., Path]) -> None:
     (question,), kept = multi_document(file({}), 5, lambda question: "Ulm" not in question.text)
     assert question.titles == ("Passage 1", "Passage 2")
     assert kept == [(2, 3)]
@@ -135,7 +135,7 @@ def test_passages_are_left_out_from_the_end_until_the_rest_fits(file: Callable[.
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"context": None}, r"row 0 of .*, option context: Field required"),
         ({"answers": None}, "option answers: Field required"),
@@ -146,12 +146,12 @@ def test_passages_are_left_out_from_the_end_until_the_rest_fits(file: Callable[.
         ({"context": " "}, "option context: "),
     ],
 )
-def test_rows_that_are_no_questions_are_refused(file: Callable[..., Path], changes: dict[str, Any], said: str) -> None:
-    with pytest.raises(OptionError, match=said):
+def test_invalid_rows_are_rejected(file: Callable[..., Path], changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(OptionError, match=message):
         multi_document(file(changes), 1, everything)
 
 
-def test_files_that_hold_nothing_are_refused(file: Callable[..., Path], tmp_path: Path) -> None:
+def test_files_without_rows_are_rejected(file: Callable[..., Path], tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="has no rows"):
         multi_document(file(), 1, everything)
     with pytest.raises(OptionError, match="there is no such file"):

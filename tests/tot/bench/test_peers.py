@@ -1,4 +1,4 @@
-"""The command: what it prints and writes, also when it is interrupted, what it refuses, and whom it leaves out."""
+"""`tot bench peers`: output and results file, also of an interrupted run; invalid options and missing peers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.benches
 
 @pytest.fixture
 def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Has the bench find these sides beside our own, which is a tiny model."""
+    """Make the benchmark use these sides beside tot with a tiny model."""
 
     def loaded(name: str, model: str, **options: Any) -> LocalDecoder:
         made: LocalDecoder = tiny()
@@ -32,18 +32,18 @@ def among(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def put(*others: Peer) -> None:
         monkeypatch.setattr("tot.bench.peers.sides.load_decoder", loaded)
-        monkeypatch.setattr("tot.bench.peers.peers.mixed_ids", lambda *asked: list(range(10, 60)))
+        monkeypatch.setattr("tot.bench.peers.peers.mixed_ids", lambda *options: list(range(10, 60)))
         monkeypatch.setattr("tot.bench.peers.peers.BUSY", 1000.0)
 
-        def opened(asked: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:
-            return [open_ours(asked.model, stack, True, "tot"), *others]
+        def open_scripted(options: PeersOptions, stack: ExitStack, say: Any) -> list[Peer]:
+            return [open_ours(options.model, stack, True, "tot"), *others]
 
-        monkeypatch.setattr("tot.bench.peers.peers.open_sides", opened)
+        monkeypatch.setattr("tot.bench.peers.peers.open_sides", open_scripted)
 
     return put
 
 
-def test_the_numbers_are_written_and_the_ratios_printed(
+def test_numbers_are_written_and_ratios_printed(
     among: Any, paced: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     among(paced("vLLM", lambda samples: 1000.0))
@@ -92,12 +92,12 @@ def test_a_step_and_a_search_are_measured(
     assert {cell["round"] for cell in searched} == {0, 1}
 
 
-def test_what_is_known_when_interrupted_is_printed(among: Any, paced: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    asked: list[int] = []
+def test_an_interrupted_run_prints_its_results(among: Any, paced: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    calls: list[int] = []
 
     def interrupted(samples: int) -> float:
-        asked.append(samples)
-        if asked == [1, 4, 1, 4]:  # two to warm up, and the second cell of the first round
+        calls.append(samples)
+        if calls == [1, 4, 1, 4]:  # two warm-ups, and the second cell of the first round
             raise KeyboardInterrupt
         return 2.0
 
@@ -110,31 +110,31 @@ def test_what_is_known_when_interrupted_is_printed(among: Any, paced: Any, capsy
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (("--parts", "decode,speed"), "option parts: Input should be 'decode', "),
         (("--sides", "llama,sglang"), "option sides: Input should be 'none', "),
         (("--branches", "1,few"), "option branches: Input should be a valid integer"),
     ],
 )
-def test_what_there_is_none_of_is_refused(
-    arguments: tuple[str, ...], said: str, capfd: pytest.CaptureFixture[str]
+def test_unknown_parts_sides_and_branches_are_rejected(
+    arguments: tuple[str, ...], message: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["bench", "peers", *arguments]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
 
 
-def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
+def test_a_missing_peer_is_skipped_with_a_hint_how_to_install_it(
     tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr("tot.bench.peers.sides.load_decoder", lambda name, model, **options: tiny())
     monkeypatch.setattr("tot.bench.peers.sides.find_model", lambda name: tmp_path / "a.Q4_1.gguf")
-    said: list[str] = []
+    messages: list[str] = []
     nowhere = tmp_path / "python"
     with ExitStack() as stack:
-        sides = open_sides(PeersOptions(model="any", llama=nowhere, sides=("llama",)), stack, said.append)
+        sides = open_sides(PeersOptions(model="any", llama=nowhere, sides=("llama",)), stack, messages.append)
     assert [side.name for side in sides] == ["tot"]
-    assert said[1:] == [
+    assert messages[1:] == [
         f"llama.cpp, {precision} is left out: {nowhere} does not exist: run `make peers`, or give an interpreter with "
         "--llama PYTHON"
         for precision in ("BF16", "F16", "Q8_0", "Q4_1")
@@ -142,8 +142,8 @@ def test_a_peer_that_is_not_installed_is_left_out_with_a_word_on_how_to_get_it(
 
 
 @pytest.mark.real
-def test_branches_have_next_to_nothing_in_common(smollm2: str) -> None:
-    """Equal beginnings of samples are computed once: then branches would cost the others more than us."""
+def test_branches_share_almost_no_prefix(smollm2: str) -> None:
+    """Shared beginnings of samples are computed once by tot alone, so they would favour it."""
     with load_decoder("ar", smollm2) as decoder:
         (wave,) = branches(mixed_ids(decoder.tokenizer, 300), 8, 24)
         texts = [one.tokens for one in decoder.generate(list(requests(wave)))]

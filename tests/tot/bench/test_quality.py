@@ -1,4 +1,4 @@
-"""`tot bench quality`: accuracies are known, replays are what would have been decoded, evaluators tell."""
+"""`tot bench quality`: known accuracies, exact replays, and evaluator AUROCs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 import pytest
 
 from tot import Sample, SelfConsistency, Task, evaluate
-from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told
+from tot.bench.evaluators import PLACES, Judged, judged, pieces_of, solutions, told  # language: ok
 from tot.bench.options import QualityOptions
 from tot.bench.quality import Answered, Leaf, prompts_told, read_answers, replayed, table, way
 from tot.cli.app import main
@@ -27,7 +27,7 @@ from tot.tree.thought import Drawn, State, Thought
 from tot.tree.tree import Node, ThoughtTree
 
 ROWS = [{"question": f"{word} is?", "answer": f"#### {i}"} for i, word in enumerate(("Ada", "Bo", "Cy", "Di"), 1)]
-SAID = {  # by question, what its samples say: plain answers are right for two, majorities for three
+SAMPLES = {  # sampled answers by question: greedy answers are correct for two, majorities for three
     "Ada": ["1", "1", "2", "1"],
     "Bo": ["5", "2", "2", "7"],
     "Cy": ["3", "9", "8", "3"],
@@ -36,11 +36,11 @@ SAID = {  # by question, what its samples say: plain answers are right for two, 
 
 
 class Known:
-    """Says of each question what it is told to, a character a token."""
+    """A decoder with known replies to each question; every character is a token."""
 
     name = "known"
 
-    class tokenizer:  # noqa: N801 - as decoders name it
+    class tokenizer:  # noqa: N801 - the attribute's name in decoders
         @staticmethod
         def decode(tokens: Sequence[int], **options: Any) -> str:
             return "".join(map(chr, tokens))
@@ -49,25 +49,25 @@ class Known:
         return [self._reply(request, sample) for request in requests for sample in range(request.sampling.n)]
 
     def _reply(self, request: Request, sample: int) -> Completion:
-        if isinstance(request.prompt, str):  # to see how fast it is
+        if isinstance(request.prompt, str):  # a throughput probe
             return Completion("", (), 0.0, "length", Usage())
         text = request.prompt[0].content  # type: ignore[union-attr]
-        word = next((word for word in SAID if word in text), None)
+        word = next((word for word in SAMPLES if word in text), None)
         if word is None:
             raise AssertionError(text)
         if request.choices:
-            return self._choice(request, str(list(SAID).index(word) + 1))
-        number = SAID[word][sample]
-        said = f"It is.\n\n#### {number}"
+            return self._choice(request, str(list(SAMPLES).index(word) + 1))
+        number = SAMPLES[word][sample]
+        reply = f"It is.\n\n#### {number}"
         probability = -0.1 if number in "14" else -9.0
         first, rest = (-1.0,) * len("It is.\n\n"), (probability,) * len(f"#### {number}")
-        tokens = tuple(map(ord, said))
-        return Completion(said, tokens, sum(first + rest), "eos", Usage(new_tokens=3), logprobs=first + rest)
+        tokens = tuple(map(ord, reply))
+        return Completion(reply, tokens, sum(first + rest), "eos", Usage(new_tokens=3), logprobs=first + rest)
 
     def _choice(self, request: Request, right: str) -> Completion:
-        """The first of two answers, unless the second is right and it is not."""
-        shown = re.findall(r"^[12]\. (.*)$", request.prompt[-1].content, re.MULTILINE)  # type: ignore[union-attr]
-        first = shown[0] == right or shown[1] != right
+        """Choose the first of two answers, unless only the second is correct."""
+        answers = re.findall(r"^[12]\. (.*)$", request.prompt[-1].content, re.MULTILINE)  # type: ignore[union-attr]
+        first = answers[0] == right or answers[1] != right
         totals = (-0.1, -3.0) if first else (-3.0, -0.1)
         return Completion("", (), 0.0, "stop", Usage(), tuple(ChoiceLogprob(total, 1) for total in totals))
 
@@ -88,7 +88,7 @@ WAYS = (
 
 
 class Drafts(Task):
-    """A thought is a draft, which holds its answer by itself."""
+    """Every thought is a draft, which is an answer by itself."""
 
     templates: ClassVar[dict[str, str]] = {"thought": "{{ question }}", "answer": "{{ question }}"}
     sampling: ClassVar[dict[str, Any]] = {"thought": {"max_tokens": 4}}
@@ -97,7 +97,7 @@ class Drafts(Task):
         return state.thoughts[-1].text if state.thoughts and state.thoughts[-1].text != "none" else None
 
 
-def test_leaves_that_hold_an_answer_by_themselves_are_solutions(scripted: Any, tmp_path: Path) -> None:
+def test_leaves_with_an_answer_are_solutions(scripted: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text('{"question": "which?", "answer": "b"}\n')
     decoder = scripted({"which?": ["a", "b", "none"]})
     options: dict[str, Any] = {"search": "bfs:thoughts=3,breadth=3,depth=2", "evaluator": "random"}
@@ -108,65 +108,69 @@ def test_leaves_that_hold_an_answer_by_themselves_are_solutions(scripted: Any, t
 
 
 @pytest.mark.usefixtures("_known")
-def test_accuracies_are_what_they_are_known_to_be(capfd: pytest.CaptureFixture[str]) -> None:
-    asked = ("bench", "quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json", "--evaluators")
-    assert main([*asked, "logprob,random", "--judged", "4", "--timed", "2", "--picture", "picture.svg"]) == 0
-    shown = capfd.readouterr().out
-    kept = json.loads(Path("n.json").read_text())
-    scores = {name: [one["score"] for one in answers.values()] for name, answers in kept["ways"].items()}
+def test_measured_accuracies_match_the_known_ones(capfd: pytest.CaptureFixture[str]) -> None:
+    command = ("bench", "quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json", "--evaluators")
+    assert main([*command, "logprob,random", "--judged", "4", "--timed", "2", "--picture", "picture.svg"]) == 0
+    printed = capfd.readouterr().out
+    results = json.loads(Path("n.json").read_text())
+    scores = {name: [one["score"] for one in answers.values()] for name, answers in results["ways"].items()}
     assert scores["plain"] == [1, 0, 1, 0]
     assert scores["votes"] == scores["votes, majority of 4"] == [1, 1, 1, 0]
     assert scores["votes, majority of 2"] == [1, 0, 1, 0]
     assert scores["votes, weighted by probability of 4"] == [1, 1, 1, 1]
-    for said in ("about 0.0 hours", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time"):
-        assert said in shown, said
-    assert "seconds a question" in Path("picture.svg").read_text()  # what glyphs say stands in comments
-    judged = {cell["side"]: cell["pieces"] for cell in kept["evaluators"]["cells"]}
+    for fragment in ("about 0.0 hours", "+25.0%", "100.0%", "evaluator", "2 questions, one at a time"):
+        assert fragment in printed, fragment
+    assert "seconds a question" in Path("picture.svg").read_text()  # the text of glyphs is in comments
+    judged = {cell["side"]: cell["pieces"] for cell in results["evaluators"]["cells"]}
     assert [len(each) for each in judged["logprob"]] == [8] * 4
     truths = [(one["depth"], one["truth"]) for one in judged["random"][1]]
-    assert truths == [(depth, float(said == "2")) for depth in (1, 2) for said in SAID["Bo"]]
+    assert truths == [(depth, float(fragment == "2")) for depth in (1, 2) for fragment in SAMPLES["Bo"]]
     ada = [one["value"] for one in judged["logprob"][0]]
-    assert ada[:4] == [ada[0]] * 4  # they say the same
+    assert ada[:4] == [ada[0]] * 4  # equal texts
     assert ada[4] == ada[5] == ada[7] > ada[6]
     refused = ("bench", "quality", "--data", "rows.jsonl", "--way", "plain: search=cot", "--evaluators", "random")
     assert main(refused) == 2
     assert "--evaluators judges pieces of several solutions per question" in capfd.readouterr().err
-    assert main([*asked, "logprob,beam"]) == 2  # before anything is asked
+    assert main([*command, "logprob,beam"]) == 2  # rejected before any request
     assert "unknown evaluator 'beam'" in capfd.readouterr().err
     before = Path("quality/plain/samples.jsonl").read_bytes()
     again = ("random", "--judged", "4", "--picture", "tokens.svg")
-    assert main([*asked, *again]) == 0  # gone on with: nothing is decoded again
+    assert main([*command, *again]) == 0  # resumed: no request is repeated
     assert "new tokens a question" in Path("tokens.svg").read_text()
     assert Path("quality/plain/samples.jsonl").read_bytes() == before
 
 
-def test_ways_that_ask_no_model_are_told_beside_each_other(
+def test_methods_without_a_model_are_compared(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("rows.jsonl").write_text('{"question": "1 1 4 8"}\n{"question": "2 3 4"}\n')
     chance = "generator=enumerate:prior=random; evaluator=random; model=none"
     ways = ("--way", f"chance: {chance}", "--way", f"few: {chance}; budget_nodes=1")
-    asked = ("bench", "quality", "--task", "game24", "--data", "rows.jsonl", *ways, "--timed", "1", "--out", "n.json")
-    assert main(list(asked)) == 0
+    command = ("bench", "quality", "--task", "game24", "--data", "rows.jsonl", *ways, "--timed", "1", "--out", "n.json")
+    assert main(list(command)) == 0
     assert "2 ways without a model" in capfd.readouterr().out
-    kept = json.loads(Path("n.json").read_text())["ways"]
-    assert {name: [one["score"] for one in answers.values()] for name, answers in kept.items()} == {
+    results = json.loads(Path("n.json").read_text())["ways"]
+    assert {name: [one["score"] for one in answers.values()] for name, answers in results.items()} == {
         "chance": [1, 1],
         "few": [0, 0],
     }
 
 
-def test_an_option_may_be_given_several_times_in_a_way() -> None:
+def test_a_way_may_repeat_an_option() -> None:
     options = "decoder=seed; decoder_option=draft=a.gguf; decoder_option=k_config=2,1"
-    asked = QualityOptions(data="rows.jsonl", way=[f"drafts: {options}"])
-    made = way(asked, asked.ways["drafts"]).config
-    assert (made.decoder, made.model_options["draft"], made.model_options["k_config"]) == ("seed", "a.gguf", "2,1")
+    parsed = QualityOptions(data="rows.jsonl", way=[f"drafts: {options}"])
+    config = way(parsed, parsed.ways["drafts"]).config
+    assert (config.decoder, config.model_options["draft"], config.model_options["k_config"]) == (
+        "seed",
+        "a.gguf",
+        "2,1",
+    )
 
 
 @pytest.mark.usefixtures("_known")
 @pytest.mark.parametrize(
-    ("way", "said"),
+    ("way", "message"),
     [
         ("plain", "--way 'plain' can't be read"),
         ("plain: cot", "--way 'plain: cot' can't be read"),
@@ -174,14 +178,14 @@ def test_an_option_may_be_given_several_times_in_a_way() -> None:
         ("plain: search=cto", "unknown search 'cto'"),
     ],
 )
-def test_a_way_that_means_nothing_is_refused(way: str, said: str, capfd: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_way_is_rejected(way: str, message: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "quality", "--data", "rows.jsonl", "--way", way]) == 2
-    assert said in capfd.readouterr().err
+    assert message in capfd.readouterr().err
     assert not Path("quality").exists()
 
 
 class Letter(Task):
-    """Its answer is the first letter that is written."""
+    """The answer is the first letter of the text."""
 
     templates: ClassVar = {"thought": "{{ question }}", "chain": "{{ question }}", "answer": "{{ question }}"}
     sampling: ClassVar = {"chain": {"max_tokens": 3}}
@@ -190,16 +194,16 @@ class Letter(Task):
         return next((letter.lower() for letter in text if letter.isalpha()), None)
 
 
-def test_ways_that_are_asked_with_different_prompts_are_told() -> None:
-    given = ["a: prompts=chat", "b: decoder=pdos", "c: prompts=chat"]
-    asked = QualityOptions(data="rows.jsonl", model="smollm2-135m", way=given)
-    works = {name: way(asked, options) for name, options in asked.ways.items()}
+def test_ways_with_different_prompts_are_reported() -> None:
+    specs = ["a: prompts=chat", "b: decoder=pdos", "c: prompts=chat"]
+    parsed = QualityOptions(data="rows.jsonl", model="smollm2-135m", way=specs)
+    works = {name: way(parsed, options) for name, options in parsed.ways.items()}
     assert "prompts differ: a chat, b papers, c chat" in prompts_told(works)
     del works["b"]
     assert prompts_told(works) == ""
 
 
-def test_a_replay_is_what_would_have_been_decoded(tiny: Any, tmp_path: Path) -> None:
+def test_a_replay_equals_a_run_with_fewer_samples(tiny: Any, tmp_path: Path) -> None:
     (tmp_path / "rows.jsonl").write_text(
         "".join(json.dumps({"question": f"q{i}", "answer": "e"}) + "\n" for i in range(6))
     )
@@ -211,16 +215,16 @@ def test_a_replay_is_what_would_have_been_decoded(tiny: Any, tmp_path: Path) -> 
     decoded = {samples: read_answers(tmp_path / str(samples), Letter()) for samples in (2, 4, 8)}
     again = replayed("votes", decoded[8], Letter())
     for samples, answers in decoded.items():
-        found = again[f"votes, majority of {samples}"]
-        assert {question: one.score for question, one in found.items()} == {q: one.score for q, one in answers.items()}
-        assert {question: one.tokens for question, one in found.items()} == {
+        replay = again[f"votes, majority of {samples}"]
+        assert {question: one.score for question, one in replay.items()} == {q: one.score for q, one in answers.items()}
+        assert {question: one.tokens for question, one in replay.items()} == {
             q: one.tokens for q, one in answers.items()
         }
     assert table({"votes": decoded[8], **again}).row_count == 1 + 2 * 3
 
 
-def test_a_trees_leaves_are_chosen_among_at_the_price_of_the_tree() -> None:
-    """Branches share tokens, so fewer of them are not replayed."""
+def test_leaves_of_a_tree_vote_at_the_cost_of_the_whole_tree() -> None:
+    """Branches share tokens, so subsets of the leaves are not replayed."""
     leaves = tuple(
         Leaf(answer, float(answer == "a"), None, probability, 5)
         for answer, probability in (("a", 0.9), ("b", 0.2), ("b", 0.3))
@@ -229,22 +233,22 @@ def test_a_trees_leaves_are_chosen_among_at_the_price_of_the_tree() -> None:
         "q": Answered(0.0, 11, "b", thoughts=7, leaves=leaves),
         "r": Answered(1.0, 6, "a", thoughts=3, leaves=leaves[:1]),
     }
-    found = {
+    replays = {
         name: [(one.score, one.tokens, one.answer) for one in each.values()]
         for name, each in replayed("tree", answers, Letter()).items()
     }
-    assert found == {
+    assert replays == {
         "tree, majority of all": [(0.0, 11, "b"), (1.0, 6, "a")],
         "tree, weighted by probability of all": [(1.0, 11, "a"), (1.0, 6, "a")],
     }
 
 
-def test_the_best_leaf_is_the_one_of_most_value() -> None:
-    """Where all leaves have some: two votes of 0.4 outweigh one of 0.7."""
+def test_the_best_leaf_has_the_highest_value() -> None:
+    """Every leaf needs a value. Two votes of 0.4 outweigh one of 0.7."""
     values = (("a", 0.7), ("b", 0.4), ("b", 0.4), (None, 0.9))
     leaves = tuple(Leaf(answer, float(answer == "a"), value, None, 5) for answer, value in values)
-    found = replayed("votes", {"q": Answered(0.0, 20, "b", thoughts=4, leaves=leaves)}, Letter())
-    right = {name: answers["q"].answer for name, answers in found.items()}
+    replays = replayed("votes", {"q": Answered(0.0, 20, "b", thoughts=4, leaves=leaves)}, Letter())
+    right = {name: answers["q"].answer for name, answers in replays.items()}
     assert right == {
         "votes, majority of 2": "a",
         "votes, weighted by value of 2": "a",
@@ -255,14 +259,14 @@ def test_the_best_leaf_is_the_one_of_most_value() -> None:
     }
 
 
-def test_values_that_are_the_probabilities_get_no_row_of_their_own() -> None:
+def test_values_equal_to_probabilities_add_no_row() -> None:
     leaves = tuple(Leaf(answer, 0.0, value, value, 5) for answer, value in (("a", 0.7), ("b", 0.4)))
-    found = replayed("votes", {"q": Answered(0.0, 10, "a", thoughts=2, leaves=leaves)}, Letter())
-    assert list(found) == ["votes, majority of 2", "votes, weighted by probability of 2", "votes, best value of 2"]
+    replays = replayed("votes", {"q": Answered(0.0, 10, "a", thoughts=2, leaves=leaves)}, Letter())
+    assert list(replays) == ["votes, majority of 2", "votes, weighted by probability of 2", "votes, best value of 2"]
 
 
-def test_a_trees_thoughts_are_judged_as_they_grew(tmp_path: Path) -> None:
-    """Each once, with the share of the leaves behind it that are right."""
+def test_thoughts_of_a_tree_are_judged_once_each(tmp_path: Path) -> None:
+    """The truth of a thought is the share of correct leaves below it."""
     tree = ThoughtTree(State(question="q"))
 
     def grow(parent: Node, text: str, ended: bool = False) -> Node:
@@ -299,20 +303,20 @@ def test_a_trees_thoughts_are_judged_as_they_grew(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("_known")
-def test_a_model_that_judges_pairs_sees_them_in_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
-    """This one prefers what it sees first, unless only the other is right."""
-    asked = ("bench", "quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json")
-    assert main([*asked, "--judge", "known; dtype"]) == 2
+def test_a_pairwise_judge_sees_both_orders(capfd: pytest.CaptureFixture[str]) -> None:
+    """This judge prefers the first answer, unless only the second is correct."""
+    command = ("bench", "quality", "--data", "rows.jsonl", *WAYS, "--limit", "4", "--out", "n.json")
+    assert main([*command, "--judge", "known; dtype"]) == 2
     assert "--judge 'known; dtype' can't be read: write 'MODEL; option=value" in capfd.readouterr().err
-    assert main([*asked, "--judge", "known; dtype=fp32; prompts=papers"]) == 0
-    shown = capfd.readouterr().out
-    kept = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
-    assert kept == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}
-    assert "preferred to plain" in shown
-    assert re.search(r"votes\W+62\.5% \(50\.0% to 87\.5%\)\W+1 of 4\b", shown)
+    assert main([*command, "--judge", "known; dtype=fp32; prompts=papers"]) == 0
+    printed = capfd.readouterr().out
+    results = {question[:2]: won for question, won in json.loads(Path("n.json").read_text())["votes preferred"].items()}
+    assert results == {"Ad": 0.5, "Bo": 1.0, "Cy": 0.5, "Di": 0.5}
+    assert "preferred to plain" in printed
+    assert re.search(r"votes\W+62\.5% \(50\.0% to 87\.5%\)\W+1 of 4\b", printed)
 
 
-def test_graded_answers_are_also_counted_where_they_are_wholly_right() -> None:
+def test_graded_answers_are_also_counted_if_fully_correct() -> None:
     ways = {"plain": {"q": Answered(0.75, 3), "r": Answered(1.0, 3)}}
     assert [column.header for column in table(ways).columns][1:3] == ["right", "wholly right"]
     assert next(iter(table(ways).columns[2].cells)).startswith("50.0%")
@@ -322,16 +326,16 @@ def test_graded_answers_are_also_counted_where_they_are_wholly_right() -> None:
 @pytest.mark.usefixtures("_known")
 def test_ways_vote_together_in_turns(capfd: pytest.CaptureFixture[str]) -> None:
     ways = (*WAYS, "--way", "again: search=self-consistency:samples=2; prompts=chat")
-    asked = ("bench", "quality", "--data", "rows.jsonl", *ways, "--limit", "4", "--out", "n.json")
-    assert main([*asked, "--mix", "again+votes"]) == 0
-    kept = json.loads(Path("n.json").read_text())["ways"]
-    together = kept["again+votes, majority of 6"]
+    command = ("bench", "quality", "--data", "rows.jsonl", *ways, "--limit", "4", "--out", "n.json")
+    assert main([*command, "--mix", "again+votes"]) == 0
+    results = json.loads(Path("n.json").read_text())["ways"]
+    together = results["again+votes, majority of 6"]
     question = next(question for question in together if "Bo" in question)
     assert [leaf["answer"] for leaf in together[question]["leaves"]] == ["5", "5", "2", "2", "2", "7"]
-    assert together[question]["score"] == kept["votes, majority of 4"][question]["score"]
-    drawn = ("again, majority of 2", "votes, majority of 4")
-    assert together[question]["tokens"] == sum(kept[way][question]["tokens"] for way in drawn)
-    assert main([*asked, "--mix", "again+others"]) == 2
+    assert together[question]["score"] == results["votes, majority of 4"][question]["score"]
+    samples = ("again, majority of 2", "votes, majority of 4")
+    assert together[question]["tokens"] == sum(results[way][question]["tokens"] for way in samples)
+    assert main([*command, "--mix", "again+others"]) == 2
     assert "--mix 'again+others' can't be read: join ways with +, such as plain+votes+again" in capfd.readouterr().err
 
 
@@ -344,13 +348,13 @@ def test_ways_vote_together_in_turns(capfd: pytest.CaptureFixture[str]) -> None:
         ("", []),
     ],
 )
-def test_a_message_is_cut_into_its_paragraphs(text: str, pieces: list[str]) -> None:
-    """Where one token is the end of a paragraph and the beginning of the next, it is the next one's."""
+def test_a_message_is_split_into_its_paragraphs(text: str, pieces: list[str]) -> None:
+    """A token across a paragraph break belongs to the next paragraph."""
     tokens = tuple(map(ord, text))
     whole = Drawn(text=text, tokens=tokens, logprobs=tuple(-float(token) for token in tokens))
-    found = pieces_of(whole, Known.tokenizer.decode)
-    assert [(one.text, Known.tokenizer.decode(one.tokens)) for one in found] == [(piece, piece) for piece in pieces]
-    assert all(one.logprobs == tuple(-float(token) for token in one.tokens) for one in found)
+    split = pieces_of(whole, Known.tokenizer.decode)
+    assert [(one.text, Known.tokenizer.decode(one.tokens)) for one in split] == [(piece, piece) for piece in pieces]
+    assert all(one.logprobs == tuple(-float(token) for token in one.tokens) for one in split)
     assert [(one.text, one.tokens) for one in pieces_of(whole, None)] == [(piece, ()) for piece in pieces]
     twos = pieces_of(whole, lambda tokens: text[: 2 * len(tokens)])
     assert [one.text for one in twos] == pieces
@@ -358,12 +362,12 @@ def test_a_message_is_cut_into_its_paragraphs(text: str, pieces: list[str]) -> N
 
 
 @pytest.mark.parametrize(("value", "expected"), [(lambda t: t, "1.00"), (lambda t: -t, "0.00"), (lambda t: 3, "0.50")])
-def test_telling_is_known(value: Any, expected: str) -> None:
+def test_auroc_of_known_values(value: Any, expected: str) -> None:
     questions = [
         [Judged(depth, depth / 2, truth, value(truth)) for depth in (1, 2) for truth in (0.0, 0.25, 1.0)]
         for _ in range(5)
     ]
-    questions.append([Judged(1, 0.1, 1.0, 0.0), Judged(1, 0.1, 1.0, 5.0)])  # nothing to tell
+    questions.append([Judged(1, 0.1, 1.0, 0.0), Judged(1, 0.1, 1.0, 5.0)])  # equal truths, so nothing to rank
     for place in ("all", "first pieces", "half way", "ends"):
-        assert told(questions, PLACES[place]) == f"{expected} ({expected} to {expected}), 5 questions"
-    assert told(questions[-1:], PLACES["all"]) == ""
+        assert told(questions, PLACES[place]) == f"{expected} ({expected} to {expected}), 5 questions"  # language: ok
+    assert told(questions[-1:], PLACES["all"]) == ""  # language: ok

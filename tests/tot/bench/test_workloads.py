@@ -1,4 +1,4 @@
-"""A search that is recorded is replayed with the same prompts and as many tokens."""
+"""A recorded search is replayed with the same prompts and the same number of tokens."""
 
 from __future__ import annotations
 
@@ -26,29 +26,29 @@ def decoder(tiny: Any) -> Any:
 
 @pytest.fixture
 def waves(decoder: LocalDecoder, task: Task) -> Waves:
-    found, seconds = record(decoder, task, "why?", 2, breadth=2, depth=3)
+    workload, seconds = record(decoder, task, "why?", 2, breadth=2, depth=3)
     assert seconds > 0
-    return found
+    return workload
 
 
-def test_a_wave_is_what_a_level_asks_at_once(waves: Waves) -> None:
-    scored = [[bool(asked.choices) for asked in wave] for wave in waves]
-    # A level's states are each asked for two thoughts, and its thoughts are scored; the best is asked for its answer.
+def test_a_wave_is_a_batch_of_one_level(waves: Waves) -> None:
+    scored = [[bool(request.choices) for request in wave] for wave in waves]
+    # A level expands each state to two thoughts and scores the thoughts. The best one is asked for its answer.
     assert scored[:2] == [[False], [True] * len(scored[1])]
     assert [all(wave) for wave in scored[:4]] == [False, True, False, True]
     assert all(len(set(wave)) == 1 for wave in scored)
-    assert [len(asked.new) for asked in waves[0]] == [2]
+    assert [len(request.new) for request in waves[0]] == [2]
 
 
-def test_the_tokens_recorded_are_those_that_the_search_drew(decoder: LocalDecoder, task: Task) -> None:
+def test_recorded_tokens_equal_the_tokens_of_the_search(decoder: LocalDecoder, task: Task) -> None:
     before = {purpose: account.tokens for purpose, account in decoder.engine.accounts.items()}
-    made, _ = record(decoder, task, "why?", 2, breadth=2, depth=2)
+    waves, _ = record(decoder, task, "why?", 2, breadth=2, depth=2)
     after = {purpose: account.tokens for purpose, account in decoder.engine.accounts.items()}
-    assert new_tokens(made) == sum(after.values()) - sum(before.values())
-    assert new_tokens(made) > 0
+    assert new_tokens(waves) == sum(after.values()) - sum(before.values())
+    assert new_tokens(waves) > 0
 
 
-def test_a_replay_draws_as_many_tokens_and_scores_the_choices(
+def test_a_replay_draws_the_recorded_number_of_tokens_and_scores_the_choices(
     decoder: LocalDecoder, waves: Waves, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Request] = []
@@ -61,7 +61,7 @@ def test_a_replay_draws_as_many_tokens_and_scores_the_choices(
     assert {request.prompt for request in asked} == {asked.prompt for wave in waves for asked in wave}
 
 
-def test_samples_of_equal_length_are_one_request_and_others_are_their_own() -> None:
+def test_samples_of_equal_length_share_one_request() -> None:
     wave = (AskedWork((1, 2), (3, 3), seed=7), AskedWork((4,), (2, 5), seed=9), AskedWork((6,), (), (" 1", " 2"), True))
     made = list(requests(wave))
     assert [(r.sampling.n, r.sampling.max_tokens, r.sampling.seed) for r in made[:3]] == [
@@ -73,7 +73,7 @@ def test_samples_of_equal_length_are_one_request_and_others_are_their_own() -> N
     assert (made[3].choices, made[3].close_choices, made[3].purpose) == ((" 1", " 2"), True, "evaluate")
 
 
-def test_an_engine_that_scores_no_choices_reads_one_token() -> None:
+def test_an_engine_without_choice_scores_reads_one_token() -> None:
     waves = ((AskedWork((1, 2), (3, 4)), AskedWork((5,), (), (" 1",))),)
     assert drawn(waves) == 8
     assert new_tokens(waves) == 7

@@ -1,6 +1,6 @@
-"""What tests of BFS share: one search, and what its tree holds.
+"""Shared helpers of the BFS tests: run a search and read its tree.
 
-Import mode is importlib, so these are fixtures: functions.
+They are fixtures because the import mode is importlib.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def grow(
 
 
 def paths(tree: ThoughtTree) -> list[str]:
-    """Every node's thoughts, in the order in which the nodes were added."""
+    """Return every node's thoughts, in the order in which the nodes were added."""
     return ["/".join(thought.text for thought in tree.state(node).thoughts) for node in tree]
 
 

@@ -1,4 +1,4 @@
-"""BFS: who is asked, who watches, and what is raised."""
+"""BFS: decoders by purpose, hooks, and errors."""
 
 from __future__ import annotations
 
@@ -30,15 +30,13 @@ def test_requests_go_to_the_decoder_of_their_purpose(letters: Any, scripted: Any
     assert session.meter.usage.new_tokens == session.meter.new_tokens == 65
 
 
-def test_a_watcher_sees_the_tree_grow(
-    letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
-) -> None:
+def test_a_hook_sees_the_tree_grow(letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any) -> None:
     sizes: list[int] = []
     grow(letters, scripted(two_levels), watch=lambda session: sizes.append(len(session.tree)))
     assert sizes == [1, 3, 3, 7, 7]
 
 
-def test_what_a_decoder_raises_ends_the_search_and_names_the_decoder(
+def test_an_error_of_a_decoder_ends_the_search_and_names_the_decoder(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     class Broken(scripted):  # type: ignore[misc]

@@ -1,4 +1,4 @@
-"""BFS: what a spent budget ends, and what is answered then."""
+"""BFS: the end of the search and its answer when a budget is spent."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ import pytest
 from tot import Budget, Solution
 
 
-def test_a_budget_of_nodes_ends_growth_and_the_answer_is_asked_where_it_ended(
+def test_a_node_budget_ends_growth_and_the_answer_is_asked_at_that_depth(
     letters: Any, scripted: Any, two_levels: Any, grow: Callable[..., Solution]
 ) -> None:
     decoder = scripted(two_levels)
     solution = grow(letters, decoder, budget=Budget(nodes=2))
     assert solution.stopped == "budget: nodes (2 of 2)"
-    assert decoder.asked == [["grow"], ["value a", "value b"], ["answer b"]]  # thoughts that have grown are evaluated
+    assert decoder.prompts == [["grow"], ["value a", "value b"], ["answer b"]]  # existing thoughts are still evaluated
     whole = scripted(two_levels)
-    assert grow(letters, whole, budget=Budget(nodes=3)).stopped is None  # a level that was begun is finished
-    assert whole.asked[-1] == ["answer b/d"]
+    assert grow(letters, whole, budget=Budget(nodes=3)).stopped is None  # a started level is finished
+    assert whole.prompts[-1] == ["answer b/d"]
 
 
 @pytest.mark.parametrize(
-    ("budget", "stopped", "asked"),
+    ("budget", "stopped", "batches"),
     [
         ({"tokens": 9}, "tokens (10 of 9)", 1),
         ({"tokens": 20}, "tokens (20 of 20)", 2),
@@ -31,12 +31,12 @@ def test_a_budget_of_nodes_ends_growth_and_the_answer_is_asked_where_it_ended(
         ({"tokens": 60}, "tokens (60 of 60)", 4),
     ],
 )
-def test_a_spent_budget_ends_the_search_by_name_and_nothing_more_is_asked(
+def test_a_spent_budget_ends_the_search_and_is_named(
     letters: Any,
     scripted: Any,
     budget: dict[str, int],
     stopped: str,
-    asked: int,
+    batches: int,
     two_levels: Any,
     grow: Callable[..., Solution],
 ) -> None:
@@ -45,14 +45,14 @@ def test_a_spent_budget_ends_the_search_by_name_and_nothing_more_is_asked(
     grow(letters, whole)
     solution = grow(letters, decoder, budget=Budget(**budget))
     assert solution.stopped == f"budget: {stopped}"
-    assert decoder.asked == whole.asked[:asked]
+    assert decoder.prompts == whole.prompts[:batches]
 
 
 @pytest.mark.parametrize(
     ("tokens", "answer", "value"),
     [(10, None, None), (20, "b", 7.0), (40, "b", 7.0), (60, "b\nd", 9.0), (61, "the end", 9.0)],
 )
-def test_a_search_out_of_budget_answers_with_what_its_best_state_says(
+def test_without_budget_for_an_answer_the_best_state_is_parsed(
     letters: Any,
     scripted: Any,
     tokens: int,
@@ -66,7 +66,7 @@ def test_a_search_out_of_budget_answers_with_what_its_best_state_says(
     assert [node.value for node in solution.tree if node.chosen][-1] == value
 
 
-def test_a_budget_that_the_answer_itself_uses_up_is_named_and_the_answer_kept(
+def test_a_budget_spent_by_the_answer_is_named_and_the_answer_kept(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     solution = grow(letters, scripted(two_levels), budget=Budget(tokens=65))
@@ -75,7 +75,7 @@ def test_a_budget_that_the_answer_itself_uses_up_is_named_and_the_answer_kept(
 
 
 @pytest.mark.parametrize("limit", ["tokens", "forwards", "seconds", "nodes"])
-def test_a_budget_of_nothing_asks_nothing(
+def test_a_budget_of_zero_sends_no_request(
     letters: Any, scripted: Any, limit: str, two_levels: Any, grow: Callable[..., Solution]
 ) -> None:
     decoder = scripted(two_levels)
@@ -86,7 +86,7 @@ def test_a_budget_of_nothing_asks_nothing(
     assert (solution.answer, solution.value, len(solution.tree), solution.calls) == (None, None, 1, 0)
 
 
-def test_thoughts_that_a_budget_cut_short_are_dropped_but_are_no_parse_failures(
+def test_thoughts_cut_off_by_a_budget_are_dropped_but_are_not_parse_failures(
     letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
 ) -> None:
     cut = scripted.completion("half a tho", "budget")
@@ -95,7 +95,7 @@ def test_thoughts_that_a_budget_cut_short_are_dropped_but_are_no_parse_failures(
     assert solution.parse_failures == 0
 
 
-def test_states_whose_evaluations_were_all_cut_short_do_not_take_the_place_of_the_best(
+def test_states_without_a_complete_evaluation_do_not_replace_the_best(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     cut = dict.fromkeys(["value b/c", "value b/d", "value a/e", "value a/f"], scripted.completion("9", "budget"))
@@ -103,7 +103,7 @@ def test_states_whose_evaluations_were_all_cut_short_do_not_take_the_place_of_th
     assert (solution.answer, solution.value) == ("so far", 7)
 
 
-def test_an_answer_that_a_budget_cut_short_is_not_taken_for_one(
+def test_an_answer_cut_off_by_a_budget_is_not_used(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     cut = scripted.completion("the answer is not", "budget")

@@ -1,4 +1,4 @@
-"""BFS: replies that can't be used, and those that come twice."""
+"""BFS: unusable and repeated replies."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from tot import Solution, Task
 
 
-def test_equal_thoughts_after_a_state_are_one_node_which_is_evaluated_once(
+def test_equal_thoughts_of_a_state_are_one_node_evaluated_once(
     letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
 ) -> None:
     children = {
@@ -22,16 +22,16 @@ def test_equal_thoughts_after_a_state_are_one_node_which_is_evaluated_once(
     }
     decoder = scripted({"grow": ["a", "b", "a"], "value a": "7", "value b": "6"} | children)
     solution = grow(letters, decoder, thoughts=3, breadth=3)
-    assert decoder.asked[1] == ["value a", "value b"]
-    assert decoder.asked[3] == ["value a/x", "value a/y", "value b/x"]
+    assert decoder.prompts[1] == ["value a", "value b"]
+    assert decoder.prompts[3] == ["value a/x", "value a/y", "value b/x"]
     assert values(solution.tree) == {"a": 7, "b": 6, "a/x": 6, "a/y": 1, "b/x": 5}
     assert [node.merged for node in solution.tree] == [0, 1, 0, 1, 0, 2]
     assert [node.prior for node in solution.tree][1:] == pytest.approx([2 / 3, 1 / 3, 2 / 3, 1 / 3, 1])
     assert [node.new_tokens for node in solution.tree][1:4] == [15, 10, 15]  # two samples and a value; one and one
-    assert sum(node.new_tokens for node in solution.tree) + 5 == solution.usage.new_tokens  # 5: the answer's
+    assert sum(node.new_tokens for node in solution.tree) + 5 == solution.usage.new_tokens  # 5: the answer's tokens
 
 
-def test_a_state_met_again_at_another_level_is_not_evaluated_again(
+def test_a_state_that_recurs_at_another_level_is_not_evaluated_again(
     letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
 ) -> None:
     last_only = type("LastOnly", (letters,), {"templates": letters.templates | {"value": "value {{ thought }}"}})
@@ -49,7 +49,7 @@ def test_a_state_met_again_at_another_level_is_not_evaluated_again(
     assert evaluated == ["value a", "value b", "value c"]
     assert values(solution.tree) == {"a": 3, "b": 7, "b/a": 3, "b/b": 7, "a/b": 7, "a/c": 1}
     assert grow(last_only, decoder).value == 7
-    assert sum(request.purpose == "evaluate" for request in decoder.requests) == 6  # once a problem, not once a process
+    assert sum(request.purpose == "evaluate" for request in decoder.requests) == 6  # once a search, not once a process
 
 
 def test_a_rejected_thought_is_dropped_and_counted(
@@ -62,7 +62,7 @@ def test_a_rejected_thought_is_dropped_and_counted(
     assert solution.stopped is None
 
 
-def test_the_task_says_which_thoughts_are_rejected(
+def test_the_task_can_reject_thoughts(
     letters: Any, scripted: Any, grow: Callable[..., Solution], values: Callable[..., dict[str, float | None]]
 ) -> None:
     def parse_thought(self: Task, template: str, text: str) -> str | None:
@@ -75,26 +75,26 @@ def test_the_task_says_which_thoughts_are_rejected(
 
 
 @pytest.mark.parametrize("empty", [["", ""], ["\t", " "]])
-def test_where_all_thoughts_are_rejected_the_search_ends_with_the_best_so_far(
+def test_if_all_thoughts_are_rejected_the_search_ends_with_the_best_so_far(
     letters: Any, scripted: Any, empty: list[str], grow: Callable[..., Solution]
 ) -> None:
     decoder = scripted({"grow": ["a", "b"], "value a": "3", "value b": "7", "grow b": empty, "answer b": "so far"})
     solution = grow(letters, decoder, breadth=1, depth=9)
-    assert decoder.asked == [["grow"], ["value a", "value b"], ["grow b"], ["answer b"]]
+    assert decoder.prompts == [["grow"], ["value a", "value b"], ["grow b"], ["answer b"]]
     assert (solution.answer, solution.value, solution.parse_failures) == ("so far", 7, 2)
 
 
-def test_where_not_even_one_thought_can_be_read_the_answer_is_asked_at_the_root(
+def test_without_any_parsed_thought_the_answer_is_asked_at_the_root(
     letters: Any, scripted: Any, grow: Callable[..., Solution]
 ) -> None:
     decoder = scripted({"grow": ["", ""], "answer": "guess"})
     solution = grow(letters, decoder)
-    assert decoder.asked == [["grow"], ["answer"]]
+    assert decoder.prompts == [["grow"], ["answer"]]
     assert (solution.answer, solution.value, len(solution.tree)) == ("guess", None, 1)
 
 
 @pytest.mark.parametrize("reply", ["", "no idea", "eleven", "0", "11 of 12"])
-def test_a_value_that_cannot_be_read_is_the_default_and_counted_and_never_the_end(
+def test_an_unparsed_value_is_the_default_and_is_counted(
     letters: Any,
     scripted: Any,
     reply: str,

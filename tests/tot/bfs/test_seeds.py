@@ -1,4 +1,4 @@
-"""BFS: how its requests are sampled, and where their seeds come from."""
+"""BFS: sampling options and seeds of its requests."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def seeds(decoder: Any, purpose: str) -> dict[str, int]:
     return {r.prompt[-1].content: r.sampling.seed for r in decoder.requests if r.purpose == purpose}
 
 
-def test_the_same_run_seed_makes_the_same_requests(
+def test_equal_run_seeds_make_equal_requests(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     first, second = scripted(two_levels), scripted(two_levels)
@@ -24,17 +24,17 @@ def test_the_same_run_seed_makes_the_same_requests(
 
 
 @pytest.mark.parametrize("other", [{"seed": 4}, {"question": "p"}])
-def test_another_run_seed_or_question_makes_every_seed_another_one(
+def test_another_run_seed_or_question_changes_every_seed(
     letters: Any, scripted: Any, other: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     first, second = scripted(two_levels), scripted(two_levels)
     grow(letters, first, **{"seed": 3} | other)
     grow(letters, second, seed=3)
-    assert first.asked == second.asked
+    assert first.prompts == second.prompts
     assert not {r.sampling.seed for r in first.requests} & {r.sampling.seed for r in second.requests}
 
 
-def test_every_call_of_a_search_has_a_seed_of_its_own(
+def test_every_call_of_a_search_has_its_own_seed(
     letters: Any, scripted: Any, two_levels: Any, grow: Callable[..., Solution]
 ) -> None:
     decoder = scripted(two_levels)
@@ -42,7 +42,7 @@ def test_every_call_of_a_search_has_a_seed_of_its_own(
     assert len({request.sampling.seed for request in decoder.requests}) == len(decoder.requests) == 10
 
 
-def test_a_thoughts_seed_depends_on_its_place_in_the_tree_even_where_prompts_are_equal(
+def test_the_seed_of_a_thought_depends_on_its_place_in_the_tree(
     letters: Any, scripted: Any, grow: Callable[..., Solution]
 ) -> None:
     blind = type("Blind", (letters,), {"templates": letters.templates | {"thought": "grow"}})
@@ -53,20 +53,20 @@ def test_a_thoughts_seed_depends_on_its_place_in_the_tree_even_where_prompts_are
     assert first.sampling.seed != second.sampling.seed
 
 
-def test_an_answers_seed_depends_on_the_place_it_is_asked_at(
+def test_the_seed_of_an_answer_depends_on_its_place_in_the_tree(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     at_d, at_e = scripted(two_levels), scripted(two_levels | {"value b/d": "1"})
     grow(letters, at_d)
     grow(letters, at_e)
-    assert [decoder.asked[-1] for decoder in (at_d, at_e)] == [["answer b/d"], ["answer a/e"]]
+    assert [decoder.prompts[-1] for decoder in (at_d, at_e)] == [["answer b/d"], ["answer a/e"]]
     assert at_d.requests[-1].sampling.seed != at_e.requests[-1].sampling.seed
 
 
-def test_an_evaluations_seed_depends_on_its_prompt_alone(
+def test_the_seed_of_an_evaluation_depends_on_its_prompt_alone(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
-    swapped = {"grow": ["b", "a"], "grow b": ["z", "d"]}  # the same states at other places, in another order
+    swapped = {"grow": ["b", "a"], "grow b": ["z", "d"]}  # the same states in other places and another order
     first, second = scripted(two_levels), scripted(two_levels | swapped)
     grow(letters, first)
     grow(letters, second, breadth=1, depth=4, thoughts=2)
@@ -75,7 +75,7 @@ def test_an_evaluations_seed_depends_on_its_prompt_alone(
     assert all(seeds(first, "evaluate")[prompt] == seeds(second, "evaluate")[prompt] for prompt in common)
 
 
-def test_thoughts_are_sampled_and_values_and_answers_are_not(
+def test_thoughts_are_sampled_and_values_and_answers_are_greedy(
     letters: Any, scripted: Any, two_levels: Any, grow: Callable[..., Solution]
 ) -> None:
     decoder = scripted(two_levels)
@@ -84,7 +84,7 @@ def test_thoughts_are_sampled_and_values_and_answers_are_not(
     assert temperatures == {"generate": 0.6, "evaluate": 0.0, "answer": 0.0}
 
 
-def test_a_tasks_sampling_options_hold_and_max_tokens_caps_them(
+def test_sampling_options_of_the_task_apply_and_max_tokens_caps_them(
     letters: Any, scripted: Any, grow: Callable[..., Solution], two_levels: Any
 ) -> None:
     options = {"thought": {"max_tokens": 50, "stop": ("\n",), "top_p": 0.9}, "answer": {"max_tokens": 7}}

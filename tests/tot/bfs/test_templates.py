@@ -1,4 +1,4 @@
-"""BFS: thoughts of several templates."""
+"""BFS: thoughts with several templates."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ class Steps(Task):
     depth = 2
 
 
-def test_a_second_template_sees_what_the_first_one_gave(scripted: Any, grow: Callable[..., Solution]) -> None:
-    told = {"tell why": "so", "tell how": "thus", "tell who": "we"}
+def test_the_second_template_gets_the_result_of_the_first(scripted: Any, grow: Callable[..., Solution]) -> None:
+    second_replies = {"tell why": "so", "tell how": "thus", "tell who": "we"}
     rated = {"value why so": "3", "value how thus": "8", "value who we": "5"}
-    decoder = scripted({"ask": ["why", "how", "who"]} | told | rated)
+    decoder = scripted({"ask": ["why", "how", "who"]} | second_replies | rated)
     solution = grow(Steps, decoder, thoughts=3, depth=2)
-    assert decoder.asked == [["ask"], list(told), list(rated), ["answer 1"]]
+    assert decoder.prompts == [["ask"], list(second_replies), list(rated), ["answer 1"]]
     assert [request.sampling.n for request in decoder.requests] == [3, 1, 1, 1, 1, 1, 1, 1]
     best = solution.tree.path(solution.tree[2])[-1]
     assert best.chosen
     assert best.thought is not None
     assert best.thought.parts == {"ask": "how", "tell": "thus"}
-    assert best.new_tokens == 15  # both templates' and the evaluation's
+    assert best.new_tokens == 15  # both templates' and the evaluation's tokens
 
 
-def test_a_thought_rejected_at_its_first_template_is_not_asked_the_second(
+def test_a_thought_rejected_at_its_first_template_skips_the_second(
     scripted: Any, grow: Callable[..., Solution]
 ) -> None:
     rest = {"tell why": "so", "tell who": "we", "value why so": "3", "value who we": "8"}
@@ -43,7 +43,7 @@ def test_a_thought_rejected_at_its_first_template_is_not_asked_the_second(
     whole = scripted({"ask": ["why", "how", "who"]} | rest)
     solution = grow(Steps, decoder, thoughts=3, depth=2)
     grow(Steps, whole, thoughts=3, depth=2)
-    assert decoder.asked[1] == ["tell why", "tell who"]
+    assert decoder.prompts[1] == ["tell why", "tell who"]
     assert [node.thought.parts["tell"] for node in solution.tree if node.thought] == ["so", "we"]
     assert solution.parse_failures == 1
     seeds = [request.sampling.seed for request in whole.batches[1]]

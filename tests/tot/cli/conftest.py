@@ -1,6 +1,6 @@
-"""What tests of the command line share: a decoder that plays GSM8K's part, and how a refusal is read.
+"""Shared helpers of the command line tests: a scripted decoder for GSM8K, and parsing of error lines.
 
-Import mode is importlib, so these are fixtures: functions and values.
+They are fixtures because the import mode is importlib.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ USAGE += ["approximate_tokens", "undecoded_tokens", "cost", "reached"]
 
 
 class Gsm8kScript(dict[str, Any]):
-    """Replies to GSM8K's prompts by how the assistant's prefix ends; the n-th sample of a reply is its n-th text."""
+    """Replies to GSM8K's prompts by the end of the assistant prefix; the n-th sample gets the n-th text of a list."""
 
     def get(self, prompt: str, default: Any = None) -> Any:
         return next((reply for ending, reply in self.items() if prompt.endswith(ending)), default)
@@ -54,7 +54,7 @@ def scripted_model(script: Gsm8kScript, scripted: Any, monkeypatch: pytest.Monke
 
 
 def refused(result: tuple[int, str, str]) -> str:
-    """The one line on standard error of a command that was refused."""
+    """Return the single line on standard error of a rejected command."""
     status, out, err = result
     assert (status, out) == (2, "")
     assert re.fullmatch(r"tot: [^\n]+\n", err)
@@ -68,5 +68,5 @@ def _refused() -> Callable[[tuple[int, str, str]], str]:
 
 @pytest.fixture
 def usage_fields() -> list[str]:
-    """What --json says was spent, in its order."""
+    """The usage fields of --json, in order."""
     return USAGE

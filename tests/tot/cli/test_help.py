@@ -1,4 +1,4 @@
-"""Help: where nothing was asked for, and with a word about every option."""
+"""Help: shown without arguments, with a description of every option."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_a_command_without_arguments_shows_its_help(
     assert all(re.search(rf"^ +{name} ", err, re.MULTILINE) for name in named)
 
 
-def test_help_names_every_option_with_a_word_about_it(tot: Any) -> None:
+def test_help_describes_every_option(tot: Any) -> None:
     status, out, err = tot("solve", "--help")
     assert (status, err) == (0, "")
     for option in ("--thoughts", "--breadth", "--depth", "--budget-seconds", "--out", "--json", "--kv-budget"):

@@ -1,4 +1,4 @@
-"""What `tot solve` prints and writes, on a scripted decoder: the tree, the answer, JSON, and what stopped it."""
+"""The output of `tot solve` with a scripted decoder: tree, answer, usage, JSON, files and stop reasons."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_the_tree_the_answer_and_the_usage_are_printed_as_plain_text(tot: Any, s
     )
 
 
-def test_json_is_one_object_and_nothing_else(tot: Any, scripted_model: Any, usage_fields: list[str]) -> None:
+def test_json_output_is_exactly_one_object(tot: Any, scripted_model: Any, usage_fields: list[str]) -> None:
     status, out, err = tot(*SOLVE, "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
     result = json.loads(out)
@@ -69,7 +69,7 @@ def test_a_dash_reads_the_question_from_standard_input(
     assert "Question: How many é?" in scripted_model.requests[0].prompt[0].content
 
 
-def test_without_a_question_the_tasks_example_is_solved(tot: Any, scripted_model: Any) -> None:
+def test_without_a_question_the_example_of_the_task_is_solved(tot: Any, scripted_model: Any) -> None:
     _, out, _ = tot("solve", "gsm8k", *SOLVE[3:])
     assert "\nA gardener plants 7 rows of tulips" in out
 
@@ -85,7 +85,7 @@ def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("budget", "stopped", "asked", "answer"),
+    ("budget", "stopped", "purposes", "answer"),
     [
         (("--budget-tokens", "12"), "budget: tokens (20 of 12)", ["generate"] * 2, "none found"),
         (("--budget-tokens", "30"), "budget: tokens (30 of 30)", ["generate"] * 2 + ["evaluate"], "7"),
@@ -94,17 +94,17 @@ def test_options_reach_the_search(tot: Any, scripted_model: Any) -> None:
         (("--budget-seconds", "0"), "budget: seconds (", [], "none found"),
     ],
 )
-def test_a_spent_budget_is_said_with_the_best_so_far(
-    tot: Any, scripted_model: Any, budget: tuple[str, str], stopped: str, asked: list[str], answer: str
+def test_a_spent_budget_is_reported_with_the_best_so_far(
+    tot: Any, scripted_model: Any, budget: tuple[str, str], stopped: str, purposes: list[str], answer: str
 ) -> None:
     status, out, _ = tot(*SOLVE, *budget)
     assert status == 0
     assert out.startswith(f"Answer: {answer}\nStopped early: {stopped}")
     assert "This is the best answer so far.\n" in out
-    assert [batch[0].purpose for batch in scripted_model.batches] == asked
+    assert [batch[0].purpose for batch in scripted_model.batches] == purposes
 
 
-def test_a_run_that_fails_on_the_way_keeps_what_it_had_grown(
+def test_a_failing_run_keeps_its_tree(
     tot: Any, scripted_model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     generate = scripted_model.generate
@@ -120,23 +120,25 @@ def test_a_run_that_fails_on_the_way_keeps_what_it_had_grown(
     assert [node.value for node in ThoughtTree.load(tmp_path / "run.json")] == [None, 6, 6]
 
 
-def test_control_characters_and_markup_are_shown_not_obeyed(
+def test_control_characters_and_markup_are_displayed_as_text(
     tot: Any, scripted_model: Any, script: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     nasty = "\x1b[31mred\x1b[0m \x1b]0;title\x07 [bold]b[/bold] [/] :smile: \x9b2J \u202eabc\r\x08 {{ 7*7 }}"
     script["How many now?\nSub-answer 1:"] = nasty
     monkeypatch.setattr("tot.tasks.gsm8k.GSM8K.parse_answer", lambda self, text: nasty)
     _, out, _ = tot(*SOLVE[:2], f"How {nasty} many?", *SOLVE[3:])
-    shown = "�[31mred�[0m �]0;title� [bold]b[/bold] [/] :smile: �2J �abc�� {{ 7*7 }}"
+    visible = "�[31mred�[0m �]0;title� [bold]b[/bold] [/] :smile: �2J �abc�� {{ 7*7 }}"
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", out)
     lines = out.splitlines()
-    assert lines[0] == f"Answer: {shown}"
-    one_line = shown.replace("c��", "c �")  # its carriage return is a space
+    assert lines[0] == f"Answer: {visible}"
+    one_line = visible.replace("c��", "c �")  # its carriage return is a space
     place = lines.index(f"How {one_line} many?")
     assert one_line[:20] in lines[place + 1]
 
 
-def test_output_that_the_terminal_cannot_spell_is_no_error(tot: Any, scripted_model: Any, monkeypatch: Any) -> None:
+def test_characters_that_the_terminal_cannot_encode_are_no_error(
+    tot: Any, scripted_model: Any, monkeypatch: Any
+) -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     monkeypatch.setattr("sys.stdout", out)
     assert main(list(SOLVE)) == 0

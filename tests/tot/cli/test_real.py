@@ -1,4 +1,4 @@
-"""The command line with the embedded model: real runs in a pipe, as JSON, stopped in a terminal, and refused."""
+"""The command line with the embedded model: piped, as JSON, interrupted in a terminal, and with invalid options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ TINY = ("--prompts", "papers", "--depth", "2", "--thoughts", "2", "--max-tokens"
 
 
 @pytest.mark.real
-def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: Any, tmp_path: Path) -> None:
+def test_a_piped_run_prints_plain_text_and_is_saved(smollm2: str, python: Any, tmp_path: Path) -> None:
     process = python("-m", "tot.cli.app", "solve", "gsm8k", "-", *TINY, "--out", "run.json")
     out, err = process.communicate(QUESTION, timeout=120)
     assert (process.returncode, err) == (0, "")
@@ -43,9 +43,7 @@ def test_a_real_run_in_a_pipe_is_plain_text_and_is_kept(smollm2: str, python: An
 
 @pytest.mark.smoke
 @pytest.mark.real
-def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
-    smollm2: str, tot: Any, usage_fields: list[str]
-) -> None:
+def test_a_json_run_prints_one_object_with_its_usage(smollm2: str, tot: Any, usage_fields: list[str]) -> None:
     status, out, err = tot("solve", "gsm8k", QUESTION, *TINY, "--decoder", "ar", "--json")
     assert (status, err, out.count("\n")) == (0, "", 1)
     result = json.loads(out)
@@ -63,8 +61,8 @@ def test_a_real_run_as_json_prints_one_object_with_what_was_spent(
 
 @pytest.mark.processes
 @pytest.mark.real
-def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
-    ours, theirs = pty.openpty()  # a terminal, so that the progress line says how far the search is
+def test_ctrl_c_prints_the_best_so_far_and_saves_the_tree(smollm2: str, python: Any, tmp_path: Path) -> None:
+    ours, theirs = pty.openpty()  # a pseudo-terminal, so that the progress line reports the progress
     arguments = ["--prompts", "papers", "--depth", "30", "--thoughts", "2", "--breadth", "2", "--max-tokens", "16"]
     arguments += ["--out", "run.json"]
     process = python("-m", "tot.cli.app", "solve", "gsm8k", QUESTION, *arguments, stderr=theirs)
@@ -89,7 +87,7 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: 
 
 @pytest.mark.real
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ("How many? " * 4000,),
@@ -103,10 +101,10 @@ def test_ctrl_c_prints_the_best_so_far_and_keeps_the_tree(smollm2: str, python: 
         ((QUESTION, "--kv-budget", "lots"), r"kv_budget is 'lots': give tokens, such as 20000, or a size, .*"),
     ],
 )
-def test_what_does_not_fit_the_real_model_is_one_line_with_the_numbers(
-    smollm2: str, tot: Any, refused: Any, arguments: tuple[str, ...], said: str
+def test_options_that_do_not_fit_the_model_are_rejected_with_the_numbers(
+    smollm2: str, tot: Any, refused: Any, arguments: tuple[str, ...], message: str
 ) -> None:
-    assert re.fullmatch(said, refused(tot("solve", "gsm8k", *arguments)))
+    assert re.fullmatch(message, refused(tot("solve", "gsm8k", *arguments)))
 
 
 @pytest.mark.real

@@ -1,4 +1,4 @@
-"""What can't be done is one line on standard error that says what can, and exit status 2."""
+"""Invalid commands: one line on standard error with a remedy, and exit status 2."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (
             ("solv",),
@@ -109,23 +109,23 @@ import pytest
         (("models", "all"), r"Got unexpected extra argument\(s\) \(all\)"),
     ],
 )
-def test_what_cannot_be_done_is_one_line_that_says_what_can(
-    tot: Any, refused: Any, arguments: tuple[str, ...], said: str
+def test_an_invalid_command_is_one_line_with_a_remedy(
+    tot: Any, refused: Any, arguments: tuple[str, ...], message: str
 ) -> None:
-    assert re.fullmatch(said, refused(tot(*arguments)))
+    assert re.fullmatch(message, refused(tot(*arguments)))
 
 
 @pytest.mark.parametrize(
-    ("stdin", "said"), [(b"", "is empty"), (b" \n", "is empty"), (b"caf\xe9", "is not utf-8 text")]
+    ("stdin", "message"), [(b"", "is empty"), (b" \n", "is empty"), (b"caf\xe9", "is not utf-8 text")]
 )
-def test_standard_input_without_a_question_is_refused(
-    tot: Any, refused: Any, monkeypatch: pytest.MonkeyPatch, stdin: bytes, said: str
+def test_standard_input_without_a_question_is_rejected(
+    tot: Any, refused: Any, monkeypatch: pytest.MonkeyPatch, stdin: bytes, message: str
 ) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(stdin), encoding="utf-8"))
-    assert said in refused(tot("solve", "gsm8k", "-"))
+    assert message in refused(tot("solve", "gsm8k", "-"))
 
 
-def test_a_refused_command_exits_with_2_and_no_traceback(refused: Any) -> None:
+def test_a_rejected_command_exits_with_2_and_no_traceback(refused: Any) -> None:
     script = Path(sys.executable).parent / "tot"
     done = subprocess.run([script, "solv"], capture_output=True, text=True, timeout=60, check=False)
     assert refused((done.returncode, done.stdout, done.stderr)).startswith("No such command 'solv'")
@@ -150,12 +150,12 @@ print("torch" in sys.modules)
 """
 
 
-def test_unknown_names_are_refused_before_torch_is_imported(python: Any, rows: Path) -> None:
+def test_unknown_names_are_rejected_before_torch_is_imported(python: Any, rows: Path) -> None:
     out, err = python("-c", UNKNOWN).communicate(timeout=60)
     searches = "unknown search 'nonsense': choose one of act, best-first, best-of-n, bfs, cot, dfs, mcts, rap, refine,"
     decoders = "unknown decoder 'nonsense': choose one of ar, auto,"
-    said = [searches, "unknown generator ", "unknown evaluator ", decoders, decoders]
-    said = [*said, *said, "unknown task 'nonsense'", searches, searches]
+    messages = [searches, "unknown generator ", "unknown evaluator ", decoders, decoders]
+    messages = [*messages, *messages, "unknown task 'nonsense'", searches, searches]
     lines = [line.removeprefix("tot: ") for line in err.splitlines()]
-    assert [line[: len(wanted)] for line, wanted in zip(lines, said, strict=True)] == said
+    assert [line[: len(wanted)] for line, wanted in zip(lines, messages, strict=True)] == messages
     assert out == "False\n"

@@ -1,5 +1,4 @@
-"""A Ray cluster of two nodes with one core each, on loopback, for all tests of this folder; a task and a decoder
-that take their time."""
+"""A local Ray cluster of two nodes with one core each, shared by the tests of this folder; slow tasks and decoders."""
 
 from __future__ import annotations
 
@@ -60,7 +59,7 @@ class Deadly(Riddles):
 
 
 class Echo:
-    """A decoder that says what it was asked, after a while; or fails."""
+    """A decoder that replies with the prompt after a delay, or fails."""
 
     def __init__(self, seconds: float = 0.0, fails: bool = False) -> None:
         self.seconds = seconds
@@ -84,7 +83,7 @@ def echo() -> type[Echo]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _settings() -> Iterator[None]:
-    """What Ray reads when it is first imported: that clusters want a token, of ours alone, and look for dead nodes."""
+    """Environment for Ray's first import: a token for clusters, and fast detection of dead nodes."""
     settings = {
         "RAY_AUTH_MODE": "token",
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
@@ -107,10 +106,10 @@ def _installed(_settings: None) -> None:
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[Any]:
-    """Its processes are this one's children, and end with it."""
+    """Start a cluster whose processes are children of this process and end with it."""
     from ray.cluster_utils import Cluster
 
-    # Not 127.0.0.1: for that Ray takes the address that others see.
+    # Not 127.0.0.1: Ray would replace it with the external address.
     node = {"num_cpus": 1, "node_ip_address": "127.0.0.2", "object_store_memory": 100 * 2**20}
     cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
     cluster.add_node(**node)
@@ -127,7 +126,7 @@ def address(cluster: Any) -> str:
 
 @pytest.fixture
 def task(tmp_path: Path) -> Callable[[str], str]:
-    """The name of a class in a task file of one's own."""
+    """The name of a class in a task file."""
     (tmp_path / "own.py").write_text(TASK)
     (tmp_path / "grow.jinja").write_text("{{ question }} {{ thoughts | length }}")
     return lambda name: f"{tmp_path / 'own.py'}:{name}"
@@ -135,7 +134,7 @@ def task(tmp_path: Path) -> Callable[[str], str]:
 
 @pytest.fixture
 def run(task: Callable[[str], str], rows: Path, tmp_path: Path) -> Callable[..., Any]:
-    """evaluate() of the eight rows: run("Slow", out="out", limit=3)."""
+    """Run evaluate() on the eight rows: run("Slow", out="out", limit=3)."""
 
     def evaluated(name: str = "Riddles", out: str = "out", **options: Any) -> Any:
         return evaluate(task(name), rows, out=tmp_path / out, **RUN | {"decoder": Echo(), "concurrency": 4} | options)
@@ -144,7 +143,7 @@ def run(task: Callable[[str], str], rows: Path, tmp_path: Path) -> Callable[...,
 
 
 def lines(folder: Path) -> list[str]:
-    """Those of samples.jsonl, without what depends on the machine."""
+    """Return the lines of samples.jsonl without machine-dependent fields."""
     return [line.partition(', "measured"')[0] for line in (folder / "samples.jsonl").read_text().splitlines()]
 
 
@@ -155,19 +154,19 @@ def _lines() -> Callable[[Path], list[str]]:
 
 @pytest.fixture
 def unfinished() -> Callable[[Path, Path, int], None]:
-    """Copies a folder as it was when so many samples were there."""
+    """Copy a folder as it was when it had `samples` samples."""
 
     def copied(folder: Path, to: Path, samples: int) -> None:
         shutil.copytree(folder, to, ignore=shutil.ignore_patterns(".lock", "results.json"))
-        kept = (folder / "samples.jsonl").read_text().splitlines(keepends=True)[:samples]
-        (to / "samples.jsonl").write_text("".join(kept))
+        retained = (folder / "samples.jsonl").read_text().splitlines(keepends=True)[:samples]
+        (to / "samples.jsonl").write_text("".join(retained))
 
     return copied
 
 
 @pytest.fixture
 def when() -> Callable[[Callable[[], bool]], None]:
-    """Waits for something to be so, for two minutes at most."""
+    """Wait until a condition holds, for at most two minutes."""
 
     def waited(true: Callable[[], bool]) -> None:
         until = time.monotonic() + 120
@@ -179,15 +178,15 @@ def when() -> Callable[[Callable[[], bool]], None]:
 
 
 def workers() -> list[psutil.Process]:
-    """The processes of our actors, in the cluster of this process."""
-    found = []
+    """The processes of the actors in this process's cluster."""
+    processes = []
     for process in psutil.Process().children(recursive=True):
         try:
             if " ".join(process.cmdline()).startswith("ray::Worker"):
-                found.append(process)
+                processes.append(process)
         except psutil.NoSuchProcess:
             continue
-    return found
+    return processes
 
 
 @pytest.fixture(name="workers")

@@ -1,5 +1,7 @@
-"""Workers and nodes that are killed in mid-run lose and double nothing; what kills its worker each time is given up. 55
-seconds, of the slow ones 120."""
+"""Killed workers and nodes lose no sample and duplicate none; a problem that kills its worker every time is given up.
+
+These tests take 55 seconds, the slow ones 120.
+"""
 
 from __future__ import annotations
 
@@ -28,29 +30,29 @@ def count(folder: Path) -> int:
     return samples.read_bytes().count(b"\n") if samples.exists() else 0
 
 
-def test_a_killed_workers_problems_are_done_again_and_only_the_results_are_printed(
+def test_problems_of_a_killed_worker_are_repeated(
     tot: Any, python: Any, task: Any, address: str, lines: Any, when: Any, workers: Any, tmp_path: Path
 ) -> None:
     (tmp_path / "x.jsonl").write_text("".join(json.dumps({"pddl": PROBLEM}) + "\n" for _ in range(24)))
     command = ("eval", task("SlowBlocks"), "--data", "x.jsonl", *SYMBOLIC, "--concurrency", "6", "--repeats", "2")
-    status, shown, _ = tot(*command, "--out", "local", "--limit", "2")
+    status, local_table, _ = tot(*command, "--out", "local", "--limit", "2")
     process = python("-m", "tot.cli.app", *command, "--executor", "ray", "--ray-address", address, "--out", "ray")
     when(lambda: count(tmp_path / "ray") > 4)
     killed = workers()[0]
     killed.kill()
-    printed, said = process.communicate(timeout=120)
+    printed, errors = process.communicate(timeout=120)
     assert (process.returncode, status) == (0, 0)
     done = [json.loads(line + "}") for line in lines(tmp_path / "ray")]
     assert [sample["id"] for sample in done] == [f"{index}-{repeat}" for index in range(24) for repeat in range(2)]
     assert {json.dumps(sample["answer"]) for sample in done} == {json.dumps(done[0]["answer"])}
     assert lines(tmp_path / "ray")[:4] == lines(tmp_path / "local")
     assert len(re.findall("a Ray worker died", (tmp_path / "ray" / "log.txt").read_text())) == 1
-    assert f"a Ray worker died (process {killed.pid} on 127.0.0.2), its searches are retried" in said
-    assert [line.split()[0] for line in printed.splitlines()] == [line.split()[0] for line in shown.splitlines()]
+    assert f"a Ray worker died (process {killed.pid} on 127.0.0.2), its searches are retried" in errors
+    assert [line.split()[0] for line in printed.splitlines()] == [line.split()[0] for line in local_table.splitlines()]
 
 
 @pytest.mark.slow
-def test_a_killed_node_loses_nothing_and_the_others_do_its_work(
+def test_other_nodes_take_over_the_work_of_a_killed_node(
     run: Any, cluster: Any, address: str, lines: Any, when: Any, tmp_path: Path, monkeypatch: Any, capfd: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -72,13 +74,13 @@ def test_a_killed_node_loses_nothing_and_the_others_do_its_work(
     assert lines(tmp_path / "ray") == lines(tmp_path / "local")
     log = (tmp_path / "ray" / "log.txt").read_text()
     assert log.count("a Ray worker died") == 1
-    printed, said = capfd.readouterr()
+    printed, errors = capfd.readouterr()
     assert printed == ""
-    assert "raylet" not in said
+    assert "raylet" not in errors
 
 
 @pytest.mark.slow
-def test_a_problem_that_kills_its_worker_each_time_is_given_up_and_no_other(
+def test_a_problem_that_kills_its_worker_every_time_is_given_up(
     run: Any, rows: Path, address: str, lines: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -95,7 +97,7 @@ def test_a_problem_that_kills_its_worker_each_time_is_given_up_and_no_other(
 
 
 @pytest.mark.slow
-def test_ctrl_c_stops_cleanly_an_error_of_the_model_is_itself_and_the_run_goes_on(
+def test_ctrl_c_stops_cleanly_a_model_error_is_raised_and_the_run_resumes(
     run: Any, echo: Any, address: str, lines: Any, workers: Any, when: Any, tmp_path: Path
 ) -> None:
     run("Riddles", out="local")

@@ -1,4 +1,7 @@
-"""What can't run on Ray is refused in a line, in bounded time, and leaves no folder. 15 seconds, of the slow one 20."""
+"""Configurations that cannot run on Ray are rejected in one line, in bounded time, without a folder.
+
+These tests take 15 seconds, the slow one 20.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +20,14 @@ pytestmark = pytest.mark.ray
 
 @pytest.fixture
 def closed_port() -> Iterator[int]:
-    """A port on which no one listens, and which no one else gets."""
+    """A port without a listener, which no other process can get."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"executor": "dask"}, "executor = 'dask': Input should be 'local' or 'ray'"),
         ({"replicas": 2}, "--replicas 2 is for Ray workers only: add --executor ray, or leave --replicas out"),
@@ -39,35 +42,35 @@ def closed_port() -> Iterator[int]:
         ),
     ],
 )
-def test_options_that_mean_nothing_are_refused(run: Any, tmp_path: Path, options: Any, said: str) -> None:
+def test_invalid_options_are_rejected(run: Any, tmp_path: Path, options: Any, message: str) -> None:
     with pytest.raises(TotError) as error:
         run(**options)
-    assert said in str(error.value)
+    assert message in str(error.value)
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_an_address_where_no_one_listens_is_refused_at_once(run: Any, closed_port: int, tmp_path: Path) -> None:
+def test_an_address_without_a_listener_is_rejected_at_once(run: Any, closed_port: int, tmp_path: Path) -> None:
     with pytest.raises(TotError, match=f"no Ray cluster answers at 127.0.0.1:{closed_port} .Connection refused"):
         run(executor="ray", ray_address=f"127.0.0.1:{closed_port}")
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_without_ray_the_command_that_installs_it_is_named(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_ray_the_error_names_the_install_command(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tot.evaluation.run.find_spec", lambda name: None)
     with pytest.raises(TotError, match="needs Ray, which is not installed: pip install ray"):
         run(executor="ray")
 
 
-def test_a_decoder_that_holds_an_engine_can_not_be_sent(run: Any, tiny: Any) -> None:
+def test_a_decoder_with_an_engine_cannot_be_sent(run: Any, tiny: Any) -> None:
     with tiny() as decoder, pytest.raises(TotError, match=r"can't be sent to Ray's workers \(.*\): give decoder and"):
         run(executor="ray", decoder=decoder)
 
 
-def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, task: Any, rows: Path) -> None:
+def test_a_worker_with_other_model_weights_is_rejected(tiny: Any, run: Any, task: Any, rows: Path) -> None:
     from tot.config import SearchConfig
     from tot.evaluation.options import EvaluationRun
     from tot.evaluation.ray_cluster import packed
-    from tot.evaluation.ray_executor import Worker  # imports ray, which reads the cluster's settings
+    from tot.evaluation.ray_executor import Worker  # importing ray reads the cluster's settings
 
     with tiny() as decoder:
         work = EvaluationRun.of(task("Riddles"), SearchConfig(model=decoder.model), {"data": str(rows)})
@@ -77,7 +80,9 @@ def test_a_worker_whose_model_has_other_weights_is_refused(tiny: Any, run: Any, 
 
 
 @pytest.mark.smoke
-def test_more_than_the_cluster_has_is_refused_with_the_numbers(run: Any, address: str, tmp_path: Path) -> None:
+def test_more_resources_than_the_cluster_has_are_rejected_with_the_numbers(
+    run: Any, address: str, tmp_path: Path
+) -> None:
     nodes = r"\(nodes: 1 CPU and 0 GPUs, 1 CPU and 0 GPUs\)"
     for options, room in (
         ({"gpus_per_replica": 0.5}, f"room for 0, not for 1 replica of 1 CPU and 0.5 GPUs {nodes}"),
@@ -89,7 +94,7 @@ def test_more_than_the_cluster_has_is_refused_with_the_numbers(run: Any, address
     assert not (tmp_path / "out" / "config.yaml").exists()
 
 
-def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
+def test_waiting_for_a_busy_cluster_has_a_time_limit(
     run: Any, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     import ray
@@ -109,18 +114,18 @@ def test_a_cluster_in_use_is_waited_for_and_not_for_ever(
         assert ray.is_initialized()
     finally:
         ray.shutdown()
-    said = (
+    message = (
         "waiting for Ray workers: 2 replicas of 1 CPU and 0 GPUs are required; of 2 CPUs and 0 GPUs, 0 CPUs and 0 GPUs"
     )
-    assert f"{said} are free" in capfd.readouterr().err
+    assert f"{message} are free" in capfd.readouterr().err
 
 
 class Busy:
-    """Holds a core."""
+    """An actor that occupies a core."""
 
 
 @pytest.mark.slow
-def test_what_is_no_cluster_is_given_up(python: Any, task: Any, rows: Path) -> None:
+def test_an_address_that_is_not_a_ray_cluster_is_given_up(python: Any, task: Any, rows: Path) -> None:
     code = "import sys; from tot.evaluation import ray_cluster; ray_cluster.ANSWER = 3; from tot.cli.app import main\n"
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
@@ -128,6 +133,6 @@ def test_what_is_no_cluster_is_given_up(python: Any, task: Any, rows: Path) -> N
         place = "{}:{}".format(*listening.getsockname())
         arguments = ["eval", task("Riddles"), "--data", str(rows), "--executor", "ray", "--ray-address", place]
         process = python("-c", f"{code}sys.exit(main({[*arguments, '--model', 'none']!r}))")
-        printed, said = process.communicate(timeout=60)
+        printed, errors = process.communicate(timeout=60)
     assert (process.returncode, printed) == (2, "")
-    assert f"tot: what is at {place} has not answered as a Ray cluster in 3 s: give the host:port that" in said
+    assert f"tot: what is at {place} has not answered as a Ray cluster in 3 s: give the host:port that" in errors

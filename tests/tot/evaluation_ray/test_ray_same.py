@@ -1,4 +1,7 @@
-"""Samples and trees are those of the local executor, also where one goes on with what the other began. 40 seconds."""
+"""Ray and the local executor give the same samples and trees, also if one resumes a run of the other.
+
+These tests take 40 seconds.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ pytestmark = pytest.mark.ray
 
 
 def untimed(folder: Path) -> dict[str, Any]:
-    """The trees of a folder, without seconds, and without log-probabilities, whose last digits follow the packing."""
+    """Return a folder's trees without seconds and log-probabilities, whose last digits depend on the packing."""
     trees = {path.name: json.loads(path.read_text()) for path in (folder / "trees").iterdir()}
     for tree in trees.values():
         for node in tree["nodes"]:
@@ -40,8 +43,8 @@ def test_two_engines_give_the_samples_and_trees_of_one(
     trees = untimed(tmp_path / "ray")
     assert len(trees) == 16
     assert trees == untimed(tmp_path / "local")
-    kept = yaml.safe_load((tmp_path / "ray" / "config.yaml").read_text())
-    assert (kept["executor"], kept["ray_address"]) == ("ray", address)
+    config = yaml.safe_load((tmp_path / "ray" / "config.yaml").read_text())
+    assert (config["executor"], config["ray_address"]) == ("ray", address)
     for began, goes_on in (("local", {"executor": "ray", "ray_address": address, "replicas": 1}), ("ray", {})):
         unfinished(tmp_path / began, tmp_path / f"{began}-half", 9)
         run(out=f"{began}-half", resume=True, **options, **goes_on)

@@ -1,4 +1,4 @@
-"""Headless Chromium with a page opened in it, trees from paths, the folder of an evaluation."""
+"""Headless Chromium on a page, trees made from paths, and evaluation folders."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Browser:
-    """A window on a page."""
+    """A browser window on a page."""
 
     def __init__(self, driver: webdriver.Chrome) -> None:
         self.driver = driver
@@ -44,25 +44,25 @@ class Browser:
         return self.driver.find_element("css selector", selector)
 
     def texts(self, selector: str) -> list[str]:
-        found: list[str] = self.js(
+        result: list[str] = self.js(
             "return [...document.querySelectorAll(arguments[0])].map(({ textContent }) => textContent.toWellFormed())",
             selector,
         )
-        return found
+        return result
 
     @property
     def heading(self) -> str:
-        """What the panel is about."""
+        """Return the title of the panel."""
         return self.find("#panel h2").text
 
     @property
     def open_thoughts(self) -> int:
-        """Cards that have a place, in the window or not."""
+        """Return the number of cards with a position, in the window or not."""
         return int(self.js("return view.layout.cards.length"))
 
     @property
     def shown(self) -> int:
-        """Cards that are elements."""
+        """Return the number of cards that are elements of the page."""
         return len(self.texts(".card"))
 
     @property
@@ -72,7 +72,7 @@ class Browser:
 
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
-    """Headless Chromium; in CI it has to be there, unless TOT_WITHOUT_CHROMIUM says that it could not be installed."""
+    """Headless Chromium. In CI it must exist, unless TOT_WITHOUT_CHROMIUM says that it could not be installed."""
     program, driver_program = shutil.which("chromium"), shutil.which("chromedriver")
     if program is None or driver_program is None:
         if "CI" in os.environ and "TOT_WITHOUT_CHROMIUM" not in os.environ:
@@ -84,7 +84,7 @@ def chromium() -> Iterator[Browser]:
     options = webdriver.ChromeOptions()
     options.binary_location = program
     arguments = ["--headless=new", "--disable-gpu", "--disable-dev-shm-usage", "--window-size=1280,900"]
-    if os.geteuid() == 0:  # as in a container, where Chromium's own sandbox can't be set up
+    if os.geteuid() == 0:  # as in containers, which lack the support for Chromium's own sandbox
         arguments.append("--no-sandbox")
     for argument in arguments:
         options.add_argument(argument)
@@ -95,7 +95,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture
 def opened(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
-    """Writes a tree's page and opens it."""
+    """Write a tree's page and open it."""
 
     def make(tree: ThoughtTree, **run: Any) -> Browser:
         write_text(tmp_path / "page.html", tree_page(tree, run))
@@ -107,7 +107,7 @@ def opened(chromium: Browser, tmp_path: Path) -> Callable[..., Browser]:
 
 @pytest.fixture
 def grown() -> Callable[..., ThoughtTree]:
-    """A tree from paths, each after its beginning: grown("a", "a/b"); the last is the chosen one."""
+    """Make a tree from paths, parents first: grown("a", "a/b"). The last one is chosen."""
 
     def make(*paths: str, question: str = "q") -> ThoughtTree:
         tree = ThoughtTree(State(question=question))
@@ -123,7 +123,7 @@ def grown() -> Callable[..., ThoughtTree]:
 
 @pytest.fixture
 def evaluation(tmp_path: Path) -> Callable[..., Path]:
-    """Makes the folder of an evaluation from scores and a tree, as `tot eval` writes it; sample 1 failed."""
+    """Make an evaluation folder from scores and a tree, as `tot eval` writes it; sample 1 failed."""
 
     def make(scores: Sequence[float], tree: Any) -> Path:
         folder = tmp_path / "evaluation"

@@ -1,6 +1,6 @@
-"""The page in real headless Chromium: it opens, is walked, searched and read; nothing that a thought says is run.
+"""The report page in headless Chromium: navigation, search, and no execution of hostile thoughts.
 
-One test goes through all of it; the others, here and in test_view.py, are `slow`, and take one thing apart each.
+One test covers all of it. The others, here and in test_view.py, are `slow` and cover one aspect each.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HOSTILE = {
 }
 
 
-def test_a_page_opens_is_walked_and_searched_and_survives_hostile_thoughts(opened: Any, grown: Any) -> None:
+def test_a_page_opens_navigates_searches_and_survives_hostile_thoughts(opened: Any, grown: Any) -> None:
     tree = grown("a", "a/b", "c", "c/the end")
     for text in HOSTILE.values():
         tree.add(tree[3], Thought(parts={"thought": text}))
@@ -56,7 +56,7 @@ def test_a_page_opens_is_walked_and_searched_and_survives_hostile_thoughts(opene
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_a_hostile_thought_is_shown_as_it_was_written(opened: Any, kind: str) -> None:
+def test_a_hostile_thought_is_displayed_verbatim(opened: Any, kind: str) -> None:
     text = HOSTILE[kind]
     tree = ThoughtTree(State(question=text or "q"))
     node = tree.add(tree.root, Thought(parts={text: text, "other": text}), world=text)
@@ -78,7 +78,7 @@ def test_a_hostile_thought_is_shown_as_it_was_written(opened: Any, kind: str) ->
 
 
 @pytest.mark.slow
-def test_the_policy_stops_what_would_slip_in(opened: Any, grown: Any) -> None:
+def test_the_content_security_policy_blocks_injected_elements(opened: Any, grown: Any) -> None:
     browser = opened(grown("a"))
     browser.js(
         """const script = document.createElement("script");
@@ -97,12 +97,15 @@ def test_the_policy_stops_what_would_slip_in(opened: Any, grown: Any) -> None:
 
 
 @pytest.mark.slow
-def test_what_is_exact_approximate_and_never_decoded_is_told_apart(opened: Any, grown: Any) -> None:
+def test_exact_approximate_and_never_decoded_prompts_are_distinguished(opened: Any, grown: Any) -> None:
     tree = grown("a")
     kinds = ["exact", "approximate", "undecoded", "trigger", "step"]
     parts = tuple(Part(kind, "" if kind == "undecoded" else f"{kind} text", 7) for kind in kinds)
-    asked = (Message(role="user", content="first, and whole " * 500), Message(role="assistant", content="go on:"))
-    tree.calls[1] = [Call(purpose="generate", template="thought", prompt=asked, output="…", parts=parts)]
+    prompt = (
+        Message(role="user", content="first, and whole " * 500),
+        Message(role="assistant", content="go on:"),  # language: ok
+    )
+    tree.calls[1] = [Call(purpose="generate", template="thought", prompt=prompt, output="…", parts=parts)]
     tree[1].approximate_tokens, tree[1].undecoded_tokens, tree[1].new_tokens = 7, 30, 13
     browser = opened(tree)
     assert [browser.texts(f"#panel .output .{kind}") for kind in kinds] == [
@@ -118,19 +121,17 @@ def test_what_is_exact_approximate_and_never_decoded_is_told_apart(opened: Any, 
     numbers = dict(zip(browser.texts("#panel .numbers dt"), browser.texts("#panel .numbers dd"), strict=True))
     counts = ("new tokens", "approximate tokens", "tokens never decoded")
     assert [numbers[count] for count in counts] == ["13", "7", "30"]
-    assert browser.texts("#panel .message pre") == []  # made when the prompt is opened
+    assert browser.texts("#panel .message pre") == []  # rendered when the prompt is opened
     browser.driver.execute_async_script(
         """const details = document.querySelector("#panel .call details");
         details.addEventListener("toggle", () => arguments[0]());
         details.querySelector("summary").click()"""
     )
-    assert browser.texts("#panel .message pre") == [message.content for message in asked]
+    assert browser.texts("#panel .message pre") == [message.content for message in prompt]
 
 
 @pytest.mark.slow
-def test_an_evaluation_opens_with_its_numbers_and_every_tree_is_one_click_away(
-    chromium: Any, evaluation: Any, tmp_path: Path, grown: Any
-) -> None:
+def test_an_evaluation_page_links_every_tree(chromium: Any, evaluation: Any, tmp_path: Path, grown: Any) -> None:
     folder = evaluation([1.0, 0.0, 0.5, 1.0], grown("a", "a/b", question=HOSTILE["end of script"]))
     write_text(tmp_path / "page.html", evaluation_page(folder))
     chromium.open(tmp_path / "page.html")
@@ -157,7 +158,7 @@ def test_an_evaluation_opens_with_its_numbers_and_every_tree_is_one_click_away(
     assert chromium.complaints == []
 
 
-def test_values_are_shown_along_the_text(opened: Any, grown: Any) -> None:
+def test_values_are_displayed_along_the_text(opened: Any, grown: Any) -> None:
     tree = grown("a", "a/<b>", "a/<b>/c")
     for node in list(tree)[1:]:
         node.visits = 4 - node.depth
@@ -170,4 +171,4 @@ def test_values_are_shown_along_the_text(opened: Any, grown: Any) -> None:
     assert browser.texts("#panel .path .value") == ["3", "2", "1"]
     browser.press(Keys.HOME, Keys.ARROW_RIGHT)
     assert browser.heading == "Thought 0.0"
-    assert browser.texts("#panel .path") == []  # its text is all there is
+    assert browser.texts("#panel .path") == []  # the panel has no other text

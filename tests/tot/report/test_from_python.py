@@ -1,4 +1,4 @@
-"""What a tree shows of itself in Python: a page, and figures that Jupyter draws by itself."""
+"""Reports of a tree from Python: a page, and figures that Jupyter displays."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ def tree() -> ThoughtTree:
     return grown
 
 
-def test_a_tree_writes_the_page_that_the_command_line_makes_of_it(tree: ThoughtTree, tmp_path: Path) -> None:
+def test_a_tree_writes_the_same_page_as_the_command_line(tree: ThoughtTree, tmp_path: Path) -> None:
     tree.report(tmp_path / "tree.html")
     assert (tmp_path / "tree.html").read_text(encoding="utf-8") == "".join(tree_page(tree, {}))
 
 
-def test_a_page_that_cannot_be_written_is_named(tree: ThoughtTree, tmp_path: Path) -> None:
+def test_an_unwritable_page_error_names_the_file(tree: ThoughtTree, tmp_path: Path) -> None:
     with pytest.raises(TaskError, match=r"nowhere/tree\.html can't be written: .+; give another file"):
         tree.report(tmp_path / "nowhere" / "tree.html")
 

@@ -1,4 +1,4 @@
-"""GraphML and DOT: read back by the libraries that read them, with hostile text as labels."""
+"""GraphML and DOT exports, parsed by independent libraries, with hostile text as labels."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def tree() -> ThoughtTree:
     return tree
 
 
-def test_graphml_holds_all_nodes_edges_links_and_fields(tree: ThoughtTree) -> None:
+def test_graphml_has_all_nodes_edges_links_and_fields(tree: ThoughtTree) -> None:
     graph = nx.parse_graphml(graphml(tree))
     assert set(graph.edges) == {("0", "1"), ("0", "2"), ("1", "3"), ("2", "3")}
     assert graph.nodes["0"]["label"] == "q <1>"
@@ -33,8 +33,8 @@ def test_graphml_holds_all_nodes_edges_links_and_fields(tree: ThoughtTree) -> No
     assert graph.edges["1", "3"] == {"kind": "thought"}
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydot's own
-def test_dot_is_one_graph_whatever_the_thoughts_say(tree: ThoughtTree) -> None:
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pydot's own warning
+def test_dot_is_one_valid_graph_for_any_thoughts(tree: ThoughtTree) -> None:
     (drawing,) = pydot.graph_from_dot_data(dot(tree))
     edges = {(edge.get_source(), edge.get_destination()): edge.get("style") for edge in drawing.get_edges()}
     assert edges == {("0", "1"): None, ("0", "2"): None, ("1", "3"): None, ("2", "3"): "dashed"}

@@ -1,4 +1,4 @@
-"""`tot report` without a browser: what is in the page, the pictures, the text, an evaluation's numbers, bad input."""
+"""`tot report` without a browser: the page, pictures, text, the numbers of an evaluation, and invalid input."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def saved(tree: ThoughtTree, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def report(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
-    """Runs `tot report`; gives its status and what it wrote to standard output and error."""
+    """Run `tot report`; return its status, standard output and standard error."""
 
     def run(*arguments: object) -> tuple[int, str, str]:
         return main(["report", *map(str, arguments)]), *capfd.readouterr()
@@ -58,9 +58,9 @@ def report(capfd: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, s
 
 
 def blocks(page: str) -> dict[str, Any]:
-    """The data in a page, by the blocks' ids."""
-    found = re.findall(r'<script type="application/json" id="([^"]+)">([^<]*)</script>', page)
-    return {name: json.loads(data) for name, data in found}
+    """Return the JSON data of a page by element id."""
+    elements = re.findall(r'<script type="application/json" id="([^"]+)">([^<]*)</script>', page)
+    return {name: json.loads(data) for name, data in elements}
 
 
 # -- the page ---------------------------------------------------------------------------------------------------
@@ -71,18 +71,18 @@ def blocks(page: str) -> dict[str, Any]:
         st.text() | st.integers() | st.none(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
     )
 )
-def test_embedded_data_is_ascii_without_markup_and_reads_as_it_was(data: Any) -> None:
+def test_embedded_data_is_ascii_without_markup_and_round_trips(data: Any) -> None:
     text = embedded(data)
     assert text.isascii()
     assert not set(text) & set("<>&")
     assert json.loads(text) == data
 
 
-def test_infinities_become_texts_since_json_has_none() -> None:
+def test_infinities_become_texts_because_json_has_none() -> None:
     assert json.loads(embedded({"a": [math.inf, -math.inf, math.nan, 1.5]})) == {"a": ["∞", "−∞", "–", 1.5]}
 
 
-def test_a_page_holds_the_whole_tree_and_what_is_known_of_its_run(tree: ThoughtTree) -> None:
+def test_a_page_has_the_whole_tree_and_the_facts_of_its_run(tree: ThoughtTree) -> None:
     page = "".join(tree_page(tree, {"answer": "9"}))
     data = blocks(page)["tree-0"]
     assert data.pop("run") == {"answer": "9"}
@@ -100,7 +100,7 @@ def test_thoughts_add_no_element_to_the_page(tree: ThoughtTree) -> None:
     assert page.encode()
 
 
-def test_the_policy_allows_one_script_and_one_style_by_their_hashes_and_nothing_else(tree: ThoughtTree) -> None:
+def test_the_policy_allows_only_one_script_and_one_style_by_hash(tree: ThoughtTree) -> None:
     page = "".join(tree_page(tree, {}))
     (policy,) = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]*)"', page)
     (style,), (script,) = (
@@ -112,13 +112,13 @@ def test_the_policy_allows_one_script_and_one_style_by_their_hashes_and_nothing_
         f"default-src 'none'; style-src '{hashes[0]}'; script-src '{hashes[1]}'; base-uri 'none'; form-action 'none'"
     )
     addresses = set(re.findall(r"(?:https?:)?//[a-z][\w.]+", page))
-    assert addresses == {"http://www.w3.org"}  # the name of SVG, which is not fetched
+    assert addresses == {"http://www.w3.org"}  # the SVG namespace, which is not fetched
 
 
 @pytest.mark.parametrize(
     "file", [file for file in (files("tot.report") / "viewer").iterdir() if file.name.endswith(".js")]
 )
-def test_no_script_reads_text_as_markup_or_code(file: Any) -> None:
+def test_no_script_parses_text_as_markup_or_code(file: Any) -> None:
     markup = r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|DOMParser|createContextualFragment"
     assert not re.findall(rf"{markup}|\beval\b|new Function", file.read_text())
 
@@ -132,7 +132,7 @@ def test_the_page_is_written_beside_the_run(report: Any, saved: Path) -> None:
     assert [path.name for path in saved.parent.iterdir() if path.name.startswith(".")] == []
 
 
-def test_pictures_are_written_by_their_ending(report: Any, saved: Path, tmp_path: Path) -> None:
+def test_the_suffix_selects_the_picture_format(report: Any, saved: Path, tmp_path: Path) -> None:
     assert report(saved, "--out", tmp_path / "t.png")[0] == 0
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
     assert report(saved, "--out", tmp_path / "t.SVG")[0] == 0
@@ -155,7 +155,7 @@ def test_pictures_are_written_by_their_ending(report: Any, saved: Path, tmp_path
         ("trace.jsonl", '{"format": "tot.checkpoint"}\n{"step": "expand", "tree": [3]}\n', "trace.jsonl is damaged: "),
     ],
 )
-def test_what_is_no_run_is_refused_in_one_line(
+def test_an_invalid_run_is_rejected_in_one_line(
     report: Any, tmp_path: Path, name: str, content: str | None, complaint: str
 ) -> None:
     if content is not None:
@@ -166,7 +166,7 @@ def test_what_is_no_run_is_refused_in_one_line(
     assert not (tmp_path / name).with_suffix(".html").exists()
 
 
-def test_an_unknown_ending_is_refused_with_those_there_are(report: Any, saved: Path) -> None:
+def test_an_unknown_suffix_is_rejected_with_the_known_ones(report: Any, saved: Path) -> None:
     status, _, err = report(saved, "--out", "tree.pdf")
     assert (status, err) == (
         2, "tot: --out tree.pdf: unknown kind of report '.pdf': choose one of .dot, .graphml, .gv, .html, .png, .svg\n"
@@ -174,7 +174,7 @@ def test_an_unknown_ending_is_refused_with_those_there_are(report: Any, saved: P
 
 
 @pytest.mark.parametrize("name", ["no/folder/t.html", "no/folder/t.png", "no/folder/t.svg"])
-def test_a_file_that_cannot_be_written_is_named(report: Any, saved: Path, tmp_path: Path, name: str) -> None:
+def test_an_unwritable_file_is_named(report: Any, saved: Path, tmp_path: Path, name: str) -> None:
     status, _, err = report(saved, "--out", tmp_path / name)
     assert (status, err) == (
         2,
@@ -182,10 +182,10 @@ def test_a_file_that_cannot_be_written_is_named(report: Any, saved: Path, tmp_pa
     )
 
 
-# -- a tree shows itself ----------------------------------------------------------------------------------------
+# -- methods of a tree ------------------------------------------------------------------------------------------
 
 
-def test_a_tree_shows_itself_as_text(tree: ThoughtTree) -> None:
+def test_a_tree_prints_as_text(tree: ThoughtTree) -> None:
     lines = repr(tree).split("\n")
     assert len(lines) == 4
     assert lines[0].startswith("q </script>")
@@ -195,7 +195,7 @@ def test_a_tree_shows_itself_as_text(tree: ThoughtTree) -> None:
     assert not re.findall(r"[\x00-\x09\x0b-\x1f\u202e\ud800]", repr(tree))
 
 
-def test_of_many_thoughts_the_chosen_and_the_first_are_shown() -> None:
+def test_a_large_tree_prints_its_chosen_and_first_thoughts() -> None:
     tree = ThoughtTree(State(question="q"))
     for i in range(200):
         tree.add(tree.root, Thought(parts={"thought": f"thought {i}"}))
@@ -206,7 +206,7 @@ def test_of_many_thoughts_the_chosen_and_the_first_are_shown() -> None:
     assert sum("★" in line and "thought 179" in line for line in lines) == 1
 
 
-def test_jupyter_gets_a_picture_whose_texts_are_texts(tree: ThoughtTree) -> None:
+def test_a_jupyter_picture_contains_selectable_text(tree: ThoughtTree) -> None:
     drawing = ElementTree.fromstring(tree._repr_svg_() or "")
     texts = ["".join(text.itertext()) for text in drawing.iter("{http://www.w3.org/2000/svg}text")]
     assert any("<script>alert(1)</script>" in text.replace("\n", "") for text in texts)
@@ -214,7 +214,7 @@ def test_jupyter_gets_a_picture_whose_texts_are_texts(tree: ThoughtTree) -> None
     assert {"4", "2.5", "b"} <= set(texts)
 
 
-def test_a_picture_reads_no_mathematics_and_no_control_characters_in_a_thought() -> None:
+def test_a_picture_renders_no_mathematics_and_no_control_characters() -> None:
     tree = ThoughtTree(State(question="$\\frac{1}{0}$ or 5"))
     tree.add(tree.root, Thought(parts={"thought": "a\x00b\x1b\ud800c"}))
     drawing = ElementTree.fromstring(tree._repr_svg_() or "")
@@ -222,7 +222,7 @@ def test_a_picture_reads_no_mathematics_and_no_control_characters_in_a_thought()
     assert texts == ["$\\frac{1}{0}$ or 5", "a�b��c"]
 
 
-def test_a_picture_shows_what_came_of_a_thought() -> None:
+def test_a_picture_contains_observations() -> None:
     tree = ThoughtTree(State(question="q"))
     seen = Observation(text="$x$ is\n" + "wrong " * 50)
     tree.add(tree.root, Thought(parts={"thought": "try x"}, observation=seen))
@@ -234,9 +234,7 @@ def test_a_picture_shows_what_came_of_a_thought() -> None:
     ]
 
 
-def test_jupyter_gets_no_picture_where_matplotlib_is_not_installed(
-    tree: ThoughtTree, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_matplotlib_jupyter_gets_no_picture(tree: ThoughtTree, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tot.tree.tree.find_spec", lambda name: None)
     assert tree._repr_svg_() is None
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -244,13 +242,13 @@ def test_jupyter_gets_no_picture_where_matplotlib_is_not_installed(
         tree.plot()
 
 
-def test_a_figure_has_a_box_a_thought_and_a_curve_an_edge(tree: ThoughtTree) -> None:
+def test_a_figure_has_a_box_per_thought_and_a_curve_per_edge(tree: ThoughtTree) -> None:
     (axes,) = tree.plot().axes
     assert len(axes.patches) == len(tree)
     assert [len(edges.get_paths()) for edges in axes.collections] == [1, 1, 2]  # plain, links, chosen
 
 
-def test_hundreds_of_leaves_become_dots() -> None:
+def test_hundreds_of_leaves_are_drawn_as_dots() -> None:
     tree = ThoughtTree(State(question="q"))
     for i in range(300):
         tree.add(tree.root, Thought(parts={"thought": "t"}), value=float(i))
@@ -281,9 +279,7 @@ def test_an_overview_has_the_numbers_and_every_tree(evaluation: Callable[..., Pa
     assert data["tree-2"]["run"]["reference"] == HOSTILE[:20]
 
 
-def test_an_overview_of_searches_that_all_failed_shows_no_score(
-    evaluation: Callable[..., Path], tree: ThoughtTree
-) -> None:
+def test_an_overview_of_failed_searches_has_no_score(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
     folder = evaluation([0.0, 0.0], tree)
     lines = (folder / "samples.jsonl").read_text().splitlines()
     (folder / "samples.jsonl").write_text(f"{lines[1]}\n")
@@ -292,7 +288,7 @@ def test_an_overview_of_searches_that_all_failed_shows_no_score(
     assert [chart["title"] for chart in overview["charts"]] == ["New tokens per sample", "Seconds per sample"]
 
 
-def test_an_unfinished_evaluation_shows_what_there_is(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
+def test_an_unfinished_evaluation_shows_its_samples_so_far(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
     folder = evaluation([1.0, 0.0], tree)
     (folder / "results.json").unlink()
     with (folder / "samples.jsonl").open("a") as file:
@@ -302,7 +298,9 @@ def test_an_unfinished_evaluation_shows_what_there_is(evaluation: Callable[..., 
     assert len(overview["samples"]) == 2
 
 
-def test_a_damaged_tree_is_named_and_the_others_are_shown(evaluation: Callable[..., Path], tree: ThoughtTree) -> None:
+def test_a_damaged_tree_is_named_and_the_others_are_included(
+    evaluation: Callable[..., Path], tree: ThoughtTree
+) -> None:
     folder = evaluation([1.0, 0.0, 1.0], tree)
     (folder / "trees" / "0-0.json").write_text("{")
     data = blocks("".join(evaluation_page(folder)))
@@ -310,7 +308,7 @@ def test_a_damaged_tree_is_named_and_the_others_are_shown(evaluation: Callable[.
     assert "0-0.json can't be read as JSON" in data["evaluation"]["samples"][0]["error"]
 
 
-def test_an_evaluation_is_a_page_in_its_folder_and_no_picture(
+def test_the_report_of_an_evaluation_is_a_page_in_its_folder(
     report: Any, evaluation: Callable[..., Path], tree: ThoughtTree
 ) -> None:
     folder = evaluation([1.0], tree)
@@ -321,7 +319,7 @@ def test_an_evaluation_is_a_page_in_its_folder_and_no_picture(
 
 
 @pytest.mark.parametrize("samples", [None, "", "{}\n", "[]\n", "not JSON\n"])
-def test_an_evaluation_without_samples_is_refused_in_one_line(
+def test_an_evaluation_without_samples_is_rejected_in_one_line(
     report: Any, evaluation: Callable[..., Path], tree: ThoughtTree, samples: str | None
 ) -> None:
     folder = evaluation([1.0], tree)
@@ -333,6 +331,6 @@ def test_an_evaluation_without_samples_is_refused_in_one_line(
     assert f"{folder} has no readable samples: " in err
 
 
-def test_a_folder_of_something_else_is_refused(report: Any, tmp_path: Path) -> None:
+def test_a_folder_without_an_evaluation_is_rejected(report: Any, tmp_path: Path) -> None:
     status, _, err = report(tmp_path)
     assert (status, err) == (2, f"tot: {tmp_path} is not the folder of an evaluation: it has no config.yaml\n")

@@ -1,4 +1,4 @@
-"""Text from outside reaches a terminal without control characters, whichever way it is printed."""
+"""Text from outside is printed to terminals without control characters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ HOSTILE = "a\x1b[31mb\x1b]0;title\x07c\x9b2Jd\u202ee\x7f"
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]")
 
 
-def test_a_console_prints_no_control_characters_and_reads_no_markup(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_console_prints_no_control_characters_and_ignores_markup(capsys: pytest.CaptureFixture[str]) -> None:
     table = Table(f"head {HOSTILE}", title=f"title {HOSTILE}")
     table.add_row(f"cell {HOSTILE}")
     for printed in (HOSTILE, Text(HOSTILE), table, "[bold]x[/bold] [/] :smile:"):
@@ -28,10 +28,10 @@ def test_a_console_prints_no_control_characters_and_reads_no_markup(capsys: pyte
     out = capsys.readouterr().out
     assert not CONTROL.search(out)
     assert "[bold]x[/bold] [/] :smile:" in out
-    assert out.count("a�[31mb�]0;title�c�2Jd�e�") == 4  # rich drops the bell from a Text
+    assert out.count("a�[31mb�]0;title�c�2Jd�e�") == 4  # rich removes the bell from a Text
 
 
-def test_a_complaint_and_a_log_record_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_error_and_a_log_record_have_no_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     complain(HOSTILE)
     assert capsys.readouterr().err == "a�[31mb�]0;title�c�2Jd�e�\n"
     record = logging.LogRecord("tot", logging.WARNING, "", 0, "model %s", (HOSTILE,), None)
@@ -41,8 +41,8 @@ def test_a_complaint_and_a_log_record_have_no_control_characters(capsys: pytest.
 @pytest.mark.parametrize("name", [f"no{HOSTILE}.json", f"no{HOSTILE}"])
 def test_an_error_names_a_file_without_its_control_characters(capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["report", name]) == 2
-    assert "does not exist" in (said := capsys.readouterr().err)
-    assert not CONTROL.search(said)
+    assert "does not exist" in (printed := capsys.readouterr().err)
+    assert not CONTROL.search(printed)
 
 
 def test_an_error_names_a_column_without_its_control_characters(
@@ -51,11 +51,11 @@ def test_an_error_names_a_column_without_its_control_characters(
     (tmp_path / "rows.jsonl").write_text(json.dumps({HOSTILE: 1}) + "\n")
     for command in ("solve", "eval"):
         assert main([command, "game24", "--model", "none", "--data", str(tmp_path / "rows.jsonl")]) == 2
-        assert "has no 'question'" in (said := capsys.readouterr().err)
-        assert not CONTROL.search(said)
+        assert "has no 'question'" in (printed := capsys.readouterr().err)
+        assert not CONTROL.search(printed)
 
 
-def test_an_evaluation_shows_and_logs_bad_rows_and_its_folder_without_control_characters(
+def test_bad_rows_and_folders_are_printed_and_logged_without_control_characters(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     rows, out = tmp_path / "rows.jsonl", tmp_path / f"out{HOSTILE}"
@@ -64,10 +64,10 @@ def test_an_evaluation_shows_and_logs_bad_rows_and_its_folder_without_control_ch
     main(["eval", "game24", "--data", str(rows), *how, "--out", str(out)])
     main(["eval", "--compare", str(out), str(out)])
     main(["report", str(out)])
-    said = capsys.readouterr()
-    assert "has no 'question'" in said.err
-    assert "report: " in said.out
-    assert not CONTROL.search(said.out + said.err + (out / "log.txt").read_text(encoding="utf-8"))
+    printed = capsys.readouterr()
+    assert "has no 'question'" in printed.err
+    assert "report: " in printed.out
+    assert not CONTROL.search(printed.out + printed.err + (out / "log.txt").read_text(encoding="utf-8"))
 
 
 def test_warnings_and_log_records_of_a_command_have_no_control_characters(tmp_path: Path) -> None:
@@ -81,6 +81,6 @@ def test_warnings_and_log_records_of_a_command_have_no_control_characters(tmp_pa
         "sys.exit(app.main(['say']))\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=120, check=False)
-    said = done.stderr.decode()
-    assert (done.returncode, said.count("�[31mb")) == (0, 2), said
-    assert not CONTROL.search(said)
+    printed = done.stderr.decode()
+    assert (done.returncode, printed.count("�[31mb")) == (0, 2), printed
+    assert not CONTROL.search(printed)

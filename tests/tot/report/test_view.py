@@ -1,4 +1,4 @@
-"""The picture of a tree in headless Chromium: keys, search, zoom, colours, thousands of thoughts, light and dark."""
+"""The tree view in headless Chromium: keyboard, search, zoom, colours, large trees, light and dark themes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 
 def wide(*counts: int) -> ThoughtTree:
-    """A tree whose nodes have so many children at each level."""
+    """A tree with the given number of children at each level."""
     tree = ThoughtTree(State(question="q"))
     level = [tree.root]
     for count in counts:
@@ -28,7 +28,7 @@ def wide(*counts: int) -> ThoughtTree:
     return tree
 
 
-def test_arrows_walk_the_tree_and_enter_closes_it(opened: Any, grown: Any) -> None:
+def test_arrow_keys_navigate_and_enter_collapses(opened: Any, grown: Any) -> None:
     browser = opened(grown("a", "b", "b/c", "b/d", "a/e"))
     walked = []
     for key in (
@@ -54,14 +54,14 @@ def test_arrows_walk_the_tree_and_enter_closes_it(opened: Any, grown: Any) -> No
     assert browser.js("return document.activeElement.getAttribute('aria-activedescendant')") == "thought-5"
 
 
-def test_closing_a_thought_above_the_selected_one_selects_it(opened: Any, grown: Any) -> None:
+def test_collapsing_an_ancestor_selects_it(opened: Any, grown: Any) -> None:
     browser = opened(grown("a", "a/b", "a/b/c"))
     browser.js("document.querySelector('#thought-1 .toggle').click()")
     assert browser.heading == "Thought 0.0"
     assert browser.shown == 2
 
 
-def test_a_search_finds_what_is_closed_too_counts_and_goes_round(opened: Any, grown: Any) -> None:
+def test_a_search_covers_collapsed_thoughts_counts_and_wraps_around(opened: Any, grown: Any) -> None:
     browser = opened(grown("apple", "apple/pear", "plum", "plum/APPLE pie", "fig"))
     browser.press(Keys.HOME, Keys.ENTER)
     assert browser.shown == 1
@@ -80,25 +80,25 @@ def test_a_search_finds_what_is_closed_too_counts_and_goes_round(opened: Any, gr
     assert browser.find("#found").text == "none"
 
 
-def test_two_thousand_thoughts_are_all_open_and_all_drawn_when_they_fit(opened: Any) -> None:
+def test_two_thousand_thoughts_are_expanded_and_drawn_if_they_fit(opened: Any) -> None:
     browser = opened(wide(9, 10, 21))  # 1,990
     assert browser.open_thoughts == 1 + 9 + 90 + 1890
-    assert browser.shown < 100  # only what is in the window
+    assert browser.shown < 100  # only cards in the window
     browser.js("view.fit(true); view.move(9, 5); view.draw()")
     assert browser.shown == 1990
 
 
-def test_a_larger_tree_is_opened_by_part(opened: Any) -> None:
+def test_a_larger_tree_is_partly_collapsed(opened: Any) -> None:
     browser = opened(wide(3, 500, 4))  # 1 + 3 + 1,500 + 6,000
     assert browser.open_thoughts <= 2000
     assert browser.js("return view.tree.nodes[1].open")
     assert browser.open_thoughts >= 1 + 3 + 1500
-    assert browser.shown < 100  # only what is in the window
-    browser.press("/", "thought 3 after 1503")  # which was closed
+    assert browser.shown < 100  # only cards in the window
+    browser.press("/", "thought 3 after 1503")  # a collapsed one
     assert (browser.find("#found").text, browser.heading) == ("1 of 1", "Thought 0.2.499.3")
 
 
-def test_the_wheel_zooms_where_it_points_and_dragging_moves(opened: Any, grown: Any) -> None:
+def test_the_wheel_zooms_at_the_pointer_and_dragging_pans(opened: Any, grown: Any) -> None:
     browser = opened(grown("a", "a/b"))
     canvas = browser.find("#canvas")
     place = """const { x, y, width, height } = byId("thought-1").getBoundingClientRect();
@@ -123,12 +123,12 @@ def test_the_wheel_zooms_where_it_points_and_dragging_moves(opened: Any, grown: 
     before, zoom = browser.js("return [view.at.y, view.at.zoom]")
     ActionChains(browser.driver).key_down(Keys.SHIFT).send_keys(Keys.ARROW_DOWN).key_up(Keys.SHIFT).perform()
     assert browser.js("return view.at.y") == before - 80
-    assert browser.heading == "Question"  # the picture moved, not the selection
+    assert browser.heading == "Question"  # the picture moved, the selection did not
     browser.press("-", "-")
     assert browser.js("return view.at.zoom") == pytest.approx(0.64 * zoom)
 
 
-def test_two_fingers_zoom_about_their_middle_and_move_with_it(opened: Any, grown: Any) -> None:
+def test_a_two_finger_gesture_zooms_about_its_centre_and_pans(opened: Any, grown: Any) -> None:
     browser = opened(grown("a", "a/b"))
     place = """view.draw(); const { x, y, width, height } = byId("thought-1").getBoundingClientRect();
       return [x + width / 2, y + height / 2, width]"""
@@ -144,10 +144,10 @@ def test_two_fingers_zoom_about_their_middle_and_move_with_it(opened: Any, grown
     actions.perform()
     moved = browser.js(place)
     assert moved == pytest.approx([x + 30, y + 20, 1.5 * width], abs=3)
-    assert browser.heading == "Thought 0.0.0"  # the one it began with: nothing was clicked
+    assert browser.heading == "Thought 0.0.0"  # the initial selection: nothing was clicked
 
 
-def test_colours_follow_the_measure_that_is_chosen(opened: Any, grown: Any) -> None:
+def test_colours_follow_the_selected_measure(opened: Any, grown: Any) -> None:
     tree = grown("a", "b", "c")
     tree[1].visits, tree[2].visits, tree[3].visits = 5, 1, 3
     browser = opened(tree)
@@ -159,9 +159,7 @@ def test_colours_follow_the_measure_that_is_chosen(opened: Any, grown: Any) -> N
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])
-def test_light_and_dark_follow_the_system_and_the_button_and_texts_stand_out(
-    opened: Any, theme: str, grown: Any
-) -> None:
+def test_themes_follow_the_system_and_the_button_with_enough_contrast(opened: Any, theme: str, grown: Any) -> None:
     browser = opened(grown("a", "a/b"))
     features = [{"name": "prefers-color-scheme", "value": theme}]
     browser.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -213,6 +211,6 @@ def brightness(browser: Any, selector: str) -> float:
 
 
 def contrast(browser: Any, selector: str) -> float:
-    """WCAG 2.2's contrast ratio of a text to what is behind it."""
+    """WCAG 2.2's contrast ratio of a text to its background."""
     darker, lighter = sorted(map(luminance, browser.js(COLOURS, selector)))
     return (lighter + 0.05) / (darker + 0.05)
