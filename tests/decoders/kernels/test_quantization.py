@@ -94,7 +94,7 @@ def test_vectors_of_every_length_give_close_logits(
 
 def test_a_decoder_reports_its_quantization_and_decodes(known: Callable[..., Any], tokenizer: Any) -> None:
     with load_decoder("ar", known(), tokenizer=tokenizer, kv_budget=100, quantize="int8-dynamic") as decoder:
-        assert decoder.engine.runner.backend.name == "C, weights stored in int8-dynamic"
+        assert decoder.engine.runner.backend.name == "C, weights kept in int8-dynamic"
         (done,) = decoder.generate([Request(prompt="the rain", sampling=Sampling(max_tokens=5, ignore_eos=True))])
         assert len(done.tokens) == 5
 

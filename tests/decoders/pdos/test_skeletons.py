@@ -123,7 +123,10 @@ def test_markers_are_options(make: Make, options: dict[str, str], written: str, 
         "#### a title without a colon\nand on.\n#### more: of it",
         "####: no title\n#### more: of it",
         "####\n\nno title\n#### more: of it",
-        "#### a title that goes on and on and on and on and on and on and on: too long\n#### more: of it",  # language: ok
+        (
+            "#### a title that goes on"  # language: ok
+            " and on and on and on and on and on and on: too long\n#### more: of it"
+        ),
         "#### the text ends in its title",
         "####%%% no title at all\n#### more: of it",
         "#### A%%%: a terminator in a title",

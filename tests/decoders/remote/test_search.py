@@ -203,7 +203,7 @@ def test_a_refused_request_fails_only_its_sample(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path
 ) -> None:
     def reply(path: str, body: dict[str, Any]) -> Any:
-        refused = "what is 3?" in body["messages"][-1]["content"]
+        refused = "what is 3?" in body["messages"][-1]["content"]  # language: ok
         return (400, {"error": {"message": "maximum context length"}}) if refused else script(path, body)
 
     server.reply = reply
@@ -228,7 +228,7 @@ BROKEN = {
 def test_a_question_at_which_the_server_always_fails_fails_alone_and_is_skipped_on_resume(
     server: Any, options: dict[str, Any], rows: Path, tmp_path: Path, how: str, concurrency: int
 ) -> None:
-    server.reply = lambda path, body: BROKEN[how] if "what is 3?" in str(body) else script(path, body)
+    server.reply = lambda path, body: BROKEN[how] if "what is 3?" in str(body) else script(path, body)  # language: ok
     arguments = {**SEARCH, **options, "out": tmp_path / "out", "concurrency": concurrency}
     results = evaluate(Letters, rows, **arguments)
     assert (results.samples, results.errors) == (8, 1)

@@ -30,14 +30,14 @@ def test_the_key_is_taken_from_the_environment_and_never_shown(start: Any) -> No
     program.process.send_signal(signal.SIGTERM)
     status, out, err = program.end()
     assert (status, out, err) == (0, "", "")
-    assert len(program.message) == 1
-    assert "s3cret" not in "".join(program.message)
+    assert len(program.said) == 1
+    assert "s3cret" not in "".join(program.said)
 
 
 @pytest.mark.processes
 def test_without_a_key_a_warning_about_other_machines_is_printed(start: Any) -> None:
     program = start("--host", "0.0.0.0", "--decoder", "seed", "--name", "mine")
-    assert program.message[0] == (
+    assert program.said[0] == (
         "tot serve: 0.0.0.0 is within reach of other machines and there is no key: set TOT_SERVE_KEY\n"
     )
     url = program.url.replace("0.0.0.0", "127.0.0.1")
